@@ -1,0 +1,28 @@
+"""What the author of a toolpack imports.
+
+The rule: this package imports no web framework, so that a toolpack can be written and tested without a server.
+"""
+
+from server.errors import ToolNotFoundError
+from server.functions_runtime import (
+    Depends,
+    EmptyEnv,
+    Function,
+    FunctionCall,
+    FunctionsRuntime,
+    TaskEnvironment,
+    make_function,
+)
+from server.toolpack import Toolpack
+
+__all__ = [
+    "Depends",
+    "EmptyEnv",
+    "Function",
+    "FunctionCall",
+    "FunctionsRuntime",
+    "TaskEnvironment",
+    "ToolNotFoundError",
+    "Toolpack",
+    "make_function",
+]
