@@ -6,7 +6,8 @@ knows nothing of JSON-RPC; `jsonrpc.py` alone maps these classes to codes.
     ToolpackServerError
     ├── StartError                  the server can't start
     │   ├── SettingsError           a setting or a flag is wrong
-    │   └── RegistrationError       a toolpack or one of its functions can't be used
+    │   ├── RegistrationError       a toolpack or one of its functions can't be used
+    │   └── ToolpackUnavailable     a toolpack module needs a package that isn't installed
     ├── CallError                   goes into the envelope of a call: the agent can react
     │   ├── ToolNotFoundError       no such function in this session
     │   ├── SnapshotError           the environment holds what can't be kept exactly
@@ -19,6 +20,7 @@ knows nothing of JSON-RPC; `jsonrpc.py` alone maps these classes to codes.
         ├── OverloadedError         too much waits, or the session's lease was lost; nothing has changed
         ├── ClassesChangedError     the state was written by other classes than those loaded
         ├── CallIdReusedError       the call_id belongs to another call
+        ├── DeadlineError           the request itself took too long
         ├── VersionNotRetainedError the version is gone from the history
         └── StateDamagedError       stored state fails its keyed hash, or can't be read back
 """
@@ -38,6 +40,10 @@ class SettingsError(StartError):
 
 class RegistrationError(StartError, ValueError):
     """A toolpack or one of its functions can't be used."""
+
+
+class ToolpackUnavailable(StartError):  # noqa: N818 - no error: the server starts without it
+    """Raised by a toolpack module on import where an optional package is missing; the text says how to get it."""
 
 
 class CallError(ToolpackServerError):
@@ -103,6 +109,10 @@ class ClassesChangedError(RequestError):
 
 class CallIdReusedError(RequestError):
     """The call_id was used for another function or other arguments."""
+
+
+class DeadlineError(RequestError):
+    """The request took too long, and was given up; nothing has changed."""
 
 
 class VersionNotRetainedError(RequestError):

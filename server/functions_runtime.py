@@ -283,7 +283,11 @@ class FunctionsRuntime:
         bind = getattr(function, "bind", None)
         bound = bind(arguments) if bind else function.parameters.model_validate(arguments).model_dump()
         bound.update(self.dependencies(env, function))
-        result = function.run(**bound)
+        return self.run(env, function, bound)
+
+    def run(self, env: Any, function: Any, arguments: dict[str, Any]) -> Any:  # noqa: ARG002 - a subclass looks at it
+        """Run the plain function, sync or async, with arguments that are ready for it."""
+        result = function.run(**arguments)
         return run_coroutine(result) if inspect.iscoroutine(result) else result
 
     def nested_result(self, env: Any, outer: str, call: FunctionCall, depth: int) -> Any:
@@ -317,16 +321,12 @@ def error_text(error: BaseException) -> str:
         message = ""
     if isinstance(error, ValidationError):
         message = _INFORMATION_LINE.sub("", message)
-    return f"{type(error).__name__}: {message}"
+    # A lone surrogate has no place in JSON.
+    return f"{type(error).__name__}: {message}".encode("utf-8", "replace").decode()
 
 
-class _Loops(threading.local):
-    """The event loop that each thread keeps for async functions: making one costs more than most functions."""
-
-    runner: asyncio.Runner | None = None
-
-
-_loops = _Loops()
+# The event loop that each thread keeps for async functions: making one costs more than most functions.
+_runners: dict[int, asyncio.Runner] = {}
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -339,16 +339,33 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return elsewhere.submit(asyncio.run, coroutine).result()
 
 
+def wake_loop(thread: int) -> None:
+    """Make another thread's event loop, if it has one, go through Python code once, where it can be interrupted."""
+    runner = _runners.get(thread)
+    if runner is not None:
+        runner.get_loop().call_soon_threadsafe(lambda: None)
+
+
+def close_loop() -> None:
+    """Close this thread's event loop, if it has one."""
+    runner = _runners.pop(threading.get_ident(), None)
+    if runner is not None:
+        runner.close()
+
+
 def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    if _loops.runner is None:
-        _loops.runner = asyncio.Runner()
+    if threading.current_thread() is threading.main_thread():
+        return asyncio.run(coroutine)
+    runner = _runners.get(threading.get_ident())
+    if runner is None:
+        runner = _runners[threading.get_ident()] = asyncio.Runner()
     try:
-        return _loops.runner.run(coroutine)
+        return runner.run(coroutine)
     finally:
         # What the function left running would otherwise wake up inside somebody else's call.
-        leftovers = asyncio.all_tasks(_loops.runner.get_loop())
+        leftovers = asyncio.all_tasks(runner.get_loop())
         if leftovers:
-            _loops.runner.run(_cancel(leftovers))
+            runner.run(_cancel(leftovers))
 
 
 async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:

@@ -1,0 +1,264 @@
+"""The HTTP application: routes, sizes, who comes in, start and stop. `create_app` wires everything in one place.
+
+The rule: what reached JSON-RPC is answered 200 with a JSON-RPC body; what did not gets its HTTP status and a body of
+the same shape that says what to do.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from server.auth import Gate, RefusedError, check_exposure
+from server.catalog import Catalog, load_catalog
+from server.errors import SettingsError
+from server.jsonrpc import JsonRpc
+from server.methods import Caller, Methods
+from server.openrpc import openrpc_document
+from server.sessions import SessionManager
+from server.settings import Settings
+from server.stores import open_store
+from server.strict_json import Fragment, dumps
+
+REMEDIES = {
+    404: "There is nothing at this path: POST to /rpc, or to an agent's /agents/<key>.",
+    405: "This method is not taken here: POST JSON-RPC requests, GET /healthz, /readyz and /openrpc.json.",
+}
+
+
+class Server:
+    """What the routes share while the application lives.
+
+    Args:
+        settings: The settings.
+        catalog: The loaded toolpacks; None loads those that the settings name, when the application starts.
+
+    Attributes:
+        ready: Requests are answered; False while it starts and drains.
+    """
+
+    def __init__(self, settings: Settings, catalog: Catalog | None) -> None:
+        check_exposure(settings)
+        self.settings = settings
+        self.gate = Gate(settings)
+        self.ready = False
+        self._catalog = catalog
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        """Load toolpacks and open the store; at the end let calls finish, and close it."""
+        settings = self.settings
+        catalog = self._catalog or load_catalog(settings.pack_dir, settings.packs)
+        self.store = open_store(settings.store_url)
+        self.sessions = SessionManager(catalog, self.store, settings, secret_key(settings))
+        methods = Methods(self.sessions, self.document)
+        self._document = dumps(openrpc_document(methods.all()))
+        self.rpc = JsonRpc(methods.all(), settings)
+        self.agents = JsonRpc(methods.agents(), settings)
+        sweeper = asyncio.create_task(self.sessions.sweep())
+        self.ready = True
+        try:
+            yield
+        finally:
+            self.ready = False
+            sweeper.cancel()
+            await self.sessions.drain()
+            self.store.close()
+
+    def document(self) -> Fragment:
+        """Get the OpenRPC document."""
+        return Fragment(self._document)
+
+
+def create_app(settings: Settings, catalog: Catalog | None = None) -> Starlette:
+    """Make the application.
+
+    Raises:
+        SettingsError: It would be open to other machines without tokens.
+    """
+    server = Server(settings, catalog)
+    app = Starlette(
+        lifespan=server.lifespan,
+        exception_handlers={HTTPException: _not_routed},
+        routes=[
+            Route("/rpc", RpcEndpoint(server), methods=["POST"]),
+            Route("/agents/{key}", AgentEndpoint(server), methods=["POST"]),
+            Route("/healthz", Text(b"ok"), methods=["GET"]),
+            Route("/readyz", ReadyEndpoint(server), methods=["GET"]),
+            Route("/openrpc.json", DocumentEndpoint(server), methods=["GET"]),
+        ],
+    )
+    app.router.redirect_slashes = False
+    app.state.server = server
+    return app
+
+
+class RpcEndpoint:
+    """`POST /rpc`: who may use it sees all methods."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def caller(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[JsonRpc, Caller]:
+        """Say who sends a request, and what answers it.
+
+        Raises:
+            RefusedError: It isn't let in.
+        """
+        del scope
+        return self.server.rpc, Caller(owner=self.server.gate.owner(headers))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; a plain ASGI callable, for a `Request` object costs as much as a call."""
+        headers = dict(scope["headers"])
+        try:
+            if not self.server.ready:
+                raise RefusedError(503, "The server is starting or stopping: send it again in a moment.")
+            rpc, caller = self.caller(scope, headers)
+            body = await _body(headers, receive, self.server.settings.max_body_bytes)
+        except RefusedError as refused:
+            await _send(send, refused.status, _refusal(refused.status, str(refused)))
+            return
+        reply = await rpc.answer(caller, body)
+        await _send(send, 204 if reply is None else 200, reply or b"")
+
+
+class AgentEndpoint(RpcEndpoint):
+    """`POST /agents/<key>`: the key is the permission, and the session is implied."""
+
+    def caller(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[JsonRpc, Caller]:
+        """See `RpcEndpoint.caller`."""
+        self.server.gate.check_origin(headers)
+        return self.server.agents, Caller(agent_key=scope["path_params"]["key"])
+
+
+class Text:
+    """Always the same answer."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        await _send(send, 200, self._text, b"text/plain")
+
+
+class ReadyEndpoint:
+    """`GET /readyz`: whether requests should be sent here."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 200 or 503."""
+        server = self._server
+        if server.ready and await server.sessions.is_store_reachable():
+            await _send(send, 200, b"ready", b"text/plain")
+        else:
+            await _send(send, 503, _refusal(503, "Not ready: starting, stopping, or the store can't be reached."))
+
+
+class DocumentEndpoint:
+    """`GET /openrpc.json`: the OpenRPC document."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, to whoever may use `/rpc`."""
+        try:
+            self._server.gate.owner(dict(scope["headers"]))
+        except RefusedError as refused:
+            await _send(send, refused.status, _refusal(refused.status, str(refused)))
+            return
+        await _send(send, 200, dumps(self._server.document()))
+
+
+async def _body(headers: dict[bytes, bytes], receive: Receive, most: int) -> bytes:
+    media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if media_type != b"application/json":
+        raise RefusedError(415, "Send the header Content-Type: application/json.")
+    too_large = RefusedError(413, f"The body is larger than {most} bytes: send less, or raise TOOLPACK_MAX_BODY_BYTES.")
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > most:
+        raise too_large
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        if len(body) > most:
+            raise too_large
+        return body
+    chunks, size = [body], len(body)
+    while message.get("more_body", False):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RefusedError(400, "The body was cut off.")
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > most:
+            raise too_large
+    return b"".join(chunks)
+
+
+async def _send(send: Send, status: int, body: bytes, media_type: bytes = b"application/json") -> None:
+    headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type)]
+    if status == 204:  # noqa: PLR2004 - No Content
+        headers = []
+    if status == 401:  # noqa: PLR2004 - Unauthorized
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _refusal(status: int, message: str) -> bytes:
+    error = {"code": -32000, "message": message, "data": {"status": status}}
+    return dumps({"jsonrpc": "2.0", "id": None, "error": error})
+
+
+async def _not_routed(_request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    headers = getattr(error, "headers", None)
+    body = _refusal(status, REMEDIES.get(status, "This can't be done here."))
+    return Response(body, status, headers, media_type="application/json")
+
+
+def secret_key(settings: Settings) -> bytes:
+    """Get the key of the hash on stored snapshots: the setting, or one kept in the data directory.
+
+    Raises:
+        SettingsError: There is none, and none can be made.
+    """
+    if settings.secret_key is not None:
+        return settings.secret_key.get_secret_value().encode()
+    url = settings.store_url
+    if url.startswith("memory:"):
+        return secrets.token_bytes(32)
+    if url.startswith("redis"):
+        raise SettingsError(
+            "Servers that share a Redis need the same key: set TOOLPACK_SECRET_KEY to 32 or more random characters, "
+            "for example the output of `openssl rand -hex 32`."
+        )
+    path = settings.data_dir / "secret.key"
+    try:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            # Written aside and linked into place: whoever sees the file sees all of it.
+            aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(32))
+            try:
+                path.hardlink_to(aside)
+            finally:
+                aside.unlink()
+        return path.read_text().strip().encode()
+    except OSError as error:
+        raise SettingsError(f"The key in the data directory can't be read or made: {error.strerror}. Set TOOLPACK_SECRET_KEY.") from error

@@ -1,0 +1,108 @@
+"""Who may come in: bearer tokens, and on loopback without tokens the Host and Origin headers.
+
+The rule: a token is compared in constant time and never logged; where there are no tokens, only loopback is served, and
+only to programs on this machine, not to web pages that a browser on it has loaded.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from server.errors import SettingsError
+from server.settings import Settings
+
+
+class RefusedError(Exception):
+    """A request is not let in.
+
+    Attributes:
+        status: The HTTP status: 401 or 403.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name stands for this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(settings: Settings) -> None:
+    """Refuse to listen to other machines without tokens.
+
+    Raises:
+        SettingsError: The address isn't loopback, and there are neither tokens nor `--no-auth`.
+    """
+    if is_loopback(settings.host) or settings.tokens or settings.no_auth:
+        return
+    raise SettingsError(
+        f"{settings.host} can be reached from other machines, so tokens are needed. In a container:\n"
+        f"  docker run -p 8000:8000 -e TOOLPACK_TOKENS=me:$(openssl rand -hex 16) toolpack-server\n"
+        f"Elsewhere set TOOLPACK_TOKENS=name:token, or pass --no-auth to serve anybody."
+    )
+
+
+class Gate:
+    """Lets requests in, by their headers.
+
+    Args:
+        settings: Tokens and address.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._names = {_digest(token.get_secret_value()): name for name, token in settings.tokens.items()}
+        self._only_local = not settings.tokens and is_loopback(settings.host)
+
+    def owner(self, headers: Mapping[bytes, bytes]) -> str:
+        """Get the name that a request comes under; "" where there are no tokens.
+
+        Raises:
+            RefusedError: It isn't let in.
+        """
+        self.check_origin(headers)
+        if not self._names:
+            return ""
+        scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise RefusedError(401, "A token is needed: send the header Authorization: Bearer <token>.")
+        # All are compared, whichever matches, and hashes rather than tokens: time tells nothing.
+        digest = _digest(token.strip())
+        found = [name for known, name in self._names.items() if hmac.compare_digest(known, digest)]
+        if not found:
+            raise RefusedError(401, "The token is not known: check it, or ask whoever runs the server for one.")
+        return found[0]
+
+    def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
+        """On loopback without tokens, refuse what a web page could have sent.
+
+        Raises:
+            RefusedError: Host or Origin are not this machine's.
+        """
+        if not self._only_local:
+            return
+        host = _host(headers.get(b"host", b"").decode("latin-1"))
+        if not is_loopback(host):
+            raise RefusedError(403, f"The Host header names {host!r}, but only this machine is served: use 127.0.0.1.")
+        origin = headers.get(b"origin")
+        if origin is not None and not is_loopback(urlsplit(origin.decode("latin-1")).hostname or ""):
+            raise RefusedError(403, "A web page of another origin may not use this server: call it from a program.")
+
+
+def _host(header: str) -> str:
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), digest_size=32).digest()

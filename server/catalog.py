@@ -1,0 +1,249 @@
+"""The toolpacks that a server has loaded: finding their modules, checking them together, and what follows from them.
+
+The rule: everything here is settled before the first request and never changes after it. Problems are collected, so
+that `check` can print them all; `serve` stops at any.
+"""
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from pydantic import BaseModel
+
+from server.classes import ClassTable, fingerprint
+from server.errors import InvalidParamsError, RegistrationError, SnapshotError, ToolpackUnavailable
+from server.functions_runtime import FunctionsRuntime, error_text
+from server.graph import difference
+from server.snapshot import freeze, thaw
+from server.toolpack import PackFunction, Toolpack, collected_problems, place
+
+NAMESPACE = "toolpacks"
+
+
+@dataclass
+class Catalog:
+    """Toolpacks by name, in the order in which they were loaded.
+
+    Attributes:
+        toolpacks: The toolpacks.
+        notices: What to install to get those that are unavailable.
+        classes: All classes that their environments may hold.
+        fingerprints: For each toolpack, the fingerprint of its environment's classes.
+    """
+
+    toolpacks: dict[str, Toolpack]
+    notices: list[str] = field(default_factory=list)
+    classes: ClassTable = field(init=False)
+    fingerprints: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        packs = self.toolpacks.values()
+        self.classes = ClassTable(
+            [pack.environment_class for pack in packs], [kind for pack in packs for kind in pack.state_types]
+        )
+        self.fingerprints = {
+            name: fingerprint([pack.environment_class], pack.state_types) for name, pack in self.toolpacks.items()
+        }
+
+    def choose(self, names: Iterable[str] | None) -> tuple[str, ...]:
+        """Get the names of the toolpacks that a session gets: those asked for, or all that are not `opt_in`.
+
+        Raises:
+            InvalidParamsError: A name is unknown, or functions of the chosen toolpacks have the same name.
+        """
+        if names is None:
+            return tuple(name for name, pack in self.toolpacks.items() if not pack.opt_in)
+        chosen = tuple(dict.fromkeys(names))
+        for name in chosen:
+            if name not in self.toolpacks:
+                raise InvalidParamsError(f"There is no toolpack {name!r}: choose from {', '.join(self.toolpacks)}.")
+        clashes = clashing_functions([self.toolpacks[name] for name in chosen])
+        if clashes:
+            raise InvalidParamsError(f"These toolpacks can't be in one session: {'; '.join(clashes)}. Choose fewer.")
+        return chosen
+
+    def functions(self, names: Iterable[str]) -> dict[str, PackFunction]:
+        """Get the functions of some toolpacks, by name, in registration order."""
+        return {
+            function.name: function for name in names for function in self.toolpacks[name].functions.values()
+        }
+
+
+def clashing_functions(packs: Iterable[Toolpack]) -> list[str]:
+    """Say which function names stand in more than one of these toolpacks."""
+    owners: dict[str, list[str]] = {}
+    for pack in packs:
+        for name in pack.functions:
+            owners.setdefault(name, []).append(pack.name)
+    return [f"function {name!r} is in {' and '.join(of)}" for name, of in owners.items() if len(of) > 1]
+
+
+def load_catalog(pack_dirs: Sequence[Path] = (), names: Sequence[str] = ()) -> Catalog:
+    """Load toolpacks and check them.
+
+    Args:
+        pack_dirs: Folders with toolpack modules.
+        names: The toolpacks to load; none means all in `pack_dirs`, or all bundled ones where there are no folders.
+
+    Raises:
+        RegistrationError: Something is wrong; the text says what, and how many more problems there are.
+    """
+    catalog, problems = inspect_toolpacks(pack_dirs, names)
+    if problems:
+        more = f" ({len(problems) - 1} more: see `toolpack-server check`)" if len(problems) > 1 else ""
+        raise RegistrationError(f"{problems[0]}{more}")
+    assert catalog is not None  # noqa: S101 - there is one wherever there is no problem
+    return catalog
+
+
+def inspect_toolpacks(
+    pack_dirs: Sequence[Path] = (), names: Sequence[str] = ()
+) -> tuple[Catalog | None, list[RegistrationError]]:
+    """Load toolpacks and collect all that is wrong with them; without a catalog if it couldn't even be made."""
+    problems: list[RegistrationError] = []
+    token = collected_problems.set(problems)
+    try:
+        found, notices = _find(pack_dirs, names, problems)
+    finally:
+        collected_problems.reset(token)
+    if problems:
+        return None, problems
+    problems += [RegistrationError(f"{clash}: rename one, or make one of the toolpacks opt_in.") for clash in
+                 clashing_functions(pack for pack in found.values() if not pack.opt_in)]
+    try:
+        catalog = Catalog(found, notices)
+    except RegistrationError as error:
+        return None, [*problems, error]
+    problems += [problem for pack in found.values() if (problem := _initial_problem(pack, catalog.classes))]
+    return catalog, problems
+
+
+def _find(
+    pack_dirs: Sequence[Path], names: Sequence[str], problems: list[RegistrationError]
+) -> tuple[dict[str, Toolpack], list[str]]:
+    bundled = _extend_namespace(pack_dirs, problems)
+    folders = list(pack_dirs) if pack_dirs and not names else [*pack_dirs, *bundled]
+    found: dict[str, Toolpack] = {}
+    notices: list[str] = []
+    # Where packs are asked for by name, a module of that name is looked at first, and no more modules than it takes.
+    for module_name in sorted(_module_names(folders), key=lambda name: name not in names):
+        if names and set(names) <= found.keys():
+            break
+        module = _import(f"{NAMESPACE}.{module_name}", problems, notices)
+        for pack in _toolpacks_of(module):
+            other = found.get(pack.name)
+            if other is not None and other is not pack:
+                problems.append(
+                    RegistrationError(f"{_file(module)}: there is a toolpack {pack.name!r} already: rename one.")
+                )
+            found[pack.name] = pack
+    if names:
+        for name in names:
+            if name not in found:
+                known = ", ".join(found) or "none"
+                hint = f" {' '.join(notices)}" if notices else ""
+                problems.append(RegistrationError(f"no module has a toolpack {name!r}; found: {known}.{hint}"))
+        found = {name: found[name] for name in names if name in found}
+    return found, notices
+
+
+def _extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationError]) -> list[Path]:
+    """Put the folders into the namespace package, ahead of what is bundled, and get the bundled ones.
+
+    Ahead, so that a folder may hold a `bank.py` of its own.
+    """
+    for folder in pack_dirs:
+        if not folder.is_dir():
+            problems.append(RegistrationError(f"{folder} is no folder: correct --pack-dir."))
+    try:
+        namespace = importlib.import_module(NAMESPACE)
+    except ModuleNotFoundError:
+        namespace = sys.modules[NAMESPACE] = ModuleType(NAMESPACE)
+        namespace.__path__ = []
+    wanted = [str(folder.resolve()) for folder in pack_dirs]
+    bundled = [folder for folder in namespace.__path__ if folder not in wanted]
+    # A plain list: Python recomputes a namespace's own path object whenever sys.path changes, and would forget ours.
+    namespace.__path__ = [*wanted, *bundled]
+    importlib.invalidate_caches()
+    return [Path(folder) for folder in bundled]
+
+
+def _module_names(folders: Iterable[Path]) -> list[str]:
+    modules = pkgutil.iter_modules([str(folder) for folder in folders])
+    return list(dict.fromkeys(module.name for module in modules if not module.name.startswith("_")))
+
+
+def _import(name: str, problems: list[RegistrationError], notices: list[str]) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ToolpackUnavailable as unavailable:
+        notices.append(str(unavailable))
+    except RegistrationError as error:
+        problems.append(error)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        problems.append(RegistrationError(f"{_where(name, error)}: {error_text(error)}: correct it or move it away."))
+    return None
+
+
+def _where(name: str, error: BaseException) -> str:
+    """Say which line of a module stops its import."""
+    spec = importlib.util.find_spec(name)
+    file = spec.origin if spec else None
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{file}:{lines[-1]}" if lines else f"{file or name}"
+
+
+def _file(module: ModuleType | None) -> str:
+    return str(getattr(module, "__file__", None))
+
+
+def _toolpacks_of(module: ModuleType | None) -> list[Toolpack]:
+    bound = vars(module).values() if module else ()
+    packs = [value for value in bound if isinstance(value, Toolpack)]
+    return list({id(pack): pack for pack in packs}.values())
+
+
+def _initial_problem(pack: Toolpack, classes: ClassTable) -> RegistrationError | None:
+    """Build the initial environment, freeze and thaw it, and say if that loses anything."""
+    source = place(pack.environment_class)
+    if _requires(pack.options):
+        return None  # only a session's own options can build it
+    try:
+        environment = pack.build({})
+        lost = difference(environment, thaw(freeze(environment, classes), classes))
+    except (InvalidParamsError, SnapshotError) as error:
+        return RegistrationError(f"{source}: the initial environment of {pack.name!r} can't be used: {error}")
+    if lost:
+        return RegistrationError(f"{source}: the initial environment of {pack.name!r} can't be kept exactly: {lost}")
+    return None
+
+
+def lying_functions(catalog: Catalog) -> list[str]:
+    """Find functions that promise to be read-only and change the environment, as far as no arguments are needed."""
+    liars = []
+    for pack in catalog.toolpacks.values():
+        for function in pack.functions.values():
+            if not function.read_only or _requires(function.function.parameters) or _requires(pack.options):
+                continue
+            environment = pack.build({})
+            before = thaw(freeze(environment, catalog.classes), catalog.classes)
+            FunctionsRuntime([function.function]).run_function(environment, function.name, {})
+            change = difference(before, environment)
+            if change:
+                liars.append(f"{place(function.function)}: it promises read_only=True but changes {change}.")
+    return liars
+
+
+def _requires(model: type[BaseModel] | None) -> bool:
+    """Whether a model of arguments can't do without any."""
+    return model is not None and any(field.is_required() for field in model.model_fields.values())

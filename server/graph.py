@@ -1,0 +1,203 @@
+"""What an object is made of, and how two object graphs differ.
+
+`==` can't say whether a copy behaves as its original: models compare without their private attributes, 1 equals True,
+NaN equals nothing, and no `==` sees that two names share one list. So the rule here: state is read from where it lies
+(`__dict__`, slots, a container's content), never through properties or methods of a class that isn't a builtin.
+"""
+
+import collections
+import datetime as dt
+import decimal
+import enum
+import ipaddress
+import itertools
+import pathlib
+import random
+import re
+import types
+import uuid
+import zoneinfo
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pydantic_core
+
+Parts = Iterator[tuple[str, Any]]
+
+_IDENTICAL = (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+"""What is the same only if it is the very same object."""
+
+_VALUES: dict[type, Callable[[Any], Any]] = {
+    **dict.fromkeys((bool, int, str, bytes, type(None), type(...), type(NotImplemented)), lambda v: v),
+    **dict.fromkeys((float, complex, decimal.Decimal, dt.timedelta, dt.timezone), repr),
+    **dict.fromkeys((dt.datetime, dt.date, dt.time), lambda v: v.__reduce_ex__(4)[1][0]),
+    **dict.fromkeys((range, pydantic_core.TzInfo, itertools.count), repr),
+    **dict.fromkeys((pydantic_core.Url, pydantic_core.MultiHostUrl), str),
+    **dict.fromkeys((pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path())), str),
+    **dict.fromkeys((ipaddress.IPv4Address, ipaddress.IPv4Interface, ipaddress.IPv4Network), str),
+    **dict.fromkeys((ipaddress.IPv6Address, ipaddress.IPv6Interface, ipaddress.IPv6Network), str),
+    zoneinfo.ZoneInfo: lambda v: v.__reduce__()[1],
+    uuid.UUID: lambda v: (v.int, v.is_safe),
+    re.Pattern: lambda v: (v.pattern, v.flags),
+    bytearray: bytes,
+    random.Random: random.Random.getstate,
+}
+"""Types whose instances hold nothing but a value, with what tells two values apart."""
+
+_CONTENT: dict[type, Callable[[Any], Any]] = {
+    int: int.__pos__,
+    float: float.__repr__,
+    complex: complex.__repr__,
+    str: str.__str__,
+    bytes: lambda v: bytes.__getitem__(v, slice(None)),
+    collections.deque: lambda v: v.maxlen,
+    collections.defaultdict: lambda v: v.default_factory,
+}
+"""What a subclass of these, or the class itself, holds beside its parts."""
+
+_CHANGEABLE = (bytearray, random.Random, itertools.count)
+_SHOWN_NAME = 40
+
+
+def difference(before: object, after: object) -> str | None:
+    """Say where two object graphs differ, or None if they don't.
+
+    Types, values, order, private attributes, `model_fields_set` and sharing must agree; sets are compared as sets.
+    Sharing of objects that hold nothing but an unchangeable value can't be noticed, and isn't compared.
+    """
+    return _Comparison().run("", before, after)
+
+
+def parts(value: Any) -> Parts:
+    """Give the objects that this one holds directly, each with its step of a path: `.name`, `[3]`, `['key']`."""
+    if isinstance(value, dict):
+        for key, item in dict.items(value):
+            yield f"[key {shown(key)}]", key
+            yield f"[{shown(key)}]", item
+    elif isinstance(value, (list, tuple, collections.deque)):
+        kind: Any = next(kind for kind in (list, tuple, collections.deque) if isinstance(value, kind))
+        yield from ((f"[{index}]", item) for index, item in enumerate(kind.__iter__(value)))
+    elif isinstance(value, (set, frozenset)):
+        yield from (("{…}", item) for item in set().union(value))
+    elif isinstance(value, (dt.datetime, dt.time)):
+        yield ".tzinfo", value.tzinfo
+    if type(value) not in _VALUES and not isinstance(value, _IDENTICAL):
+        yield from _attributes(value)
+
+
+def walk(value: Any) -> Iterator[tuple[str, int, Any]]:
+    """Give every object of the graph once, with the first path that leads to it and that path's length."""
+    seen: dict[int, Any] = {}  # the value keeps the id taken
+    pending = [("", 0, value)]
+    while pending:
+        path, depth, found = pending.pop()
+        if id(found) not in seen:
+            seen[id(found)] = found
+            yield path, depth, found
+            pending += reversed([(path + step, depth + 1, part) for step, part in parts(found)])
+
+
+def shown(key: object) -> str:
+    """Show a key as a path does: briefly, and running no code of the key's class."""
+    if type(key) not in (str, int, bool, float, bytes, type(None)):
+        return type(key).__qualname__
+    text = repr(key)
+    return text if len(text) <= _SHOWN_NAME else f"{text[:_SHOWN_NAME]}…"
+
+
+def _attributes(value: Any) -> Parts:
+    for kind in type(value).__mro__:
+        for name, slot in vars(kind).items():
+            is_dict = name == "__dict__" and isinstance(slot, types.GetSetDescriptorType)
+            if not is_dict and not isinstance(slot, types.MemberDescriptorType):
+                continue
+            try:
+                held = slot.__get__(value)
+            except AttributeError:  # an empty slot
+                continue
+            if is_dict or (name in ("__pydantic_private__", "__pydantic_extra__") and isinstance(held, dict)):
+                yield from ((f".{name}", item) for name, item in held.items())
+            elif name == "__pydantic_fields_set__":
+                yield ".model_fields_set", held
+            else:
+                yield f".{name}", held
+
+
+class _Comparison:
+    """Walks both graphs side by side and remembers which object stands for which."""
+
+    def __init__(self) -> None:
+        self.after_of: dict[int, Any] = {}
+        self.before_of: dict[int, Any] = {}
+        self.keep: list[Any] = []  # ids are only good while their objects live
+
+    def run(self, path: str, before: Any, after: Any) -> str | None:
+        pending = [(path, before, after)]
+        sets: list[tuple[str, Any, Any]] = []
+        while pending or sets:
+            if not pending:  # sets come last: by then most members already have their counterpart
+                path, before, after = sets.pop()
+                if (reason := self._match(path, before, after)) is not None:
+                    return reason
+                continue
+            path, before, after = pending.pop()
+            reason, descend = self._compare(before, after)
+            if reason:
+                return f"{path.removeprefix('.') or 'the object itself'}: {reason}"
+            if not descend:
+                continue
+            pairs = list(zip(parts(before), parts(after), strict=False))
+            if isinstance(before, (set, frozenset)):
+                sets.append((path, before, after))
+                pairs = pairs[len(before) :]  # attributes of a subclass
+            # reversed, so that the first difference is the one reported
+            pending += [(path + step, left, right) for (step, left), (_, right) in reversed(pairs)]
+        return None
+
+    def _compare(self, before: Any, after: Any) -> tuple[str | None, bool]:
+        """Compare two objects without their parts; say also whether the parts must be looked at."""
+        kind = type(before)
+        if kind is not type(after):
+            return f"types differ: {kind.__qualname__} became {type(after).__qualname__}", False
+        if isinstance(before, _IDENTICAL):
+            return (None if before is after else "it became another object"), False
+        plain = kind in _VALUES and kind not in _CHANGEABLE
+        if not plain and before not in ((), frozenset()):
+            known = id(before) in self.after_of, id(after) in self.before_of
+            if any(known):
+                same = all(known) and self.after_of[id(before)] is after
+                return (None if same else "what was shared is no longer, or the other way round"), False
+            self.after_of[id(before)], self.before_of[id(after)] = after, before
+            self.keep += (before, after)
+        return self._compare_values(before, after), True
+
+    @staticmethod
+    def _compare_values(before: Any, after: Any) -> str | None:
+        kind = type(before)
+        value_of = _VALUES.get(kind) or next((_CONTENT[base] for base in kind.__mro__ if base in _CONTENT), None)
+        if value_of and value_of(before) != value_of(after):
+            return f"values differ: {shown(before)} became {shown(after)}"
+        unordered = isinstance(before, (set, frozenset))
+        steps, others = ([step for step, _ in parts(value)] for value in (before, after))
+        if steps != others:
+            if unordered or not isinstance(before, (list, tuple, dict)):
+                return f"contents differ: {len(steps)} parts became {len(others)}"
+            return f"items or their order differ: {', '.join(steps[:5])} became {', '.join(others[:5])}"
+        opaque = not value_of and not steps and not kind.__flags__ & 1 << 9 and not hasattr(kind, "__len__")
+        return f"{kind.__qualname__} can't be compared" if opaque and before is not after else None
+
+    def _match(self, path: str, before: Any, after: Any) -> str | None:
+        """Find for each member of one set its counterpart in the other."""
+        free = list(after)
+        for member in before:
+            for index, candidate in enumerate(free):
+                trial = _Comparison()
+                trial.after_of, trial.before_of = self.after_of.copy(), self.before_of.copy()
+                if trial.run("", member, candidate) is None:
+                    self.after_of, self.before_of = trial.after_of, trial.before_of
+                    self.keep += trial.keep
+                    del free[index]
+                    break
+            else:
+                return f"{path.removeprefix('.') or 'the object itself'}: {shown(member)} is no longer in the set"
+        return None

@@ -1,0 +1,139 @@
+"""How the instances of a class hold their state, and the ways in and out of it that run no code of the class.
+
+The rule: state goes through the descriptors of `__dict__` and `__slots__` that the interpreter itself made, collected
+before the first instance is read. No property, `__getattr__`, `__setattr__`, `__init__` or validator takes part.
+"""
+
+import enum
+import pickle
+import types
+from collections.abc import Callable
+from typing import Any, Literal
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: set for every class that a `class` statement makes
+
+_TAKE_CONTENT: dict[type, Callable[[Any], Any]] = {
+    bool: bool,  # has no subclasses, but is one of int
+    int: int.__pos__,
+    float: float.__pos__,
+    complex: complex.__pos__,
+    str: str.__str__,
+    bytes: lambda value: bytes.__getitem__(value, slice(None)),
+    tuple: lambda value: tuple.__getitem__(value, slice(None)),
+    frozenset: lambda value: frozenset().union(value),
+    list: list.copy,
+    dict: dict.copy,
+    set: lambda value: set().union(value),
+}
+_PUT_CONTENT: dict[type, Callable[[Any, Any], Any]] = {list: list.extend, dict: dict.update, set: set.update}
+
+BUILTIN_BASES = tuple(_TAKE_CONTENT)
+"""Builtin classes whose subclasses can be kept: their content is written as the plain builtin."""
+
+
+class Unset:
+    """The type of `UNSET`."""
+
+    __slots__ = ()
+
+
+UNSET = Unset()
+"""Stands for an empty slot."""
+
+
+class Layout:
+    """Where the instances of one class keep their state.
+
+    State is a tuple: the content, for a subclass of a builtin, then `__dict__`, where there is one, then all slots.
+    """
+
+    def __init__(self, cls: type, name: str, base: type) -> None:
+        self.cls = cls
+        self.name = name
+        self.base = base
+        self.has_content = base is not object
+        self.unchangeable = self.has_content and base not in _PUT_CONTENT
+        members = [d for kind in cls.__mro__ for d in vars(kind).values() if isinstance(d, types.MemberDescriptorType)]
+        dicts = [vars(kind)["__dict__"] for kind in cls.__mro__ if "__dict__" in vars(kind)]
+        dicts = [d for d in dicts if isinstance(d, types.GetSetDescriptorType)]
+        self.slots: tuple[Any, ...] = (*dicts[:1], *members)
+        self.hashed = _hashed(cls)
+        self._has_dict = bool(dicts)
+        self._getters = [slot.__get__ for slot in self.slots]
+        self._setters = [slot.__set__ for slot in self.slots]
+        self._length = self.has_content + len(self.slots)
+
+    def new(self) -> Any:
+        """Make an empty instance, to be filled later."""
+        if self.unchangeable:
+            raise pickle.UnpicklingError("what can't be changed can't be made empty")
+        return self.base.__new__(self.cls)
+
+    def make(self, state: Any) -> Any:
+        """Make an instance and give it its state, which may be forged."""
+        if not self.unchangeable:
+            instance = self.base.__new__(self.cls)
+        elif type(state) is tuple and state and type(state[0]) is self.base:
+            instance = self.base.__new__(self.cls, state[0])
+        else:
+            raise pickle.UnpicklingError("this isn't the content of an instance")
+        self.put(instance, state)
+        return instance
+
+    def take(self, instance: Any) -> tuple[Any, ...]:
+        """Get the state of an instance."""
+        try:
+            held = tuple([get(instance) for get in self._getters])
+        except AttributeError:  # a slot is empty
+            held = tuple(map(self._take_slot, self._getters, [instance] * len(self._getters)))
+        return (_TAKE_CONTENT[self.base](instance), *held) if self.has_content else held
+
+    @staticmethod
+    def _take_slot(get: Callable[[Any], Any], instance: Any) -> Any:
+        try:
+            return get(instance)
+        except AttributeError:
+            return UNSET
+
+    def put(self, instance: Any, state: Any) -> None:
+        """Give an empty instance its state, which may be forged."""
+        if type(state) is not tuple or len(state) != self._length:
+            raise pickle.UnpicklingError("this isn't the state of an instance")
+        if self.has_content:
+            content, *state = state
+            if type(content) is not self.base:
+                raise pickle.UnpicklingError("this isn't the content of an instance")
+            if not self.unchangeable:
+                _PUT_CONTENT[self.base](instance, content)
+        if self._has_dict and type(state[0]) is not dict:
+            raise pickle.UnpicklingError("attributes come in a dict")
+        for put, value in zip(self._setters, state, strict=True):
+            if value is not UNSET:
+                put(instance, value)
+
+
+def layout_of(cls: type, name: str) -> Layout | None:
+    """Find out where the instances keep their state; None if there is state that can't be seen from Python."""
+    if issubclass(cls, enum.Enum):
+        return None
+    base: type = next((base for base in cls.__mro__ if base in BUILTIN_BASES), object)
+    if cls is base or any(not kind.__flags__ & _HEAP_TYPE and kind not in (base, object) for kind in cls.__mro__):
+        return None
+    if not hasattr(cls, "__del__"):  # which would meet the empty instance
+        try:
+            base.__new__(cls)
+        except TypeError:  # abstract, or made by C code that only its own __new__ can make
+            return None
+    return Layout(cls, name, base)
+
+
+def _hashed(cls: type) -> Literal["by identity", "by fields", "by its own code"]:
+    function = cls.__hash__
+    if function is None or function is object.__hash__:
+        return "by identity"
+    generated = (
+        not isinstance(function, types.FunctionType)
+        or function.__module__.startswith("pydantic.")
+        or function.__code__.co_filename == "<string>"  # as dataclasses make it
+    )
+    return "by fields" if generated else "by its own code"

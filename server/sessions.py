@@ -1,0 +1,426 @@
+"""Sessions: made, looked at, forked, closed; and the way in for calls on them.
+
+The rule: whatever blocks or runs a toolpack's code is done in a thread, with a deadline; the event loop only waits.
+What is read is what is committed.
+"""
+
+import asyncio
+import base64
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import jsonpatch
+import jsonpointer
+from pydantic import BaseModel
+
+from server.calls import CallJob, CallRequest, ResetJob, Tools, expiry, timestamp
+from server.catalog import Catalog
+from server.errors import (
+    ClassesChangedError,
+    DeadlineError,
+    InvalidParamsError,
+    SessionNotFoundError,
+    VersionNotRetainedError,
+)
+from server.execution import Outcome, SessionRuntime
+from server.json_view import to_json
+from server.mailboxes import Mailboxes, Task
+from server.settings import Settings
+from server.snapshot import FORMAT, freeze
+from server.stores import Head, MissingBlobError, Session, SessionStore
+from server.strict_json import Fragment, dumps, loads
+from server.world import Codec, InitialEnvironments
+
+T = TypeVar("T")
+
+SWEEP_SECONDS = 1.0
+SWEEP_AT_ONCE = 200
+INITIAL_BYTES = 64 * 2**20
+AGENTS_REMEMBERED = 100_000
+
+
+class SessionManager:
+    """All that can be done with sessions.
+
+    An `owner` is the name whose token a request carries, "" where there are no tokens; nobody sees another's sessions,
+    and None, for what the server itself asks, sees all.
+
+    Args:
+        catalog: The loaded toolpacks.
+        store: Where sessions are kept.
+        settings: Limits and defaults.
+        key: The key of the hash on stored snapshots.
+    """
+
+    def __init__(self, catalog: Catalog, store: SessionStore, settings: Settings, key: bytes) -> None:
+        self.catalog = catalog
+        self.store = store
+        self._settings = settings
+        self._codec = Codec(catalog, key, settings.max_environment_bytes)
+        self._runtimes: dict[tuple[str, ...], SessionRuntime] = {}
+        self._agents: dict[str, str] = {}
+        self._tools = Tools(
+            store=store,
+            codec=self._codec,
+            initial=InitialEnvironments(self._codec, INITIAL_BYTES),
+            runtime=self._runtime,
+            timeout_seconds=settings.timeout_seconds,
+            max_result_bytes=settings.max_result_bytes,
+        )
+        self.mailboxes = Mailboxes(store, settings)
+
+    # Calls
+
+    async def run_function(self, session_id: str, owner: str | None, request: CallRequest) -> Outcome:
+        """Run a function in a session.
+
+        Raises:
+            RequestError: It was refused, and nothing has changed.
+        """
+        job = CallJob(self.mailboxes, self._tools, session_id, owner, request)
+        self.mailboxes.submit(job)
+        outcome: Outcome = await job.future
+        return outcome
+
+    async def reset(self, session_id: str, owner: str, version: int) -> dict[str, Any]:
+        """Commit a new version with the content of an older one."""
+        job = ResetJob(self.mailboxes, self._tools, session_id, owner, version)
+        self.mailboxes.submit(job)
+        await job.future
+        return await self.get(session_id, owner)
+
+    def _runtime(self, toolpacks: tuple[str, ...]) -> SessionRuntime:
+        runtime = self._runtimes.get(toolpacks)
+        if runtime is None:
+            missing = [name for name in toolpacks if name not in self.catalog.toolpacks]
+            if missing:
+                raise ClassesChangedError(
+                    f"The session's toolpack {missing[0]!r} is not loaded any more: load it, or close the session."
+                )
+            runtime = self._runtimes[toolpacks] = SessionRuntime(self.catalog.functions(toolpacks))
+        return runtime
+
+    async def drain(self) -> None:
+        """Wait until nothing runs any more, for as long as the settings allow, and stop the threads."""
+        deadline = time.monotonic() + self._settings.drain_seconds
+        while not self.mailboxes.is_idle() and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        self.mailboxes.stop()
+
+    async def is_store_reachable(self) -> bool:
+        """Whether the store answers."""
+        try:
+            await self._do(self.store.ping)
+        except Exception:  # noqa: BLE001 - whatever it is, the store doesn't answer
+            return False
+        return True
+
+    # Making and ending sessions
+
+    async def create(
+        self,
+        owner: str,
+        toolpacks: Sequence[str] | None,
+        options: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        ttl_seconds: float | None,
+        labels: Mapping[str, str],
+    ) -> dict[str, Any]:
+        """Create a session."""
+        chosen = self.catalog.choose(toolpacks)
+        for given in [*options, *environment]:
+            if given not in chosen:
+                raise InvalidParamsError(f"Toolpack {given!r} is not among the session's: {', '.join(chosen) or 'none'}.")
+        both = options.keys() & environment.keys()
+        if both:
+            raise InvalidParamsError(f"Toolpack {min(both)!r} has options and an environment: give one of them.")
+
+        def create() -> dict[str, Any]:
+            parts, blobs = self._tools.initial_parts(chosen, options, environment)
+            session = self._new_session(owner, chosen, options, environment, labels, ttl_seconds)
+            try:
+                # Most often the blobs are there already, and needn't be sent.
+                self.store.create([session], parts, {} if not environment else blobs)
+            except MissingBlobError:
+                self.store.create([session], parts, blobs)
+            return self._told(session, 0)
+
+        return await self._do(create)
+
+    async def fork(
+        self,
+        session_id: str,
+        owner: str,
+        version: int | None,
+        count: int,
+        labels: Mapping[str, str] | None,
+        ttl_seconds: float | None,
+    ) -> list[dict[str, Any]]:
+        """Create sessions that start from a version of this one."""
+
+        def fork() -> list[dict[str, Any]]:
+            parent, head = self._find(session_id, owner)
+            at = head.version if version is None else version
+            parts = self._parts(session_id, head, at)
+            forks = [
+                self._new_session(
+                    parent.owner,
+                    parent.toolpacks,
+                    parent.options,
+                    parent.environment,
+                    parent.labels if labels is None else labels,
+                    parent.ttl_seconds if ttl_seconds is None else ttl_seconds,
+                    (parent.id, at),
+                )
+                for _ in range(count)
+            ]
+            try:
+                self.store.create(forks, parts, {})
+            except MissingBlobError:  # trimmed in between
+                raise VersionNotRetainedError(at, self._find(session_id, owner)[1].version) from None
+            return [self._told(session, 0) for session in forks]
+
+        return await self._do(fork)
+
+    def _new_session(
+        self,
+        owner: str,
+        toolpacks: tuple[str, ...],
+        options: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        labels: Mapping[str, str],
+        ttl_seconds: float | None,
+        parent: tuple[str, int] | None = None,
+    ) -> Session:
+        now = time.time()
+        ttl = self._settings.ttl_seconds if ttl_seconds is None else ttl_seconds
+        return Session(
+            id=secrets.token_hex(16),
+            agent_key=secrets.token_hex(16),
+            owner=owner,
+            toolpacks=toolpacks,
+            options=options,
+            environment=environment,
+            labels=labels,
+            ttl_seconds=ttl,
+            created_at=now,
+            expires_at=expiry(ttl, now),
+            parent=parent,
+        )
+
+    async def close(self, session_id: str, owner: str) -> None:
+        """Close a session and forget all of it."""
+
+        def close() -> None:
+            self._find(session_id, owner)
+            self._delete([session_id])
+
+        await self._do(close)
+
+    async def close_all(self, owner: str, labels: Mapping[str, str]) -> int:
+        """Close the owner's sessions that carry all these labels, and say how many they were."""
+
+        def close_some() -> int:
+            found = self.store.list(owner, labels, "", SWEEP_AT_ONCE)
+            return self._delete([session.id for session, _ in found])
+
+        closed = 0
+        while some := await self._do(close_some):
+            closed += some
+        return closed
+
+    def _delete(self, session_ids: list[str]) -> int:
+        deleted = self.store.delete(session_ids)
+        self.mailboxes.drop(session_ids)
+        return deleted
+
+    async def sweep(self) -> None:
+        """Delete expired sessions, now and then, for ever."""
+
+        def sweep_some() -> int:
+            expired = self.store.expired(time.time(), SWEEP_AT_ONCE)
+            return self._delete(list(expired)) if expired else 0
+
+        while True:
+            while await self._do(sweep_some) == SWEEP_AT_ONCE:
+                pass
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    # Looking at sessions
+
+    async def get(self, session_id: str, owner: str) -> dict[str, Any]:
+        """Describe a session."""
+
+        def get() -> dict[str, Any]:
+            session, head = self._find(session_id, owner)
+            return self._told(session, head.version)
+
+        return await self._do(get)
+
+    async def list_sessions(self, owner: str, labels: Mapping[str, str], after: str, limit: int) -> list[dict[str, Any]]:
+        """Describe the owner's sessions that carry all these labels, by id."""
+
+        def listed() -> list[dict[str, Any]]:
+            now, start = time.time(), after
+            alive: list[tuple[Session, int]] = []
+            while len(alive) < limit:
+                found = self.store.list(owner, labels, start, limit)
+                alive += [(session, version) for session, version in found if session.expires_at > now]
+                if len(found) < limit:
+                    break
+                start = found[-1][0].id
+            return [self._told(session, version, now=session.expires_at - expiry(session.ttl_seconds, 0))
+                    for session, version in alive[:limit]]
+
+        return await self._do(listed)
+
+    async def toolpacks(self, session_id: str, owner: str | None) -> tuple[str, ...]:
+        """Get the names of a session's toolpacks, all of which are loaded."""
+        session, _ = await self._do(lambda: self._find(session_id, owner))
+        self._runtime(session.toolpacks)
+        return session.toolpacks
+
+    async def agent_session(self, agent_key: str) -> str:
+        """Get the id of the session that an agent's key opens."""
+        session_id = self._agents.get(agent_key)
+        if session_id is None:
+            session_id = await self._do(lambda: self.store.find_agent(agent_key))
+            if session_id is None:
+                raise SessionNotFoundError
+            if len(self._agents) >= AGENTS_REMEMBERED:
+                self._agents.clear()
+            self._agents[agent_key] = session_id
+        return session_id
+
+    async def environment(self, session_id: str, owner: str, version: int | None, pointer: str) -> Fragment:
+        """Get the JSON of a version's environments, or of what a pointer names in it."""
+
+        def view() -> Fragment:
+            text = self._view(session_id, owner, version)
+            if not pointer:
+                return Fragment(text)
+            try:
+                found = jsonpointer.resolve_pointer(loads(text), pointer)
+            except jsonpointer.JsonPointerException as error:
+                raise InvalidParamsError(f"The pointer {pointer!r} names nothing: {error}.") from None
+            if isinstance(found, jsonpointer.EndOfList):
+                raise InvalidParamsError(f"The pointer {pointer!r} names what comes after the last element: there is none.")
+            return Fragment(dumps(found))
+
+        return await self._do(view)
+
+    async def diff(self, session_id: str, owner: str, from_version: int, to_version: int | None) -> list[Any]:
+        """Get the JSON Patch that leads from one version's environments to another's."""
+
+        def diff() -> list[Any]:
+            return json_patch(
+                loads(self._view(session_id, owner, from_version)), loads(self._view(session_id, owner, to_version))
+            )
+
+        return await self._do(diff)
+
+    async def trace(self, session_id: str, owner: str, after: int, limit: int) -> list[Fragment]:
+        """Get the records after an index."""
+
+        def records() -> list[Fragment]:
+            self._find(session_id, owner)
+            return [Fragment(r.body.partition(b"\n")[0]) for r in self.store.records(session_id, after, limit)]
+
+        return await self._do(records)
+
+    async def export(self, session_id: str, owner: str, version: int | None) -> dict[str, Any]:
+        """Get a version's environments as an exact snapshot, for a client that has the same classes."""
+
+        def export() -> dict[str, Any]:
+            session, head = self._find(session_id, owner)
+            at = head.version if version is None else version
+            world = self._world(session_id, head, at)
+            return {
+                "format": FORMAT,
+                "toolpacks": list(session.toolpacks),
+                "fingerprints": {name: self.catalog.fingerprints[name] for name in session.toolpacks},
+                "version": at,
+                "snapshot": base64.b64encode(freeze(world, self.catalog.classes)).decode(),
+            }
+
+        return await self._do(export)
+
+    def _view(self, session_id: str, owner: str, version: int | None) -> bytes:
+        _, head = self._find(session_id, owner)
+        world = self._world(session_id, head, head.version if version is None else version)
+        return dumps({toolpack: Fragment(to_json(environment)) for toolpack, environment in world.items()})
+
+    def _world(self, session_id: str, head: Head, version: int) -> dict[str, BaseModel]:
+        parts = self._parts(session_id, head, version)
+        try:
+            blobs = self.store.blobs(list(parts.values()))
+        except MissingBlobError:  # trimmed in between
+            raise VersionNotRetainedError(version, head.version) from None
+        return {part: self._codec.decode(part, blobs[blob_id]) for part, blob_id in parts.items()}
+
+    def _parts(self, session_id: str, head: Head, version: int) -> Mapping[str, str]:
+        return head.parts if version == head.version else self.store.parts_at(session_id, version)
+
+    def _find(self, session_id: str, owner: str | None) -> tuple[Session, Head]:
+        """Get a session for its owner, and renew it."""
+        found = self.store.get(session_id)
+        now = time.time()
+        if found is None or found[0].expires_at <= now or owner not in {None, found[0].owner}:
+            raise SessionNotFoundError
+        session, head = found
+        if session.expires_at < now + session.ttl_seconds:
+            session = replace(session, expires_at=expiry(session.ttl_seconds, now))
+            self.store.renew(session_id, session.expires_at)
+            cached = self.mailboxes.cache.get(session_id)
+            if cached is not None:
+                cached.expires_at = max(cached.expires_at, session.expires_at)
+        return session, head
+
+    def _told(self, session: Session, version: int, *, now: float | None = None) -> dict[str, Any]:
+        called_at = time.time() if now is None else now
+        return {
+            "session_id": session.id,
+            "agent_path": f"/agents/{session.agent_key}",
+            "toolpacks": list(session.toolpacks),
+            "version": version,
+            "labels": dict(session.labels),
+            "created_at": timestamp(session.created_at),
+            "expires_at": timestamp(called_at + session.ttl_seconds),
+            "parent": {"session_id": session.parent[0], "version": session.parent[1]} if session.parent else None,
+        }
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        errand = _Errand(work, self._settings.timeout_seconds)
+        self.mailboxes.threads.submit(errand)
+        answer: T = await errand.future
+        return answer
+
+
+class _Errand(Task):
+    """Work on the store or on an environment that needs no turn in a mailbox."""
+
+    def __init__(self, work: Callable[[], Any], timeout: float) -> None:
+        super().__init__()
+        self._work = work
+        self._timeout = timeout
+
+    def work(self) -> None:
+        self.deadline = time.monotonic() + self._timeout
+        self.answer = self._work()
+
+    def overrun(self) -> None:
+        self.error = DeadlineError(f"The request took longer than {self._timeout:g} s and was given up.")
+
+
+def json_patch(before: Any, after: Any) -> list[Any]:
+    """Get a JSON Patch (RFC 6902) that leads from one JSON value to another."""
+    patch: list[Any] = jsonpatch.make_patch(before, after).patch
+    try:
+        exact = dumps(jsonpatch.apply_patch(before, patch), sort_keys=True) == dumps(after, sort_keys=True)
+    except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException):
+        exact = False
+    # The library takes 1, 1.0 and true for equal; such a step is told as a whole.
+    return patch if exact else [{"op": "replace", "path": "", "value": after}]

@@ -1,0 +1,109 @@
+"""Every setting of the server, in one class.
+
+The rule: a setting is an environment variable `TOOLPACK_<NAME>`, and the README's table lists it with the first
+sentence of its description and its default; a test compares the two.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from server.errors import SettingsError
+
+PREFIX = "TOOLPACK_"
+
+
+def _split(separator: str) -> BeforeValidator:
+    def split(value: Any) -> Any:
+        if isinstance(value, str):
+            return [part.strip() for part in value.split(separator) if part.strip()]
+        return value
+
+    return BeforeValidator(split)
+
+
+def _split_pairs(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    pairs = {}
+    for number, part in enumerate(filter(None, (part.strip() for part in value.split(","))), 1):
+        name, colon, token = part.partition(":")
+        if not (name and colon and token):
+            raise ValueError(f"entry {number} is not of the form name:token")
+        if name in pairs:
+            raise ValueError(f"the name {name!r} stands twice")
+        pairs[name] = token
+    return pairs
+
+
+class Settings(BaseSettings):
+    """How one server is to run; field by field an environment variable, and where it is a flag, both."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    workers: int = Field(1, ge=1, le=64, description="Worker processes.")
+    store: str = Field("", description="Store URL: memory:, sqlite:///path or redis://host; default: SQLite in the data directory.")
+    data_dir: Path = Field(Path(".toolpack-server"), description="Folder for the embedded store and the key.")
+    pack_dir: Annotated[tuple[Path, ...], NoDecode, _split(":")] = Field((), description="Folders with toolpacks, separated by colons.")
+    packs: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field((), description="Names of the toolpacks to load.")
+    tokens: Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_split_pairs)] = Field(
+        default_factory=dict, description="Bearer tokens, as name:token pairs; each name sees only its own sessions."
+    )
+    no_auth: bool = Field(False, description="Serve without tokens on an address that isn't loopback.")
+    secret_key: SecretStr | None = Field(
+        None, min_length=16, description="Key of the hash on stored snapshots; default: one made in the data directory."
+    )
+    timeout_seconds: float = Field(30, gt=0, description="Deadline of a call, where its function sets none.")
+    queue_timeout_seconds: float = Field(30, gt=0, description="How long a call may wait for its session.")
+    drain_seconds: float = Field(10, ge=0, description="How long a stopping server waits for running calls.")
+    max_waiting_per_session: int = Field(1000, ge=1, description="Calls that may wait for one session.")
+    max_waiting: int = Field(10_000, ge=1, description="Calls that may wait for all sessions of a worker.")
+    ttl_seconds: float = Field(86_400, gt=0, description="How long a session lives after its last call.")
+    keep_versions: int = Field(100, ge=0, description="Versions kept for fork, reset and diff, beside version 0.")
+    keep_bytes: int = Field(8 * 2**20, ge=0, description="Bytes that the kept versions of a session may take.")
+    cache_bytes: int = Field(256 * 2**20, ge=0, description="Snapshot bytes whose live environments a worker keeps.")
+    max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Size of a request's body.")
+    max_batch: int = Field(1000, ge=1, description="Members of a batch.")
+    max_json_depth: int = Field(128, ge=8, description="Nesting of a request's JSON.")
+    max_result_bytes: int = Field(2**20, ge=1024, description="Size of a call's result as JSON.")
+    max_environment_bytes: int = Field(32 * 2**20, ge=1024, description="Size of a toolpack's snapshot.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read arguments first, then the environment, and nothing else."""
+        return init_settings, env_settings
+
+    @property
+    def store_url(self) -> str:
+        """The store's URL, with its default filled in."""
+        return self.store or f"sqlite:///{self.data_dir / 'sessions.db'}"
+
+
+def load_settings(**given: Any) -> Settings:
+    """Read the settings: what is `given` and not None, then the environment, then the defaults.
+
+    Raises:
+        SettingsError: A value is wrong; the text names the setting.
+    """
+    # Kubernetes sets TOOLPACK_PORT=tcp://… beside a service called `toolpack`: that is no setting of ours.
+    injected = [name for name, value in os.environ.items() if name.startswith(PREFIX) and value.startswith("tcp://")]
+    saved = {name: os.environ.pop(name) for name in injected}
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        problems = "; ".join(f"{PREFIX}{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors(include_input=False))
+        raise SettingsError(f"A setting is wrong. {problems}.") from None
+    finally:
+        os.environ.update(saved)

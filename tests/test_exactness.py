@@ -1,0 +1,793 @@
+"""A snapshot read back is the graph that was written: no more, no less, and no code of its classes ran in between."""
+
+import collections
+import dataclasses
+import enum
+import functools
+import io
+import ipaddress
+import itertools
+import math
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import threading
+import types
+import uuid
+import weakref
+import zoneinfo
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+
+import pydantic
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, PrivateAttr, RootModel, SecretBytes, SecretStr
+from pydantic_core import MultiHostUrl, TzInfo, Url
+from typing_extensions import TypeAliasType, TypedDict
+
+from server.classes import ClassTable, fingerprint
+from server.errors import ClassesChangedError, RegistrationError, SnapshotError, StateDamagedError
+from server.graph import difference
+from server.snapshot import FORMAT, freeze, seal, thaw, unseal
+
+T = TypeVar("T")
+ran: list[str] = []
+
+
+class Color(enum.Enum):
+    RED = "red"
+    GREEN = "green"
+    CRIMSON = "red"  # noqa: PIE796 - an alias
+
+    @classmethod
+    def _missing_(cls, _value):
+        ran.append("_missing_")
+        return cls.RED
+
+
+class Rights(enum.Flag):
+    READ = enum.auto()
+    WRITE = enum.auto()
+    SHARE = enum.auto()
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Mood(enum.StrEnum):
+    GOOD = "good"
+
+
+class Bits(enum.IntFlag):
+    ONE = 1
+    TWO = 2
+
+
+class Owner(BaseModel):
+    name: str = "Ann"
+    tags: list[str] = Field(default_factory=list)
+
+
+class Watched(BaseModel):
+    """Notes every piece of its code that runs."""
+
+    model_config = ConfigDict(validate_assignment=True)
+    number: int = Field(default_factory=lambda: ran.append("default factory") or 1)
+    _secret: list[int] = PrivateAttr(default_factory=lambda: ran.append("private default") or [])
+
+    def __init__(self, **data):
+        ran.append("__init__")
+        super().__init__(**data)
+
+    def model_post_init(self, _context, /):
+        ran.append("model_post_init")
+
+    @pydantic.field_validator("number")
+    @classmethod
+    def check(cls, value):
+        ran.append("validator")
+        return value
+
+    @pydantic.model_validator(mode="after")
+    def check_all(self):
+        ran.append("model validator")
+        return self
+
+    def __setattr__(self, name, value):
+        ran.append("__setattr__")
+        super().__setattr__(name, value)
+
+
+class Hidden:
+    """Reached by a private attribute's quoted annotation alone."""
+
+    def __init__(self, value=0):
+        self.value = value
+
+
+class Account(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    balance: float = 0.0
+    owner: Owner = Field(default_factory=Owner)
+    anything: Any = None
+    _hidden: "Hidden | None" = None
+    _cache: dict[str, int] = PrivateAttr(default_factory=dict)
+
+
+class Savings(Account):
+    rate: Decimal = Decimal("0.01")
+
+
+class Box(BaseModel, Generic[T]):
+    content: T
+    _extra: "T | None" = None
+
+
+class Frozen(BaseModel, frozen=True):
+    x: int = 0
+    link: Any = None
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any = 0
+
+
+@dataclasses.dataclass
+class Plain:
+    a: Any = None
+    counted: ClassVar[int] = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slotted:
+    a: Any = None
+    b: int = 0
+
+
+@pydantic.dataclasses.dataclass
+class Checked:
+    a: int = 0
+
+    def __post_init__(self):
+        ran.append("__post_init__")
+
+
+class Lean:
+    """Two levels of slots, one empty, beside a `__dict__` further down."""
+
+    __slots__ = ("__private", "left", "never")
+
+    def __init__(self, left=None):
+        self.left = left
+        self.__private = left
+
+
+class Leaner(Lean):
+    __slots__ = ("right",)
+
+
+class Loose(Lean):
+    pass
+
+
+class Keyed:
+    """Hashes by its own code, over its own attribute."""
+
+    def __init__(self, key, link=None):
+        self.key, self.link = key, link
+
+    def __hash__(self):
+        return hash(self.key)
+
+    def __eq__(self, other):
+        return isinstance(other, Keyed) and self.key == other.key
+
+
+class Forgiving(Keyed):
+    """Has a hash even while it is empty: a wrong one."""
+
+    def __hash__(self):
+        return hash(getattr(self, "key", "nothing"))
+
+
+class Lazy(BaseModel):
+    base: int = 2
+
+    @functools.cached_property
+    def squares(self) -> list[int]:
+        return [self.base**2]
+
+
+class Tags(list[str]):
+    pass
+
+
+class Label(str):  # noqa: SLOT000 - it shall have a __dict__
+    pass
+
+
+class Index(dict[str, Any]):
+    pass
+
+
+class Names(set[str]):
+    pass
+
+
+class Amount(int):
+    pass
+
+
+class Node(BaseModel):
+    parent: "Node | None" = None
+    children: list["Node"] = []
+    data: Any = None
+
+
+Numbers = RootModel[list[int]]
+Tree = TypeAliasType("Tree", "dict[str, Tree] | Leaf")
+
+
+class Leaf(BaseModel):
+    kind: Literal["leaf"] = "leaf"
+
+
+class Cat(BaseModel):
+    pet: Literal["cat"] = "cat"
+
+
+class Dog(BaseModel):
+    pet: Literal["dog"] = "dog"
+
+
+class Options(TypedDict, total=False):
+    leaf: Leaf
+
+
+class World(BaseModel):
+    """An environment that reaches the classes above in as many ways as annotations have."""
+
+    account: Account = Field(default_factory=Account)
+    colors: dict[Color, Rights] = {}
+    levels: list[Level | Mood | Bits] = []
+    box: Box[int] | None = None
+    boxes: list[Box[Color]] = []
+    whole: Box | None = None
+    frozen: Frozen | None = None
+    points: tuple[Point, ...] = ()
+    plain: Annotated[Plain | None, Field(description="a dataclass")] = None
+    slotted: Slotted | None = None
+    checked: Checked | None = None
+    lazy: Lazy | None = None
+    node: Node | None = None
+    numbers: Numbers | None = None
+    tree: Tree | None = None
+    pet: Annotated[Cat | Dog, Field(discriminator="pet")] | None = None
+    watched: Watched | None = None
+    data: Any = None
+
+
+STATE_TYPES = (Lean, Leaner, Loose, Keyed, Forgiving, Tags, Label, Index, Names, Amount)
+CLASSES = ClassTable([World], STATE_TYPES)
+
+
+def back(value):
+    return thaw(freeze(value, CLASSES), CLASSES)
+
+
+def kept(value):
+    """Write, read back, and insist that nothing differs."""
+    copy = back(value)
+    assert difference(value, copy) is None
+    return copy
+
+
+def refusal(value):
+    with pytest.raises(SnapshotError) as caught:
+        freeze(value, CLASSES)
+    return str(caught.value)
+
+
+# Every plain type, and every kind of class
+
+zones = st.sampled_from(
+    [
+        None,
+        UTC,
+        timezone(timedelta(hours=2), "CEST"),
+        timezone(timedelta(minutes=-90)),
+        TzInfo(3600),
+        TzInfo(0),
+        zoneinfo.ZoneInfo("Europe/Berlin"),
+        zoneinfo.ZoneInfo("UTC"),
+    ]
+)
+floats = st.floats() | st.sampled_from([-0.0, math.nan, math.inf])
+texts = st.text(max_size=8)
+hashables = st.one_of(
+    st.none() | st.booleans() | st.integers() | st.integers(2**70, 2**900) | floats | texts,
+    st.binary(max_size=8) | st.complex_numbers(),
+    st.datetimes(timezones=zones).map(lambda at: at.replace(fold=1)) | st.datetimes(timezones=zones),
+    st.dates() | st.times(timezones=zones) | st.timedeltas() | zones,
+    st.decimals().filter(lambda number: not number.is_snan()) | st.fractions() | st.uuids(),
+    st.sampled_from([Color.RED, Color.CRIMSON, Rights.READ, Rights.READ | Rights.SHARE, Rights(0), ~Rights.READ]),
+    st.sampled_from([Level.HIGH, Mood.GOOD, Bits.ONE | Bits.TWO, Bits(9), ..., NotImplemented, range(3, 9, 2)]),
+    st.sampled_from(
+        [pathlib.Path("/a/b"), pathlib.PurePosixPath("x"), pathlib.PureWindowsPath("C:/x"), pathlib.Path()]
+    ),
+    st.ip_addresses() | st.sampled_from(["10.0.0.1/8", "::1/64"]).map(ipaddress.ip_interface),
+    st.sampled_from(["10.0.0.0/8", "::/64"]).map(ipaddress.ip_network),
+    st.sampled_from([Url("http://b.de/x?y#z"), MultiHostUrl("redis://a:1,b:2/0"), re.compile("a+", re.IGNORECASE)]),
+    st.sampled_from([pydantic.HttpUrl("http://x.de"), pydantic.PostgresDsn("postgres://a:b@c/d"), re.compile(b"b")]),
+    st.sampled_from([SecretStr("s"), SecretBytes(b"s"), ByteSize(7), ipaddress.ip_address("fe80::1%eth0")]),
+    st.builds(Amount, st.integers()) | st.builds(Label, texts),
+    st.builds(Frozen, x=st.integers()) | st.builds(Slotted, a=texts, b=st.integers()) | st.builds(Keyed, texts),
+)
+
+
+def containers(inner):
+    lists = st.lists(inner, max_size=4)
+    by_key = st.dictionaries(hashables, inner, max_size=4)
+    by_name = st.dictionaries(texts, inner, max_size=4)
+    return st.one_of(
+        lists | by_key | lists.map(tuple),
+        st.sets(hashables, max_size=4) | st.frozensets(hashables, max_size=4),
+        lists.map(collections.deque) | lists.map(lambda items: collections.deque(items, maxlen=9)),
+        by_key.map(collections.OrderedDict) | by_name.map(lambda items: collections.defaultdict(list, items)),
+        st.lists(texts, max_size=4).map(collections.Counter) | st.binary(max_size=9).map(bytearray),
+        st.integers().map(random.Random) | st.builds(itertools.count, st.integers(), st.integers()),
+        st.builds(Account, balance=floats, anything=inner, surplus=inner) | st.builds(Savings, anything=inner),
+        st.builds(Plain, inner) | st.builds(Lean, inner) | st.builds(Loose, inner) | st.builds(Leaner, inner),
+        st.builds(Point, inner, inner) | st.builds(Frozen, link=inner) | st.builds(Slotted, inner),
+        st.builds(lambda n: Box[int](content=n), st.integers()) | st.builds(lambda v: Box(content=v), inner),
+        st.builds(Tags, st.lists(texts)) | st.builds(Index, by_name) | st.builds(Names, st.sets(texts)),
+        st.builds(Node, data=inner) | st.builds(World, data=inner) | st.builds(Checked, st.integers()),
+        lists.map(lambda items: [items, items, (items, items)]),
+    )
+
+
+graphs = st.recursive(hashables, containers, max_leaves=12)
+
+
+@given(graphs)
+@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_graph_comes_back_as_it_was(value):
+    kept(value)
+
+
+@given(st.lists(graphs, min_size=1, max_size=4), st.data())
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+def test_aliases_and_cycles_come_back(values, data):
+    holders = [Node(data=value) for value in values] + [Plain(value) for value in values]
+    for holder in holders:
+        other = data.draw(st.sampled_from([*holders, *values]))
+        setattr(holder, data.draw(st.sampled_from(["data", "a"])) if isinstance(holder, Plain) else "data", other)
+    kept(holders)
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=20))
+@settings(max_examples=300, deadline=None)
+def test_any_web_of_references_is_kept_or_refused(links):
+    """Some webs put what hashes by value into a cycle: whatever is accepted must be exact, sets included."""
+    parts = [Keyed(1), Keyed(2), Forgiving(3), Plain({}), Plain(set()), Node(data=[]), Frozen(link=[]), Point([], {})]
+    for start, end in links:
+        source, target = parts[start], parts[end]
+        try:
+            hash(target)
+        except TypeError:
+            target = Keyed(start, target)
+        match source:
+            case Keyed():
+                source.link = target
+            case Plain(dict() as mapping):
+                mapping[target] = target
+            case Plain(set() as members):
+                members.add(target)
+            case Node():
+                source.data.append(target)
+            case Frozen():
+                source.link.append(target)
+            case Point():
+                source.x.append(target)
+                source.y[target] = 1
+    try:
+        copy = back(parts)
+    except SnapshotError:
+        return
+    assert difference(parts, copy) is None
+    assert all(member in copy[4].a for member in copy[4].a)
+    assert all(key in copy[3].a for key in copy[3].a)
+
+
+# What must not run, and what must survive
+
+
+def test_no_code_of_the_classes_runs():
+    world = World(watched=Watched(number=5), checked=Checked(1), colors={Color("unknown"): Rights.READ})
+    world.watched._secret.append(3)
+    ran.clear()
+    copy = back(world)
+    assert ran == []
+    assert difference(world, copy) is None
+    assert copy.watched._secret == [3]
+
+
+def test_fields_set_private_attributes_and_extras_survive():
+    account = Account(balance=1, surplus={"a": 1})
+    account._hidden = Hidden(3)
+    account._cache["x"] = 1
+    copy = kept(account)
+    assert copy.model_fields_set == {"balance", "surplus"}
+    assert copy.model_extra == {"surplus": {"a": 1}}
+    assert (copy._hidden.value, copy._cache) == (3, {"x": 1})
+    assert kept(World.model_construct(data=1)).model_fields_set == {"data"}
+
+
+def test_types_survive():
+    copy = kept(World(account=Savings(rate=Decimal("0.10")), box=Box[int](content=1), points=(Point(1),)))
+    assert type(copy.account) is Savings
+    assert str(copy.account.rate) == "0.10"
+    assert type(copy.box) is Box[int]
+    assert type(copy.points[0]) is Point
+
+
+def test_enum_members_stay_themselves():
+    assert kept([Color.RED])[0] is Color.RED
+    assert kept([Rights.READ | Rights.WRITE])[0] is Rights.READ | Rights.WRITE
+    assert kept([Level.HIGH, Mood.GOOD]) == [Level.HIGH, Mood.GOOD]
+
+
+def test_a_cached_property_is_not_computed_again():
+    lazy = Lazy()
+    lazy.squares.append(7)
+    assert kept(World(lazy=lazy)).lazy.squares == [4, 7]
+
+
+def test_times_keep_zone_and_fold():
+    berlin = zoneinfo.ZoneInfo("Europe/Berlin")
+    at = datetime(2024, 10, 27, 2, 30, tzinfo=berlin, fold=1)
+    copy = kept([at, datetime(2024, 1, 1, tzinfo=UTC), time(2, 30, fold=1), date.max, datetime(1, 1, 1)])  # noqa: DTZ001 - without zone
+    assert copy[0].utcoffset() == timedelta(hours=1)
+    assert copy[0].tzinfo is berlin
+    assert copy[1].tzinfo is UTC
+    parsed = pydantic.TypeAdapter(datetime).validate_python("2024-01-01T00:00:00+05:30")
+    assert type(kept([parsed])[0].tzinfo) is TzInfo
+
+
+def test_numbers_without_a_hash():
+    assert kept([Decimal("sNaN12")])[0].is_snan()
+
+
+def test_generators_of_numbers_go_on_where_they_were():
+    generator, count = random.Random(3), itertools.count(5, 2)
+    generator.gauss(0, 1)
+    next(count)
+    copies = back([generator, count])
+    assert [copies[0].gauss(0, 1), copies[0].random()] == [generator.gauss(0, 1), generator.random()]
+    assert next(copies[1]) == next(count) == 7
+
+
+def test_default_factories_stay():
+    made = collections.defaultdict(Owner)
+    copy = kept([collections.defaultdict(list), collections.defaultdict(None), made])
+    assert copy[0]["new"] == []
+    assert copy[2]["new"] == Owner()
+
+
+def test_sharing_and_cycles():
+    shared = [1]
+    node = Node(data=shared)
+    node.children.append(Node(parent=node, data=shared))
+    node.children[0].parent = node
+    copy = kept(node)
+    assert copy.children[0].parent is copy
+    assert copy.data is copy.children[0].data
+    loop = [1]
+    loop.append(Point(loop))
+    assert kept(loop)[1].x[1] is not None
+
+
+def test_members_that_hash_by_value():
+    key = Keyed("k", link=[])
+    key.link.append(key)
+    assert kept({Frozen(x=1), Slotted(2), Keyed("z")}) == {Frozen(x=1), Slotted(2), Keyed("z")}
+    assert Keyed("k") in kept({key: 1, "again": key}) or Keyed("k") in kept([key, {key: 1}])[1]
+
+
+@pytest.mark.parametrize("kind", [Keyed, Forgiving])
+def test_a_set_that_would_lose_its_member_is_refused(kind):
+    member = kind("k")
+    member.link = {member}
+    assert refusal(World(data=member)).startswith("`data.link` can't be kept, its type is `set`: a member's hash")
+
+
+def test_a_hash_over_what_is_not_there_yet_is_refused():
+    class Borrowed(Keyed):
+        def __hash__(self):
+            return hash(getattr(self.link, "base", None))
+
+    owner = Lazy()
+    classes = ClassTable([World], [Borrowed])
+    owner.__dict__["members"] = {Borrowed("b", owner)}
+    with pytest.raises(SnapshotError, match="hash depends on a cycle"):
+        freeze(owner, classes)
+
+
+# What is refused
+
+
+def refused_values():
+    yield "ModelMetaclass", Owner
+    yield "function", len
+    yield "function", lambda: None
+    yield "method", Owner().model_dump
+    yield "generator", (n for n in ())
+    yield "list_iterator", iter([1])
+    yield "zip", zip(strict=True)
+    yield "ReferenceType", weakref.ref(Owner())
+    yield "lock", threading.Lock()
+    yield "RLock", threading.RLock()
+    yield "BytesIO", io.BytesIO()
+    yield "module", math
+    yield "partial", functools.partial(len)
+    yield "mappingproxy", types.MappingProxyType({})
+    yield "memoryview", memoryview(b"")
+    yield "object", object()
+    yield "PickleBuffer", __import__("pickle").PickleBuffer(b"x")
+    yield "GenericAlias", list[int]
+    yield "Exception", Exception("x")
+    yield "Unknown", Unknown()
+    for base in (int, float, str, bytes, list, dict, set, frozenset, tuple, complex, bytearray):
+        yield f"Odd_{base.__name__}", type(f"Odd_{base.__name__}", (base,), {})()
+    for base in (datetime, date):
+        yield "Odd", type("Odd", (base,), {})(2024, 1, 1)
+    yield "Odd", type("Odd", (collections.OrderedDict,), {})()
+    yield "Box[str]", Box[str](content="")
+    yield "defaultdict", collections.defaultdict(lambda: 1)
+    yield "Random", random.SystemRandom()
+    yield "count", itertools.count(Decimal(1))
+
+
+class Unknown:
+    pass
+
+
+@pytest.mark.parametrize(("kind", "value"), list(refused_values()))
+def test_refused_with_path_and_type(kind, value):
+    world = World(data={"x": [0, Account(anything=(1, value))]})
+    text = refusal(world)
+    assert text.startswith("`data['x'][1].anything[1]` can't be kept")
+    assert kind in text.partition(": ")[0]
+
+
+def test_attributes_that_would_be_lost_are_refused():
+    for value in (collections.OrderedDict(), collections.Counter(), random.Random(1)):
+        value.remark = 1
+        assert "attributes were set on it" in refusal(value)
+
+
+def test_refusals_name_private_attributes_keys_and_the_environment():
+    account = Account()
+    account._cache["lock"] = threading.Lock()
+    assert refusal(World(account=account)).startswith("`account._cache['lock']` can't be kept")
+    assert refusal({Unknown: 1}).startswith("`[key type]` can't be kept")
+    assert refusal(Unknown()).startswith("The environment itself can't be kept")
+
+
+def nested(depth):
+    value = None
+    for level in range(depth // 4):
+        value = Node(data=[(value,)]) if level % 2 else {"x": {"y": [Plain(value)]}}
+    return value
+
+
+def test_nesting():
+    kept(nested(200))
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    text = refusal(World(data=deep))
+    assert "nested deeper than 200 levels" in text
+    assert len(text) < 500
+    while deep:  # taken apart gently: the interpreter would recurse
+        deep = deep.pop()
+
+
+def test_a_refusal_close_to_the_end_of_the_stack_is_still_a_refusal():
+    def descend(levels):
+        try:
+            return descend(levels + 1)
+        except RecursionError:
+            return refusal_or_bytes()
+
+    def refusal_or_bytes():
+        try:
+            return freeze(nested(200), CLASSES)
+        except SnapshotError as error:
+            return str(error)
+
+    outcomes = []
+    thread = threading.Thread(target=lambda: outcomes.append(descend(0)))
+    thread.start()
+    thread.join()
+    assert outcomes
+
+
+# The table and the fingerprint
+
+
+def test_the_table_holds_what_annotations_reach():
+    names = {name.partition(":")[2] for name in CLASSES.names}
+    assert {"World", "Account", "Savings", "Hidden", "Color", "Point", "Leaf", "Cat", "Dog", "Keyed"} <= names
+    assert "Unknown" not in names
+    assert any(name.startswith("Box[") for name in names)
+    assert CLASSES.name_of(Owner) == f"{__name__}:Owner"
+    assert CLASSES.name_of(Unknown) is None
+    assert len(CLASSES) == len(CLASSES.names)
+    typed = ClassTable([Options])
+    assert typed.name_of(Leaf)
+
+
+@pytest.mark.parametrize("root", [Any, object, BaseModel, enum.Enum, list[Any], collections.abc.Sequence, dict])
+def test_what_is_never_expanded(root):
+    assert len(ClassTable([root])) == len(ClassTable([]))
+
+
+def test_two_classes_of_one_name_are_refused():
+    def define():
+        class Twin(BaseModel):
+            pass
+
+        return Twin
+
+    with pytest.raises(RegistrationError, match="Two different classes are called"):
+        ClassTable([define(), define()])
+
+
+def test_state_types_that_cannot_be_kept_are_refused():
+    with pytest.raises(RegistrationError, match="can't be kept in a snapshot"):
+        ClassTable([], [type(threading.Lock())])
+    ClassTable([], [Decimal, datetime, Color, dict])
+
+
+def fields(**annotations):
+    return pydantic.create_model("Model", __module__=__name__, **annotations)
+
+
+def test_the_fingerprint_follows_the_shape():
+    one = fingerprint([fields(a=(int, 1))])
+    assert re.fullmatch("[0-9a-f]{32}", one)
+    assert one == fingerprint([fields(a=(int, 2))]), "defaults don't count"
+    different = [fields(b=(int, 1)), fields(a=(str, "")), fields(a=(int, 1), b=(int, 1)), fields(a=(int | None, 1))]
+    prints = {one, *(fingerprint([model]) for model in different), fingerprint([fields(a=(int, 1))], [Plain])}
+    assert len(prints) == 6
+    assert fingerprint([World], STATE_TYPES) == fingerprint([World], reversed(STATE_TYPES))
+
+
+def test_the_fingerprint_covers_private_attributes_members_and_slots():
+    def define(body):
+        return type("Changing", body[0], {"__module__": __name__, "__qualname__": "Changing", **body[1]})
+
+    def private(annotation):
+        return define(((BaseModel,), {"__annotations__": {"_p": annotation}, "_p": PrivateAttr(None)}))
+
+    assert fingerprint([private(int)]) != fingerprint([private(str)])
+    assert fingerprint([private(int)]) == fingerprint([private(int)])
+    slots = [fingerprint([], [define(((), {"__slots__": slots}))]) for slots in (("a",), ("a", "b"))]
+    assert slots[0] != slots[1]
+    members = [fingerprint([enum.Enum("Choice", names, module=__name__)]) for names in (["A"], ["A", "B"])]
+    assert members[0] != members[1]
+    method = define(((BaseModel,), {"act": lambda _self: 1}))
+    assert fingerprint([method]) == fingerprint(
+        [define(((BaseModel,), {"act": lambda _self: 2, "other": lambda _self: 3}))]
+    )
+
+
+def test_fingerprint_and_names_are_the_same_in_every_process():
+    code = (
+        "import test_exactness as t; from server.classes import fingerprint as f;"
+        "print(f([t.World], t.STATE_TYPES), t.freeze(t.Account(), t.CLASSES).hex())"
+    )
+    here = pathlib.Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{here}:{here.parent}"}
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**environment, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split()
+        for seed in ("1", "2")
+    ]
+    assert outputs[0][0] == outputs[1][0]
+    account = thaw(bytes.fromhex(outputs[0][1]), CLASSES)
+    assert difference(account, Account()) is None
+    assert outputs[0][0] == fingerprint([World], STATE_TYPES)
+
+
+# The comparison itself can fail
+
+
+def changed(change):
+    world = World(account=Account(anything={"a": [1, 2.0], "b": {1, 2}}), data=[Plain([1]), Point(1), Lean(1)])
+    world.data.append(world.data[0])
+    copy = back(world)
+    change(copy)
+    return difference(world, copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (lambda w: w.account.__dict__.update(balance=0), "account.balance"),
+        (lambda w: w.account.anything["a"].append(3), "account.anything['a']"),
+        (lambda w: w.account.anything["b"].add(3), "account.anything['b']"),
+        (lambda w: w.account.anything["b"].__ixor__({2, True, 5}), "account.anything['b']"),
+        (
+            lambda w: w.account.anything.update(b=w.account.anything.pop("b"), a=w.account.anything.pop("a")),
+            "account.any",
+        ),
+        (lambda w: w.account._cache.update(x=1), "account"),
+        (lambda w: w.model_fields_set.discard("data"), ".model_fields_set"),
+        (lambda w: w.data.__setitem__(3, Plain([1])), "data[3]"),
+        (lambda w: w.data.__setitem__(1, (1, 0)), "data[1]"),
+        (lambda w: setattr(w.data[2], "left", True), "data[2].left"),
+        (lambda w: setattr(w, "account", Savings()), "account"),
+    ],
+)
+def test_the_comparison_sees_every_change(change, path):
+    assert path.lstrip(".") in changed(change)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, True),
+        (0.0, -0.0),
+        (math.nan, 1.0),
+        ([], ()),
+        (Color.RED, Color.GREEN),
+        (Decimal("1.0"), Decimal("1.00")),
+        ({1: 2, 3: 4}, {3: 4, 1: 2}),
+        (datetime(2024, 1, 1), datetime(2024, 1, 1, fold=1)),  # noqa: DTZ001 - without zone
+        ({Frozen(x=1)}, {Frozen(x=2)}),
+        (datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=TzInfo(0))),
+        (Owner(), Owner(name="Ann")),
+        (collections.deque(maxlen=1), collections.deque(maxlen=2)),
+        (Label("a"), Label("b")),
+        (uuid.UUID(int=1), uuid.UUID(int=2)),
+        (Fraction(1, 2), Fraction(1, 3)),
+        (random.Random(1), random.Random(2)),
+        (bytearray(b"a"), bytearray(b"b")),
+    ],
+)
+def test_the_comparison_tells_apart_what_equality_may_not(one, other):
+    assert difference(one, other)
+    assert difference(one, one) is None
+
+
+# Sealing
+
+
+def test_seal():
+    key, mark = b"k" * 32, fingerprint([World])
+    blob = seal(b"payload", mark, key)
+    assert unseal(blob, mark, key) == b"payload"
+    assert blob.startswith(FORMAT.encode())
+    with pytest.raises(ClassesChangedError):
+        unseal(blob, "0" * 32, key)
+    with pytest.raises(StateDamagedError):
+        unseal(blob, mark, b"other")
+    with pytest.raises(ValueError, match="secret key"):
+        seal(b"", mark, b"")

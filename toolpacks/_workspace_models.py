@@ -1,0 +1,237 @@
+"""What a workspace is made of: people, mails, events and files.
+
+Mails hold the calendar's very events and the drive's very files, never copies: a change shows wherever one looks.
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
+
+from server import TaskEnvironment
+
+
+def in_utc(time: datetime) -> datetime:
+    """Give a time its zone: UTC, unless it came with another."""
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+Address = Annotated[str, Field(pattern=r"^[^@\s]+@[^@\s]+$")]
+Time = Annotated[datetime, AfterValidator(in_utc)]
+
+
+class Person(BaseModel):
+    """Somebody with a mail address."""
+
+    name: str
+    address: Address
+    about: str = ""
+
+
+class Answer(StrEnum):
+    """What a participant says to an invitation."""
+
+    PENDING = "pending"
+    ACCEPTED = "accepted"
+    DECLINED = "declined"
+
+
+class Event(BaseModel):
+    """Something that takes place at a time; `answers` has every participant but the organizer."""
+
+    id: int
+    title: str
+    start: Time
+    end: Time
+    organizer: Address
+    answers: dict[Address, Answer] = Field(default_factory=dict)
+    location: str = ""
+    description: str = ""
+    cancelled: bool = False
+
+
+class Calendar(BaseModel):
+    """Events by id; a cancelled one stays, marked."""
+
+    events: dict[int, Event] = Field(default_factory=dict)
+
+    def find(self, event_id: int) -> Event:
+        """Get an event, or say how to find one."""
+        if event_id not in self.events:
+            raise ValueError(f"There is no event {event_id}: list_events shows the ids.")
+        return self.events[event_id]
+
+    def find_own(self, event_id: int, me: Person) -> Event:
+        """Get an event that `me` may change."""
+        event = self.find(event_id)
+        if event.organizer != me.address:
+            raise ValueError(
+                f"Only {event.organizer}, who organizes event {event_id}, can change it: send them a mail."
+            )
+        if event.cancelled:
+            raise ValueError(f"Event {event_id} is cancelled: create a new one.")
+        return event
+
+    def between(self, start: datetime, end: datetime) -> list[Event]:
+        """Get the events that touch a period, earliest first."""
+        found = [event for event in self.events.values() if event.start < end and event.end > start]
+        return sorted(found, key=lambda event: event.start)
+
+
+class TimeSlot(BaseModel):
+    """A stretch of time."""
+
+    start: Time
+    end: Time
+
+
+class Permission(StrEnum):
+    """What somebody else may do with a file."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+class File(BaseModel):
+    """A text file, and with whom it is shared."""
+
+    id: int
+    name: str
+    owner: Address
+    modified_at: Time
+    content: str
+    shared_with: dict[Address, Permission] = Field(default_factory=dict)
+
+
+class FileSummary(BaseModel):
+    """A file without its content."""
+
+    id: int
+    name: str
+    owner: Address
+    modified_at: Time
+    shared_with: dict[Address, Permission]
+
+
+class Drive(BaseModel):
+    """Files by id."""
+
+    files: dict[int, File] = Field(default_factory=dict)
+
+    def find(self, file_id: int) -> File:
+        """Get a file, or say how to find one."""
+        if file_id not in self.files:
+            raise ValueError(f"There is no file {file_id}: search_files shows the ids.")
+        return self.files[file_id]
+
+    def find_own(self, file_id: int, me: Person) -> File:
+        """Get a file that `me` may share and delete."""
+        file = self.find(file_id)
+        if file.owner != me.address:
+            raise ValueError(f"Only {file.owner}, who owns file {file_id}, can share or delete it: send them a mail.")
+        return file
+
+
+class Folder(StrEnum):
+    """Where a mail lies."""
+
+    INBOX = "inbox"
+    SENT = "sent"
+    ARCHIVE = "archive"
+    TRASH = "trash"
+
+
+class Mail(BaseModel):
+    """A mail; an invitation is a mail that holds an event."""
+
+    id: int
+    folder: Folder
+    sender: Address
+    recipients: list[Address]
+    subject: str
+    body: str
+    sent_at: Time
+    read: bool = False
+    reply_to: int | None = None
+    event: Event | None = None
+    attachments: list[File] = Field(default_factory=list)
+
+
+class MailSummary(BaseModel):
+    """A mail without its body and what it holds."""
+
+    id: int
+    folder: Folder
+    sender: Address
+    recipients: list[Address]
+    subject: str
+    sent_at: Time
+    read: bool
+
+
+class Mailbox(BaseModel):
+    """Mails by id."""
+
+    mails: dict[int, Mail] = Field(default_factory=dict)
+
+    def find(self, mail_id: int) -> Mail:
+        """Get a mail, or say how to find one."""
+        if mail_id not in self.mails:
+            raise ValueError(f"There is no mail {mail_id}: search_mails shows the ids.")
+        return self.mails[mail_id]
+
+
+class WorkspaceEnvironment(TaskEnvironment):
+    """One person's mailbox, calendar, drive and contacts at one moment; the clock stands still."""
+
+    now: Time = datetime(2026, 3, 2, 9, 0, tzinfo=UTC)
+    me: Person
+    contacts: list[Person] = Field(default_factory=list)
+    mailbox: Mailbox = Field(default_factory=Mailbox)
+    calendar: Calendar = Field(default_factory=Calendar)
+    drive: Drive = Field(default_factory=Drive)
+    _last_id: int = PrivateAttr(default=0)
+
+    @model_validator(mode="after")
+    def _share_and_count(self) -> Self:
+        """Make one object of what has one id: in JSON, a mail's event and the calendar's event stand apart."""
+        files = dict(self.drive.files)
+        for mail in self.mailbox.mails.values():
+            if mail.event:
+                mail.event = self.calendar.events.setdefault(mail.event.id, mail.event)
+            mail.attachments = [files.setdefault(file.id, file) for file in mail.attachments]
+        self._last_id = max(0, *self.mailbox.mails, *self.calendar.events, *files)
+        return self
+
+    def new_id(self) -> int:
+        """Get a number that no mail, event or file has had, not even a deleted one."""
+        self._last_id += 1
+        return self._last_id
+
+    def send(
+        self,
+        recipients: list[Address],
+        subject: str,
+        body: str,
+        *,
+        reply_to: int | None = None,
+        event: Event | None = None,
+        attachments: list[File] | None = None,
+    ) -> Mail:
+        """Send a mail; it lies in the folder of sent ones."""
+        mail = Mail(
+            id=self.new_id(),
+            folder=Folder.SENT,
+            sender=self.me.address,
+            recipients=recipients,
+            subject=subject,
+            body=body,
+            sent_at=self.now,
+            read=True,
+            reply_to=reply_to,
+            event=event,
+            attachments=attachments or [],
+        )
+        self.mailbox.mails[mail.id] = mail
+        return mail
