@@ -43,6 +43,7 @@ class Server:
 
     Attributes:
         ready: Requests are answered; False while it starts and drains.
+        is_open: Toolpacks are loaded, and the store is open.
     """
 
     def __init__(self, settings: Settings, catalog: Catalog | None) -> None:
@@ -50,19 +51,31 @@ class Server:
         self.settings = settings
         self.gate = Gate(settings)
         self.ready = False
+        self.is_open = False
         self._catalog = catalog
 
-    @contextlib.asynccontextmanager
-    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """Load toolpacks and open the store; at the end let calls finish, and close it."""
+    def open(self) -> None:
+        """Load toolpacks and open the store.
+
+        Raises:
+            StartError: A toolpack, the store or a setting can't be used.
+        """
         settings = self.settings
         catalog = self._catalog or load_catalog(settings.pack_dir, settings.packs)
-        self.store = open_store(settings.store_url)
-        self.sessions = SessionManager(catalog, self.store, settings, secret_key(settings))
+        key = secret_key(settings)
+        self.store = open_store(settings.store_url, exclusive=settings.workers == 1)
+        self.sessions = SessionManager(catalog, self.store, settings, key)
         methods = Methods(self.sessions, self.document)
         self._document = dumps(openrpc_document(methods.all()))
         self.rpc = JsonRpc(methods.all(), settings)
         self.agents = JsonRpc(methods.agents(), settings)
+        self.is_open = True
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        """Be ready for requests; at the end let calls finish, and close the store."""
+        if not self.is_open:
+            self.open()
         sweeper = asyncio.create_task(self.sessions.sweep())
         self.ready = True
         try:
@@ -72,6 +85,10 @@ class Server:
             sweeper.cancel()
             await self.sessions.drain()
             self.store.close()
+
+    def is_unfit(self) -> bool:
+        """Whether this process holds so many stuck threads that it should be replaced."""
+        return self.sessions.stuck_threads() > self.settings.max_stuck_threads
 
     def document(self) -> Fragment:
         """Get the OpenRPC document."""

@@ -6,6 +6,7 @@ The rule: what goes wrong is told in one sentence on standard error, with exit s
 import asyncio
 import json
 import logging
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -14,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import uvicorn
 
-from server.app import create_app
 from server.auth import check_exposure
 from server.catalog import Catalog, inspect_toolpacks, load_catalog, lying_functions
-from server.errors import StartError, ToolpackServerError
+from server.errors import SettingsError, ToolpackServerError
 from server.jsonrpc import JsonRpc
 from server.methods import Caller, Methods
 from server.openrpc import envelope_schema, openrpc_document, toolpack_schema
@@ -27,6 +26,8 @@ from server.sessions import SessionManager
 from server.settings import Settings, load_settings
 from server.stores import open_store
 from server.strict_json import Fragment
+from server.supervisor import Supervisor
+from server.worker import run_worker
 
 BUNDLED = ("bank", "workspace")  # the toolpacks whose schemas are checked in: they need no extra package
 
@@ -70,20 +71,33 @@ def serve(**flags: Any) -> None:
     flags["pack_dir"] = flags["pack_dir"] or None
     settings = load_settings(**flags)
     check_exposure(settings)
+    in_memory = settings.store_url.startswith("memory:")
+    if in_memory and settings.workers > 1:
+        raise SettingsError(
+            f"{settings.workers} workers can't share memory: use the default store or redis://, or one worker."
+        )
     catalog = load_catalog(settings.pack_dir, settings.packs)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    config = uvicorn.Config(
-        create_app(settings, catalog),
-        host=settings.host,
-        port=settings.port,
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        date_header=False,
-    )
-    socket = config.bind_socket()
-    banner(settings, catalog, socket.getsockname()[1])
-    uvicorn.Server(config).run(sockets=[socket])
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    listener = listen(settings.host, settings.port)
+    banner(settings, catalog, listener.getsockname()[1])
+    if in_memory:
+        run_worker(settings, catalog, listener)
+    else:
+        Supervisor(settings, catalog, listener).run()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the socket to listen on.
+
+    Raises:
+        SettingsError: The address can't be used.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise SettingsError(f"{host}:{port} can't be listened on: {error.strerror}. Choose another --port or --host.") from None
 
 
 def banner(settings: Settings, catalog: Catalog, port: int) -> None:
@@ -99,6 +113,7 @@ def banner(settings: Settings, catalog: Catalog, port: int) -> None:
         f"""  curl -s {url}/rpc -H 'Content-Type: application/json'{token} """
         """-d '{"jsonrpc": "2.0", "id": 1, "method": "create_session"}'"""
     )
+    sys.stdout.flush()
 
 
 @cli.command()

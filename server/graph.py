@@ -148,7 +148,7 @@ class _Comparison:
                 continue
             pairs = list(zip(parts(before), parts(after), strict=False))
             if isinstance(before, (set, frozenset)):
-                sets.append((path, before, after))
+                sets.append((path, set().union(before), set().union(after)))
                 pairs = pairs[len(before) :]  # attributes of a subclass
             # reversed, so that the first difference is the one reported
             pending += [(path + step, left, right) for (step, left), (_, right) in reversed(pairs)]
@@ -162,7 +162,7 @@ class _Comparison:
         if isinstance(before, _IDENTICAL):
             return (None if before is after else "it became another object"), False
         plain = kind in _VALUES and kind not in _CHANGEABLE
-        if not plain and before not in ((), frozenset()):
+        if not plain and not (kind in (tuple, frozenset) and len(before) == 0):  # of these there is but one
             known = id(before) in self.after_of, id(after) in self.before_of
             if any(known):
                 same = all(known) and self.after_of[id(before)] is after
@@ -177,19 +177,26 @@ class _Comparison:
         value_of = _VALUES.get(kind) or next((_CONTENT[base] for base in kind.__mro__ if base in _CONTENT), None)
         if value_of and value_of(before) != value_of(after):
             return f"values differ: {shown(before)} became {shown(after)}"
-        unordered = isinstance(before, (set, frozenset))
         steps, others = ([step for step, _ in parts(value)] for value in (before, after))
         if steps != others:
-            if unordered or not isinstance(before, (list, tuple, dict)):
-                return f"contents differ: {len(steps)} parts became {len(others)}"
-            return f"items or their order differ: {', '.join(steps[:5])} became {', '.join(others[:5])}"
+            gone = [step for step in steps if step not in others]
+            new = [step for step in others if step not in steps]
+            return f"contents or their order differ: {len(gone)} gone {gone[:5]}, {len(new)} new {new[:5]}"
         opaque = not value_of and not steps and not kind.__flags__ & 1 << 9 and not hasattr(kind, "__len__")
         return f"{kind.__qualname__} can't be compared" if opaque and before is not after else None
 
     def _match(self, path: str, before: Any, after: Any) -> str | None:
         """Find for each member of one set its counterpart in the other."""
-        free = list(after)
+        simple = collections.Counter(
+            (type(member), _VALUES[type(member)](member)) for member in before if _simple(member)
+        )
+        simple.subtract((type(member), _VALUES[type(member)](member)) for member in after if _simple(member))
+        if lost := [shown(value) for (_, value), count in simple.items() if count]:
+            return f"{path.removeprefix('.') or 'the object itself'}: the set differs in {', '.join(lost[:5])}"
+        free = [member for member in after if not _simple(member)]
         for member in before:
+            if _simple(member):
+                continue
             for index, candidate in enumerate(free):
                 trial = _Comparison()
                 trial.after_of, trial.before_of = self.after_of.copy(), self.before_of.copy()
@@ -201,3 +208,8 @@ class _Comparison:
             else:
                 return f"{path.removeprefix('.') or 'the object itself'}: {shown(member)} is no longer in the set"
         return None
+
+
+def _simple(member: object) -> bool:
+    """Say whether a value says all, so that members needn't be tried one by one."""
+    return type(member) in (bool, int, float, complex, str, bytes, type(None))

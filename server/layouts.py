@@ -47,10 +47,10 @@ class Layout:
     State is a tuple: the content, for a subclass of a builtin, then `__dict__`, where there is one, then all slots.
     """
 
-    def __init__(self, cls: type, name: str, base: type) -> None:
+    def __init__(self, cls: type, name: str, base: Any) -> None:
         self.cls = cls
         self.name = name
-        self.base = base
+        self.base: Any = base  # a type, though mypy takes its `__new__` for that of `type`
         self.has_content = base is not object
         self.unchangeable = self.has_content and base not in _PUT_CONTENT
         members = [d for kind in cls.__mro__ for d in vars(kind).values() if isinstance(d, types.MemberDescriptorType)]
@@ -69,11 +69,11 @@ class Layout:
             raise pickle.UnpicklingError("what can't be changed can't be made empty")
         return self.base.__new__(self.cls)
 
-    def make(self, state: Any) -> Any:
+    def make(self, state: tuple[Any, ...]) -> Any:
         """Make an instance and give it its state, which may be forged."""
         if not self.unchangeable:
             instance = self.base.__new__(self.cls)
-        elif type(state) is tuple and state and type(state[0]) is self.base:
+        elif state and type(state[0]) is self.base:
             instance = self.base.__new__(self.cls, state[0])
         else:
             raise pickle.UnpicklingError("this isn't the content of an instance")
@@ -116,7 +116,7 @@ def layout_of(cls: type, name: str) -> Layout | None:
     """Find out where the instances keep their state; None if there is state that can't be seen from Python."""
     if issubclass(cls, enum.Enum):
         return None
-    base: type = next((base for base in cls.__mro__ if base in BUILTIN_BASES), object)
+    base: Any = next((base for base in cls.__mro__ if base in BUILTIN_BASES), object)
     if cls is base or any(not kind.__flags__ & _HEAP_TYPE and kind not in (base, object) for kind in cls.__mro__):
         return None
     if not hasattr(cls, "__del__"):  # which would meet the empty instance
@@ -128,12 +128,12 @@ def layout_of(cls: type, name: str) -> Layout | None:
 
 
 def _hashed(cls: type) -> Literal["by identity", "by fields", "by its own code"]:
-    function = cls.__hash__
+    function: Any = cls.__hash__
     if function is None or function is object.__hash__:
         return "by identity"
     generated = (
         not isinstance(function, types.FunctionType)
         or function.__module__.startswith("pydantic.")
-        or function.__code__.co_filename == "<string>"  # as dataclasses make it
+        or (hasattr(cls, "__dataclass_params__") and function.__code__.co_filename == "<string>")
     )
     return "by fields" if generated else "by its own code"

@@ -5,8 +5,8 @@ could be altered, checks the exact types of its arguments, takes a class as a st
 `ClassTable`, and does nothing but make one object or fill one that was made empty.
 
 Instances are written as (new, (name,), state, fill), so that cycles close. Where a class hashes by value, an instance
-must be whole before a set takes it in: it is written as one step, (make, (name, state)), which a cycle through it rules
-out; whoever drives the writers then starts again with `stepwise`, and reads back what was written to check it.
+must be whole before a set takes it in: it is written as one step, (make, (name, *state)), which a cycle through it
+rules out; whoever drives the writers then starts again with `stepwise`, and reads what was written back to check it.
 """
 
 import collections
@@ -127,7 +127,7 @@ def _plain(_classes: ClassTable) -> _Prepared:
 
 
 def _defaultdict(classes: ClassTable) -> _Prepared:
-    factories: dict[str | None, Any] = {None: None, **FACTORIES, **{x.name: x.cls for x in classes.layouts.values()}}
+    factories: dict[Any, Any] = {None: None, **FACTORIES, **{x.name: x.cls for x in classes.layouts.values()}}
     names = {factory: name for name, factory in factories.items()}
 
     def make(name: str | None) -> collections.defaultdict[Any, Any]:
@@ -175,7 +175,7 @@ def _instances(classes: ClassTable) -> _Prepared:
     by_name = {layout.name: layout for layout in layouts.values()}
     the_new = _operator(lambda name: by_name[_text(name)].new())
     the_fill = _operator(lambda instance, state: layouts[type(instance)].put(instance, state))
-    the_make = _operator(lambda name, state: by_name[_text(name)].make(state))
+    the_make = _operator(lambda name, *state: by_name[_text(name)].make(state))
 
     def writer_for(layout: Layout) -> Write:
         name, take, args, doubtful = layout.name, layout.take, (layout.name,), layout.hashed == "by its own code"
@@ -184,7 +184,7 @@ def _instances(classes: ClassTable) -> _Prepared:
             return the_new, args, take(value), None, None, the_fill
 
         def unchangeable(_progress: Progress, value: Any) -> tuple[Any, ...]:
-            return the_make, (name, take(value))
+            return the_make, (name, *take(value))
 
         def whole(progress: Progress, value: Any) -> tuple[Any, ...]:
             if progress.stepwise:
@@ -193,7 +193,7 @@ def _instances(classes: ClassTable) -> _Prepared:
                 raise CycleError
             progress.begun.add(id(value))
             progress.doubtful |= doubtful
-            return the_make, (name, take(value))
+            return the_make, (name, *take(value))
 
         if layout.unchangeable:
             return unchangeable

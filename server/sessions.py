@@ -103,6 +103,14 @@ class SessionManager:
             runtime = self._runtimes[toolpacks] = SessionRuntime(self.catalog.functions(toolpacks))
         return runtime
 
+    def is_idle(self) -> bool:
+        """Whether no session has anything to do."""
+        return self.mailboxes.is_idle()
+
+    def stuck_threads(self) -> int:
+        """Count the threads that are still in a function that was given up."""
+        return self.mailboxes.threads.stuck_threads()
+
     async def drain(self) -> None:
         """Wait until nothing runs any more, for as long as the settings allow, and stop the threads."""
         deadline = time.monotonic() + self._settings.drain_seconds

@@ -61,6 +61,7 @@ class Settings(BaseSettings):
     timeout_seconds: float = Field(30, gt=0, description="Deadline of a call, where its function sets none.")
     queue_timeout_seconds: float = Field(30, gt=0, description="How long a call may wait for its session.")
     drain_seconds: float = Field(10, ge=0, description="How long a stopping server waits for running calls.")
+    max_stuck_threads: int = Field(4, ge=0, description="Threads stuck in functions that a worker holds before it is replaced.")
     max_waiting_per_session: int = Field(1000, ge=1, description="Calls that may wait for one session.")
     max_waiting: int = Field(10_000, ge=1, description="Calls that may wait for all sessions of a worker.")
     ttl_seconds: float = Field(86_400, gt=0, description="How long a session lives after its last call.")

@@ -92,7 +92,11 @@ def unseal(blob: bytes, fingerprint: str, key: bytes) -> bytes:
 def _keyed_hash(rest: bytes, key: bytes) -> bytes:
     if not key:
         raise ValueError("A snapshot needs a secret key: without one the hash would prove nothing.")
-    return hashlib.blake2b(_HEADER + rest, key=key, digest_size=_HASH_SIZE).digest()
+    if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
+        key = hashlib.blake2b(key).digest()
+    keyed = hashlib.blake2b(_HEADER, key=key, digest_size=_HASH_SIZE)
+    keyed.update(rest)
+    return keyed.digest()
 
 
 class _Writer(pickle.Pickler):

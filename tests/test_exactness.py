@@ -591,6 +591,16 @@ def nested(depth):
     return value
 
 
+@pytest.mark.parametrize(
+    "around", [Point, Plain, Slotted, lambda v: Box(content=v), lambda v: Frozen(link=v), lambda v: Tags([v])]
+)
+def test_200_levels_of_anything_are_kept(around):
+    value = None
+    for _ in range(200):
+        value = around(value)
+    kept(value)
+
+
 def test_nesting():
     kept(nested(200))
     deep = []
@@ -753,6 +763,9 @@ def test_the_comparison_sees_every_change(change, path):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
+        ({1}, {True}),
+        ({1, Rights.READ}, {1, Rights.WRITE}),
+        (dict.fromkeys("ab"), dict.fromkeys("ba")),
         (1, True),
         (0.0, -0.0),
         (math.nan, 1.0),
@@ -789,5 +802,8 @@ def test_seal():
         unseal(blob, "0" * 32, key)
     with pytest.raises(StateDamagedError):
         unseal(blob, mark, b"other")
+    assert unseal(seal(b"x", mark, key * 9), mark, key * 9) == b"x"
+    with pytest.raises(StateDamagedError):
+        unseal(seal(b"x", mark, key * 9), mark, key * 10)
     with pytest.raises(ValueError, match="secret key"):
         seal(b"", mark, b"")

