@@ -93,7 +93,7 @@ class Gate:
         if not is_loopback(host):
             raise RefusedError(403, f"The Host header names {host!r}, but only this machine is served: use 127.0.0.1.")
         origin = headers.get(b"origin")
-        if origin is not None and not is_loopback(urlsplit(origin.decode("latin-1")).hostname or ""):
+        if origin is not None and not is_loopback(_host(origin.decode("latin-1").partition("://")[2])):
             raise RefusedError(403, "A web page of another origin may not use this server: call it from a program.")
 
 

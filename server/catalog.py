@@ -94,7 +94,7 @@ def load_catalog(pack_dirs: Sequence[Path] = (), names: Sequence[str] = ()) -> C
     Raises:
         RegistrationError: Something is wrong; the text says what, and how many more problems there are.
     """
-    catalog, problems = inspect_toolpacks(pack_dirs, names)
+    catalog, problems = inspect_toolpacks(pack_dirs, names, opt_in_environments=False)
     if problems:
         more = f" ({len(problems) - 1} more: see `toolpack-server check`)" if len(problems) > 1 else ""
         raise RegistrationError(f"{problems[0]}{more}")
@@ -103,9 +103,13 @@ def load_catalog(pack_dirs: Sequence[Path] = (), names: Sequence[str] = ()) -> C
 
 
 def inspect_toolpacks(
-    pack_dirs: Sequence[Path] = (), names: Sequence[str] = ()
+    pack_dirs: Sequence[Path] = (), names: Sequence[str] = (), *, opt_in_environments: bool = True
 ) -> tuple[Catalog | None, list[RegistrationError]]:
-    """Load toolpacks and collect all that is wrong with them; without a catalog if it couldn't even be made."""
+    """Load toolpacks and collect all that is wrong with them; without a catalog if it couldn't even be made.
+
+    Building a large environment takes its time, so a server leaves out those of `opt_in` packs: the first session that
+    names one checks it anyway.
+    """
     problems: list[RegistrationError] = []
     token = collected_problems.set(problems)
     try:
@@ -120,7 +124,11 @@ def inspect_toolpacks(
         catalog = Catalog(found, notices)
     except RegistrationError as error:
         return None, [*problems, error]
-    problems += [problem for pack in found.values() if (problem := _initial_problem(pack, catalog.classes))]
+    problems += [
+        problem
+        for pack in found.values()
+        if (opt_in_environments or not pack.opt_in) and (problem := _initial_problem(pack, catalog.classes))
+    ]
     return catalog, problems
 
 

@@ -78,7 +78,7 @@ def serve(**flags: Any) -> None:
         )
     catalog = load_catalog(settings.pack_dir, settings.packs)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     listener = listen(settings.host, settings.port)
     banner(settings, catalog, listener.getsockname()[1])
     if in_memory:

@@ -13,17 +13,22 @@ knows nothing of JSON-RPC; `jsonrpc.py` alone maps these classes to codes.
     │   ├── SnapshotError           the environment holds what can't be kept exactly
     │   ├── ResultError             the result has no JSON form
     │   └── TooLargeError           a result, an environment or a request is over its limit
-    └── RequestError                refuses the request: a programmer or an operator can mend it
-        ├── InvalidParamsError      wrong parameters, unknown packs, bad options, bad pointer
-        ├── SessionNotFoundError    unknown, closed, expired or another's
-        ├── VersionConflictError    `expected_version` is not the session's version
-        ├── OverloadedError         too much waits, or the session's lease was lost; nothing has changed
-        ├── ClassesChangedError     the state was written by other classes than those loaded
-        ├── CallIdReusedError       the call_id belongs to another call
-        ├── DeadlineError           the request itself took too long
-        ├── VersionNotRetainedError the version is gone from the history
-        └── StateDamagedError       stored state fails its keyed hash, or can't be read back
+    ├── RequestError                refuses the request: a programmer or an operator can mend it
+    │   ├── InvalidParamsError      wrong parameters, unknown packs, bad options, bad pointer
+    │   ├── SessionNotFoundError    unknown, closed, expired or another's
+    │   ├── VersionConflictError    `expected_version` is not the session's version
+    │   ├── OverloadedError         too much waits, or the session's lease was lost; nothing has changed
+    │   ├── ClassesChangedError     the state was written by other classes than those loaded
+    │   ├── CallIdReusedError       the call_id belongs to another call
+    │   ├── DeadlineError           the request itself took too long
+    │   ├── VersionNotRetainedError the version is gone from the history
+    │   └── StateDamagedError       stored state fails its keyed hash, or can't be read back
+    └── ClientError                 what the Python client raises
+        ├── ReplyError              the server answered with an error: code, message, data
+        └── NoReplyError            no answer came, however often it was asked
 """
+
+from typing import Any
 
 
 class ToolpackServerError(Exception):
@@ -125,3 +130,28 @@ class VersionNotRetainedError(RequestError):
 
 class StateDamagedError(RequestError):
     """Stored state fails its keyed hash, or can't be read back."""
+
+
+class ClientError(ToolpackServerError):
+    """The Python client didn't get what it asked for."""
+
+
+class ReplyError(ClientError):
+    """The server answered with an error.
+
+    Attributes:
+        code: Its JSON-RPC code; -32000 for what HTTP refused.
+        message: What went wrong.
+        data: What the server says beyond that.
+    """
+
+    def __init__(self, code: int, message: str, data: dict[str, Any]) -> None:
+        detail = data.get("detail")
+        super().__init__(f"{message}: {detail} ({code})" if detail else f"{message} ({code})")
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+class NoReplyError(ClientError):
+    """No answer came, however often it was asked; the server may have done what was asked for or not."""

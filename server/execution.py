@@ -77,9 +77,13 @@ class SessionRuntime(FunctionsRuntime):
     def nested_result(self, env: World, outer: str, call: FunctionCall, depth: int) -> Any:
         """Run an inner call; between two toolpacks its result is copied, since nothing is shared across them."""
         result = super().nested_result(env, outer, call, depth)
-        if self.registered[outer].toolpack == self.registered[call.function].toolpack:
-            return result
-        return copy.deepcopy(result)
+        toolpack = self.registered[outer].toolpack
+        if toolpack != self.registered[call.function].toolpack:
+            return copy.deepcopy(result)
+        # The result may be a part of the environment, which the outer function can then change without a `Depends`.
+        if toolpack in env.touched and not self.registered[outer].read_only:
+            env.dirty.add(toolpack)
+        return result
 
     def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Any:
         """Run the plain function, and note whether it was that which raised."""
@@ -153,11 +157,13 @@ def call(
 def failed(error: BaseException, world: World) -> Outcome:
     """Describe a failed call."""
     errors = None
-    if isinstance(error, ToolNotFoundError):
+    if world.raised:
+        failure = Failure.RAISED
+    elif isinstance(error, ToolNotFoundError):
         failure = Failure.NOT_FOUND
     elif isinstance(error, TooLargeError):
         failure = Failure.TOO_LARGE
-    elif isinstance(error, ValidationError) and not world.raised:
+    elif isinstance(error, ValidationError):
         failure = Failure.ARGUMENTS
         errors = [
             {"loc": list(problem["loc"]), "msg": problem["msg"], "type": problem["type"]}

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pydantic import TypeAdapter
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 
 from server.toolpack import PackFunction
 
@@ -26,7 +25,7 @@ def returns_schema(function: PackFunction) -> dict[str, Any] | None:
         return None
     try:
         return TypeAdapter(returned).json_schema(mode="serialization") or None
-    except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError, NameError):
+    except Exception:  # noqa: BLE001 - an annotation may be anything, and what isn't checked needn't make sense
         return None
 
 

@@ -159,9 +159,19 @@ def make_function(function: Callable[..., Any]) -> Function:
         if parameter.default is not parameter.empty
         and parameter.name not in descriptions
         and parameter.name not in dependencies
-        and not isinstance(parameter.default, str | int | float | bool | bytes | None)
+        and _is_copied(parameter.default)
     }
     return made
+
+
+def _is_copied(default: Any) -> bool:
+    """Whether a default can change and can be copied; what can't, like a lock or a sentinel, stays the same object."""
+    if isinstance(default, str | int | float | bool | bytes | None) or type(default) is object:
+        return False
+    try:
+        return copy.deepcopy(default) is not default
+    except Exception:  # noqa: BLE001 - copying runs the code of its class
+        return False
 
 
 def _dependency(hint: Any) -> Any:

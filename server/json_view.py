@@ -7,7 +7,6 @@ infinities as null; only snapshots are exact. What has no JSON form is a `Result
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -60,12 +59,12 @@ def _copied(value: Any, copied: Any) -> Any:
         return sorted((copied(part) for part in value), key=to_json)
     if isinstance(value, BaseModel):
         return _copied_model(value, copied)
-    if isinstance(value, Mapping) and type(value) is dict:
+    if isinstance(value, dict):
         new = {key: copied(part) for key, part in value.items()}
-        return new if any(new[key] is not value[key] for key in value) else value
-    if type(value) in {list, tuple, deque}:
+        return new if any(part is not old for part, old in zip(new.values(), value.values(), strict=True)) else value
+    if isinstance(value, list | tuple | deque):
         parts = [copied(part) for part in value]
-        return type(value)(parts) if any(new is not old for new, old in zip(parts, value, strict=True)) else value
+        return parts if any(part is not old for part, old in zip(parts, value, strict=True)) else value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
         new = {name: copied(part) for name, part in fields.items()}

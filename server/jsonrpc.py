@@ -7,11 +7,10 @@ safety asks, it isn't asked to do: a batch is split here, in order, and no excep
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from jsonrpcserver import Error, Success
-from jsonrpcserver.async_main import dispatch_to_serializable
+from jsonrpcserver import Error, Success, dispatch_to_serializable
 from jsonrpcserver.codes import (
     ERROR_INTERNAL_ERROR,
     ERROR_INVALID_PARAMS,
@@ -114,32 +113,51 @@ class JsonRpc:
         problem = _request_problem(request)
         if problem:
             return _error(None, *_standard(ERROR_INVALID_REQUEST, problem))
-        reply: Any = await dispatch_to_serializable(
-            request, self._methods, context=caller, deserializer=_as_it_is, validator=_as_it_is
+        call = _Call(caller)
+        reply: Any = dispatch_to_serializable(
+            request, self._methods, context=call, deserializer=_as_it_is, validator=_as_it_is
         )
-        if reply is None:
+        error = None if reply is None else reply.get("error")
+        if call.answer is not None:
+            try:
+                result = await call.answer
+            except Exception as exception:  # noqa: BLE001 - `described` logs what it doesn't know
+                error = dict(zip(("code", "message", "data"), described(exception), strict=True))
+        elif error and error["code"] == ERROR_METHOD_NOT_FOUND:
+            detail = f"There is no method {request['method']!r} here: {', '.join(self._methods)}."
+            error = dict(zip(("code", "message", "data"), _standard(ERROR_METHOD_NOT_FOUND, detail), strict=True))
+        if reply is None:  # a notification
             return None
-        if "error" not in reply:
-            return b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (dumps(reply["result"]), dumps(reply["id"]))
-        error = reply["error"]
-        if error["code"] == ERROR_METHOD_NOT_FOUND:
-            known = ", ".join(self._methods)
-            detail = f"There is no method {request['method']!r} here: {known}."
-            return _error(reply["id"], *_standard(ERROR_METHOD_NOT_FOUND, detail))
-        return _error(reply["id"], error["code"], error["message"], error["data"])
+        if error is None:
+            return b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (dumps(result), dumps(reply["id"]))
+        return _error(reply["id"], **error)
+
+
+class _Call:
+    """A call on its way through jsonrpcserver, which finds the method and its parameters.
+
+    It is awaited afterwards, outside: jsonrpcserver's own way to await costs a task for each call.
+    """
+
+    __slots__ = ("answer", "caller")
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.answer: Awaitable[Any] | None = None
 
 
 def _callable(method: Method) -> Callable[..., Any]:
     names = tuple(sorted(method.params.model_fields, key=lambda name: name != "session_id"))
 
-    async def call(caller: Caller, /, *args: Any, **kwargs: Any) -> Any:
+    def begin(call: _Call, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            return Success(await method.answer(caller, _bound(method.params, names, args, kwargs)))
+            call.answer = method.answer(call.caller, _bound(method.params, names, args, kwargs))
         except Exception as error:  # noqa: BLE001 - jsonrpcserver would send its text out
             return Error(*described(error))
+        return Success()
 
-    call.__signature__ = _AnyArguments()  # type: ignore[attr-defined]
-    return call
+    begin.__signature__ = _AnyArguments()  # type: ignore[attr-defined]
+    return begin
 
 
 def _bound(params: type[Params], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Params:

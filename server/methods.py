@@ -17,9 +17,10 @@ from server.sessions import SessionManager
 from server.strict_json import Fragment, dumps
 
 MAX_TTL_SECONDS = 10 * 365 * 86_400
+MAX_COUNT = 2**53 - 1  # what every store, and every reader of JSON, counts exactly
 
 SessionId = Annotated[str, Field(description="The session.")]
-Version = Annotated[int, Field(ge=0, description="A version of the session.")]
+Version = Annotated[int, Field(ge=0, le=2**53, le=MAX_COUNT, description="A version of the session.")]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Labels = Annotated[dict[Annotated[str, Field(max_length=256)], Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
 TtlSeconds = Annotated[
@@ -77,7 +78,7 @@ class AgentRunFunction(Params):
     call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
         None, description="An id made by whoever may send the call again: what is recorded is answered, and nothing run twice."
     )
-    expected_version: Annotated[int, Field(ge=0)] | None = Field(
+    expected_version: Annotated[int, Field(ge=0, le=2**53)] | None = Field(
         None, description="Refuse the call unless the session is at this version."
     )
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
@@ -130,7 +131,7 @@ class GetTrace(Params):
     """Get a session's records, in order."""
 
     session_id: SessionId
-    after: int = Field(-1, ge=-1, description="The index of the last record that is known already.")
+    after: int = Field(-1, ge=-1, le=2**53, le=MAX_COUNT, description="The index of the last record that is known already.")
     limit: Limit
 
 

@@ -6,6 +6,7 @@ What is read is what is committed.
 
 import asyncio
 import base64
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +20,17 @@ from pydantic import BaseModel
 from server.calls import CallJob, CallRequest, ResetJob, Tools, expiry, timestamp
 from server.catalog import Catalog
 from server.errors import (
+    CallError,
     ClassesChangedError,
     DeadlineError,
     InvalidParamsError,
+    RequestError,
     SessionNotFoundError,
     VersionNotRetainedError,
 )
 from server.execution import Outcome, SessionRuntime
 from server.json_view import to_json
-from server.mailboxes import Mailboxes, Task
+from server.mailboxes import InternalError, Mailboxes, Task
 from server.settings import Settings
 from server.snapshot import FORMAT, freeze
 from server.stores import Head, MissingBlobError, Session, SessionStore
@@ -253,8 +256,10 @@ class SessionManager:
             return self._delete(list(expired)) if expired else 0
 
         while True:
-            while await self._do(sweep_some) == SWEEP_AT_ONCE:
-                pass
+            # What went wrong is logged; the next round makes up for it.
+            with contextlib.suppress(InternalError, RequestError):
+                while await self._do(sweep_some) == SWEEP_AT_ONCE:
+                    pass
             await asyncio.sleep(SWEEP_SECONDS)
 
     # Looking at sessions
@@ -417,7 +422,10 @@ class _Errand(Task):
 
     def work(self) -> None:
         self.deadline = time.monotonic() + self._timeout
-        self.answer = self._work()
+        try:
+            self.answer = self._work()
+        except CallError as error:  # an environment can't be kept, or has no JSON form
+            self.error = error
 
     def overrun(self) -> None:
         self.error = DeadlineError(f"The request took longer than {self._timeout:g} s and was given up.")

@@ -35,6 +35,8 @@ def _split_pairs(value: Any) -> Any:
             raise ValueError(f"entry {number} is not of the form name:token")
         if name in pairs:
             raise ValueError(f"the name {name!r} stands twice")
+        if token in pairs.values():
+            raise ValueError(f"the token of {name!r} is another name's too")
         pairs[name] = token
     return pairs
 
@@ -69,6 +71,10 @@ class Settings(BaseSettings):
     keep_bytes: int = Field(8 * 2**20, ge=0, description="Bytes that the kept versions of a session may take.")
     cache_bytes: int = Field(256 * 2**20, ge=0, description="Snapshot bytes whose live environments a worker keeps.")
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Size of a request's body.")
+    max_connections: int = Field(5000, ge=1, description="Connections that a worker holds at once.")
+    max_sessions: int = Field(100_000, ge=1, description="Sessions that a name may have at once.")
+    header_timeout_seconds: float = Field(10, gt=0, description="How long a client may take to send a request's headers.")
+    body_timeout_seconds: float = Field(30, gt=0, description="How long a client may take to send a request's body.")
     max_batch: int = Field(1000, ge=1, description="Members of a batch.")
     max_json_depth: int = Field(128, ge=8, description="Nesting of a request's JSON.")
     max_result_bytes: int = Field(2**20, ge=1024, description="Size of a call's result as JSON.")

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints, overload
 
-import orjson
 from pydantic import BaseModel, ValidationError
 
 from server.errors import InvalidParamsError, RegistrationError
 from server.functions_runtime import EmptyEnv, error_text, is_ready, make_function
+from server.strict_json import dumps
 
 Plain = TypeVar("Plain", bound=Callable[..., Any])
 Registered = TypeVar("Registered")
@@ -172,7 +172,7 @@ class Toolpack:
                 raise InvalidParamsError(f"The options of toolpack {self.name!r} don't fit: {_lines(error)}.") from error
         try:
             environment = self._build(**arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InvalidParamsError(
                 f"Toolpack {self.name!r} can't build its environment from these options: {error_text(error)}"
             ) from error
@@ -190,10 +190,10 @@ class Toolpack:
             InvalidParamsError: The JSON doesn't fit the environment's class.
         """
         try:
-            return self.environment_class.model_validate_json(orjson.dumps(environment))
+            return self.environment_class.model_validate_json(dumps(environment))
         except ValidationError as error:
             raise InvalidParamsError(f"The environment of toolpack {self.name!r} doesn't fit: {_lines(error)}.") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InvalidParamsError(
                 f"Toolpack {self.name!r} can't build this environment: {error_text(error)}"
             ) from error

@@ -22,6 +22,7 @@ import uvicorn
 from server.app import Server, create_app
 from server.catalog import Catalog
 from server.errors import StartError
+from server.protocol import limited_protocol
 from server.settings import Settings
 
 START_FAILED = 3
@@ -87,6 +88,9 @@ def run_worker(settings: Settings, catalog: Catalog, listener: socket.socket) ->
         app,
         access_log=False,
         log_config=None,
+        http=limited_protocol(settings),
+        ws="none",
+        proxy_headers=False,
         server_header=False,
         date_header=False,
         timeout_graceful_shutdown=max(1, int(settings.drain_seconds)),

@@ -12,12 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from typing import Any
 
-import orjson
 from pydantic import BaseModel
 
 from server.catalog import Catalog
-from server.errors import ClassesChangedError, TooLargeError
+from server.errors import ClassesChangedError, SnapshotError, TooLargeError
+from server.graph import difference
 from server.snapshot import freeze, seal, thaw, unseal
+from server.strict_json import dumps
 
 _PROCESS = secrets.token_hex(8)
 _serial = itertools.count()
@@ -124,15 +125,21 @@ class InitialEnvironments:
             InvalidParamsError: The options don't fit.
             SnapshotError: The environment holds something that can't be kept exactly.
         """
-        key = toolpack, orjson.dumps(options, option=orjson.OPT_SORT_KEYS)
+        key = toolpack, dumps(options, sort_keys=True)
         with self._lock:
             if key in self._built:
                 self._built.move_to_end(key)
                 return self._built[key]
         # Built outside the lock: it may take long, and two at once do no harm.
-        blob = self._codec.encode(toolpack, self._codec.catalog.toolpacks[toolpack].build(options))
+        environment = self._codec.catalog.toolpacks[toolpack].build(options)
+        blob = self._codec.encode(toolpack, environment)
+        lost = difference(environment, self._codec.decode(toolpack, blob))
+        if lost:
+            raise SnapshotError(f"the initial environment of {toolpack!r} can't be kept exactly: {lost}")
         built = new_blob_id(), blob
         with self._lock:
+            if key in self._built:
+                return self._built[key]
             self._built[key] = built
             self._size += len(blob)
             while self._size > self._max_bytes and len(self._built) > 1:

@@ -21,7 +21,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from server.errors import OverloadedError, SessionNotFoundError, SettingsError, VersionNotRetainedError
+from server.errors import (
+    OverloadedError,
+    SessionNotFoundError,
+    SettingsError,
+    StateDamagedError,
+    VersionNotRetainedError,
+)
 from server.stores import Commit, Head, Lease, MissingBlobError, Record, Session, open_store
 
 numbers = count()
@@ -129,7 +135,8 @@ class TestCreate:
         store.create([fork], {"bank": "b0"}, {})
         assert store.get(fork.id)[1].parts == {"bank": "b0"}
 
-    def test_a_blob_that_is_there_is_left_as_it_is(self, store, one):
+    @pytest.mark.usefixtures("one")
+    def test_a_blob_that_is_there_is_left_as_it_is(self, store):
         store.create([session()], {"bank": "b0"}, {"b0": b"other"})
         assert store.blobs(["b0"]) == {"b0": b"bank 0"}
 
@@ -166,7 +173,8 @@ class TestGet:
         store.create([kept], {}, {})
         assert store.get(kept.id)[0] == kept
 
-    def test_blobs(self, store, one):
+    @pytest.mark.usefixtures("one")
+    def test_blobs(self, store):
         assert store.blobs(["m0", "b0", "m0"]) == {"b0": b"bank 0", "m0": b"mail 0"}
         assert store.blobs([]) == {}
         with pytest.raises(MissingBlobError):
@@ -574,7 +582,7 @@ class Comparison(RuleBasedStateMachine):
     @rule(target=sessions, names=st.sets(parts), owner=st.sampled_from(["", "bob"]))
     def create(self, names, owner):
         kept = session(owner=owner, labels={"owner": owner})
-        mapping = {part: self.name() for part in names}
+        mapping = {part: self.name() for part in sorted(names)}
         self.both(lambda store: store.create([kept], mapping, {blob: blob.encode() for blob in mapping.values()}))
         return kept
 
@@ -596,15 +604,15 @@ class Comparison(RuleBasedStateMachine):
         grow=st.booleans(),
         release=st.booleans(),
     )
-    def commit(self, chosen, names, size, call_id, slip, epoch, grow, release):
+    def commit(self, *, chosen, names, size, call_id, slip, epoch, grow, release):
         batch, ahead = [], {}
         for kept in chosen:
             head = self.head(kept)
             index = ahead[kept.id] = ahead.get(kept.id, head.index) + 1
             version = head.version + index - head.index - (0 if grow or names else index - head.index)
-            new = {part: self.name() for part in names}
+            new = {part: self.name() for part in sorted(names)}
             record = Record(max(index + slip, 0), version, call_id, self.name().encode())
-            blobs = {blob: b"x" * size for blob in new.values()}
+            blobs = dict.fromkeys(new.values(), b"x" * size)
             batch.append(Commit(kept.id, head.epoch + epoch, record, new, blobs, 5000.0 + index, release))
         self.both(lambda store: store.commit(batch))
         self.both(lambda store: store.commit(batch))
@@ -636,18 +644,21 @@ class Comparison(RuleBasedStateMachine):
         self.both(lambda store: store.beat(worker))
         self.both(lambda store: store.release(kept.id, epoch))
 
+    def same(self, session_id, version):
+        self.both(lambda store: store.get(session_id))
+        self.both(lambda store: store.records(session_id, -1, 1000))
+        self.both(lambda store: store.record_of_call(session_id, "c1"))
+        for each in range(version + 2):
+            found = self.both(lambda store, at=each: store.parts_at(session_id, at))
+            blobs = list(found.values()) if isinstance(found, dict) else []
+            self.both(lambda store, ids=blobs: store.blobs(ids))
+
     @invariant()
     def all_is_the_same(self):
         if not hasattr(self, "stores"):
             return
         for kept, version in self.both(lambda store: list(store.list(None, {}, "", 1000))):
-            self.both(lambda store, id_=kept.id: store.get(id_))
-            self.both(lambda store, id_=kept.id: store.records(id_, -1, 1000))
-            self.both(lambda store, id_=kept.id: store.record_of_call(id_, "c1"))
-            for each in range(version + 2):
-                found = self.both(lambda store, id_=kept.id, at=each: store.parts_at(id_, at))
-                if isinstance(found, dict):
-                    self.both(lambda store, ids=found.values(): store.blobs(list(ids)))
+            self.same(kept.id, version)
         assert sorted(self.stores[0]._blobs) == self.kept_blobs()
         self.both(lambda store: store.count("bob"))
         self.both(lambda store: sorted(store.expired(5001.0, 1000)))
@@ -678,10 +689,42 @@ def test_random_operations_on_redis(redis_url):
             return open_store(emptied(redis_url))
 
         def kept_blobs(self):
-            keys = (key.decode().removeprefix("toolpack:blob:") for key in self.stores[1]._client.keys("*blob:*"))
+            keys = (
+                key.decode().removeprefix("toolpack:blob:") for key in self.stores[1]._redis._client.keys("*blob:*")
+            )
             return sorted(key for key in keys if not key.startswith("recipe:"))
 
     settle(Redis, 15, 20)("runTest").runTest()
+
+
+# What is left when all sessions are gone.
+
+
+def test_nothing_is_left_in_sqlite(tmp_path):
+    store = open_store(f"sqlite:///{tmp_path}/left.db")
+    use_and_delete(store)
+    for table in ("sessions", "recipes", "records", "changes", "blobs", "deleted"):
+        assert store._file.read(f"SELECT count(*) FROM {table}") == [(0,)], table
+    store.close()
+
+
+def test_nothing_is_left_in_redis(redis_url):
+    store = open_store(emptied(redis_url))
+    use_and_delete(store)
+    assert store._redis._client.keys("*") == [b"toolpack:schema"]
+    store.close()
+
+
+def use_and_delete(store):
+    many = [session(owner=owner, environment={"bank": {"owner": owner}}) for owner in ("", "bob", "bob")]
+    store.create(many, {"bank": "b"}, {"b": b"x"})
+    store.create(many, {"bank": "again"}, {"again": b"x"})
+    for each in many:
+        store.claim(each.id, "worker")
+        store.commit([change(each, index, f"{each.id}-{index}", call_id=str(index), epoch=1) for index in range(5)])
+        store.commit([commit(each, 5, parts={"mail": "b"}, epoch=1), commit(each, 9, epoch=1)])
+    store.trim(many[0].id, 1, 1000)
+    assert store.delete([each.id for each in many]) == 3
 
 
 # What SQLite adds.
@@ -834,6 +877,25 @@ def test_sqlite_says_that_it_is_overloaded_where_sqlite_says_that_it_is_locked(t
     store.close()
 
 
+def test_a_damaged_sqlite_file_is_told_plainly(tmp_path):
+    url = f"sqlite:///{tmp_path}/damaged.db"
+    kept = session()
+    store = open_store(url)
+    store.create([kept], {"bank": "b"}, {"b": b"x"})
+    store.close()
+    with (tmp_path / "damaged.db").open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (os.fstat(file.fileno()).st_size - 4096))
+    with pytest.raises(SettingsError, match="malformed"):
+        open_store(url)
+    store = open_store(url, exclusive=False)
+    with pytest.raises(StateDamagedError, match="damaged"):
+        store.get(kept.id)
+    with pytest.raises(StateDamagedError, match="damaged"):
+        store.renew(kept.id, 1.0)
+    store.close()
+
+
 def test_sqlite_sweeps_what_a_killed_process_left(tmp_path):
     url = f"sqlite:///{tmp_path}/left.db"
     kept = session()
@@ -857,7 +919,7 @@ def test_a_fork_is_small(kind, tmp_path, request):
 
     def size():
         if kind == "redis":
-            return store._client.info("memory")["used_memory"]
+            return store._redis._client.info("memory")["used_memory"]
         return store._file.read("PRAGMA page_count")[0][0] * 4096
 
     environment = {"bank": {"text": "x" * 110_000}}
@@ -882,7 +944,7 @@ def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_u
 
     def cut():
         while not done.is_set():
-            killer._client.client_kill_filter(_type="normal", skipme=True)
+            killer._redis._client.client_kill_filter(_type="normal", skipme=True)
             time.sleep(random.random() / 200)
 
     cutting = threading.Thread(target=cut)
@@ -895,14 +957,14 @@ def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_u
     assert kept_all == [[True]] * 200
     assert store.get(kept.id)[1] == Head(199, 200, {"bank": "b199"}, 0)
     store.delete([kept.id])
-    assert store._client.keys("*blob:*") == []
+    assert store._redis._client.keys("*blob:*") == []
     store.close()
     killer.close()
 
 
 def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
-    stores = pytest.importorskip("server.stores.redis")
-    monkeypatch.setattr(stores, "ANSWER_SECONDS", 0.1)
+    connection = pytest.importorskip("server.stores.redis_connection")
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
     with redis_server.start(tmp_path) as (url, process):
         store = open_store(url)
         kept = session()
@@ -913,7 +975,7 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
         assert store.commit([change(kept, 0, "b0", call_id="c")]) == [True]
         wake.join()
         assert store.get(kept.id)[1] == Head(0, 1, {"bank": "b0"}, 0)
-        monkeypatch.setattr(stores, "GIVE_UP_SECONDS", 0.3)
+        monkeypatch.setattr(connection, "GIVE_UP_SECONDS", 0.3)
         os.kill(process, signal.SIGSTOP)
         with pytest.raises(OverloadedError, match="can't be reached"):
             store.commit([change(kept, 1, "b1")])
@@ -923,13 +985,13 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
         # Its outcome was unknown to who gave up; sent again, it is kept once.
         assert store.commit([change(kept, 1, "b1")]) == [True]
         assert store.get(kept.id)[1].index == 1
-        store._client.config_set("maxmemory", "1")
+        store._redis._client.config_set("maxmemory", "1")
         with pytest.raises(OverloadedError, match="refuses"):
             store.commit([change(kept, 2, "b2")])
-        store._client.config_set("maxmemory", "0")
-        store._client.script_flush()
+        store._redis._client.config_set("maxmemory", "0")
+        store._redis._client.script_flush()
         assert store.commit([change(kept, 2, "b2")]) == [True]
-        store._client.set("toolpack:schema", "99")
+        store._redis._client.set("toolpack:schema", "99")
         with pytest.raises(SettingsError, match="another version"):
             open_store(url)
         store.close()
@@ -939,6 +1001,7 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
 
 def test_without_redis_py_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
-    monkeypatch.delitem(sys.modules, "server.stores.redis", raising=False)
+    for name in ("server.stores.redis", "server.stores.redis_connection"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(SettingsError, match=r"pip install 'toolpack-server\[redis\]'"):
         open_store("redis://127.0.0.1:1/0")

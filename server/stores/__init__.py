@@ -19,6 +19,8 @@ from server.errors import SettingsError
 class Session:
     """A session as it was created; of all this only `expires_at` ever changes.
 
+    Its mappings are for reading: a store may keep the very objects that it was given, and give them out again.
+
     Attributes:
         id: The session's id, also the order in which sessions are listed.
         agent_key: The secret part of its agents' address.
@@ -69,7 +71,7 @@ class Record:
 
     Attributes:
         index: Its place, from 0, without gaps.
-        version: The session's version after it.
+        version: The session's version after it: the one before or the next.
         call_id: The call_id that the client sent; None where it sent none.
         body: The record as JSON text; opaque to the store.
     """
@@ -88,8 +90,8 @@ class Commit:
         session_id: The session.
         epoch: The epoch of the lease under which the call ran.
         record: The record; its index must follow the session's last one.
-        parts: The blob id of each part that the call changed; empty where the version stays.
-        blobs: The new blobs among those, by id.
+        parts: The blob id of each part that the call changed; always empty where the version stays.
+        blobs: The new blobs among those, by id; one that is there already is left as it is.
         expires_at: The session's new time of expiry, or None to leave it.
         release: Give the lease back with this commit.
     """
@@ -124,6 +126,10 @@ class MissingBlobError(LookupError):
 class SessionStore(Protocol):
     """Keeps sessions, their records and their snapshots; see the module's docstring for the rule.
 
+    The caller sees to it that texts can be UTF-8 and integers fit 53 bits. Besides what a method says, each may raise
+    `OverloadedError`, where the store can't be used for now: after a commit, whether it was kept is then unknown until
+    it is sent again; and `StateDamagedError`, where what is stored can't be read.
+
     Attributes:
         shared: Other processes may commit to the same sessions, so that every commit needs a lease. A store that is
             not shared has locked its data for this process alone; leases are then never taken and epochs stay 0.
@@ -136,7 +142,8 @@ class SessionStore(Protocol):
     def create(self, sessions: Sequence[Session], parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
         """Add sessions, each at version 0 with these parts.
 
-        `blobs` holds those of the referred blobs that may be new; one that is there already is left as it is.
+        `blobs` holds those of the referred blobs that may be new; one that is there already is left as it is. So is a
+        session that is there already: sending again what may have been lost is harmless.
 
         Raises:
             MissingBlobError: A part refers to a blob that is neither in the store nor in `blobs`; nothing was added.
@@ -182,7 +189,7 @@ class SessionStore(Protocol):
         """Forget old versions, never their records.
 
         Version 0 and the current one always stay; of the others the newest `keep_versions`, as long as the blobs that
-        only they need come to at most `keep_bytes`.
+        only they need, among all versions of this session, come to at most `keep_bytes`.
         """
 
     def renew(self, session_id: str, expires_at: float) -> None:

@@ -255,4 +255,10 @@ function steps.release()
   end
 end
 
+function steps.beat()
+  local beat = key('beat', take())
+  call('INCR', beat)
+  call('EXPIRE', beat, 86400) -- a worker that has been dead for a day may be forgotten
+end
+
 return steps[ARGV[1]]()

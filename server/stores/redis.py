@@ -1,93 +1,42 @@
 """A store in Redis, or what speaks like it: for several machines.
 
-The rule: every method is one script (`redis.lua`) or one command on the way, so each is atomic; and each can be sent
-again when its answer was lost, because done twice it comes to the same. That is done for some seconds, then the caller
-hears that the store can't be reached.
+The rule: every method is one script (`redis.lua`) or one command on the way, so each is atomic.
 
 It needs a connection to one primary, 6.2 or newer; Redis Cluster isn't supported, as a script touches keys of several
 sessions. What outlives a crash of Redis is what its persistence (appendonly, appendfsync) and its replicas keep.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import orjson
 
-from server.errors import OverloadedError, SessionNotFoundError, SettingsError, VersionNotRetainedError
+from server.errors import SessionNotFoundError, VersionNotRetainedError
 from server.stores import Commit, Head, Lease, MissingBlobError, Record, Session
 from server.stores.history import Change, parts_at, trim
+from server.stores.redis_connection import RedisConnection
 from server.stores.rows import Recipes, dump, load
 
-try:
-    import redis
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
-except ImportError:
-    raise SettingsError("A redis:// store needs redis-py: pip install 'toolpack-server[redis]'.") from None
-
-SCHEMA = b"1"
-OLDEST = (6, 2)
-ANSWER_SECONDS = 2.0  # to wait for one answer
-GIVE_UP_SECONDS = 5.0  # to try in all, but for the last answer
 PAGE = 100  # sessions that `list` reads at least at a time, as most may lack the labels
 DELETED_AT_ONCE = 100  # sessions: Redis does nothing else meanwhile
-BEAT_SECONDS = 86_400  # after which a dead worker's number is forgotten
-
-# What passes: a lost connection, a primary that has become a replica, a server that is loading its data.
-PASSING = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
 
 
 class RedisStore:
-    """Keeps sessions in Redis; the meaning of each method is `SessionStore`'s.
-
-    Args:
-        client: A client whose answers are bytes and that sends nothing twice by itself.
-        prefix: What all keys begin with.
-
-    Raises:
-        SettingsError: The server can't be used; the text says why.
-    """
+    """Keeps sessions in Redis; the meaning of each method is `SessionStore`'s."""
 
     shared = True
     durable = True
 
-    def __init__(self, client: "redis.Redis", prefix: str = "toolpack:") -> None:
-        self._client: Any = client
-        self._prefix = prefix
-        self._script = self._client.register_script(Path(__file__).with_name("redis.lua").read_bytes())
+    def __init__(self, connection: RedisConnection) -> None:
+        self._redis = connection
         self._recipe = lru_cache(maxsize=32)(self._read_recipe)  # named by their digest, so they never change
-        try:
-            server = self._send(client.info)
-            self._command("SET", prefix + "schema", SCHEMA, "NX")
-            schema = self._command("GET", prefix + "schema")
-        except OverloadedError as error:
-            raise SettingsError(f"The Redis store can't be used: {error.__cause__}.") from None
-        version = tuple(map(int, server["redis_version"].split(".")[:2]))
-        if version < OLDEST:
-            raise SettingsError(f"Redis {server['redis_version']} is too old: 6.2 is needed.")
-        if server.get("cluster_enabled"):
-            raise SettingsError("Redis Cluster isn't supported: name a Redis that is one primary.")
-        if schema != SCHEMA:
-            raise SettingsError("The Redis store was written by another version of toolpack-server: name another /db.")
 
     @classmethod
     def from_url(cls, url: str) -> "RedisStore":
         """Open the store of a URL like `redis://user:password@host:port/0`, or `rediss://…` for TLS."""
-        try:
-            client = redis.Redis.from_url(
-                url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS, retry=Retry(NoBackoff(), 0)
-            )
-        except ValueError as error:
-            raise SettingsError(f"The store's URL is wrong: {error}.") from None
-        try:
-            return cls(client)
-        except BaseException:
-            client.close()
-            raise
+        return cls(RedisConnection(url, prefix="toolpack:"))
 
     def create(self, sessions: Sequence[Session], parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
         """Add sessions, each at version 0 with these parts."""
@@ -100,28 +49,28 @@ class RedisStore:
             texts[recipe] = text
             facts = dump([session.agent_key, session.owner, recipe]) + b"\n" + _facts(session)
             rows += (session.id, session.agent_key, session.owner, recipe, facts, session.expires_at)
-        if not self._run("create", *_pairs(parts), *_pairs({**blobs, **texts}), len(sessions), *rows):
+        if not self._redis.run("create", *_pairs(parts), *_pairs({**blobs, **texts}), len(sessions), *rows):
             raise MissingBlobError
 
     def get(self, session_id: str) -> tuple[Session, Head] | None:
         """Get a session and where it stands."""
-        return self._session(session_id, self._run("get", session_id))
+        return self._session(session_id, self._redis.run("get", session_id))
 
     def find_agent(self, agent_key: str) -> str | None:
         """Get the id of the session with this agent key."""
-        found = self._command("HGET", self._prefix + "agents", agent_key)
+        found = self._redis.command("HGET", self._redis.key("agents"), agent_key)
         return found.decode() if found else None
 
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
         """Keep commits, in their order, in one transaction; say for each whether it was kept."""
         arguments = chain.from_iterable(map(_commit, commits))
-        return [bool(kept) for kept in self._run("commit", len(commits), *arguments)]
+        return [bool(kept) for kept in self._redis.run("commit", len(commits), *arguments)]
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
         """Get blobs by id."""
         if not ids:
             return {}
-        bodies = self._command("MGET", *(f"{self._prefix}blob:{blob}" for blob in ids))
+        bodies = self._redis.command("MGET", *(self._redis.key(f"blob:{blob}") for blob in ids))
         found = dict(zip(ids, bodies, strict=True))
         if None in found.values():
             raise MissingBlobError(*(blob for blob, body in found.items() if body is None))
@@ -139,7 +88,7 @@ class RedisStore:
 
     def record_of_call(self, session_id: str, call_id: str) -> Record | None:
         """Get the record of a call_id, if the session has one."""
-        found = self._run("record_of_call", session_id, dump(call_id))
+        found = self._redis.run("record_of_call", session_id, dump(call_id))
         return found and _record(int(found[0]), found[1])
 
     def records(self, session_id: str, after: int, limit: int) -> list[Record]:
@@ -147,7 +96,7 @@ class RedisStore:
         first = max(after + 1, 0)
         if limit <= 0:
             return []
-        texts = self._command("LRANGE", f"{self._prefix}records:{session_id}", first, first + limit - 1)
+        texts = self._redis.command("LRANGE", self._redis.key(f"records:{session_id}"), first, first + limit - 1)
         return [_record(index, text) for index, text in enumerate(texts, first)]
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
@@ -164,11 +113,13 @@ class RedisStore:
         sizes = {blob: size for _, _, blob, size in rows}
         oldest, unneeded = trim(list(by_change), kept, sizes, keep_versions, keep_bytes)
         if oldest > kept.start:
-            self._run("trim", session_id, oldest, *_pairs({by_change[change]: change.blob for change in unneeded}))
+            self._redis.run(
+                "trim", session_id, oldest, *_pairs({by_change[change]: change.blob for change in unneeded})
+            )
 
     def renew(self, session_id: str, expires_at: float) -> None:
         """Set a session's time of expiry."""
-        self._command("ZADD", self._prefix + "expires", "XX", expires_at, session_id)
+        self._redis.command("ZADD", self._redis.key("expires"), "XX", expires_at, session_id)
 
     def list(
         self, owner: str | None, labels: Mapping[str, str], after: str, limit: int
@@ -178,10 +129,11 @@ class RedisStore:
         found: list[tuple[Session, int]] = []
         while len(found) < limit:
             ids = self._ids(owner, after, page)
-            for id_, looked in zip(ids, self._run("list", len(ids), *ids), strict=True):
-                seen = self._session(id_, looked, labels)
-                if seen:
-                    found.append((seen[0], seen[1].version))
+            facts = self._redis.command("HMGET", self._redis.key("sessions"), *ids) if ids else []
+            matching = [id_ for id_, text in zip(ids, facts, strict=True) if text and _carries(text, labels)]
+            looks = self._redis.run("list", len(matching), *matching)
+            seen = map(self._session, matching, looks)
+            found.extend((each[0], each[1].version) for each in seen if each)
             if len(ids) < page:
                 break
             after = ids[-1]
@@ -190,12 +142,12 @@ class RedisStore:
     def count(self, owner: str | None = None) -> int:
         """Count the sessions of an owner, or all."""
         if owner is None:
-            return int(self._command("HLEN", self._prefix + "sessions"))
-        return int(self._command("ZCARD", f"{self._prefix}owner:{owner}"))
+            return int(self._redis.command("HLEN", self._redis.key("sessions")))
+        return int(self._redis.command("ZCARD", self._redis.key(f"owner:{owner}")))
 
     def expired(self, now: float, limit: int) -> Sequence[str]:
         """Get the ids of up to `limit` sessions whose time of expiry is at or before `now`."""
-        ids = self._command("ZRANGEBYSCORE", self._prefix + "expires", "-inf", now, "LIMIT", 0, limit)
+        ids = self._redis.command("ZRANGEBYSCORE", self._redis.key("expires"), "-inf", now, "LIMIT", 0, limit)
         return [id_.decode() for id_ in ids]
 
     def delete(self, session_ids: Sequence[str]) -> int:
@@ -203,13 +155,13 @@ class RedisStore:
         deleted = 0
         for start in range(0, len(session_ids), DELETED_AT_ONCE):
             some = session_ids[start : start + DELETED_AT_ONCE]
-            deleted += self._run("delete", len(some), *some)
+            deleted += self._redis.run("delete", len(some), *some)
         return deleted
 
     def claim(self, session_id: str, holder: str, dead: Lease | None = None) -> Head | Lease:
         """Take a session's lease, or say who has it."""
         watched = (dead.holder, dead.beat) if dead else ("", "")
-        found = self._run("claim", session_id, holder, *watched)
+        found = self._redis.run("claim", session_id, holder, *watched)
         if found is None:
             raise SessionNotFoundError
         given, *rest = found
@@ -217,71 +169,42 @@ class RedisStore:
 
     def release(self, session_id: str, epoch: int) -> None:
         """Give a lease back without a commit; does nothing if `epoch` is not the session's."""
-        self._run("release", session_id, epoch)
+        self._redis.run("release", session_id, epoch)
 
     def beat(self, holder: str) -> None:
         """Show that a worker lives: add 1 to its number."""
-        key = f"{self._prefix}beat:{holder}"
-        self._send(lambda: self._client.pipeline().incr(key).expire(key, BEAT_SECONDS).execute())
+        self._redis.run("beat", holder)
 
     def ping(self) -> None:
         """Raise an exception if the store can't be reached."""
-        self._command("PING")
+        self._redis.command("PING")
 
     def close(self) -> None:
         """Let go of files and connections."""
-        self._client.close()
-
-    def _run(self, step: str, *arguments: str | bytes | float) -> Any:
-        """Run a step of `redis.lua`."""
-        return self._send(lambda: self._script(args=(step, self._prefix, *arguments)))
-
-    def _command(self, *words: str | bytes | float) -> Any:
-        return self._send(lambda: self._client.execute_command(*words))
-
-    def _send(self, send: Callable[[], Any]) -> Any:
-        """Send, and send again while the store can't be reached."""
-        give_up = time.monotonic() + GIVE_UP_SECONDS
-        pause = 0.02
-        while True:
-            try:
-                return send()
-            except PASSING as error:
-                if isinstance(error, redis.AuthenticationError) or time.monotonic() + pause > give_up:
-                    raise OverloadedError(
-                        "The store can't be reached, and nothing more was tried: send it again, with the same call_id."
-                    ) from error
-            except redis.RedisError as error:  # out of memory, can't write to its disk, no script may run now …
-                raise OverloadedError("The store refuses to change anything now; nothing was changed.") from error
-            time.sleep(pause)
-            pause = min(2 * pause, 1.0)
+        self._redis.close()
 
     def _ids(self, owner: str | None, after: str, limit: int) -> Sequence[str]:
         """Get ids in order. Redis has them in order for each owner."""
         start = f"({after}" if after else "-"
-        owners = self._command("SMEMBERS", self._prefix + "owners") if owner is None else [owner.encode()]
+        everybody = self._redis.command("SMEMBERS", self._redis.key("owners")) if owner is None else [owner.encode()]
         ids: set[bytes] = set()
-        for each in owners:
-            key = b"%bowner:%b" % (self._prefix.encode(), each)
-            ids.update(self._command("ZRANGEBYLEX", key, start, "+", "LIMIT", 0, limit))
+        for each in everybody:
+            key = self._redis.key("owner:" + each.decode())
+            ids.update(self._redis.command("ZRANGEBYLEX", key, start, "+", "LIMIT", 0, limit))
         return [id_.decode() for id_ in sorted(ids)[:limit]]
 
     def _history(self, session_id: str) -> tuple[range, Sequence[bytes]] | None:
         """Get the versions that are kept, version 0 aside, and the rows of the history."""
-        there, version, oldest, rows = self._run("history", session_id)
+        there, version, oldest, rows = self._redis.run("history", session_id)
         return (range(int(oldest), int(version) + 1), rows) if there else None
 
-    def _session(
-        self, session_id: str, looked: Sequence[Any], labels: Mapping[str, str] | None = None
-    ) -> tuple[Session, Head] | None:
-        """Read what the script saw of a session; None if it is gone or lacks one of the labels."""
+    def _session(self, session_id: str, looked: Sequence[Any]) -> tuple[Session, Head] | None:
+        """Read what the script saw of a session; None if it is gone."""
         facts, expires_at, *_ = looked
         if facts is None:
             return None
         first, _, rest = facts.partition(b"\n")
-        own_labels, ttl_seconds, created_at, parent = load(rest)
-        if labels and not labels.items() <= own_labels.items():
-            return None
+        labels, ttl_seconds, created_at, parent = load(rest)
         agent_key, owner, recipe = load(first)
         try:
             toolpacks, options, environment = self._recipe(recipe)
@@ -294,7 +217,7 @@ class RedisStore:
             tuple(toolpacks),
             options,
             environment,
-            own_labels,
+            labels,
             ttl_seconds,
             created_at,
             float(expires_at),
@@ -308,6 +231,11 @@ class RedisStore:
 
 def _facts(session: Session) -> bytes:
     return dump([session.labels, session.ttl_seconds, session.created_at, session.parent])
+
+
+def _carries(facts: bytes, labels: Mapping[str, str]) -> bool:
+    """Say whether the session with these facts carries all these labels."""
+    return not labels or bool(labels.items() <= load(facts.partition(b"\n")[2])[0].items())
 
 
 def _head(looked: Sequence[Any]) -> Head:

@@ -7,7 +7,6 @@ Nothing counts references: a blob or a recipe goes when no row names it any more
 everybody; its rows go in short steps afterwards, in the same call or, if that is cut off, in the next one.
 """
 
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,8 +19,9 @@ from server.errors import SessionNotFoundError, VersionNotRetainedError
 from server.stores import Commit, Head, Lease, MissingBlobError, Record, Session
 from server.stores import sqlite_statements as sql
 from server.stores.history import Change, trim
-from server.stores.rows import Recipes, dump, load
+from server.stores.rows import Recipes, load
 from server.stores.sqlite_file import SqliteFile
+from server.stores.sqlite_rows import add_blob, add_commit, session_row
 
 CHUNK = 200  # sessions or records that one transaction deletes
 GIVE_WAY_SECONDS = 0.0005  # after each: a thread that lets go of a lock and takes it again overtakes those that wait
@@ -52,12 +52,12 @@ class SqliteStore:
         with self._file.write() as writer:
             before = writer.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'sessions'")
             (last,) = before.fetchone()
-            kept = {blob: _add_blob(writer, blob, blobs) for blob in parts.values()}
+            kept = {blob: add_blob(writer, blob, blobs) for blob in parts.values()}
             writer.executemany(
                 "INSERT INTO recipes (digest, text) VALUES (?, ?) ON CONFLICT DO NOTHING",
                 {recipe for recipe, _ in rows},
             )
-            writer.executemany(sql.ADD_SESSION, (_session_row(session, digest) for (digest, _), session in rows))
+            writer.executemany(sql.ADD_SESSION, (session_row(session, digest) for (digest, _), session in rows))
             for part, blob in parts.items():
                 writer.execute(
                     "INSERT INTO changes SELECT key, 0, ?, ?, ? FROM sessions WHERE key > ?", (part, *kept[blob], last)
@@ -80,7 +80,7 @@ class SqliteStore:
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
         """Keep commits, in their order, in one transaction; say for each whether it was kept."""
         with self._file.write() as writer:
-            return [_commit(writer, commit) for commit in commits]
+            return [add_commit(writer, commit) for commit in commits]
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
         """Get blobs by id."""
@@ -275,63 +275,3 @@ class _GoneError(LookupError):
 
 def _head(index: int | None, version: int, parts: str, epoch: int) -> Head:
     return Head(-1 if index is None else index, version, orjson.loads(parts), epoch)
-
-
-def _session_row(session: Session, digest: bytes) -> tuple[object, ...]:
-    parent, parent_version = session.parent or (None, None)
-    return (
-        session.id,
-        session.agent_key,
-        session.owner,
-        dump(session.labels),
-        session.ttl_seconds,
-        session.created_at,
-        session.expires_at,
-        parent,
-        parent_version,
-        digest,
-    )
-
-
-def _find_blob(writer: sqlite3.Connection, blob: str) -> tuple[int, int] | None:
-    found: tuple[int, int] | None = writer.execute(
-        "SELECT key, length(body) FROM blobs WHERE id = ?", (blob,)
-    ).fetchone()
-    return found
-
-
-def _add_blob(writer: sqlite3.Connection, blob: str, blobs: Mapping[str, bytes]) -> tuple[int, int]:
-    """Get the key and the size of a blob, which is added if it is new."""
-    if (body := blobs.get(blob)) is not None:
-        added = writer.execute("INSERT INTO blobs (id, body) VALUES (?, ?) ON CONFLICT DO NOTHING", (blob, body))
-        if added.rowcount and added.lastrowid:
-            return added.lastrowid, len(body)
-    found = _find_blob(writer, blob)
-    if found is None:
-        raise MissingBlobError(blob)
-    return found
-
-
-def _commit(writer: sqlite3.Connection, commit: Commit) -> bool:
-    record = commit.record
-    row = {
-        "session": commit.session_id,
-        "epoch": commit.epoch,
-        "place": record.index,
-        "version": record.version,
-        "call_id": record.call_id,
-        "body": record.body,
-    }
-    # A missing blob must be noticed before the first row is written, so that the rest of the batch can go on.
-    complete = all(blob in commit.blobs or _find_blob(writer, blob) for blob in commit.parts.values())
-    added = writer.execute(sql.ADD_RECORD, row).fetchall() if complete else None
-    if not added:
-        return writer.execute(sql.SAME_RECORD, row).fetchone() is not None
-    ((session,),) = added
-    for part, blob in commit.parts.items():
-        writer.execute(sql.ADD_CHANGE, (session, record.version, part, *_add_blob(writer, blob, commit.blobs)))
-    if commit.expires_at is not None:
-        writer.execute("UPDATE sessions SET expires_at = ? WHERE key = ?", (commit.expires_at, session))
-    if commit.release:
-        writer.execute("UPDATE sessions SET holder = NULL WHERE key = ?", (session,))
-    return True

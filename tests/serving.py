@@ -1,0 +1,126 @@
+"""What the tests of the server share: fixture packs, a server without HTTP, and waiting without sleeping blindly."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from server.catalog import Catalog, load_catalog
+from server.jsonrpc import JsonRpc
+from server.methods import Caller, Methods
+from server.openrpc import openrpc_document
+from server.sessions import SessionManager
+from server.settings import Settings
+from server.stores import open_store
+from server.strict_json import Fragment, dumps
+
+PACKS = Path(__file__).parent / "packs"
+FIXTURES = ("ledger", "vault", "nasty")
+KEY = b"a key that only the tests know!!"
+PATIENCE = 20.0
+
+
+@lru_cache
+def fixture_catalog() -> Catalog:
+    return load_catalog((PACKS,), FIXTURES)
+
+
+def wait_until(condition: Callable[[], Any], what: str = "what the test waits for") -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.002)
+    return found
+
+
+class RpcError(Exception):
+    """A JSON-RPC error, as it came."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error)
+        self.code, self.message, self.data = error["code"], error["message"], error["data"]
+
+
+def result_of(reply: bytes | None) -> Any:
+    assert reply is not None, "a request got no answer"
+    told = json.loads(reply)
+    assert told["jsonrpc"] == "2.0"
+    if "error" in told:
+        assert set(told) == {"jsonrpc", "error", "id"}
+        raise RpcError(told["error"])
+    assert set(told) == {"jsonrpc", "result", "id"}
+    return told["result"]
+
+
+class Bench:
+    """A whole server but for HTTP, on an event loop in a thread of its own."""
+
+    def __init__(self, catalog: Catalog | None = None, store: Any = "memory:", key: bytes = KEY, **settings: Any):
+        self.store = open_store(store) if isinstance(store, str) else store
+        self._closes_store = isinstance(store, str)
+        self.settings = Settings(**{"store": "memory:", **settings})
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._run(self._open(catalog or fixture_catalog(), key))
+
+    async def _open(self, catalog: Catalog, key: bytes) -> None:
+        self.sessions = SessionManager(catalog, self.store, self.settings, key)
+        methods = Methods(self.sessions, lambda: Fragment(dumps(openrpc_document(methods.all()))))
+        self._addresses = {False: JsonRpc(methods.all(), self.settings), True: JsonRpc(methods.agents(), self.settings)}
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
+
+    def answer(self, body: bytes | str, owner: str = "", agent_key: str | None = None) -> bytes | None:
+        return self._run(self._answer(body, owner, agent_key))
+
+    async def _answer(self, body: bytes | str, owner: str, agent_key: str | None) -> bytes | None:
+        text = body.encode() if isinstance(body, str) else body
+        return await self._addresses[agent_key is not None].answer(Caller(owner, agent_key), text)
+
+    def later(self, method: str, /, *, owner: str = "", agent_key: str | None = None, **params: Any) -> Future[Any]:
+        """Send a request without waiting for its answer."""
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+
+        async def answered() -> Any:
+            return result_of(await self._answer(body, owner, agent_key))
+
+        return asyncio.run_coroutine_threadsafe(answered(), self._loop)
+
+    def rpc(self, method: str, /, **params: Any) -> Any:
+        """Send a request and get its result; `owner` and `agent_key` say who sends it."""
+        return self.later(method, **params).result(PATIENCE)
+
+    def create(self, *toolpacks: str, **params: Any) -> str:
+        """Create a session and get its id."""
+        return self.rpc("create_session", toolpacks=list(toolpacks or ["ledger"]), **params)["session_id"]
+
+    def later_call(self, session_id: str, function: str, /, _call: Any = None, **kwargs: Any) -> Future[Any]:
+        return self.later("run_function", session_id=session_id, function=function, kwargs=kwargs, **(_call or {}))
+
+    def call(self, session_id: str, function: str, /, _call: Any = None, **kwargs: Any) -> Any:
+        """Run a function and get its envelope."""
+        return self.later_call(session_id, function, _call, **kwargs).result(PATIENCE)
+
+    def result(self, session_id: str, function: str, /, **kwargs: Any) -> Any:
+        """Run a function that succeeds."""
+        envelope = self.call(session_id, function, **kwargs)
+        assert envelope["error"] is None, envelope
+        return envelope["result"]
+
+    def version(self, session_id: str) -> int:
+        return self.rpc("get_session", session_id=session_id)["version"]
+
+    def close(self) -> None:
+        self.sessions.mailboxes.stop()
+        if self._closes_store:
+            self.store.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        self._loop.close()

@@ -1,0 +1,214 @@
+"""A call that doesn't succeed has changed nothing, whatever it did before, in whichever toolpacks."""
+
+import json
+
+import pytest
+import serving
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+
+WAYS = {
+    "raise": "LookupError: half of it is done",
+    "exit": "SystemExit: out",
+    "interrupt": "KeyboardInterrupt: ",
+    "cancel": "CancelledError: ",
+    "generator": "GeneratorExit: ",
+    "surrogate": "ValueError: ?",
+}
+
+
+def world(bench, session_id):
+    return bench.rpc("get_environment", session_id=session_id)
+
+
+def nothing_changed(bench, session_id, before, version):
+    assert world(bench, session_id) == before
+    assert bench.version(session_id) == version
+    # The live object that the next call gets is not the one that the failed call left half done.
+    assert bench.result(session_id, "total") == sum(before["ledger"]["ledger"]["entries"])
+
+
+@pytest.mark.parametrize(("how", "error"), WAYS.items())
+def test_whatever_a_function_raises_undoes_what_it_did(stored_bench, how, error):
+    session_id = stored_bench.create()
+    stored_bench.result(session_id, "add", amount=5)
+    before = world(stored_bench, session_id)
+    envelope = stored_bench.call(session_id, "add_then", how=how)
+    assert envelope == {"result": "", "error": error}
+    nothing_changed(stored_bench, session_id, before, 1)
+    assert stored_bench.result(session_id, "add", amount=2) == 7
+
+
+def test_a_world_that_cannot_be_kept_undoes_the_call_and_says_where(stored_bench):
+    session_id = stored_bench.create()
+    before = world(stored_bench, session_id)
+    error = stored_bench.call(session_id, "add_then", how="lambda")["error"]
+    assert error.startswith("SnapshotError: `ledger.anything` can't be kept, its type is `function`")
+    nothing_changed(stored_bench, session_id, before, 0)
+
+
+def test_recursion_without_end_undoes_the_call(bench):
+    session_id = bench.create()
+    before = world(bench, session_id)
+    assert bench.call(session_id, "add_then", how="recurse")["error"].startswith("RecursionError: ")
+    nothing_changed(bench, session_id, before, 0)
+
+
+@pytest.mark.parametrize(("what", "error"), [("object", "ResultError"), ("cycle", "ResultError"), ("much", "TooLargeError")])
+def test_a_result_that_cannot_be_told_undoes_the_call(stored_bench, what, error):
+    session_id = stored_bench.create()
+    before = world(stored_bench, session_id)
+    envelope = stored_bench.call(session_id, "add_and_return", what=what)
+    assert envelope["result"] == ""
+    assert envelope["error"].startswith(f"{error}: ")
+    nothing_changed(stored_bench, session_id, before, 0)
+
+
+def test_a_world_that_grows_too_large_undoes_the_call():
+    bench = serving.Bench(max_environment_bytes=1_000_000)
+    session_id = bench.create()
+    before = world(bench, session_id)
+    envelope = bench.call(session_id, "add_then", how="grow")
+    assert envelope["error"].startswith("TooLargeError: the environment of 'ledger' has grown to ")
+    nothing_changed(bench, session_id, before, 0)
+    bench.close()
+
+
+def inner(function, **args):
+    return {"$call": {"function": function, "args": args}}
+
+
+def test_an_inner_call_is_undone_with_the_outer_one_in_the_other_toolpack_too(stored_bench):
+    session_id = stored_bench.create("ledger", "vault")
+    before = world(stored_bench, session_id)
+    envelope = stored_bench.call(session_id, "add_then", how=inner("echo", value="raise"))
+    assert envelope["error"] == "LookupError: half of it is done"
+    outer_fails = stored_bench.call(session_id, "add", amount=inner("take_gold", amount=3), unknown=1)
+    assert outer_fails["error"].startswith("ValidationError: ")
+    inner_fails = stored_bench.call(session_id, "add", amount=inner("take_gold", amount=11))
+    assert inner_fails == {"result": "", "error": "ValueError: the vault is empty"}
+    first_fits = stored_bench.call(
+        session_id, "add", amount=inner("add", amount=inner("take_gold", amount=inner("add", amount=99)))
+    )
+    assert first_fits["error"] == "ValueError: the vault is empty"
+    nothing_changed(stored_bench, session_id, before, 0)
+
+
+def test_an_inner_call_is_kept_with_the_outer_one_as_one_version(stored_bench):
+    session_id = stored_bench.create("ledger", "vault")
+    assert stored_bench.result(session_id, "add", amount=inner("take_gold", amount=3)) == 3
+    after = world(stored_bench, session_id)
+    assert after["ledger"]["ledger"]["entries"] == [3]
+    assert after["vault"]["vault"]["gold"] == 7
+    assert stored_bench.version(session_id) == 1
+
+
+def test_a_change_to_what_an_inner_call_handed_out_is_kept(stored_bench):
+    session_id = stored_bench.create("ledger")
+    assert stored_bench.result(session_id, "append_to", target=inner("get_ledger"), amount=4) == 1
+    assert stored_bench.result(session_id, "total") == 4
+    assert world(stored_bench, session_id)["ledger"]["ledger"]["entries"] == [4]
+    assert stored_bench.rpc("fork_session", session_id=session_id)[0]["version"] == 0
+
+
+def test_toolpacks_share_nothing_though_one_gets_what_another_holds(stored_bench):
+    session_id = stored_bench.create("ledger", "vault")
+    assert stored_bench.result(session_id, "store_list", things=inner("echo", value=["a"])) == 1
+    assert stored_bench.result(session_id, "echo", value=inner("get_log")) == ["a"]
+    stored_bench.result(session_id, "take_gold", amount=1)
+    assert world(stored_bench, session_id)["vault"]["vault"]["log"] == ["a", "took 1"]
+
+
+class Sessions(RuleBasedStateMachine):
+    """A random history of sessions against a model: a list of the entries after each version."""
+
+    sessions = Bundle("sessions")
+
+    @initialize(target=sessions)
+    def start(self):
+        self.bench = serving.Bench(cache_bytes=100_000)
+        self.histories = {}
+        self.traces = {}
+        return self._opened(self.bench.create(), [])
+
+    def _opened(self, session_id, entries):
+        self.histories[session_id] = [entries]
+        self.traces[session_id] = 0
+        return session_id
+
+    @rule(session=sessions, amount=st.integers(-5, 2**70))
+    def change(self, session, amount):
+        history = self.histories[session]
+        entries = [*history[-1], amount]
+        assert self.bench.result(session, "add", amount=amount) == sum(entries)
+        history.append(entries)
+        self.traces[session] += 1
+
+    @rule(session=sessions)
+    def read(self, session):
+        assert self.bench.result(session, "total") == sum(self.histories[session][-1])
+        self.traces[session] += 1
+
+    @rule(session=sessions, how=st.sampled_from(["raise", "exit", "lambda"]))
+    def fail(self, session, how):
+        assert self.bench.call(session, "add_then", how=how)["error"] is not None
+        self.traces[session] += 1
+
+    @rule(session=sessions, amount=st.integers(0, 3))
+    def fail_inside(self, session, amount):
+        nested = inner("add", amount=amount)
+        assert self.bench.call(session, "add_then", how=nested)["error"].startswith("ValidationError: ")
+        self.traces[session] += 1
+
+    @rule(session=sessions, amount=st.integers(0, 3))
+    def change_twice_in_one_call(self, session, amount):
+        history = self.histories[session]
+        first = [*history[-1], amount]
+        self.bench.result(session, "add", amount=inner("add", amount=amount))
+        history.append([*first, sum(first)])
+        self.traces[session] += 1
+
+    @rule(session=sessions, data=st.data())
+    def reset(self, session, data):
+        history = self.histories[session]
+        version = data.draw(st.integers(0, len(history) - 1))
+        reset = self.bench.rpc("reset_session", session_id=session, version=version)
+        assert reset["version"] == len(history)
+        history.append(history[version])
+        self.traces[session] += 1
+
+    @rule(target=sessions, session=sessions, data=st.data(), count=st.integers(1, 2))
+    def fork(self, session, data, count):
+        history = self.histories[session]
+        version = data.draw(st.integers(0, len(history) - 1))
+        forks = self.bench.rpc("fork_session", session_id=session, version=version, count=count)
+        return multiple(*(self._opened(fork["session_id"], history[version]) for fork in forks))
+
+    @rule(session=sessions, amount=st.integers(0, 9))
+    def refuse(self, session, amount):
+        wrong = {"expected_version": len(self.histories[session])}
+        with pytest.raises(serving.RpcError):
+            self.bench.call(session, "add", wrong, amount=amount)
+
+    @invariant()
+    def every_session_is_what_its_history_says(self):
+        for session, history in getattr(self, "histories", {}).items():
+            told = self.bench.rpc("get_environment", session_id=session, pointer="/ledger/ledger/entries")
+            assert told == history[-1]
+            assert self.bench.version(session) == len(history) - 1
+
+    def teardown(self):
+        if not hasattr(self, "histories"):
+            return
+        for session, history in self.histories.items():
+            trace = self.bench.rpc("get_trace", session_id=session, limit=1000)
+            assert [record["index"] for record in trace] == list(range(self.traces[session]))
+            for version, entries in enumerate(history):
+                told = self.bench.rpc("get_environment", session_id=session, version=version)
+                assert json.dumps(told["ledger"]["ledger"]["entries"]) == json.dumps(entries)
+        self.bench.close()
+
+
+TestRandomHistories = Sessions.TestCase
+TestRandomHistories.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)

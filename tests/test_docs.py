@@ -1,0 +1,107 @@
+"""What the documents list is what there is: settings, methods, error codes, and the image's command."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from server import jsonrpc
+from server.methods import Methods
+from server.settings import PREFIX, Settings
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+
+def rows(first_cell):
+    """The cells of the README's table rows whose first cell fits."""
+    cells = [re.split(r" *\| *", line.strip("| ")) for line in README.splitlines() if line.startswith("|")]
+    return [row for row in cells if re.fullmatch(first_cell, row[0])]
+
+
+def settings_table():
+    lines = []
+    for name, field in Settings.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        shown = "" if default in (None, "", (), {}) else f"`{str(default).lower() if default is False else default}`"
+        sentence = re.match(r"(.*?\.)(?:\s|$)", field.description)[1]
+        lines.append(f"| `{PREFIX}{name.upper()}` | {shown} | {sentence} |".replace("|  |", "| |"))
+    return lines
+
+
+def test_every_setting_is_in_the_readme():
+    wanted = settings_table()
+    found = [line for line in README.splitlines() if line.startswith(f"| `{PREFIX}")]
+    assert found == wanted, "the settings table of README.md must be:\n" + "\n".join(wanted)
+
+
+def test_every_method_is_in_the_readme_with_its_parameters_in_order():
+    methods = Methods(None, None).all()
+    table = {row[0].strip("`"): row for row in rows(r"`[a-z_.]+`")}
+    assert list(table) == [method.name for method in methods]
+    for method in methods:
+        names = sorted(method.params.model_fields, key=lambda name: name != "session_id")
+        shown = re.findall(r"(?:^|; )`(\w+)`", table[method.name][1])
+        assert shown == names, method.name
+
+
+def test_every_error_code_is_in_the_readme():
+    codes = {*jsonrpc.STANDARD, *jsonrpc.CODES.values(), *jsonrpc.FAILURE_CODES.values(), -32000}
+    assert sorted(int(row[0]) for row in rows(r"-32\d\d\d")) == sorted(codes)
+
+
+def image(instruction):
+    """The words of an instruction of the Dockerfile that is written as JSON."""
+    return json.loads(re.search(rf"^{instruction} (\[.*\])$", DOCKERFILE, re.MULTILINE)[1])
+
+
+def as_in_the_image(tmp_path, **more):
+    """The image's command, as it would run here: with this environment's programs, and folders of the test's."""
+    for folder in ("data", "packs"):
+        (tmp_path / folder).mkdir()
+    places = {"/data": str(tmp_path / "data"), "/packs": str(tmp_path / "packs")}
+    (program,) = image("ENTRYPOINT")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    return subprocess.Popen(
+        [str(Path(sys.prefix) / "bin" / program), *(places.get(word, word) for word in image("CMD"))],
+        cwd=tmp_path,
+        env=kept | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_the_image_starts_with_tokens_and_is_healthy(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    given = dict(re.findall(r"-e (TOOLPACK_\w+)=(\S+)", README))
+    assert given.keys() == {"TOOLPACK_TOKENS", "TOOLPACK_PACKS"}
+    given = {name: value.strip("`.") for name, value in given.items()}
+    process = as_in_the_image(tmp_path, TOOLPACK_PORT=port, **given)
+    python, *arguments = image("    CMD")  # indented: it belongs to HEALTHCHECK
+    assert python == "python"
+    check = [sys.executable, *arguments]
+    try:
+        deadline = time.monotonic() + 20
+        while subprocess.run(check, env=os.environ | {"TOOLPACK_PORT": port}, stderr=subprocess.PIPE).returncode:
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < deadline
+    finally:
+        process.terminate()
+        printed, _ = process.communicate(timeout=20)
+    assert "bank: " in printed
+
+
+def test_without_tokens_the_image_says_how_to_run_it(tmp_path):
+    process = as_in_the_image(tmp_path)
+    printed, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "docker run " in printed
+    assert "TOOLPACK_TOKENS=" in printed

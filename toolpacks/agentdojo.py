@@ -1,0 +1,113 @@
+"""AgentDojo's suites as toolpacks: `agentdojo-workspace`, `agentdojo-travel`, `agentdojo-banking`, `agentdojo-slack`.
+
+The rule: everything comes from the installed `agentdojo` as it is. Its `Function` objects are registered unchanged, and
+its own code builds the environments; only the options are checked here, so that a wrong one is told with what is right.
+"""
+
+import importlib.util
+import sys
+import threading
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any, Literal
+
+from server import Toolpack
+from server.errors import ToolpackUnavailable
+
+if importlib.util.find_spec("agentdojo") is None:
+    raise ToolpackUnavailable(
+        "The toolpacks agentdojo-workspace, -travel, -banking and -slack need the package agentdojo: "
+        "pip install 'toolpack-server[agentdojo]'"
+    )
+
+
+class _Deferred(ModuleType):
+    """A module that is in `sys.modules`, so that its submodules can be imported, and runs when first asked for a name.
+
+    `agentdojo.agent_pipeline` imports the clients of all model vendors, which takes seconds, and the suites need none.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        # Whoever looks through all modules asks for special names (`__warningregistry__`): that is no use of this one.
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(name)
+        with _deferred_lock:
+            spec = self.__spec__
+            if type(self) is _Deferred and spec is not None and spec.loader is not None:
+                self.__class__ = ModuleType  # type: ignore[assignment] # from here on an ordinary module
+                try:
+                    spec.loader.exec_module(self)
+                except BaseException:
+                    self.__class__ = _Deferred
+                    raise
+        return getattr(self, name)
+
+
+_deferred_lock = threading.RLock()
+
+
+def _defer(name: str) -> None:
+    spec = importlib.util.find_spec(name)
+    if name in sys.modules or spec is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    module.__class__ = _Deferred
+    sys.modules[name] = module
+
+
+_defer("agentdojo.agent_pipeline")
+
+import yaml  # type: ignore[import-untyped] # noqa: E402 - comes with agentdojo
+from agentdojo.task_suite.load_suites import _SUITES, get_suites  # noqa: E402 - only now is it quick
+
+# AgentDojo names its versions nowhere else; an empty entry is what asking for an unknown version leaves behind.
+VERSIONS = tuple(sorted((v for v in _SUITES if _SUITES[v]), key=lambda v: [int(n) for n in v[1:].split(".")]))
+NEWEST = VERSIONS[-1]
+
+
+def make_toolpack(suite_name: str) -> Toolpack:
+    """Make a suite's toolpack.
+
+    Args:
+        suite_name: The suite's name in AgentDojo.
+    """
+    newest = get_suites(NEWEST)[suite_name]
+
+    def build(
+        benchmark_version: str = NEWEST, injections: dict[str, str] | None = None, user_task: str | None = None
+    ) -> Any:
+        """Build the suite's environment, as AgentDojo does before it runs a task.
+
+        Args:
+            benchmark_version: The version of the benchmark; it decides what the user task does.
+            injections: Texts to place in the environment, by injection vector; the others keep their defaults.
+            user_task: The user task, like `user_task_0`, that may prepare the environment for itself.
+        """
+        suite, injections = get_suites(benchmark_version)[suite_name], injections or {}
+        if injections:
+            _check("injection vector", injections, suite.get_injection_vector_defaults())
+        if user_task is not None:
+            _check(f"user task of {benchmark_version}", [user_task], suite.user_tasks)
+        try:
+            environment = suite.load_and_inject_default_environment(injections)
+        except yaml.YAMLError as error:
+            raise ValueError(
+                "an injection breaks the environment's YAML, where it stands between double quotes as it is: write "
+                r"\" for a quote and \\ for a backslash"
+            ) from error
+        return environment if user_task is None else suite.user_tasks[user_task].init_environment(environment)
+
+    build.__annotations__ |= {"benchmark_version": Literal[VERSIONS], "return": newest.environment_type}
+    return Toolpack(f"agentdojo-{suite_name}", build, newest.tools, opt_in=True)
+
+
+def _check(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is no {kind}: choose from {', '.join(known)}")
+
+
+workspace = make_toolpack("workspace")
+travel = make_toolpack("travel")
+banking = make_toolpack("banking")
+slack = make_toolpack("slack")
