@@ -18,8 +18,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from server.auth import Gate, RefusedError, check_exposure
+from server.call_log import CallLog, accept_request_id
+from server.calls import CallRequest
 from server.catalog import Catalog, load_catalog
 from server.errors import SettingsError
+from server.execution import Outcome
 from server.jsonrpc import JsonRpc
 from server.methods import Caller, Methods
 from server.openrpc import openrpc_document
@@ -29,9 +32,10 @@ from server.settings import Settings
 from server.stores import open_store
 from server.strict_json import Fragment, dumps
 
+NOT_READY = "The server is starting or stopping: send it again in a moment."
 REMEDIES = {
     404: "There is nothing at this path: POST to /rpc, or to an agent's /agents/<key>.",
-    405: "This method is not taken here: POST JSON-RPC requests, GET /healthz, /readyz and /openrpc.json.",
+    405: "This method is not taken here: POST JSON-RPC requests, GET the rest.",
 }
 
 
@@ -64,9 +68,14 @@ class Server:
         settings = self.settings
         catalog = self._catalog or load_catalog(settings.pack_dir, settings.packs)
         key = secret_key(settings)
+        # Not at the top: prometheus-client decides at its import whether there are several workers.
+        from server.metrics import MeasuredStore, Metrics  # noqa: PLC0415
+
+        self.metrics = Metrics()
         self.store = open_store(settings.store_url, exclusive=settings.workers == 1)
-        self.sessions = SessionManager(catalog, self.store, settings, key)
-        methods = Methods(self.sessions, self.document)
+        self.sessions = SessionManager(catalog, MeasuredStore(self.store, self.metrics), settings, key)
+        self._log = CallLog(settings.log_calls, arguments=settings.log_arguments)
+        methods = Methods(self.sessions, self.document, self.observe)
         self._document = dumps(openrpc_document(methods.all()))
         self.rpc = JsonRpc(methods.all(), settings)
         self.agents = JsonRpc(methods.agents(), settings)
@@ -77,19 +86,38 @@ class Server:
         """Be ready for requests; at the end let calls finish, and close the store."""
         if not self.is_open:
             self.open()
-        sweeper = asyncio.create_task(self.sessions.sweep())
+        chores = [asyncio.create_task(self.sessions.sweep()), asyncio.create_task(self.measure())]
         self.ready = True
         try:
             yield
         finally:
             self.ready = False
-            sweeper.cancel()
+            for chore in chores:
+                chore.cancel()
             await self.sessions.drain()
             self.store.close()
 
     def is_unfit(self) -> bool:
         """Whether this process holds so many stuck threads that it should be replaced."""
         return self.sessions.stuck_threads() > self.settings.max_stuck_threads
+
+    def observe(
+        self, session_id: str, owner: str | None, request: CallRequest, outcome: Outcome | None, seconds: float
+    ) -> None:
+        """Count a call, and write its line into the log."""
+        if outcome is None:
+            toolpack, told = "", "refused"
+        else:
+            toolpack, told = outcome.toolpack, outcome.failure or "ok"
+        self.metrics.called(toolpack, request.function if toolpack else "", told, seconds)
+        result = (outcome.result or outcome.error) if outcome else None
+        self._log.called(session_id, owner, request.function, request.kwargs, told, result, seconds)
+
+    async def measure(self) -> None:
+        """Measure what stands, every second, for ever."""
+        while True:
+            self.metrics.measured(*self.sessions.load())
+            await asyncio.sleep(1)
 
     def document(self) -> Fragment:
         """Get the OpenRPC document."""
@@ -112,6 +140,7 @@ def create_app(settings: Settings, catalog: Catalog | None = None) -> Starlette:
             Route("/agents/{key}", AgentEndpoint(server), methods=["POST"]),
             Route("/healthz", Text(b"ok"), methods=["GET"]),
             Route("/readyz", ReadyEndpoint(server), methods=["GET"]),
+            Route("/metrics", MetricsEndpoint(server), methods=["GET"]),
             Route("/openrpc.json", DocumentEndpoint(server), methods=["GET"]),
         ],
     )
@@ -153,16 +182,17 @@ class RpcEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; a plain ASGI callable, for a `Request` object costs as much as a call."""
         headers = dict(scope["headers"])
+        known_as = accept_request_id(headers.get(b"x-request-id")).encode()
         try:
             if not self.server.ready:
-                raise RefusedError(503, "The server is starting or stopping: send it again in a moment.")
+                raise RefusedError(503, NOT_READY)
             rpc, caller = self.caller(scope, headers)
             body = await _body(headers, receive, self.server.settings.max_body_bytes)
         except RefusedError as refused:
             await _send(send, refused.status, refusal(refused.status, str(refused)))
             return
         reply = await rpc.answer(caller, body)
-        await _send(send, 204 if reply is None else 200, reply or b"")
+        await _send(send, 204 if reply is None else 200, reply or b"", request_id=known_as)
 
 
 class AgentEndpoint(RpcEndpoint):
@@ -201,19 +231,37 @@ class ReadyEndpoint:
 
 
 class DocumentEndpoint:
-    """`GET /openrpc.json`: the OpenRPC document."""
+    """`GET /openrpc.json`: the OpenRPC document, for whoever may use `/rpc`."""
+
+    media_type = b"application/json"
 
     def __init__(self, server: Server) -> None:
-        self._server = server
+        self.server = server
+
+    async def text(self) -> bytes:
+        """Get what there is to read here."""
+        return dumps(self.server.document())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, to whoever may use `/rpc`."""
+        """Answer."""
         try:
-            self._server.gate.owner(dict(scope["headers"]))
+            self.server.gate.owner(dict(scope["headers"]))
+            if not self.server.ready:
+                raise RefusedError(503, NOT_READY)
         except RefusedError as refused:
             await _send(send, refused.status, refusal(refused.status, str(refused)))
             return
-        await _send(send, 200, dumps(self._server.document()))
+        await _send(send, 200, await self.text(), self.media_type)
+
+
+class MetricsEndpoint(DocumentEndpoint):
+    """`GET /metrics`: what Prometheus is told, for whoever may use `/rpc`."""
+
+    media_type = b"text/plain; version=0.0.4; charset=utf-8"
+
+    async def text(self) -> bytes:
+        """See `DocumentEndpoint.text`."""
+        return self.server.metrics.exposition(await self.server.sessions.count())
 
 
 async def _body(headers: dict[bytes, bytes], receive: Receive, most: int) -> bytes:
@@ -242,12 +290,16 @@ async def _body(headers: dict[bytes, bytes], receive: Receive, most: int) -> byt
     return b"".join(chunks)
 
 
-async def _send(send: Send, status: int, body: bytes, media_type: bytes = b"application/json") -> None:
+async def _send(
+    send: Send, status: int, body: bytes, media_type: bytes = b"application/json", request_id: bytes | None = None
+) -> None:
     headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type)]
     if status == 204:  # noqa: PLR2004 - No Content
         headers = []
     if status == 401:  # noqa: PLR2004 - Unauthorized
         headers.append((b"www-authenticate", b"Bearer"))
+    if request_id is not None:
+        headers.append((b"x-request-id", request_id))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

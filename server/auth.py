@@ -7,6 +7,8 @@ only to programs on this machine, not to web pages that a browser on it has load
 import hashlib
 import hmac
 import ipaddress
+import re
+import secrets
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -42,7 +44,7 @@ def check_exposure(settings: Settings) -> None:
     Raises:
         SettingsError: The address isn't loopback, and there are neither tokens nor `--no-auth`.
     """
-    if is_loopback(settings.host) or settings.tokens or settings.no_auth:
+    if is_loopback(settings.host) or settings.tokens or settings.tokens_file or settings.no_auth:
         return
     raise SettingsError(
         f"{settings.host} can be reached from other machines, so tokens are needed. In a container:\n"
@@ -51,16 +53,46 @@ def check_exposure(settings: Settings) -> None:
     )
 
 
+def new_token(name: str) -> tuple[str, str]:
+    """Make a token: what its holder sends, and the line for the tokens file, which can't be turned back into it."""
+    token = secrets.token_urlsafe(32)
+    return token, f"{name}:{_digest(token).hex()}"
+
+
+def _hashed_tokens(settings: Settings) -> dict[bytes, str]:
+    names = {_digest(token.get_secret_value()): name for name, token in settings.tokens.items()}
+    if settings.tokens_file is None:
+        return names
+    try:
+        lines = settings.tokens_file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise SettingsError(f"The tokens file can't be read: {reason}. Correct TOOLPACK_TOKENS_FILE.") from None
+    for number, line in enumerate(lines, 1):
+        name, _, digest = line.strip().rpartition(":")
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not name or not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise SettingsError(f"Line {number} of the tokens file is not name:hash: use `toolpack-server token NAME`.")
+        names[bytes.fromhex(digest)] = name
+    if not names:
+        raise SettingsError("The tokens file has no token: add a line from `toolpack-server token NAME`.")
+    return names
+
+
 class Gate:
     """Lets requests in, by their headers.
 
     Args:
         settings: Tokens and address.
+
+    Raises:
+        SettingsError: The tokens file can't be used.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._names = {_digest(token.get_secret_value()): name for name, token in settings.tokens.items()}
-        self._only_local = not settings.tokens and is_loopback(settings.host)
+        self._names = _hashed_tokens(settings)
+        self._only_local = not self._names and is_loopback(settings.host)
 
     def owner(self, headers: Mapping[bytes, bytes]) -> str:
         """Get the name that a request comes under; "" where there are no tokens.

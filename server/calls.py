@@ -20,7 +20,7 @@ from server.session_cache import CachedSession
 from server.stores import Commit, Record, SessionStore
 from server.strict_json import Fragment, dumps, loads
 from server.threads import interruptible
-from server.world import Codec, InitialEnvironments, World, new_blob_id
+from server.world import Codec, InitialEnvironments, World
 
 # A session lives up to this share longer than its TTL, so that its time of expiry needn't be written at every call.
 GRACE = 0.05
@@ -59,7 +59,7 @@ class Tools:
         for toolpack in toolpacks:
             if toolpack in environment:
                 parsed = self.codec.catalog.toolpacks[toolpack].parse(environment[toolpack])
-                blob_id, blob = new_blob_id(), self.codec.encode(toolpack, parsed)
+                blob_id, blob = self.codec.new_blob_id(), self.codec.encode(toolpack, parsed)
             else:
                 blob_id, blob = self.initial.get(toolpack, options.get(toolpack, {}))
             parts[toolpack], blobs[blob_id] = blob_id, blob
@@ -100,6 +100,7 @@ class CallJob(SessionJob):
         self.tools = tools
         self.request = request
         self.timeout = 0.0
+        self.toolpack = ""
         self.parts: Mapping[str, str] = {}
         self.blobs: dict[str, bytes] = {}
         self.live: dict[str, BaseModel] = {}
@@ -110,13 +111,15 @@ class CallJob(SessionJob):
     def work_in(self, entry: CachedSession) -> None:
         """Answer from the record if there is one, else run the function."""
         request, tools = self.request, self.tools
+        runtime = tools.runtime(entry.session.toolpacks)
+        self.toolpack = runtime.toolpack_of(request.function)
         recorded = self._recorded(entry)
         if recorded is not None:
+            recorded.toolpack = self.toolpack
             self.answer = recorded
             return
         if request.expected_version is not None and request.expected_version != entry.version:
             raise VersionConflictError(request.expected_version, entry.version)
-        runtime = tools.runtime(entry.session.toolpacks)
         # Taken, not shared: should this job overrun, nothing that its thread still does meets the next job.
         self.parts, self.blobs = entry.parts, dict(entry.blobs)
         self.live, entry.live = entry.live, {}
@@ -170,9 +173,10 @@ class CallJob(SessionJob):
         outcome = self.outcome
         if outcome is None:
             return None
+        outcome.toolpack = self.toolpack
         self.answer = outcome
         entry.live.update(outcome.live)
-        parts = {part: new_blob_id() for part in outcome.blobs}
+        parts = {part: self.tools.codec.new_blob_id() for part in outcome.blobs}
         entry.parts = {**entry.parts, **parts}
         entry.blobs.update(outcome.blobs)
         entry.version += outcome.changes

@@ -166,20 +166,23 @@ def _extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationErro
 
     Ahead, so that a folder may hold a `bank.py` of its own.
     """
-    for folder in pack_dirs:
-        if not folder.is_dir():
-            problems.append(RegistrationError(f"{folder} is no folder: correct --pack-dir."))
+    problems += [
+        RegistrationError(f"{folder} is no folder: correct --pack-dir.")
+        for folder in pack_dirs
+        if not folder.is_dir()
+    ]
     try:
         namespace = importlib.import_module(NAMESPACE)
     except ModuleNotFoundError:
         namespace = sys.modules[NAMESPACE] = ModuleType(NAMESPACE)
         namespace.__path__ = []
     wanted = [str(folder.resolve()) for folder in pack_dirs]
-    bundled = [folder for folder in namespace.__path__ if folder not in wanted]
+    # What an earlier call has put there is importable still, but not bundled.
+    bundled = list((namespace.__spec__ and namespace.__spec__.submodule_search_locations) or ())
     # A plain list: Python recomputes a namespace's own path object whenever sys.path changes, and would forget ours.
-    namespace.__path__ = [*wanted, *bundled]
+    namespace.__path__ = list(dict.fromkeys([*wanted, *bundled, *namespace.__path__]))
     importlib.invalidate_caches()
-    return [Path(folder) for folder in bundled]
+    return [Path(folder) for folder in bundled if folder not in wanted]
 
 
 def _module_names(folders: Iterable[Path]) -> list[str]:

@@ -6,8 +6,10 @@ The rule: what goes wrong is told in one sentence on standard error, with exit s
 import asyncio
 import json
 import logging
+import os
 import socket
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
@@ -16,7 +18,7 @@ from typing import Any
 
 import click
 
-from server.auth import check_exposure
+from server.auth import check_exposure, new_token
 from server.catalog import Catalog, inspect_toolpacks, load_catalog, lying_functions
 from server.errors import SettingsError, ToolpackServerError
 from server.jsonrpc import JsonRpc
@@ -83,7 +85,9 @@ def serve(**flags: Any) -> None:
     banner(settings, catalog, listener.getsockname()[1])
     if in_memory:
         run_worker(settings, catalog, listener)
-    else:
+        return
+    with tempfile.TemporaryDirectory(prefix="toolpack-metrics-") as folder:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # before anything imports prometheus-client
         Supervisor(settings, catalog, listener).run()
 
 
@@ -114,6 +118,15 @@ def banner(settings: Settings, catalog: Catalog, port: int) -> None:
         """-d '{"jsonrpc": "2.0", "id": 1, "method": "create_session"}'"""
     )
     sys.stdout.flush()
+
+
+@cli.command()
+@click.argument("name")
+def token(name: str) -> None:
+    """Make a bearer token for NAME, and the line for the file of TOOLPACK_TOKENS_FILE."""
+    secret, line = new_token(name)
+    click.echo(f"Token, shown only now: {secret}", err=True)
+    click.echo(line)
 
 
 @cli.command()

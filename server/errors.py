@@ -25,7 +25,9 @@ knows nothing of JSON-RPC; `jsonrpc.py` alone maps these classes to codes.
     │   └── StateDamagedError       stored state fails its keyed hash, or can't be read back
     └── ClientError                 what the Python client raises
         ├── ReplyError              the server answered with an error: code, message, data
-        └── NoReplyError            no answer came, however often it was asked
+        ├── NoReplyError            no answer came, however often it was asked
+        ├── RemoteFunctionError     a function on the server raised what this process has no exception for
+        └── EnvironmentDiffersError an environment here isn't the one on the server
 """
 
 from typing import Any
@@ -155,3 +157,11 @@ class ReplyError(ClientError):
 
 class NoReplyError(ClientError):
     """No answer came, however often it was asked; the server may have done what was asked for or not."""
+
+
+class RemoteFunctionError(ClientError):
+    """A function on the server raised an exception of a class that this process doesn't know."""
+
+
+class EnvironmentDiffersError(ClientError):
+    """An environment in this process isn't the one that the session on the server has."""

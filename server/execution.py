@@ -42,6 +42,7 @@ class Outcome:
         changes: The call may change the environment, so the version moves on.
         blobs: The new bytes of each toolpack whose environment it may have changed.
         live: The environments that it took and that still equal their bytes, by toolpack.
+        toolpack: The toolpack of the function; "" where there is no such function.
     """
 
     result: bytes | None = None
@@ -51,6 +52,7 @@ class Outcome:
     changes: bool = False
     blobs: dict[str, bytes] = field(default_factory=dict)
     live: dict[str, BaseModel] = field(default_factory=dict)
+    toolpack: str = ""
 
 
 class SessionRuntime(FunctionsRuntime):
@@ -102,6 +104,11 @@ class SessionRuntime(FunctionsRuntime):
             and function.read_only
             and all(self.read_only(a.function, a.args) for a in arguments.values() if isinstance(a, FunctionCall))
         )
+
+    def toolpack_of(self, name: str) -> str:
+        """Get the toolpack of a function; "" where there is no such function."""
+        function = self.registered.get(name)
+        return function.toolpack if function else ""
 
     def timeout(self, name: str, default: float, shorter: float | None) -> float:
         """Get the deadline of a call in seconds: the function's own or the default, which the caller may shorten."""

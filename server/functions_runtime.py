@@ -250,8 +250,9 @@ class FunctionsRuntime:
         Raises:
             RegistrationError: No `Function` can be made of it.
         """
-        ready = function if is_ready(function) else make_function(function)  # type: ignore[arg-type]
-        self.functions[ready.name] = ready  # type: ignore[attr-defined]
+        given: Any = function
+        ready = given if is_ready(given) else make_function(given)
+        self.functions[ready.name] = ready
         return function
 
     def update_functions(self, new_functions: dict[str, Any]) -> None:
@@ -259,7 +260,7 @@ class FunctionsRuntime:
         self.functions = new_functions
 
     def run_function(
-        self, env: TaskEnvironment | None, function: str, kwargs: Mapping[str, Any], raise_on_error: bool = False
+        self, env: BaseModel | None, function: str, kwargs: Mapping[str, Any], raise_on_error: bool = False
     ) -> tuple[Any, str | None]:
         """Run a function on `env`, which it may change, and return `(result, error)`.
 
@@ -307,7 +308,7 @@ class FunctionsRuntime:
             ValidationError: Calls are nested too deeply.
         """
         if depth > MAX_CALL_DEPTH:
-            problem = PydanticCustomError("call_depth", f"Calls can be nested {MAX_CALL_DEPTH} deep, no deeper")  # type: ignore[arg-type]
+            problem = PydanticCustomError("call_depth", f"Calls can be nested {MAX_CALL_DEPTH} deep, no deeper")
             raise ValidationError.from_exception_data(
                 f"Input schema for `{outer}`", [{"type": problem, "loc": (call.function,), "input": "$call"}]
             )

@@ -4,6 +4,7 @@ The rule: a parameter's type and description stand in its class here and nowhere
 the OpenRPC document all come from it.
 """
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -20,7 +21,7 @@ MAX_TTL_SECONDS = 10 * 365 * 86_400
 MAX_COUNT = 2**53 - 1  # what every store, and every reader of JSON, counts exactly
 
 SessionId = Annotated[str, Field(description="The session.")]
-Version = Annotated[int, Field(ge=0, le=2**53, le=MAX_COUNT, description="A version of the session.")]
+Version = Annotated[int, Field(ge=0, le=MAX_COUNT, description="A version of the session.")]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Labels = Annotated[dict[Annotated[str, Field(max_length=256)], Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
 TtlSeconds = Annotated[
@@ -131,7 +132,7 @@ class GetTrace(Params):
     """Get a session's records, in order."""
 
     session_id: SessionId
-    after: int = Field(-1, ge=-1, le=2**53, le=MAX_COUNT, description="The index of the last record that is known already.")
+    after: int = Field(-1, ge=-1, le=MAX_COUNT, description="The index of the last record that is known already.")
     limit: Limit
 
 
@@ -205,6 +206,10 @@ class CallFailedError(Exception):
         self.outcome = outcome
 
 
+# Gets the session's id, the owner, the call, its outcome (None if it was refused) and the seconds that it took.
+Observe = Callable[[str, str | None, CallRequest, Outcome | None, float], None]
+
+
 def envelope(outcome: Outcome) -> Fragment:
     """Write the envelope of a call."""
     if outcome.result is not None:
@@ -218,10 +223,14 @@ class Methods:
     Args:
         sessions: The sessions.
         document: Makes the OpenRPC document.
+        observe: Is told of every call that ends.
     """
 
-    def __init__(self, sessions: SessionManager, document: Callable[[], Fragment]) -> None:
+    def __init__(
+        self, sessions: SessionManager, document: Callable[[], Fragment], observe: Observe | None = None
+    ) -> None:
         self._sessions = sessions
+        self._observe = observe
         self._document = document
         self._listings: dict[tuple[tuple[str, ...], str], Fragment] = {}
 
@@ -263,10 +272,23 @@ class Methods:
         request = CallRequest(
             params.function, params.kwargs, params.call_id, params.expected_version, params.timeout_seconds
         )
-        outcome = await self._sessions.run_function(session_id, owner, request)
+        if self._observe is None:
+            outcome = await self._sessions.run_function(session_id, owner, request)
+        else:
+            outcome = await self._observed(session_id, owner, request)
         if params.raise_on_error and outcome.error is not None:
             raise CallFailedError(outcome)
         return envelope(outcome)
+
+    async def _observed(self, session_id: str, owner: str | None, request: CallRequest) -> Outcome:
+        began = time.perf_counter()
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._sessions.run_function(session_id, owner, request)
+        finally:
+            if self._observe is not None:
+                self._observe(session_id, owner, request, outcome, time.perf_counter() - began)
+        return outcome
 
     async def list_functions(self, caller: Caller, params: ListFunctions | AgentListFunctions) -> Fragment:
         """List functions; see `ListFunctions`."""

@@ -110,6 +110,14 @@ class SessionManager:
         """Whether no session has anything to do."""
         return self.mailboxes.is_idle()
 
+    def load(self) -> tuple[int, int, int]:
+        """Count the calls that wait, the stuck threads, and the sessions that are remembered."""
+        return self.mailboxes.waiting, self.stuck_threads(), len(self.mailboxes.cache)
+
+    async def count(self) -> int:
+        """Count the sessions in the store, everybody's."""
+        return await self._do(self.store.count)
+
     def stuck_threads(self) -> int:
         """Count the threads that are still in a function that was given up."""
         return self.mailboxes.threads.stuck_threads()

@@ -6,7 +6,7 @@ sentence of its description and its default; a test compares the two.
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -28,7 +28,7 @@ def _split(separator: str) -> BeforeValidator:
 def _split_pairs(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    pairs = {}
+    pairs: dict[str, str] = {}
     for number, part in enumerate(filter(None, (part.strip() for part in value.split(","))), 1):
         name, colon, token = part.partition(":")
         if not (name and colon and token):
@@ -69,8 +69,13 @@ class Settings(BaseSettings):
     ttl_seconds: float = Field(86_400, gt=0, description="How long a session lives after its last call.")
     keep_versions: int = Field(100, ge=0, description="Versions kept for fork, reset and diff, beside version 0.")
     keep_bytes: int = Field(8 * 2**20, ge=0, description="Bytes that the kept versions of a session may take.")
-    cache_bytes: int = Field(256 * 2**20, ge=0, description="Snapshot bytes whose live environments a worker keeps.")
+    cache_bytes: int = Field(48 * 2**20, ge=0, description="Memory, as estimated, for sessions that a worker keeps ready.")
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Size of a request's body.")
+    log_calls: Literal["auto", "json", "text", "off"] = Field(
+        "auto", description="A line for each call on standard error: json, text, off, or auto: text on a terminal."
+    )
+    log_arguments: bool = Field(False, description="Put arguments and results into those lines.")
+    tokens_file: Path | None = Field(None, description="File of hashed tokens, one line each, from `toolpack-server token`.")
     max_connections: int = Field(5000, ge=1, description="Connections that a worker holds at once.")
     max_sessions: int = Field(100_000, ge=1, description="Sessions that a name may have at once.")
     header_timeout_seconds: float = Field(10, gt=0, description="How long a client may take to send a request's headers.")

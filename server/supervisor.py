@@ -52,6 +52,10 @@ class _Child:
         self.process.kill()
         self.process.join()
         self.pipe.close()
+        # Not at the top: prometheus-client decides at its import whether there are several workers.
+        from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415
+
+        mark_process_dead(self.process.pid)  # type: ignore[no-untyped-call]
 
 
 class Supervisor:

@@ -6,6 +6,7 @@ puts them back; whatever fails just forgets them.
 
 import itertools
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -20,15 +21,6 @@ from server.graph import difference
 from server.snapshot import freeze, seal, thaw, unseal
 from server.strict_json import dumps
 
-_PROCESS = secrets.token_hex(8)
-_serial = itertools.count()
-
-
-def new_blob_id() -> str:
-    """Make an id that no blob has: of this process at random, then in order, which keeps a store's index compact."""
-    return f"{_PROCESS}{next(_serial):010x}"
-
-
 class Codec:
     """Turns environments of the loaded toolpacks into sealed blobs and back.
 
@@ -42,6 +34,13 @@ class Codec:
         self.catalog = catalog
         self._key = key
         self._max_bytes = max_bytes
+        # Made here, not at import: workers are forked after that, and must not share it.
+        self._ids = f"{int(time.time()):08x}{secrets.token_hex(6)}"
+        self._serial = itertools.count()
+
+    def new_blob_id(self) -> str:
+        """Make an id that no blob has; ids grow with time, which keeps a store's index compact."""
+        return f"{self._ids}{next(self._serial):010x}"
 
     def encode(self, toolpack: str, environment: BaseModel) -> bytes:
         """Freeze and seal an environment.
@@ -136,7 +135,7 @@ class InitialEnvironments:
         lost = difference(environment, self._codec.decode(toolpack, blob))
         if lost:
             raise SnapshotError(f"the initial environment of {toolpack!r} can't be kept exactly: {lost}")
-        built = new_blob_id(), blob
+        built = self._codec.new_blob_id(), blob
         with self._lock:
             if key in self._built:
                 return self._built[key]

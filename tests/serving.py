@@ -2,11 +2,11 @@
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ KEY = b"a key that only the tests know!!"
 PATIENCE = 20.0
 
 
-@lru_cache
-def fixture_catalog() -> Catalog:
-    return load_catalog((PACKS,), FIXTURES)
+CATALOG = load_catalog((PACKS,), FIXTURES)
+ledger: Any = sys.modules["toolpacks.ledger"]
+nasty: Any = sys.modules["toolpacks.nasty"]
 
 
 def wait_until(condition: Callable[[], Any], what: str = "what the test waits for") -> Any:
@@ -67,7 +67,7 @@ class Bench:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._run(self._open(catalog or fixture_catalog(), key))
+        self._run(self._open(catalog or CATALOG, key))
 
     async def _open(self, catalog: Catalog, key: bytes) -> None:
         self.sessions = SessionManager(catalog, self.store, self.settings, key)

@@ -5,6 +5,7 @@ its own code builds the environments; only the options are checked here, so that
 """
 
 import importlib.util
+import re
 import sys
 import threading
 from collections.abc import Iterable
@@ -61,7 +62,8 @@ import yaml  # type: ignore[import-untyped] # noqa: E402 - comes with agentdojo
 from agentdojo.task_suite.load_suites import _SUITES, get_suites  # noqa: E402 - only now is it quick
 
 # AgentDojo names its versions nowhere else; an empty entry is what asking for an unknown version leaves behind.
-VERSIONS = tuple(sorted((v for v in _SUITES if _SUITES[v]), key=lambda v: [int(n) for n in v[1:].split(".")]))
+_NUMBERS = {v: [int(n) for n in v[1:].split(".")] for v in _SUITES if _SUITES[v] and re.fullmatch(r"v\d+(\.\d+)*", v)}
+VERSIONS = tuple(sorted(_NUMBERS, key=_NUMBERS.__getitem__))
 NEWEST = VERSIONS[-1]
 
 

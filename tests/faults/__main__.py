@@ -1,0 +1,109 @@
+"""The fault test: clients on one side, faults on the other, and at the end every session is checked.
+
+    python -m tests.faults --seconds 60 --store sqlite --store redis
+
+Exit status 1 says that a promise was broken; the details are printed.
+"""
+
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+from tests.faults.checks import check_all
+from tests.faults.clients import Clients, Connection
+from tests.faults.faults import Faults
+from tests.faults.world import World
+
+SHOWN = 5
+
+
+@click.command()
+@click.option("--seconds", default=60.0, show_default=True, help="How long, for each store.")
+@click.option("--store", "stores", multiple=True, type=click.Choice(["sqlite", "redis"]), help="Default: both.")
+@click.option("--workers", default=2, show_default=True, help="Worker processes of each server.")
+@click.option("--clients", default=12, show_default=True, help="Client threads.")
+@click.option("--sessions", default=8, show_default=True, help="Sessions to begin with; forks come on top.")
+@click.option("--seed", type=int, help="Makes clients and faults choose as before; what that leads to may differ.")
+@click.option("--calm", is_flag=True, help="Inject no faults.")
+@click.option("--logs", is_flag=True, help="Show the servers' logs.")
+def main(seconds, stores, workers, clients, sessions, seed, calm, logs):
+    """Break a running server in many ways, and check that it kept its promises."""
+    seed = random.randrange(2**32) if seed is None else seed
+    click.echo(f"seed {seed}")
+    broken = False
+    for store in stores or ("sqlite", "redis"):
+        with tempfile.TemporaryDirectory(prefix="toolpack-faults-") as folder:
+            broken |= run(store, folder, seconds, workers, clients, sessions, seed, calm, logs)
+    sys.exit(broken)
+
+
+def run(store, folder, seconds, workers, clients, sessions, seed, calm, logs):
+    """Test one store, print what came of it, and say whether a promise was broken."""
+    world = World(store, folder, workers)
+    try:
+        ports = [server.port for server in world.servers]
+        crowd = Clients(ports, clients, sessions, seed)
+        faults = Faults(world, seed)
+        began = time.monotonic()
+        crowd.start()
+        if not calm:
+            faults.start()
+        time.sleep(seconds)
+        if not calm:
+            faults.stop()
+        crowd.stop()
+        lasted = time.monotonic() - began
+        connection = Connection(ports, random.Random(seed))
+        problems = check_all(
+            lambda method, params: connection.insist(method, params, time.monotonic() + 30), crowd.sessions
+        )
+        connection.close()
+    finally:
+        world.end()
+        if logs:
+            for path in sorted(Path(folder).glob("*.log")):
+                click.echo(f"--- {path.name}\n{path.read_text(errors='replace')}")
+    return report(store, crowd, faults, problems, lasted)
+
+
+def report(store, crowd, faults, problems, seconds):
+    """Print what was done, and what was wrong; say whether anything was."""
+    calls = [call for session in crowd.sessions.values() for call in session.calls]
+    answered = [call for call in calls if call.envelope is not None]
+    click.echo(
+        f"{store}: {len(calls)} calls in {seconds:.0f} s ({len(answered) / seconds:.0f}/s), {len(answered)} answered, "
+        f"{sum(call.refused for call in calls)} refused, {crowd.counts['sent twice']} sent twice; "
+        f"{crowd.counts['forks']} forks, {crowd.counts['resets']} resets, {crowd.counts['views']} old versions read"
+    )
+    kinds = ", ".join(f"{kind} {times}" for kind, times in sorted(faults.injected.items()))
+    click.echo(f"{store}: {sum(faults.injected.values())} faults: {kinds or 'none'}")
+    click.echo(f"{store}: longest wait after a kill {longest_wait(answered, faults):.1f} s")
+    wrong = {"clients": crowd.surprises, "processes": faults.violations} | problems
+    for where, found in wrong.items():
+        for problem in found[:SHOWN]:
+            click.echo(f"{store}: VIOLATION in {where}: {problem}")
+        if len(found) > SHOWN:
+            click.echo(f"{store}: … and {len(found) - SHOWN} more in {where}")
+    failed = sum(bool(found) for found in wrong.values())
+    click.echo(f"{store}: {len(wrong) - failed} passed, {failed} failed (sessions, clients, processes)")
+    return failed > 0
+
+
+def longest_wait(calls, faults):
+    """Find how long a call took that was on its way when a process was killed, and was held up by nothing else."""
+    waits = [
+        call.answered - max(call.sent, kill)
+        for kill in faults.kills
+        for call in calls
+        if call.sent < kill + 1 and call.answered > kill
+        and not any(start < call.answered and call.sent < end for start, end in faults.pauses)
+    ]
+    return max(waits, default=0.0)
+
+
+if __name__ == "__main__":
+    main()

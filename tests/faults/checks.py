@@ -1,0 +1,163 @@
+"""The checks at the end: what the servers say of each session against what the clients know, and against a replay.
+
+The rule: a replay runs the trace in this process, on plain objects, with nothing of the server but the functions
+runtime; so what it comes to owes nothing to snapshots, caches or stores.
+"""
+
+import copy
+import importlib
+import json
+from collections import Counter
+
+from server import FunctionsRuntime, TaskEnvironment
+from server.catalog import load_catalog
+from server.execution import nested_calls
+from server.json_view import to_json
+from tests.faults.world import PACKS
+
+PAGE = 1000
+
+
+class Replay:
+    """A session's trace, run in this process.
+
+    Attributes:
+        versions: The environments of each version.
+    """
+
+    def __init__(self, start):
+        self.versions = [start]
+
+    def run(self, record, problems):
+        """Run one record of the trace, and say where it says something else."""
+        where = f"record {record['index']}"
+        if record["kind"] == "reset":
+            self.versions.append(copy.deepcopy(self.versions[record["to_version"]]))
+        elif (record["error"] or "").startswith("TimeoutError"):
+            if record["function"] != "append_and_hang":
+                problems.append(f"{where}: {record['error']}")
+        else:
+            environment = copy.deepcopy(self.versions[-1])
+            result, error = _runtime().run_function(environment, record["function"], nested_calls(record["kwargs"]))
+            result = json.loads(to_json(result))
+            if (result, error) != (record["result"], record["error"]):
+                problems.append(f"{where}: {record['function']} gives {result!r}, {error!r}; the trace has {record}")
+            if error is None and record["function"] != "read":
+                self.versions.append(environment)
+        if record["version"] != len(self.versions) - 1:
+            problems.append(f"{where}: version {record['version']}, the trace comes to {len(self.versions) - 1}")
+
+
+_made = []
+
+
+def _runtime():
+    if not _made:
+        catalog = load_catalog((PACKS,))
+        _made.append(FunctionsRuntime([function.function for function in catalog.functions(["ledger", "tally"]).values()]))
+    return _made[0]
+
+
+def initial_environment():
+    """Make what a session starts with."""
+    _runtime()
+    pack = importlib.import_module("toolpacks.ledger")
+
+    class Environment(TaskEnvironment):
+        ledger: pack.Ledger
+        tally: pack.Tally
+
+    return Environment(ledger=pack.Ledger(), tally=pack.Tally())
+
+
+def as_told(environment):
+    """Write an environment as `get_environment` does."""
+    return {name: {name: value} for name, value in json.loads(to_json(environment)).items()}
+
+
+def check_all(send, sessions):
+    """Check all sessions, parents first, and get the problems of each, by session id."""
+    problems, replays = {}, {}
+    initial = initial_environment()
+    for session in sessions.values():  # forks stand behind what they were forked from
+        start = initial
+        if session.parent is not None:
+            parent, version = session.parent
+            start = replays[parent].versions[version] if version < len(replays[parent].versions) else None
+        found = problems[session.id] = []
+        if start is None:
+            found.append(f"forked from version {session.parent[1]}, which its parent never had")
+            start = initial
+        replays[session.id] = Replay(start)
+        _check(send, session, replays[session.id], found)
+    return problems
+
+
+def _check(send, session, replay, problems):
+    trace = []
+    while page := send("get_trace", {"session_id": session.id, "after": len(trace) - 1, "limit": PAGE}):
+        trace += page
+    if [record["index"] for record in trace] != list(range(len(trace))):
+        problems.append(f"the indices have gaps: {[record['index'] for record in trace]}")
+    for record in trace:
+        replay.run(record, problems)
+    versions = replay.versions
+    told = send("get_session", {"session_id": session.id})["version"]
+    if told != len(versions) - 1:
+        problems.append(f"the session is at version {told}, its trace comes to {len(versions) - 1}")
+    environment = send("get_environment", {"session_id": session.id})
+    if environment != as_told(versions[-1]):
+        problems.append(f"the environment is {environment}, its trace gives {as_told(versions[-1])}")
+    for version, seen in session.views:
+        if version >= len(versions) or seen != as_told(versions[version]):
+            problems.append(f"version {version} was read as {seen}")
+    _check_calls(session, trace, problems)
+    _check_resets(session, trace, problems)
+
+
+def _check_calls(session, trace, problems):
+    recorded = {}
+    ran = Counter()
+    for record in trace:
+        if record["kind"] == "call":
+            key = _key(record["call_id"], record["function"], record["kwargs"])
+            recorded[key] = record
+            ran[key] += 1
+    problems += [f"{key} is in the trace {times} times" for key, times in ran.items() if times > 1]
+    last = {}
+    for call in session.calls:
+        record = recorded.pop(_key(call.call_id, call.function, call.kwargs), None)
+        if record is None:
+            if call.envelope is not None:
+                problems.append(f"{call} was acknowledged and is not in the trace")
+            continue
+        if call.refused:
+            problems.append(f"{call} was refused, nothing changed, and is in the trace: {record}")
+        if call.envelope is None:
+            continue
+        if call.envelope != {"result": record["result"], "error": record["error"]}:
+            problems.append(f"{call} was acknowledged otherwise than recorded: {record}")
+        if record["index"] < last.get(call.client, -1):
+            problems.append(f"{call} was sent after the client's call before it was answered, but recorded before it")
+        last[call.client] = record["index"]
+    problems += [f"nobody ever sent {record}" for record in recorded.values()]
+
+
+def _key(call_id, function, kwargs):
+    return call_id or f"{function} {json.dumps(kwargs, sort_keys=True)}"
+
+
+def _check_resets(session, trace, problems):
+    unexplained = [record for record in trace if record["kind"] == "reset"]
+    for to_version, version in session.resets:
+        if version is not None:
+            # The answer tells the version when it was written, which calls may have moved on since.
+            matching = [r for r in unexplained if r["to_version"] == to_version and r["version"] <= version]
+            if not matching:
+                problems.append(f"the reset to version {to_version} was acknowledged and is not in the trace")
+                continue
+            unexplained.remove(matching[-1])
+    unknown = Counter(to_version for to_version, version in session.resets if version is None)
+    for to_version, times in Counter(record["to_version"] for record in unexplained).items():
+        if times > unknown[to_version]:
+            problems.append(f"the session was reset to version {to_version} {times - unknown[to_version]} times too often")

@@ -1,0 +1,171 @@
+"""The faults: what is done to the processes and wires while clients are at work, and what must be true right after it.
+
+The rule: every fault mends itself before it ends, so that the next one starts from a whole world.
+"""
+
+import random
+import signal
+import threading
+import time
+from collections import Counter
+
+from tests.faults.world import is_alive, send_signal, wait_until
+
+LONG_SECONDS = 6.5  # longer than a lease is waited for and a silent worker is let live
+REPLACED_SECONDS = 40
+
+
+class Faults:
+    """A thread that breaks things, one after the other.
+
+    Attributes:
+        injected: How often, by kind.
+        kills: When processes were killed, on the monotonic clock.
+        pauses: From when to when something stood still for other reasons.
+        violations: What was not as it must be after a fault.
+    """
+
+    def __init__(self, world, seed):
+        self.injected = Counter()
+        self.kills = []
+        self.pauses = []
+        self.violations = []
+        self._world = world
+        self._rng = random.Random(seed)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._kinds = {
+            self._kill_worker: 4,
+            self._pause_worker: 3,
+            self._pause_worker_long: 1,
+            self._pause_worker_and_supervisor: 1,
+            self._kill_server: 2,
+            self._stop_server: 2,
+        }
+        if world.wires:
+            self._kinds |= {
+                self._cut_wire: 3,
+                self._cut_all_wires: 1,
+                self._mute_wire: 3,
+                self._cut_wire_long: 1,
+                self._pause_redis: 1,
+                self._kill_worker_beside_cut_wire: 1,
+            }
+
+    def start(self):
+        self._thread.start()
+
+    def stop(self):
+        """Wait for the fault that is on its way."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self):
+        bag = []
+        while not self._stopped.wait(self._rng.uniform(0.2, 1.2)):
+            if not bag:  # each kind comes up in its share, also in a short run
+                bag = [kind for kind, share in self._kinds.items() for _ in range(share)]
+                self._rng.shuffle(bag)
+            fault = bag.pop()
+            try:
+                fault(self._rng.choice(self._world.servers))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+                self.violations.append(f"{fault.__name__.strip('_')}: {error}")
+                self._mend()
+            self.injected[fault.__name__.strip("_").replace("_", " ")] += 1
+
+    def _mend(self):
+        for server in self._world.servers:
+            if server.process.poll() is not None:
+                server.start()
+            for pid in [server.process.pid, *server.workers()]:
+                send_signal(pid, signal.SIGCONT)
+
+    def _worker(self, server):
+        wait_until(server.workers, 10, "a worker")
+        return self._rng.choice(server.workers())
+
+    def _kill_worker(self, server):
+        pid = self._worker(server)
+        self.kills.append(time.monotonic())
+        send_signal(pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(pid), 5, "the end of a killed worker")
+        wait_until(server.is_up, REPLACED_SECONDS, "a new worker for a killed one")
+
+    def _pause(self, pids, seconds):
+        began = time.monotonic()
+        for pid in pids:
+            send_signal(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        for pid in reversed(pids):
+            send_signal(pid, signal.SIGCONT)
+        self.pauses.append((began, time.monotonic()))
+
+    def _pause_worker(self, server):
+        self._pause([self._worker(server)], self._rng.uniform(0.1, 3))
+
+    def _pause_worker_long(self, server):
+        pid = self._worker(server)
+        began = time.monotonic()
+        send_signal(pid, signal.SIGSTOP)
+        wait_until(lambda: not is_alive(pid), 8, "the end of a worker that stands still")
+        self.pauses.append((began, time.monotonic()))
+        wait_until(server.is_up, REPLACED_SECONDS, "a new worker for one that stood still")
+
+    def _pause_worker_and_supervisor(self, server):
+        """Nobody kills the worker, so it comes back when its leases are others'."""
+        self._pause([server.process.pid, self._worker(server)], LONG_SECONDS)
+
+    def _kill_server(self, server):
+        self.kills.append(time.monotonic())
+        server.kill()
+        server.start()
+
+    def _stop_server(self, server):
+        began = time.monotonic()
+        status = server.stop()
+        if status != 0:
+            self.violations.append(f"a stopped server ended with status {status}")
+        server.start()
+        self.pauses.append((began, time.monotonic()))
+
+    def _cut(self, wires, seconds):
+        began = time.monotonic()
+        for wire in wires:
+            wire.cut()
+        time.sleep(seconds)
+        for wire in wires:
+            wire.restore()
+        self.pauses.append((began, time.monotonic()))
+
+    def _cut_wire(self, _server):
+        self._cut([self._rng.choice(self._world.wires)], self._rng.uniform(0, 2))
+
+    def _cut_all_wires(self, _server):
+        self._cut(self._world.wires, self._rng.uniform(0, 2))
+
+    def _cut_wire_long(self, _server):
+        self._cut([self._rng.choice(self._world.wires)], LONG_SECONDS)
+
+    def _mute_wire(self, _server):
+        """Commits arrive, but nobody hears of it."""
+        wire = self._rng.choice(self._world.wires)
+        began = time.monotonic()
+        wire.mute()
+        time.sleep(self._rng.uniform(0.05, 1))
+        self._cut([wire], self._rng.choice([0, 0.5, LONG_SECONDS]))
+        self.pauses.append((began, time.monotonic()))
+
+    def _pause_redis(self, _server):
+        self._pause([self._world.redis], self._rng.choice([0.5, 3, LONG_SECONDS]))
+
+    def _kill_worker_beside_cut_wire(self, server):
+        """A worker has to start while the store can't be reached."""
+        wire = self._world.wires[self._world.servers.index(server)]
+        began = time.monotonic()
+        wire.cut()
+        send_signal(self._worker(server), signal.SIGKILL)
+        time.sleep(LONG_SECONDS)
+        wire.restore()
+        wait_until(server.is_up, REPLACED_SECONDS, "a new worker once the store is back")
+        self.pauses.append((began, time.monotonic()))

@@ -1,0 +1,128 @@
+"""Two toolpacks whose every change shows: a ledger with a running hash of all that was written, and a tally."""
+
+import hashlib
+import time
+from typing import Annotated
+
+from pydantic import BaseModel
+
+from server import Depends, TaskEnvironment, Toolpack
+
+SHOWN = 8
+
+
+class Ledger(BaseModel):
+    length: int = 0
+    digest: str = ""
+    last: list[str] = []
+
+    def write(self, entry: str) -> None:
+        self.length += 1
+        self.digest = hashlib.sha256(f"{self.digest} {entry}".encode()).hexdigest()[:16]
+        self.last = [*self.last[1 - SHOWN :], entry]
+
+    def receipt(self) -> "Receipt":
+        return Receipt(length=self.length, digest=self.digest)
+
+
+class Receipt(BaseModel):
+    length: int
+    digest: str
+
+
+class Tally(BaseModel):
+    total: int = 0
+    counts: dict[str, int] = {}
+
+
+class LedgerEnvironment(TaskEnvironment):
+    ledger: Ledger = Ledger()
+
+
+class TallyEnvironment(TaskEnvironment):
+    tally: Tally = Tally()
+
+
+ledger_pack = Toolpack("ledger", LedgerEnvironment)
+tally_pack = Toolpack("tally", TallyEnvironment)
+
+TheLedger = Annotated[Ledger, Depends("ledger")]
+TheTally = Annotated[Tally, Depends("tally")]
+
+
+@ledger_pack.function
+def append(ledger: TheLedger, entry: str) -> Receipt:
+    """Write an entry.
+
+    :param entry: What to write.
+    """
+    ledger.write(entry)
+    return ledger.receipt()
+
+
+@ledger_pack.function
+def append_slowly(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
+    """Write an entry, and take a while for it.
+
+    :param entry: What to write.
+    :param seconds: How long it takes.
+    """
+    ledger.write(entry)
+    time.sleep(seconds)
+    return ledger.receipt()
+
+
+@ledger_pack.function
+def append_number(ledger: TheLedger, entry: str, number: int) -> Receipt:
+    """Write an entry with a number, which as a rule another function has come up with.
+
+    :param entry: What to write.
+    :param number: The number.
+    """
+    ledger.write(f"{entry}: {number}")
+    return ledger.receipt()
+
+
+@ledger_pack.function
+def append_and_fail(ledger: TheLedger, entry: str, number: int = 0) -> Receipt:
+    """Write an entry, then fail, so that nothing was written.
+
+    :param entry: What to write.
+    :param number: A number, which as a rule another function has come up with.
+    """
+    ledger.write(f"{entry}: {number}")
+    raise ValueError(f"{entry} is not wanted")
+
+
+@ledger_pack.function(timeout_seconds=0.2)
+def append_and_hang(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
+    """Write an entry, then miss the deadline, so that nothing was written.
+
+    :param entry: What to write.
+    :param seconds: How long to sleep; 0 computes for ever instead.
+    """
+    ledger.write(entry)
+    time.sleep(seconds)
+    while True:
+        ledger.write(entry)
+
+
+@ledger_pack.function(read_only=True)
+def read(ledger: TheLedger, entry: str) -> str:
+    """Read where the ledger stands.
+
+    :param entry: A text that comes back.
+    """
+    return f"{entry}: {ledger.length} {ledger.digest}"
+
+
+@tally_pack.function
+async def add(tally: TheTally, name: str, amount: int) -> int:
+    """Add to a count, and get it.
+
+    :param name: Which count.
+    :param amount: How much to add.
+    """
+    tally.counts[name] = tally.counts.get(name, 0) + amount
+    tally.total += amount
+    return tally.counts[name]

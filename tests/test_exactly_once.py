@@ -1,0 +1,158 @@
+"""A call_id is committed once, however often, however concurrently and after whatever it is sent."""
+
+import threading
+
+import pytest
+import serving
+from serving import Bench, RpcError, ledger, wait_until
+
+
+def sent(bench, session_id, function="add", call_id="first", kwargs=None, **params):
+    given = {"amount": 1} if kwargs is None else kwargs
+    return bench.rpc(
+        "run_function", session_id=session_id, function=function, kwargs=given, call_id=call_id, **params
+    )
+
+
+def times(function):
+    return ledger.runs.count(function)
+
+
+def test_a_repeated_call_gets_the_recorded_envelope_and_runs_nothing(stored_bench):
+    session_id = stored_bench.create()
+    assert sent(stored_bench, session_id) == {"result": 1, "error": None}
+    stored_bench.result(session_id, "add", amount=10)
+    before = times("add")
+    assert sent(stored_bench, session_id) == {"result": 1, "error": None}
+    assert times("add") == before
+    assert stored_bench.version(session_id) == 2
+    assert len(stored_bench.rpc("get_trace", session_id=session_id)) == 2
+
+
+def test_a_read_only_call_is_deduplicated_like_any_other(stored_bench):
+    session_id = stored_bench.create()
+    assert sent(stored_bench, session_id, "total", kwargs={})["result"] == 0
+    stored_bench.result(session_id, "add", amount=10)
+    assert sent(stored_bench, session_id, "total", kwargs={})["result"] == 0
+
+
+def test_a_failed_call_is_recorded_too_and_its_shape_is_chosen_anew(stored_bench):
+    session_id = stored_bench.create()
+    failed = sent(stored_bench, session_id, "add_then", kwargs={"how": "raise"})
+    assert failed == {"result": "", "error": "LookupError: half of it is done"}
+    with pytest.raises(RpcError) as raised:
+        sent(stored_bench, session_id, "add_then", kwargs={"how": "raise"}, raise_on_error=True)
+    assert (raised.value.code, raised.value.message) == (-32002, "half of it is done")
+    with pytest.raises(RpcError) as first:
+        sent(stored_bench, session_id, "add", "second", {"amount": "x"}, raise_on_error=True)
+    assert sent(stored_bench, session_id, "add", "second", {"amount": "x"})["error"].startswith("ValidationError: ")
+    with pytest.raises(RpcError) as again:
+        sent(stored_bench, session_id, "add", "second", {"amount": "x"}, raise_on_error=True)
+    assert vars(again.value) == vars(first.value)
+    assert again.value.code == -32004
+
+
+@pytest.mark.parametrize(
+    ("function", "kwargs"),
+    [("add", {"amount": 2}), ("add", {}), ("total", {"amount": 1}), ("add", {"amount": 1.0}), ("add", {"amount": True})],
+)
+def test_a_call_id_of_another_call_is_refused(stored_bench, function, kwargs):
+    session_id = stored_bench.create()
+    sent(stored_bench, session_id)
+    with pytest.raises(RpcError) as refused:
+        sent(stored_bench, session_id, function, kwargs=kwargs)
+    assert (refused.value.code, refused.value.data["type"]) == (-32009, "CallIdReusedError")
+    assert stored_bench.version(session_id) == 1
+    assert len(stored_bench.rpc("get_trace", session_id=session_id)) == 1
+
+
+def test_the_order_of_kwargs_and_large_integers_make_no_other_call(stored_bench):
+    session_id = stored_bench.create()
+    value = {"b": [2**80, 1.5, None], "a": {"d": 1, "c": "é"}}
+    other_order = {"a": {"c": "é", "d": 1}, "b": [2**80, 1.5, None]}
+    assert sent(stored_bench, session_id, "echo", kwargs={"value": value})["result"] == value
+    assert sent(stored_bench, session_id, "echo", kwargs={"value": other_order})["result"] == value
+
+
+def test_call_ids_belong_to_one_session_and_a_fork_has_none(stored_bench):
+    session_id = stored_bench.create()
+    sent(stored_bench, session_id)
+    fork = stored_bench.rpc("fork_session", session_id=session_id)[0]["session_id"]
+    assert sent(stored_bench, fork)["result"] == 2
+    assert sent(stored_bench, stored_bench.create())["result"] == 1
+
+
+def test_a_reset_keeps_call_ids(stored_bench):
+    session_id = stored_bench.create()
+    sent(stored_bench, session_id)
+    stored_bench.rpc("reset_session", session_id=session_id)
+    assert sent(stored_bench, session_id)["result"] == 1
+    assert stored_bench.result(session_id, "total") == 0
+
+
+def test_it_is_looked_at_before_expected_version(stored_bench):
+    session_id = stored_bench.create()
+    assert sent(stored_bench, session_id, expected_version=0)["result"] == 1
+    assert sent(stored_bench, session_id, expected_version=0)["result"] == 1
+    with pytest.raises(RpcError) as conflict:
+        sent(stored_bench, session_id, call_id="second", expected_version=0)
+    assert (conflict.value.code, conflict.value.data) == (-32005, {"type": "VersionConflictError", "version": 1})
+
+
+def test_a_refused_call_leaves_its_call_id_free(stored_bench):
+    session_id = stored_bench.create()
+    with pytest.raises(RpcError):
+        sent(stored_bench, session_id, expected_version=7)
+    assert sent(stored_bench, session_id, kwargs={"amount": 5})["result"] == 5
+
+
+def test_duplicates_wait_for_the_one_that_runs(stored_bench):
+    session_id = stored_bench.create()
+    gate = ledger.gates["duplicates"] = threading.Event()
+    before = times("add_and_hold")
+    params = {
+        "session_id": session_id,
+        "function": "add_and_hold",
+        "kwargs": {"name": "duplicates"},
+        "call_id": "the one",
+    }
+    calls = [stored_bench.later("run_function", **params) for _ in range(5)]
+    wait_until(lambda: times("add_and_hold") > before)
+    assert not any(call.done() for call in calls)
+    gate.set()
+    assert [call.result(serving.PATIENCE)["result"] for call in calls] == [3] * 5
+    assert times("add_and_hold") == before + 1
+    assert stored_bench.version(session_id) == 1
+
+
+def test_a_restarted_server_still_knows(tmp_path):
+    store = f"sqlite:///{tmp_path / 'sessions.db'}"
+    first = Bench(store=store)
+    session_id = first.create()
+    sent(first, session_id)
+    sent(first, session_id, "add_then", "failed", {"how": "raise"})
+    first.close()
+    second = Bench(store=store)
+    before = times("add")
+    assert sent(second, session_id) == {"result": 1, "error": None}
+    assert sent(second, session_id, "add_then", "failed", {"how": "raise"})["error"] == "LookupError: half of it is done"
+    with pytest.raises(RpcError):
+        sent(second, session_id, kwargs={"amount": 3})
+    assert times("add") == before
+    assert second.result(session_id, "add", amount=1) == 2
+    second.close()
+
+
+@pytest.mark.parametrize("call_id", ["", "x" * 129, 5])
+def test_a_call_id_has_1_to_128_characters(bench, call_id):
+    with pytest.raises(RpcError) as refused:
+        sent(bench, bench.create(), call_id=call_id)
+    assert refused.value.code == -32602
+
+
+@pytest.mark.parametrize("call_id", ["x" * 128, "'; DROP TABLE records; --", "\0", "é" * 128])
+def test_a_call_id_may_hold_anything(stored_bench, call_id):
+    session_id = stored_bench.create()
+    assert sent(stored_bench, session_id, call_id=call_id)["result"] == 1
+    assert sent(stored_bench, session_id, call_id=call_id)["result"] == 1
+    assert stored_bench.rpc("get_trace", session_id=session_id)[0]["call_id"] == call_id

@@ -1,0 +1,213 @@
+"""JSON-RPC 2.0: the examples of the specification's section 7, and the rules that they leave to the text."""
+
+import json
+
+import pytest
+from serving import RpcError
+
+PARSE = {"code": -32700, "message": "Parse error"}
+INVALID = {"code": -32600, "message": "Invalid Request"}
+UNKNOWN = {"code": -32601, "message": "Method not found"}
+
+
+def answer(bench, body):
+    reply = bench.answer(body)
+    return None if reply is None else json.loads(reply)
+
+
+def shape(reply):
+    """Get a reply without the sentence that the specification leaves to us, which must be there."""
+    if isinstance(reply, list):
+        return [shape(one) for one in reply]
+    if "error" in reply:
+        data = reply["error"].pop("data")
+        assert isinstance(data["detail"], str)
+        assert data["detail"]
+    return reply
+
+
+def error(kind, request_id=None):
+    return {"jsonrpc": "2.0", "error": kind, "id": request_id}
+
+
+def call(session_id, request_id=1, amount=1):
+    params = {"session_id": session_id, "function": "add", "kwargs": {"amount": amount}}
+    return {"jsonrpc": "2.0", "method": "run_function", "params": params, "id": request_id}
+
+
+def test_positional_parameters(bench):
+    session_id = bench.create()
+    body = {"jsonrpc": "2.0", "method": "run_function", "params": [session_id, "add", {"amount": 19}], "id": 1}
+    reply = {"jsonrpc": "2.0", "result": {"result": 19, "error": None}, "id": 1}
+    assert answer(bench, json.dumps(body)) == reply
+
+
+def test_every_position(bench):
+    session_id = bench.create()
+    params = [session_id, "add", {"amount": 1}, True, "id", 7, 5.0]
+    body = {"jsonrpc": "2.0", "method": "run_function", "params": params, "id": 1}
+    assert answer(bench, json.dumps(body))["error"]["code"] == -32005
+    params[5] = 0
+    assert answer(bench, json.dumps(body))["result"]["result"] == 1
+    params.append(1)
+    assert answer(bench, json.dumps(body))["error"]["code"] == -32602
+
+
+def test_named_parameters_in_any_order(bench):
+    session_id = bench.create()
+    body = call(session_id, 3)
+    assert answer(bench, json.dumps(body))["id"] == 3
+    body["params"] = dict(reversed(body["params"].items()))
+    assert answer(bench, json.dumps(body))["result"]["result"] == 2
+
+
+def test_a_notification_is_carried_out_and_not_answered(bench):
+    session_id = bench.create()
+    body = call(session_id)
+    del body["id"]
+    assert answer(bench, json.dumps(body)) is None
+    assert bench.version(session_id) == 1
+    assert answer(bench, '{"jsonrpc": "2.0", "method": "foobar"}') is None
+    assert answer(bench, '{"jsonrpc": "2.0", "method": "get_session", "params": {"wrong": 1}}') is None
+    assert answer(bench, '{"jsonrpc": "2.0", "method": "get_session", "params": ["unknown"]}') is None
+
+
+def test_a_method_that_does_not_exist(bench):
+    assert shape(answer(bench, '{"jsonrpc": "2.0", "method": "foobar", "id": "1"}')) == error(UNKNOWN, "1")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"jsonrpc": "2.0", "method": "foobar, "params": "bar", "baz]',
+        '[{"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"}, {"jsonrpc": "2.0", "method"]',
+        "",
+        "{",
+        '{"jsonrpc": "2.0", "method": "rpc.discover", "id": NaN}',
+        '{"jsonrpc": "2.0", "method": "rpc.discover", "id": "\\ud800"}',
+        b"\xff",
+        b'\xef\xbb\xbf{"jsonrpc": "2.0", "method": "rpc.discover", "id": 1}',
+        "[" * 100_000,
+        "1" * 5_000,
+    ],
+)
+def test_what_is_no_json(bench, body):
+    assert shape(answer(bench, body)) == error(PARSE)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"jsonrpc": "2.0", "method": 1, "params": "bar"}',
+        "[]",
+        "1",
+        "null",
+        '"text"',
+        "{}",
+        '{"jsonrpc": "1.0", "method": "rpc.discover", "id": 1}',
+        '{"jsonrpc": 2.0, "method": "rpc.discover", "id": 1}',
+        '{"method": "rpc.discover", "id": 1}',
+        '{"jsonrpc": "2.0", "id": 1}',
+        '{"jsonrpc": "2.0", "method": null, "id": 1}',
+        '{"jsonrpc": "2.0", "method": "rpc.discover", "params": null, "id": 1}',
+        '{"jsonrpc": "2.0", "method": "rpc.discover", "params": 5, "id": 1}',
+        '{"jsonrpc": "2.0", "method": "rpc.discover", "id": {}}',
+        '{"jsonrpc": "2.0", "method": "rpc.discover", "id": []}',
+        '{"jsonrpc": "2.0", "method": "rpc.discover", "id": true}',
+        '{"jsonrpc": "2.0", "method": "rpc.discover", "params": ' + "[" * 200 + "]" * 200 + ', "id": 1}',
+    ],
+)
+def test_what_is_no_request(bench, body):
+    assert shape(answer(bench, body)) == error(INVALID)
+
+
+def test_batches_of_what_is_no_request(bench):
+    assert shape(answer(bench, "[1]")) == [error(INVALID)]
+    assert shape(answer(bench, "[1,2,3]")) == [error(INVALID)] * 3
+    assert shape(answer(bench, "[[]]")) == [error(INVALID)]
+
+
+def test_a_bad_member_of_a_batch_answers_for_itself_alone_and_order_is_kept(bench):
+    session_id = bench.create()
+    notification = call(session_id, amount=10)
+    del notification["id"]
+    batch = [
+        call(session_id, "1", 1),
+        notification,
+        call(session_id, "2", 100),
+        {"foo": "boo"},
+        {"jsonrpc": "2.0", "method": "foo.get", "params": {"name": "myself"}, "id": "5"},
+        {"jsonrpc": "2.0", "method": "get_session", "params": [session_id], "id": "9"},
+    ]
+    first, second, third, fourth, fifth = shape(answer(bench, json.dumps(batch)))
+    assert first == {"jsonrpc": "2.0", "result": {"result": 1, "error": None}, "id": "1"}
+    assert second == {"jsonrpc": "2.0", "result": {"result": 111, "error": None}, "id": "2"}
+    assert third == error(INVALID)
+    assert fourth == error(UNKNOWN, "5")
+    assert (fifth["id"], fifth["result"]["version"]) == ("9", 3)
+
+
+def test_a_batch_of_notifications_is_not_answered(bench):
+    session_id = bench.create()
+    notification = call(session_id)
+    del notification["id"]
+    assert answer(bench, json.dumps([notification, notification])) is None
+    assert bench.version(session_id) == 2
+
+
+def test_a_batch_larger_than_allowed_is_refused_as_a_whole(bench):
+    session_id = bench.create()
+    reply = answer(bench, json.dumps([call(session_id)] * 1001))
+    assert (reply["error"]["code"], reply["error"]["data"], reply["id"]) == (-32007, {"type": "TooLargeError"}, None)
+    assert bench.version(session_id) == 0
+
+
+@pytest.mark.parametrize("request_id", ["0", '""', "null", "-1", "1.5", "1e2", "12345678901234567890123", '"\\u00e9\\u0000"'])
+def test_an_id_comes_back_as_it_was_sent(bench, request_id):
+    body = '{"jsonrpc": "2.0", "method": "list_sessions", "id": %s}' % request_id
+    told = answer(bench, body)
+    sent = json.loads(request_id)
+    assert told == {"jsonrpc": "2.0", "result": [], "id": sent}
+    assert type(told["id"]) is type(sent)
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("get_session", {}),
+        ("get_session", {"session_id": 1}),
+        ("get_session", {"session_id": "x", "more": 1}),
+        ("get_session", []),
+        ("get_session", ["x", "y"]),
+        ("rpc.discover", [1]),
+        ("run_function", {"session_id": "x", "function": "add", "kwargs": []}),
+        ("run_function", {"session_id": "x", "function": "add", "raise_on_error": 1}),
+        ("run_function", {"session_id": "x", "function": "add", "expected_version": -1}),
+        ("list_functions", {"format": "cobol"}),
+        ("get_trace", {"session_id": "x", "limit": 0}),
+        ("get_trace", {"session_id": "x", "after": 10**30}),
+        ("get_environment", {"session_id": "x", "version": 10**30}),
+        ("close_sessions", {}),
+        ("close_sessions", {"labels": {}}),
+        ("create_session", {"ttl_seconds": 0}),
+        ("create_session", {"ttl_seconds": 1e300}),
+        ("create_session", {"labels": {"a": 1}}),
+        ("create_session", {"toolpacks": "ledger"}),
+        ("fork_session", {"session_id": "x", "count": 0}),
+    ],
+)
+def test_wrong_parameters_are_told_with_their_names(bench, method, params):
+    body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 1})
+    told = answer(bench, body)["error"]
+    assert (told["code"], told["message"], set(told["data"])) == (-32602, "Invalid params", {"detail"})
+    assert "parameters are" in told["data"]["detail"] or "are taken" in told["data"]["detail"]
+
+
+def test_the_shape_of_our_own_errors(bench):
+    with pytest.raises(RpcError) as unknown:
+        bench.rpc("get_session", session_id="unknown")
+    assert vars(unknown.value) == {
+        "code": -32001,
+        "message": "No session has this id: it is unknown, closed or expired. Create one with create_session.",
+        "data": {"type": "SessionNotFoundError"},
+    }

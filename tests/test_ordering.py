@@ -1,0 +1,87 @@
+"""Calls on one session run one at a time, in order of arrival; sessions never wait for one another."""
+
+import threading
+
+import pytest
+import serving
+from serving import RpcError, ledger, wait_until
+
+
+def test_calls_on_one_session_run_in_the_order_in_which_they_came(stored_bench):
+    session_id = stored_bench.create()
+    calls = [stored_bench.later_call(session_id, "add", amount=10**i) for i in range(100)]
+    results = [call.result(serving.PATIENCE)["result"] for call in calls]
+    assert results == [int("1" * (i + 1)) for i in range(100)]
+    trace = stored_bench.rpc("get_trace", session_id=session_id, limit=1000)
+    assert [record["kwargs"]["amount"] for record in trace] == [10**i for i in range(100)]
+    assert [record["version"] for record in trace] == list(range(1, 101))
+
+
+def test_a_slow_call_holds_back_its_own_session_only(stored_bench):
+    slow, other = stored_bench.create(), stored_bench.create()
+    gate = ledger.gates["slow"] = threading.Event()
+    holding = stored_bench.later_call(slow, "add_and_hold", name="slow")
+    queued = stored_bench.later_call(slow, "add", amount=1)
+    assert [stored_bench.result(other, "add", amount=1) for _ in range(50)] == list(range(1, 51))
+    assert stored_bench.rpc("get_session", session_id=slow)["version"] == 0
+    assert not holding.done()
+    assert not queued.done()
+    gate.set()
+    assert holding.result(serving.PATIENCE)["result"] == 3
+    assert queued.result(serving.PATIENCE)["result"] == 4
+
+
+def test_many_sessions_hold_at_once_and_none_is_in_anothers_way(bench):
+    sessions = [bench.create() for _ in range(20)]
+    gate = ledger.gates["many"] = threading.Event()
+    before = len(ledger.runs)
+    calls = [bench.later_call(session, "add_and_hold", name="many") for session in sessions]
+    wait_until(lambda: ledger.runs[before:].count("add_and_hold") == 20, "20 calls at once")
+    assert bench.result(bench.create(), "add", amount=1) == 1
+    gate.set()
+    assert [call.result(serving.PATIENCE)["result"] for call in calls] == [3] * 20
+
+
+def test_a_reset_has_its_turn_among_the_calls(stored_bench):
+    session_id = stored_bench.create()
+    first = stored_bench.later_call(session_id, "add", amount=1)
+    reset = stored_bench.later("reset_session", session_id=session_id)
+    second = stored_bench.later_call(session_id, "add", amount=10)
+    assert [first.result(20)["result"], second.result(20)["result"]] == [1, 10]
+    assert reset.result(20)["version"] >= 2
+    kinds = [(r["kind"], r["version"]) for r in stored_bench.rpc("get_trace", session_id=session_id)]
+    assert kinds == [("call", 1), ("reset", 2), ("call", 3)]
+
+
+def test_who_waits_too_long_for_a_session_may_send_it_again():
+    bench = serving.Bench(queue_timeout_seconds=0.1)
+    session_id = bench.create()
+    gate = ledger.gates["queue"] = threading.Event()
+    holding = bench.later_call(session_id, "add_and_hold", name="queue")
+    with pytest.raises(RpcError) as overloaded:
+        bench.call(session_id, "add", {"call_id": "again"}, amount=7)
+    assert overloaded.value.code == -32006
+    assert overloaded.value.data["type"] == "OverloadedError"
+    assert overloaded.value.data["retry_after_seconds"] > 0
+    gate.set()
+    assert holding.result(serving.PATIENCE)["result"] == 3
+    assert bench.call(session_id, "add", {"call_id": "again"}, amount=7)["result"] == 10
+    bench.close()
+
+
+def test_more_than_may_wait_is_refused_at_once():
+    bench = serving.Bench(max_waiting_per_session=3)
+    session_id, other = bench.create(), bench.create()
+    gate = ledger.gates["waiting"] = threading.Event()
+    before = len(ledger.runs)
+    holding = bench.later_call(session_id, "add_and_hold", name="waiting")
+    wait_until(lambda: len(ledger.runs) > before)
+    waiting = [bench.later_call(session_id, "add", amount=1) for _ in range(3)]
+    with pytest.raises(RpcError) as overloaded:
+        bench.call(session_id, "add", amount=1)
+    assert overloaded.value.code == -32006
+    assert bench.result(other, "add", amount=1) == 1
+    gate.set()
+    assert holding.result(serving.PATIENCE)["result"] == 3
+    assert [call.result(serving.PATIENCE)["result"] for call in waiting] == [4, 5, 6]
+    bench.close()

@@ -1,0 +1,235 @@
+"""AgentDojo's ground truths give the same on a server as in AgentDojo's own runtime: calls, worlds and judgements.
+
+All tasks of the newest benchmark version run in this process first, recorded call by call; then over HTTP, through
+`RemoteRuntime`, and on a server that is restarted before every request. The clock stands still, since emails and files
+carry the time at which they were made.
+"""
+
+import base64
+import copy
+import datetime
+import json
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+from agentdojo.agent_pipeline import GroundTruthPipeline
+from agentdojo.base_tasks import BaseUserTask
+from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
+from agentdojo.task_suite.load_suites import get_suites
+from agentdojo.types import text_content_block_from_string
+from http_server import RestartingTransport, running
+from pydantic_core import to_json
+
+from server.catalog import load_catalog
+from server.client import Client
+from server.functions_runtime import error_text
+from server.graph import difference
+from server.remote_runtime import RemoteRuntime
+from server.settings import Settings
+from server.snapshot import thaw
+
+NEWEST = "v1.2.2"
+SUITES = ("workspace", "travel", "banking", "slack")
+TASKS = {"workspace": 54, "travel": 27, "banking": 25, "slack": 26}
+NOW = datetime.datetime(2024, 5, 15, 12, 0, 0, 123456)  # noqa: DTZ001 - naive, as AgentDojo's are
+
+
+class StillClock(datetime.datetime):
+    """Stands where the tools have `datetime.datetime`; what it makes are ordinary datetimes."""
+
+    def __new__(cls, *args, **kwargs):
+        return datetime.datetime(*args, **kwargs)
+
+    @classmethod
+    def now(cls, tz=None):
+        return NOW.replace(tzinfo=tz)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def still_clock():
+    clock = type(datetime)("datetime")
+    vars(clock).update(vars(datetime), datetime=StillClock)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("agentdojo.default_suites.") and getattr(module, "datetime", None) is datetime:
+                patch.setattr(module, "datetime", clock)
+        yield
+
+
+@cache
+def catalog():
+    return load_catalog((), tuple(f"agentdojo-{name}" for name in SUITES))
+
+
+@pytest.fixture(scope="module")
+def client():
+    with running(catalog(), store="memory:") as url, Client(url) as made:
+        yield made
+
+
+@pytest.fixture
+def restarting(tmp_path):
+    settings = Settings(store=f"sqlite:///{tmp_path / 'sessions.db'}", secret_key="only for this test", port=0)
+    with Client("http://127.0.0.1", transport=RestartingTransport(catalog(), settings)) as made:
+        yield made
+
+
+@dataclass
+class Call:
+    function: str
+    kwargs: dict[str, Any]
+    result: Any
+    error: str | None
+
+    def told(self):
+        """Get what the wire tells of it."""
+        return json.loads(to_json(self.result)), self.error
+
+
+@dataclass
+class Run:
+    """What came of a task."""
+
+    before: Any
+    after: Any
+    calls: list[Call] = field(default_factory=list)
+    judged: tuple[bool, bool] = (False, False)
+
+
+class Recording:
+    """Mixed into a runtime class: notes every call in `calls`, with its result as it was then."""
+
+    calls: list[Call]
+
+    def run_function(self, env, function, kwargs, raise_on_error=False):
+        kwargs = copy.deepcopy(kwargs)
+        try:
+            result, error = super().run_function(env, function, kwargs, raise_on_error)
+        except Exception as raised:
+            self.calls.append(Call(function, kwargs, "", error_text(raised)))
+            raise
+        self.calls.append(Call(function, kwargs, copy.deepcopy(result), error))
+        return result, error
+
+
+class LocalRuntime(Recording, FunctionsRuntime):
+    pass
+
+
+class RecordedRemoteRuntime(Recording, RemoteRuntime):
+    pass
+
+
+@cache
+def start(suite_name):
+    return suite(suite_name).load_and_inject_default_environment({})
+
+
+def suite(name):
+    return get_suites(NEWEST)[name]
+
+
+def run_task(name, task, runtime_class):
+    """Run a task's ground truth, and have AgentDojo judge it."""
+    environment = start(name).model_copy(deep=True)
+    run = Run(before=environment.model_copy(deep=True), after=environment)
+    runtime_class = type("Recorded", (runtime_class,), {"calls": run.calls})
+    user_task = task if isinstance(task, BaseUserTask) else next(iter(suite(name).user_tasks.values()))
+    run.judged = suite(name).run_task_with_pipeline(
+        GroundTruthPipeline(task), user_task, None if user_task is task else task, {}, runtime_class, environment
+    )
+    return run
+
+
+def tasks(name):
+    return suite(name).user_tasks | suite(name).injection_tasks
+
+
+@cache
+def expected(name):
+    return {task_id: run_task(name, task, LocalRuntime) for task_id, task in tasks(name).items()}
+
+
+def sent(value):
+    """Write an argument as the wire has it."""
+    if isinstance(value, FunctionCall):
+        return {"$call": {"function": value.function, "args": {k: sent(v) for k, v in value.args.items()}}}
+    return json.loads(to_json(value))
+
+
+def send(client, session_id, call):
+    kwargs = {name: sent(value) for name, value in call.kwargs.items()}
+    envelope = client.run_function(session_id, call.function, kwargs)
+    return envelope["result"], envelope["error"]
+
+
+def exported(client, session_id, pack):
+    return thaw(base64.b64decode(client.export_session(session_id)["snapshot"]), catalog().classes)[pack]
+
+
+def judge(name, task, run, after):
+    """Have AgentDojo judge another environment as if it had come of the run."""
+    judge = suite(name)._check_task_result
+    trace = [FunctionCall(function=call.function, args=call.kwargs) for call in run.calls]
+
+    def judged(by):
+        return judge(by, [text_content_block_from_string(task.GROUND_TRUTH_OUTPUT)], run.before, after, trace)
+
+    if isinstance(task, BaseUserTask):
+        return judged(task), True
+    return judged(next(iter(suite(name).user_tasks.values()))), judged(task)
+
+
+def compare_over_the_wire(client, name):
+    pack, problems = f"agentdojo-{name}", []
+    for task_id, run in expected(name).items():
+        session_id = client.create_session([pack])["session_id"]
+        for index, call in enumerate(run.calls):
+            if (told := send(client, session_id, call)) != call.told():
+                problems.append(f"{task_id}, call {index} of {call.function}: {told} instead of {call.told()}")
+        after = exported(client, session_id, pack)
+        if found := difference(run.after, after):
+            problems.append(f"{task_id}: the environment ends differently: {found}")
+        if (judged := judge(name, tasks(name)[task_id], run, after)) != run.judged:
+            problems.append(f"{task_id}: judged {judged} instead of {run.judged}")
+        client.close_session(session_id)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_ground_truth_passes_in_this_process_or_is_empty(name):
+    runs = expected(name)
+    assert len(runs) == TASKS[name]
+    passed = [r.judged[0] if task_id in suite(name).user_tasks else r.judged[1] for task_id, r in runs.items()]
+    for (task_id, run), has_passed in zip(runs.items(), passed, strict=True):
+        assert has_passed or not run.calls, task_id
+    print(name, sum(passed), sum(not r.calls for r in runs.values()), sum(len(r.calls) for r in runs.values()))
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_ground_truth_gives_the_same_over_http(client, name):
+    compare_over_the_wire(client, name)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_ground_truth_gives_the_same_with_a_restart_before_every_request(restarting, name):
+    compare_over_the_wire(restarting, name)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_ground_truth_gives_the_same_through_the_remote_runtime(client, name):
+    problems = []
+    runtime_class = RecordedRemoteRuntime.bind(client, f"agentdojo-{name}")
+    for task_id, run in expected(name).items():
+        remote = run_task(name, tasks(name)[task_id], runtime_class)
+        for index, (there, here) in enumerate(zip(remote.calls, run.calls, strict=True)):
+            if there != here or there.told() != here.told():
+                problems.append(f"{task_id}, call {index}: {there} instead of {here}")
+        if found := difference(run.after, remote.after):
+            problems.append(f"{task_id}: the environment ends differently: {found}")
+        if remote.judged != run.judged:
+            problems.append(f"{task_id}: judged {remote.judged} instead of {run.judged}")
+    assert not problems, "\n".join(problems)
