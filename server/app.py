@@ -342,4 +342,6 @@ def secret_key(settings: Settings) -> bytes:
                 aside.unlink()
         return path.read_text().strip().encode()
     except OSError as error:
-        raise SettingsError(f"The key in the data directory can't be read or made: {error.strerror}. Set TOOLPACK_SECRET_KEY.") from error
+        raise SettingsError(
+            f"The key in the data directory can't be read or made: {error.strerror}. Set TOOLPACK_SECRET_KEY."
+        ) from error

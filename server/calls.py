@@ -14,8 +14,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from server.errors import CallIdReusedError, ClassesChangedError, DeadlineError, VersionConflictError
-from server.execution import Failure, Outcome, SessionRuntime, call
-from server.mailboxes import Mailboxes, SessionJob
+from server.execution import Failure, Outcome, SessionRuntime, call, nested_calls
+from server.jobs import SessionJob
+from server.mailboxes import Mailboxes
+from server.parts import emptied, toolpack_of
 from server.session_cache import CachedSession
 from server.stores import Commit, Record, SessionStore
 from server.strict_json import Fragment, dumps, loads
@@ -58,11 +60,11 @@ class Tools:
         parts, blobs = {}, {}
         for toolpack in toolpacks:
             if toolpack in environment:
-                parsed = self.codec.catalog.toolpacks[toolpack].parse(environment[toolpack])
-                blob_id, blob = self.codec.new_blob_id(), self.codec.encode(toolpack, parsed)
+                built = self.codec.write(toolpack, self.codec.catalog.toolpacks[toolpack].parse(environment[toolpack]))
             else:
-                blob_id, blob = self.initial.get(toolpack, options.get(toolpack, {}))
-            parts[toolpack], blobs[blob_id] = blob_id, blob
+                built = self.initial.get(toolpack, options.get(toolpack, {}))
+            for part, (blob_id, blob) in built.items():
+                parts[part], blobs[blob_id] = blob_id, blob
         return parts, blobs
 
 
@@ -105,6 +107,7 @@ class CallJob(SessionJob):
         self.blobs: dict[str, bytes] = {}
         self.live: dict[str, BaseModel] = {}
         self.outcome: Outcome | None = None
+        self.given_up: Outcome | None = None
         self.started_at = 0.0
         self.seconds = 0.0
 
@@ -123,11 +126,18 @@ class CallJob(SessionJob):
         # Taken, not shared: should this job overrun, nothing that its thread still does meets the next job.
         self.parts, self.blobs = entry.parts, dict(entry.blobs)
         self.live, entry.live = entry.live, {}
-        world = World(partial(self._thaw, self.live), interruptible())
+        calls = nested_calls(request.kwargs)
+        world = World(
+            self.parts,
+            partial(self._thaw, self.live),
+            runtime.reach(request.function, calls),
+            read_only=runtime.read_only(request.function, calls),
+            interruptible=interruptible(),
+        )
         self.started_at, began = time.time(), time.monotonic()
         self.timeout = runtime.timeout(request.function, tools.timeout_seconds, request.timeout_seconds)
         self.deadline = began + self.timeout
-        self.outcome = call(runtime, world, tools.codec, request.function, request.kwargs, tools.max_result_bytes)
+        self.outcome = call(runtime, world, tools.codec, request.function, calls, tools.max_result_bytes)
         self.seconds = time.monotonic() - began
 
     def _thaw(self, live: dict[str, BaseModel], part: str) -> BaseModel:
@@ -160,7 +170,7 @@ class CallJob(SessionJob):
         """Answer that the deadline has passed."""
         self.live, self.blobs = {}, dict(self.blobs)
         self.seconds = self.timeout
-        self.outcome = Outcome(
+        self.given_up = Outcome(
             error=f"TimeoutError: `{self.request.function}` took longer than {self.timeout:g} s and was given up; "
             f"nothing has changed.",
             failure=Failure.DEADLINE,
@@ -170,7 +180,7 @@ class CallJob(SessionJob):
         """See `SessionJob.settle`."""
         entry.live.update(self.live)
         entry.blobs.update(self.blobs)
-        outcome = self.outcome
+        outcome = self.given_up or self.outcome
         if outcome is None:
             return None
         outcome.toolpack = self.toolpack
@@ -232,18 +242,23 @@ class ResetJob(SessionJob):
             known = tools.codec.catalog.toolpacks
             if self.to_version != 0 or any(toolpack not in known for toolpack in session.toolpacks):
                 raise
+            old = parts
             parts, blobs = tools.initial_parts(session.toolpacks, session.options, session.environment)
+            # A store forgets no part; what the new classes divide otherwise is left empty.
+            for part in old.keys() - parts.keys():
+                empty = emptied(tools.codec.catalog.toolpacks[toolpack_of(part)].build({}))
+                parts[part] = tools.codec.new_blob_id()
+                blobs[parts[part]] = tools.codec.encode(part, empty)
             self.new_blobs = blobs
         self.blobs, self.parts = blobs, parts
 
     def give_up(self) -> None:
         """Answer that it took too long."""
-        self.parts = None
         self.error = DeadlineError(f"The reset took longer than {self.tools.timeout_seconds:g} s; nothing has changed.")
 
     def settle(self, entry: CachedSession, *, release: bool) -> Commit | None:
         """See `SessionJob.settle`."""
-        if self.parts is None:
+        if self.parts is None or self.error is not None:
             return None
         entry.live.clear()
         entry.parts = self.parts

@@ -70,9 +70,7 @@ class Catalog:
 
     def functions(self, names: Iterable[str]) -> dict[str, PackFunction]:
         """Get the functions of some toolpacks, by name, in registration order."""
-        return {
-            function.name: function for name in names for function in self.toolpacks[name].functions.values()
-        }
+        return {function.name: function for name in names for function in self.toolpacks[name].functions.values()}
 
 
 def clashing_functions(packs: Iterable[Toolpack]) -> list[str]:
@@ -118,8 +116,10 @@ def inspect_toolpacks(
         collected_problems.reset(token)
     if problems:
         return None, problems
-    problems += [RegistrationError(f"{clash}: rename one, or make one of the toolpacks opt_in.") for clash in
-                 clashing_functions(pack for pack in found.values() if not pack.opt_in)]
+    problems += [
+        RegistrationError(f"{clash}: rename one, or make one of the toolpacks opt_in.")
+        for clash in clashing_functions(pack for pack in found.values() if not pack.opt_in)
+    ]
     try:
         catalog = Catalog(found, notices)
     except RegistrationError as error:
@@ -167,9 +167,7 @@ def _extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationErro
     Ahead, so that a folder may hold a `bank.py` of its own.
     """
     problems += [
-        RegistrationError(f"{folder} is no folder: correct --pack-dir.")
-        for folder in pack_dirs
-        if not folder.is_dir()
+        RegistrationError(f"{folder} is no folder: correct --pack-dir.") for folder in pack_dirs if not folder.is_dir()
     ]
     try:
         namespace = importlib.import_module(NAMESPACE)

@@ -101,7 +101,9 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise SettingsError(f"{host}:{port} can't be listened on: {error.strerror}. Choose another --port or --host.") from None
+        raise SettingsError(
+            f"{host}:{port} can't be listened on: {error.strerror}. Choose another --port or --host."
+        ) from None
 
 
 def banner(settings: Settings, catalog: Catalog, port: int) -> None:

@@ -16,6 +16,7 @@ from pydantic_core import ValidationError
 from server.errors import RequestError, TooLargeError, ToolNotFoundError
 from server.functions_runtime import FunctionCall, FunctionsRuntime, error_text
 from server.json_view import to_json
+from server.parts import reach
 from server.toolpack import PackFunction
 from server.world import Codec, World
 
@@ -40,8 +41,8 @@ class Outcome:
         failure: Why it failed, or None.
         errors: What is wrong with the arguments, each {loc, msg, type}.
         changes: The call may change the environment, so the version moves on.
-        blobs: The new bytes of each toolpack whose environment it may have changed.
-        live: The environments that it took and that still equal their bytes, by toolpack.
+        blobs: The new bytes of each part of an environment that it may have changed.
+        live: The parts that it took, which equal their bytes.
         toolpack: The toolpack of the function; "" where there is no such function.
     """
 
@@ -65,6 +66,20 @@ class SessionRuntime(FunctionsRuntime):
     def __init__(self, functions: Mapping[str, PackFunction]) -> None:
         super().__init__([function.function for function in functions.values()])
         self.registered = functions
+        self._reach = {name: reach(function.function) for name, function in functions.items()}
+
+    def reach(self, name: str, arguments: Mapping[str, Any]) -> dict[str, frozenset[str] | None]:
+        """Get, for each toolpack, the attributes of its environment that a call and all that it nests take."""
+        function = self.registered.get(name)
+        reached: dict[str, frozenset[str] | None] = {}
+        if function is not None and function.function.dependencies:
+            reached[function.toolpack] = self._reach[name]
+        for argument in arguments.values():
+            if isinstance(argument, FunctionCall):
+                for toolpack, more in self.reach(argument.function, argument.args).items():
+                    known = reached.get(toolpack, frozenset())
+                    reached[toolpack] = None if known is None or more is None else known | more
+        return reached
 
     def dependencies(self, env: World, function: Any) -> dict[str, Any]:
         """Take a function's dependencies from its own toolpack's environment."""
@@ -73,7 +88,7 @@ class SessionRuntime(FunctionsRuntime):
             return {}
         environment = env.environment(registered.toolpack)
         if not registered.read_only:
-            env.dirty.add(registered.toolpack)
+            env.may_change(registered.toolpack)
         return super().dependencies(environment, function)
 
     def nested_result(self, env: World, outer: str, call: FunctionCall, depth: int) -> Any:
@@ -83,8 +98,8 @@ class SessionRuntime(FunctionsRuntime):
         if toolpack != self.registered[call.function].toolpack:
             return copy.deepcopy(result)
         # The result may be a part of the environment, which the outer function can then change without a `Depends`.
-        if toolpack in env.touched and not self.registered[outer].read_only:
-            env.dirty.add(toolpack)
+        if not self.registered[outer].read_only:
+            env.may_change(toolpack)
         return result
 
     def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Any:
@@ -133,27 +148,28 @@ def _nested_call(value: dict[str, Any]) -> Any:
 
 
 def call(
-    runtime: SessionRuntime,
-    world: World,
-    codec: Codec,
-    function: str,
-    arguments: Mapping[str, Any],
-    max_result_bytes: int,
+    runtime: SessionRuntime, world: World, codec: Codec, function: str, calls: Mapping[str, Any], max_result_bytes: int
 ) -> Outcome:
     """Run a function and freeze what it may have changed.
+
+    Args:
+        runtime: The session's functions.
+        world: The environments, opened for this very call.
+        codec: Writes them.
+        function: The function's name.
+        calls: Its arguments, with `FunctionCall` where a call is nested.
+        max_result_bytes: The largest result, as JSON.
 
     Raises:
         RequestError: The stored environment can't be used; the call has not begun.
     """
     try:
-        calls = nested_calls(arguments)
         value = runtime.call(world, function, calls)
         result = to_json(value)
         if len(result) > max_result_bytes:
             raise TooLargeError(f"the result has {len(result)} bytes as JSON; {max_result_bytes} are allowed.")
-        blobs = {toolpack: codec.encode(toolpack, world.touched[toolpack]) for toolpack in world.dirty}
-        changes = not runtime.read_only(function, calls)
-        return Outcome(result, changes=changes, blobs=blobs, live=world.touched)
+        blobs = {part: codec.encode(part, world.touched[part]) for part in world.dirty}
+        return Outcome(result, changes=not runtime.read_only(function, calls), blobs=blobs, live=world.touched)
     # BaseException: SystemExit and KeyboardInterrupt out of a function are that function's failure, not the server's.
     except BaseException as error:
         if isinstance(error, RequestError) and not world.raised:

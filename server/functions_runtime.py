@@ -50,7 +50,7 @@ class EmptyEnv(TaskEnvironment):
 
 @dataclass(frozen=True)
 class Depends:
-    """Marks a parameter that is taken from the environment, not from the agent: `Annotated[Account, Depends("account")]`.
+    """Marks a parameter that the environment gives, not the agent: `Annotated[Account, Depends("account")]`.
 
     Args:
         env_dependency: The name of the environment's attribute, or a callable that gets the environment.

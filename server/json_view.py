@@ -46,7 +46,7 @@ def _with_sorted_sets(value: Any, seen: dict[int, Any], depth: int) -> Any:
     if isinstance(value, _SCALARS):
         return value
     if depth > _MAX_DEPTH or id(value) in seen:
-        raise ResultError("it refers to itself or is nested too deeply")
+        raise ResultError("what refers to itself, or is nested too deeply, has no JSON form")
     seen[id(value)] = value
     try:
         return _copied(value, lambda part: _with_sorted_sets(part, seen, depth + 1))

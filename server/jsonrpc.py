@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from server import errors
 from server.execution import Failure, Outcome
-from server.mailboxes import InternalError
+from server.jobs import InternalError
 from server.methods import Caller, CallFailedError, Method, Params
 from server.settings import Settings
 from server.strict_json import dumps, loads

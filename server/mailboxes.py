@@ -5,127 +5,40 @@ the one before it left; what several jobs, of any sessions, have done by then is
 answered. Where a commit is refused, whatever was built upon it is void too.
 
 Where other processes may commit to the same sessions, a mailbox first claims its session's lease and gives it back
-with its last commit. Whoever has to wait for a lease watches its holder's beat on its own clock.
+with its last commit, or when others should have their turn.
 
 The rule: a job owns its session's cached state while it runs; mailboxes change under the lock of the threads alone.
 """
 
 import asyncio
 import logging
-import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from server.errors import OverloadedError, RequestError, SessionNotFoundError, StateDamagedError
+from server.errors import OverloadedError, SessionNotFoundError
+from server.jobs import InternalError, SessionJob, Task
+from server.leases import BEAT_SECONDS, Leases
 from server.session_cache import CachedSession, SessionCache
 from server.settings import Settings
-from server.stores import Commit, Lease, MissingBlobError, SessionStore
-from server.threads import Job, Threads
+from server.stores import SessionStore
+from server.threads import Threads
 
 log = logging.getLogger("toolpack_server")
 
 TRIM_EVERY = 64
-BEAT_SECONDS = 1.0
-DEAD_SECONDS = 5.0
-LEASE_POLL_SECONDS = 0.005
+POLL_SECONDS = 0.005  # how soon a lease is asked for again; for those that have waited long, less often
+SLOW_POLL_SECONDS = 0.02
+TURN_SECONDS = 0.5  # how long a mailbox that never drains keeps its lease from other workers
+YIELD_SECONDS = 0.025  # long enough for all that poll to ask once
+STOP_SECONDS = 2.0
 
-
-class InternalError(Exception):
-    """Something that should not happen did; the log has it, the caller gets this sentence."""
-
-    def __init__(self) -> None:
-        super().__init__("The server failed to do this, and has logged why.")
-
-
-class Task(Job):
-    """A job that somebody waits for.
-
-    Attributes:
-        answer: What the waiter gets.
-        error: The exception that the waiter gets instead.
-    """
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = self.loop.create_future()
-        self.answer: Any = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Do the work, and keep what comes of it."""
-        try:
-            self.work()
-        except (RequestError, asyncio.CancelledError) as error:
-            self.error = error
-        except MissingBlobError:
-            self.error = StateDamagedError("A snapshot of the session is missing from the store: restore it, or reset the session.")
-        except Exception:
-            log.exception("A request failed")
-            self.error = InternalError()
-
-    def work(self) -> None:
-        """Do the work; may raise."""
-        raise NotImplementedError
-
-    def deliver(self) -> None:
-        """Answer the waiter, if there still is one; called on the event loop."""
-        if self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.answer)
-
-
-class SessionJob(Task):
-    """A job that has its turn in a session's mailbox.
-
-    Attributes:
-        alone: It reads the store for what earlier jobs have done, so it starts after their commits.
-        entry: The session's cached state, from `run` on.
-        commit: What is to be committed; made when the job is completed.
-    """
-
-    alone = False
-
-    def __init__(self, mailboxes: "Mailboxes", session_id: str, owner: str | None) -> None:
-        super().__init__()
-        self.mailboxes = mailboxes
-        self.session_id = session_id
-        self.owner = owner
-        self.arrived = time.monotonic()
-        self.entry: CachedSession | None = None
-        self.commit: Commit | None = None
-
-    def work(self) -> None:
-        """Enter the session, then do what there is to do in it."""
-        self.entry = self.mailboxes.enter(self)
-        if self.entry is not None:
-            self.work_in(self.entry)
-
-    def work_in(self, entry: CachedSession) -> None:
-        """Do the work; may raise. What is kept of it is said by `settle`."""
-        raise NotImplementedError
-
-    def settle(self, entry: CachedSession, *, release: bool) -> Commit | None:
-        """Move the session's cached state on, and get what is to be committed."""
-        raise NotImplementedError
-
-    def complete(self) -> bool:
-        """See `Job.complete`."""
-        return self.mailboxes.completed(self)
-
-    def overrun(self) -> None:
-        """See `Job.overrun`."""
-        self.give_up()
-        self.mailboxes.completed(self)
-
-    def give_up(self) -> None:
-        """Replace what the job was to do by what its overrunning means."""
-        raise NotImplementedError
+CLOSED = "The session was closed meanwhile; nothing was changed."
+REFUSED = "Another worker has taken the session over; nothing was changed. Send the call again, with its call_id."
+VOID = "The call before this one could not be kept; nothing was changed. Send it again."
+UNKNOWN = "It is not known whether the call was kept: send it again with its call_id, or look for it in the trace."
 
 
 class _Mailbox:
@@ -135,17 +48,21 @@ class _Mailbox:
         jobs: Those that haven't started.
         running: One of them is on its way through a thread.
         unfinished: How many are completed and wait for their commit.
+        entry: The session's state as the last job left it, committed or not.
         closing: The lease goes back with the last commit, so nothing starts before that is through.
-        parked_until: The lease is somebody else's; when to ask again, on the monotonic clock.
+        turn_began: Since when the session has been worked on without a pause, on the monotonic clock.
+        parked_until: Others have their turn, or the lease; when to ask for it, on the monotonic clock.
     """
 
-    __slots__ = ("closing", "jobs", "parked_until", "running", "unfinished")
+    __slots__ = ("closing", "entry", "jobs", "parked_until", "running", "turn_began", "unfinished")
 
     def __init__(self) -> None:
         self.jobs: deque[SessionJob] = deque()
         self.running = False
         self.unfinished = 0
+        self.entry: CachedSession | None = None
         self.closing = False
+        self.turn_began = time.monotonic()
         self.parked_until: float | None = None
 
 
@@ -165,11 +82,10 @@ class Mailboxes:
         self._lock = self.threads.lock
         self._boxes: dict[str, _Mailbox] = {}
         self.waiting = 0
-        self.holder = secrets.token_hex(8)
-        self._watched: dict[str, tuple[Lease, float]] = {}
-        self._unreleased: dict[str, int] = {}
+        self._leases = Leases(store)
         self._stopped = threading.Event()
-        threading.Thread(target=self._keep_time, name="leases", daemon=True).start()
+        self._keeper = threading.Thread(target=self._keep_time, name="leases", daemon=True)
+        self._keeper.start()
 
     def submit(self, job: SessionJob) -> None:
         """Put a job into its session's mailbox.
@@ -182,6 +98,7 @@ class Mailboxes:
             if box is None:
                 box = self._boxes[job.session_id] = _Mailbox()
             if len(box.jobs) >= self._settings.max_waiting_per_session or self.waiting >= self._settings.max_waiting:
+                self._discard_if_done(job.session_id, box)
                 raise OverloadedError("Too many calls wait already; nothing was changed. Send it again later.")
             box.jobs.append(job)
             self.waiting += 1
@@ -191,19 +108,25 @@ class Mailboxes:
         """Forget what is cached of sessions that were closed."""
         with self._lock:
             for session_id in session_ids:
-                entry = self.cache.get(session_id)
-                if entry is not None:
-                    entry.broken = True
-                    self.cache.drop(session_id)
+                box = self._boxes.get(session_id)
+                for entry in (box.entry if box else None, self.cache.get(session_id)):
+                    if entry is not None:
+                        entry.broken = CLOSED
+                self.cache.drop(session_id)
 
     def is_idle(self) -> bool:
-        """Whether no session has anything to do."""
-        return not self._boxes
+        """Whether there is nothing to wait for: no session has anything to do, or it is too late for that."""
+        return not self._boxes or self._stopped.is_set()
 
     def stop(self) -> None:
-        """Stop the threads."""
-        self._stopped.set()
+        """Stop the threads, and give back all leases: what still runs now will not be committed."""
         self.threads.stop()
+        with self._lock:
+            for session_id, box in self._boxes.items():
+                if box.entry is not None and box.entry.leased:
+                    self._leases.give_back(session_id, box.entry.epoch)
+        self._stopped.set()
+        self._keeper.join(STOP_SECONDS)
 
     def enter(self, job: SessionJob) -> CachedSession | None:
         """Get the state of a job's session as of its turn; None where the session's lease has to be waited for.
@@ -211,32 +134,23 @@ class Mailboxes:
         Raises:
             SessionNotFoundError: There is no such session, it has expired, or it is another's.
         """
-        session_id = job.session_id
-        entry = self.cache.get(session_id)
-        if entry is None or entry.broken or (self._store.shared and entry.expires_at <= time.time()):
-            found = self._store.get(session_id)
+        box = self._boxes[job.session_id]
+        entry = box.entry
+        if entry is None or entry.broken:
+            entry = self.cache.get(job.session_id)
+        if entry is None or entry.broken or entry.expires_at <= time.time():
+            found = self._store.get(job.session_id)
             if found is None:
                 raise SessionNotFoundError
-            entry = CachedSession(*found)
+            if entry is None or entry.broken:
+                entry = CachedSession(*found)
+            entry.expires_at = found[0].expires_at  # which another worker may have renewed
         if entry.expires_at <= time.time() or job.owner not in {None, entry.session.owner}:
             raise SessionNotFoundError
-        if self._store.shared and not entry.leased and not self._claim(entry):
+        box.entry = entry
+        if self._store.shared and not entry.leased and not self._leases.claim(entry):
             return None
         return entry
-
-    def _claim(self, entry: CachedSession) -> bool:
-        session_id = entry.session.id
-        lease, since = self._watched.get(session_id, (None, 0.0))
-        dead = lease if time.monotonic() - since > DEAD_SECONDS else None
-        claimed = self._store.claim(session_id, self.holder, dead)
-        if isinstance(claimed, Lease):
-            if claimed != lease:
-                self._watched[session_id] = claimed, time.monotonic()
-            return False
-        self._watched.pop(session_id, None)
-        entry.follow(claimed)
-        entry.leased = True
-        return True
 
     def _start_next(self, box: _Mailbox) -> None:
         if box.running or box.closing or not box.jobs or box.parked_until is not None:
@@ -251,20 +165,21 @@ class Mailboxes:
         """Move a job's session on, unless its lease has to be waited for; called under the lock."""
         box = self._boxes[job.session_id]
         box.running = False
-        entry = job.entry
-        if entry is None and job.error is None:  # the lease is somebody else's
-            box.parked_until = time.monotonic() + LEASE_POLL_SECONDS
+        now = time.monotonic()
+        if job.entry is None and job.error is None:  # the lease is somebody else's
+            box.parked_until = now + min(max(POLL_SECONDS, (now - job.arrived) / 50), SLOW_POLL_SECONDS)
             box.jobs.appendleft(job)
             self.waiting += 1
             return False
         box.unfinished += 1
-        box.closing = not box.jobs
-        if entry is not None:
+        leased = box.entry is not None and box.entry.leased
+        box.closing = leased and (not box.jobs or now - box.turn_began > TURN_SECONDS)
+        if job.entry is not None:
             try:
-                job.commit = job.settle(entry, release=box.closing and entry.leased)
+                job.commit = job.settle(job.entry, release=box.closing)
             except Exception:
                 log.exception("A call could not be settled")
-                job.error, entry.broken = InternalError(), True
+                job.error, job.entry.broken = InternalError(), VOID
         self._start_next(box)
         return True
 
@@ -279,25 +194,26 @@ class Mailboxes:
         for task in tasks:
             by_loop.setdefault(task.loop, []).append(task)
         for loop, answered in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_deliver, answered)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                log.debug("%d answers had no receiver", len(answered))
+            _answer(loop, answered)
 
     def _commit(self, jobs: list[SessionJob]) -> None:
         sound = [job for job in jobs if job.entry is not None and not job.entry.broken]
+        why = REFUSED
         try:
             kept = self._store.commit([job.commit for job in sound if job.commit]) if sound else []
         except Exception as error:
-            if not isinstance(error, OverloadedError):
+            kept, why = [False] * len(sound), UNKNOWN
+            if isinstance(error, OverloadedError):
+                why = str(error)
+            else:
                 log.exception("A commit failed")
-            kept = [False] * len(sound)
         for job, was_kept in zip(sound, kept, strict=True):
             entry, commit = job.entry, job.commit
             if entry is None or commit is None:
                 continue
+            job.kept = was_kept
             if not was_kept:
-                entry.broken = True
+                entry.broken = why
             elif commit.record.index % TRIM_EVERY == TRIM_EVERY - 1:
                 self._trim(job.session_id)
 
@@ -311,63 +227,69 @@ class Mailboxes:
         """Count a job as finished; called under the lock."""
         box, entry = self._boxes[job.session_id], job.entry
         box.unfinished -= 1
-        if entry is not None:
-            if entry.broken:
-                self.cache.drop(job.session_id)
-                if not isinstance(job.error, InternalError):
-                    job.error = OverloadedError("The session was taken over or could not be committed; nothing was changed.")
-                if entry.leased:
-                    self._unreleased[job.session_id] = entry.epoch
-            elif job.commit is not None:
-                entry.uncommitted.pop(job.commit.record.call_id or "", None)
-            if not entry.broken and not isinstance(job.error, SessionNotFoundError):
-                self.cache.put(entry)
+        if entry is not None and job.kept and job.commit is not None:
+            entry.uncommitted.pop(job.commit.record.call_id or "", None)
+        elif entry is not None and entry.broken and not isinstance(job.error, InternalError):
+            job.error = OverloadedError(entry.broken)
         if not box.unfinished and not box.running:
-            if box.closing and entry is not None and entry.leased:
-                if job.commit is None or entry.broken:
-                    self._unreleased[job.session_id] = entry.epoch
-                entry.leased = False
-            box.closing = False
-            if box.jobs:
-                self._start_next(box)
-            else:
-                del self._boxes[job.session_id]
+            self._pause(job, box)
+
+    def _pause(self, job: SessionJob, box: _Mailbox) -> None:
+        """Let go of a session whose jobs are all committed, unless more wait for this worker's turn."""
+        entry = box.entry
+        if entry is not None and entry.leased and (box.closing or entry.broken or not box.jobs):
+            if not (job.kept and job.commit is not None and job.commit.release):
+                self._leases.give_back(job.session_id, entry.epoch)
+            entry.leased = False
+        if entry is not None and entry.broken:
+            self.cache.drop(job.session_id)
+            box.entry = None
+        elif entry is not None:
+            self.cache.put(entry)
+        now = time.monotonic()
+        if box.closing and box.jobs and now - box.turn_began > TURN_SECONDS:
+            box.turn_began = box.parked_until = now + YIELD_SECONDS
+        box.closing = False
+        self._start_next(box)
+        self._discard_if_done(job.session_id, box)
+
+    def _discard_if_done(self, session_id: str, box: _Mailbox) -> None:
+        if not (box.jobs or box.running or box.unfinished):
+            del self._boxes[session_id]
 
     def _keep_time(self) -> None:
         """Refuse what has waited too long; show that this worker lives; ask again for leases."""
-        beaten = 0.0
-        while not self._stopped.wait(LEASE_POLL_SECONDS if self._store.shared else BEAT_SECONDS):
-            now = time.monotonic()
-            try:
-                self._release_leases()
-                if self._store.shared and now - beaten >= BEAT_SECONDS:
-                    self._store.beat(self.holder)
-                    beaten = now
-            except Exception:
-                log.exception("The store could not be told that this worker lives")
+        shared = self._store.shared
+        while not self._stopped.wait(POLL_SECONDS if shared else BEAT_SECONDS):
+            if shared:
+                self._leases.keep_up(self._boxes.__contains__)
             with self._lock:
+                now = time.monotonic()
                 for session_id, box in list(self._boxes.items()):
                     if box.parked_until is not None and now >= box.parked_until:
                         box.parked_until = None
-                    self._expire_waiting(session_id, box, now)
+                    self._expire_waiting(box, now)
                     self._start_next(box)
+                    self._discard_if_done(session_id, box)
+        if shared:
+            self._leases.keep_up(self._boxes.__contains__)
 
-    def _release_leases(self) -> None:
-        while self._unreleased:
-            session_id, epoch = next(iter(self._unreleased.items()))
-            self._store.release(session_id, epoch)
-            if self._unreleased.get(session_id) == epoch:
-                del self._unreleased[session_id]
-
-    def _expire_waiting(self, session_id: str, box: _Mailbox, now: float) -> None:
+    def _expire_waiting(self, box: _Mailbox, now: float) -> None:
         limit = self._settings.queue_timeout_seconds
         while box.jobs and now - box.jobs[0].arrived > limit:
             job = box.jobs.popleft()
             self.waiting -= 1
-            job.error = OverloadedError(f"The call waited {limit:g} s for its session; nothing was changed. Send it again.")
-            job.loop.call_soon_threadsafe(job.deliver)
-        if not (box.jobs or box.running or box.unfinished):
-            del self._boxes[session_id]
+            job.error = OverloadedError(
+                f"The call waited {limit:g} s for its session; nothing was changed. Send it again."
+            )
+            _answer(job.loop, [job])
+
+
+def _answer(loop: asyncio.AbstractEventLoop, tasks: list[Task]) -> None:
+    try:
+        loop.call_soon_threadsafe(_deliver, tasks)
+    except RuntimeError:  # the loop is closed: nobody waits any more
+        log.debug("%d answers had no receiver", len(tasks))
 
 
 def _deliver(tasks: list[Task]) -> None:

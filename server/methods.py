@@ -23,10 +23,18 @@ MAX_COUNT = 2**53 - 1  # what every store, and every reader of JSON, counts exac
 SessionId = Annotated[str, Field(description="The session.")]
 Version = Annotated[int, Field(ge=0, le=MAX_COUNT, description="A version of the session.")]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-Labels = Annotated[dict[Annotated[str, Field(max_length=256)], Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
+Labels = Annotated[
+    dict[Annotated[str, Field(max_length=256)], Annotated[str, Field(max_length=4096)]], Field(max_length=64)
+]
 TtlSeconds = Annotated[
     float | None,
-    Field(None, gt=0, le=MAX_TTL_SECONDS, allow_inf_nan=False, description="How long it lives after its last call, in seconds."),
+    Field(
+        None,
+        gt=0,
+        le=MAX_TTL_SECONDS,
+        allow_inf_nan=False,
+        description="How long it lives after its last call, in seconds.",
+    ),
 ]
 Limit = Annotated[int, Field(100, ge=1, le=1000, description="How many to get at most.")]
 Format = Literal["native", "openai", "anthropic", "gemini", "mcp"]
@@ -73,11 +81,14 @@ class AgentRunFunction(Params):
     function: str = Field(description="The function's name.")
     kwargs: dict[str, Any] = Field(
         default_factory=dict,
-        description='Its arguments. One that is exactly {"$call": {"function": …, "args": {…}}} is run first and replaced by its result.',
+        description='Its arguments. One that is exactly {"$call": {"function": …, "args": {…}}} is run first '
+        "and replaced by its result.",
     )
     raise_on_error: bool = Field(False, description="Answer a failed call with a JSON-RPC error, not in the envelope.")
     call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
-        None, description="An id made by whoever may send the call again: what is recorded is answered, and nothing run twice."
+        None,
+        description="An id made by whoever may send the call again: what is recorded is answered, "
+        "and nothing run twice.",
     )
     expected_version: Annotated[int, Field(ge=0, le=2**53)] | None = Field(
         None, description="Refuse the call unless the session is at this version."

@@ -70,7 +70,9 @@ class Metrics:
         if FOLDER_VARIABLE in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        stored = b"# HELP toolpack_sessions Sessions in the store.\n# TYPE toolpack_sessions gauge\ntoolpack_sessions %d\n"
+        stored = (
+            b"# HELP toolpack_sessions Sessions in the store.\n# TYPE toolpack_sessions gauge\ntoolpack_sessions %d\n"
+        )
         return generate_latest(registry) + stored % sessions
 
 

@@ -9,10 +9,12 @@ must all agree, else the call is refused with where they don't.
 """
 
 import ast
+import atexit
 import base64
 import builtins
 import contextlib
 import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Self
@@ -24,7 +26,7 @@ from pydantic_core import to_jsonable_python
 from server import errors
 from server.classes import ClassTable, fingerprint
 from server.client import Client
-from server.errors import ClientError, EnvironmentDiffersError, RemoteFunctionError
+from server.errors import EnvironmentDiffersError, NoReplyError, RemoteFunctionError, ReplyError
 from server.functions_runtime import error_text
 from server.graph import difference
 from server.revival import revive
@@ -34,15 +36,16 @@ _MODEL_STATE = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__
 
 
 class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships no types
-    """Runs functions in a session of its own, which it creates at its first call and closes when it is gone.
+    """Runs functions in a session of its own, which it creates at its first call.
 
     Make a class with `bind`, and pass that to AgentDojo. `functions` are what the agent is offered: a function that
     isn't among them is unavailable, whatever the server has. An environment can't be followed if it refers to itself.
+    `close` closes the session; without it, that happens when the next is created, or when the process ends.
     """
 
     client: ClassVar[Client]
     toolpack: ClassVar[str]
-    session: ClassVar[Mapping[str, Any]]
+    sessions: ClassVar["_Sessions"]
     state_types: ClassVar[tuple[type, ...]]
 
     @classmethod
@@ -66,8 +69,9 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
             ttl_seconds: How long a session lives after its last call, should nobody close it.
             state_types: The toolpack's own `state_types`, if it has any.
         """
-        session = {"options": {toolpack: options} if options else None, "labels": labels, "ttl_seconds": ttl_seconds}
-        bound = {"client": client, "toolpack": toolpack, "session": session, "state_types": tuple(state_types)}
+        wanted = {"options": {toolpack: options} if options else None, "labels": labels, "ttl_seconds": ttl_seconds}
+        sessions = _Sessions(client, {"toolpacks": [toolpack]} | wanted)
+        bound = {"client": client, "toolpack": toolpack, "sessions": sessions, "state_types": tuple(state_types)}
         return type(f"{cls.__name__}[{toolpack}]", (cls,), bound)
 
     def __init__(self, functions: Sequence[Any] = ()) -> None:
@@ -75,7 +79,6 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
             raise TypeError("RemoteRuntime needs a server: make a class with RemoteRuntime.bind(client, toolpack).")
         super().__init__(functions)
         self.session_id: str | None = None
-        self._closing: weakref.finalize[..., Any] | None = None
         self._agreed: bytes | None = None  # the local environment as it was when it last equalled the session's
 
     def run_function(
@@ -110,9 +113,9 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
 
     def close(self) -> None:
         """Close the session, if there is one; a next call makes a new one."""
-        if self._closing is not None:
-            self._closing()
-        self.session_id = self._closing = self._agreed = None
+        if self.session_id is not None:
+            self.sessions.close(self.session_id)
+        self.session_id = self._agreed = None
 
     def _unavailable(self, function: str, kwargs: Mapping[str, Any]) -> str | None:
         if function not in self.functions:
@@ -123,10 +126,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
     def _session(self, env: BaseModel | None) -> str:
         """Get the session, made at the first call, after making sure that it has what `env` has."""
         if self.session_id is None:
-            created = self.client.create_session([self.toolpack], **self.session)
-            self.session_id = created["session_id"]
-            # Without a reference to this runtime, which must be able to go.
-            self._closing = weakref.finalize(self, _close, self.client, self.session_id)
+            self.session_id = self.sessions.create(self)
         if env is not None:
             self._check(self.session_id, env)
         return self.session_id
@@ -139,8 +139,8 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         found = difference(self._exported(session_id, env), env)
         if found:
             raise EnvironmentDiffersError(
-                f"The local environment isn't the one that the session has: {found} (there, then here). Give `bind` the "
-                f"options that match it, and let nothing but the runtime change it."
+                f"The local environment isn't the one that the session has: {found} (there, then here). "
+                f"Give `bind` the options that match it, and let nothing but the runtime change it."
             )
         self._agreed = frozen
 
@@ -206,7 +206,41 @@ def _class_table(environment: type[BaseModel], state_types: tuple[type, ...]) ->
     return ClassTable([environment], state_types)
 
 
-def _close(client: Client, session_id: str) -> None:
-    # The server, or the client, may be gone already; the session then ends with its time to live.
-    with contextlib.suppress(ClientError, RuntimeError):
-        client.close_session(session_id)
+class _Sessions:
+    """The sessions of one bound class, so that none outlives its runtime for long.
+
+    A runtime may go in the garbage collector, in any thread and under any lock: nothing is sent from there. What it
+    leaves behind is closed when the next session is created, or when the process ends.
+    """
+
+    def __init__(self, client: Client, wanted: Mapping[str, Any]) -> None:
+        self._client = client
+        self._wanted = wanted
+        self._open: set[str] = set()
+        self._left: deque[str] = deque()
+        atexit.register(self._close_all)
+
+    def create(self, runtime: RemoteRuntime) -> str:
+        """Create a session for a runtime."""
+        while self._left:
+            self.close(self._left.popleft())
+        session_id = self._client.create_session(**self._wanted)["session_id"]
+        self._open.add(session_id)
+        weakref.finalize(runtime, self._left.append, session_id).atexit = False
+        return session_id
+
+    def close(self, session_id: str) -> bool:
+        """Close a session, unless that is done, and say if the server could be reached."""
+        if session_id in self._open:
+            self._open.discard(session_id)
+            try:
+                self._client.close_session(session_id)
+            except ReplyError:
+                pass  # it has ended by itself
+            except (NoReplyError, RuntimeError):
+                return False  # the server or the client is gone: the session ends with its time to live
+        return True
+
+    def _close_all(self) -> None:
+        while self._open and self.close(next(iter(self._open))):
+            pass

@@ -28,12 +28,13 @@ class CachedSession:
         blobs: The bytes of those parts that were needed so far.
         live: The environments that equal those bytes; a job takes them out while it runs.
         uncommitted: The records that wait for their commit, by call_id.
-        broken: A commit was refused: what builds upon this entry is void.
+        broken: Why what builds upon this is void, a commit was refused for example; "" as long as it isn't.
     """
 
     __slots__ = (
-        "blobs", "broken", "epoch", "expires_at", "index", "leased", "live", "parts", "session", "uncommitted", "version",
-    )  # fmt: skip
+        *("session", "expires_at", "index", "version", "parts", "epoch"),
+        *("leased", "blobs", "live", "uncommitted", "broken"),
+    )
 
     def __init__(self, session: Session, head: Head) -> None:
         self.session = session
@@ -43,7 +44,7 @@ class CachedSession:
         self.parts: dict[str, str] = {}
         self.uncommitted: dict[str, Record] = {}
         self.leased = False
-        self.broken = False
+        self.broken = ""
         self.follow(head)
 
     def follow(self, head: Head) -> None:

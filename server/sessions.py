@@ -24,13 +24,16 @@ from server.errors import (
     ClassesChangedError,
     DeadlineError,
     InvalidParamsError,
+    OverloadedError,
     RequestError,
     SessionNotFoundError,
     VersionNotRetainedError,
 )
 from server.execution import Outcome, SessionRuntime
+from server.jobs import InternalError, Task
 from server.json_view import to_json
-from server.mailboxes import InternalError, Mailboxes, Task
+from server.mailboxes import Mailboxes
+from server.parts import environments
 from server.settings import Settings
 from server.snapshot import FORMAT, freeze
 from server.stores import Head, MissingBlobError, Session, SessionStore
@@ -40,6 +43,7 @@ from server.world import Codec, InitialEnvironments
 T = TypeVar("T")
 
 SWEEP_SECONDS = 1.0
+RECOUNT_SECONDS = 1.0
 SWEEP_AT_ONCE = 200
 INITIAL_BYTES = 64 * 2**20
 AGENTS_REMEMBERED = 100_000
@@ -65,6 +69,7 @@ class SessionManager:
         self._codec = Codec(catalog, key, settings.max_environment_bytes)
         self._runtimes: dict[tuple[str, ...], SessionRuntime] = {}
         self._agents: dict[str, str] = {}
+        self._counts: dict[str, tuple[int, float]] = {}
         self._tools = Tools(
             store=store,
             codec=self._codec,
@@ -158,6 +163,7 @@ class SessionManager:
             raise InvalidParamsError(f"Toolpack {min(both)!r} has options and an environment: give one of them.")
 
         def create() -> dict[str, Any]:
+            self._check_quota(owner, 1)
             parts, blobs = self._tools.initial_parts(chosen, options, environment)
             session = self._new_session(owner, chosen, options, environment, labels, ttl_seconds)
             try:
@@ -184,6 +190,7 @@ class SessionManager:
             parent, head = self._find(session_id, owner)
             at = head.version if version is None else version
             parts = self._parts(session_id, head, at)
+            self._check_quota(parent.owner, count)
             forks = [
                 self._new_session(
                     parent.owner,
@@ -203,6 +210,18 @@ class SessionManager:
             return [self._told(session, 0) for session in forks]
 
         return await self._do(fork)
+
+    def _check_quota(self, owner: str, more: int) -> None:
+        """See that an owner may have more sessions; they are counted anew every second, and guessed in between."""
+        count, at = self._counts.get(owner, (0, 0.0))
+        if time.monotonic() - at > RECOUNT_SECONDS:
+            count, at = self.store.count(owner), time.monotonic()
+        if count + more > self._settings.max_sessions:
+            raise OverloadedError(
+                f"There are {count} sessions of this name; {self._settings.max_sessions} are allowed: close some first.",
+                RECOUNT_SECONDS,
+            )
+        self._counts[owner] = count + more, at
 
     def _new_session(
         self,
@@ -380,7 +399,7 @@ class SessionManager:
             blobs = self.store.blobs(list(parts.values()))
         except MissingBlobError:  # trimmed in between
             raise VersionNotRetainedError(version, head.version) from None
-        return {part: self._codec.decode(part, blobs[blob_id]) for part, blob_id in parts.items()}
+        return environments({part: self._codec.decode(part, blobs[blob_id]) for part, blob_id in parts.items()})
 
     def _parts(self, session_id: str, head: Head, version: int) -> Mapping[str, str]:
         return head.parts if version == head.version else self.store.parts_at(session_id, version)
@@ -433,7 +452,7 @@ class _Errand(Task):
         try:
             self.answer = self._work()
         except CallError as error:  # an environment can't be kept, or has no JSON form
-            self.error = error
+            self._raised = error
 
     def overrun(self) -> None:
         self.error = DeadlineError(f"The request took longer than {self._timeout:g} s and was given up.")

@@ -49,9 +49,13 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     workers: int = Field(1, ge=1, le=64, description="Worker processes.")
-    store: str = Field("", description="Store URL: memory:, sqlite:///path or redis://host; default: SQLite in the data directory.")
+    store: str = Field(
+        "", description="Store URL: memory:, sqlite:///path or redis://host; default: SQLite in the data directory."
+    )
     data_dir: Path = Field(Path(".toolpack-server"), description="Folder for the embedded store and the key.")
-    pack_dir: Annotated[tuple[Path, ...], NoDecode, _split(":")] = Field((), description="Folders with toolpacks, separated by colons.")
+    pack_dir: Annotated[tuple[Path, ...], NoDecode, _split(":")] = Field(
+        (), description="Folders with toolpacks, separated by colons."
+    )
     packs: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field((), description="Names of the toolpacks to load.")
     tokens: Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_split_pairs)] = Field(
         default_factory=dict, description="Bearer tokens, as name:token pairs; each name sees only its own sessions."
@@ -63,22 +67,30 @@ class Settings(BaseSettings):
     timeout_seconds: float = Field(30, gt=0, description="Deadline of a call, where its function sets none.")
     queue_timeout_seconds: float = Field(30, gt=0, description="How long a call may wait for its session.")
     drain_seconds: float = Field(10, ge=0, description="How long a stopping server waits for running calls.")
-    max_stuck_threads: int = Field(4, ge=0, description="Threads stuck in functions that a worker holds before it is replaced.")
+    max_stuck_threads: int = Field(
+        4, ge=0, description="Threads stuck in functions that a worker holds before it is replaced."
+    )
     max_waiting_per_session: int = Field(1000, ge=1, description="Calls that may wait for one session.")
     max_waiting: int = Field(10_000, ge=1, description="Calls that may wait for all sessions of a worker.")
     ttl_seconds: float = Field(86_400, gt=0, description="How long a session lives after its last call.")
     keep_versions: int = Field(100, ge=0, description="Versions kept for fork, reset and diff, beside version 0.")
     keep_bytes: int = Field(8 * 2**20, ge=0, description="Bytes that the kept versions of a session may take.")
-    cache_bytes: int = Field(48 * 2**20, ge=0, description="Memory, as estimated, for sessions that a worker keeps ready.")
+    cache_bytes: int = Field(
+        48 * 2**20, ge=0, description="Memory, as estimated, for sessions that a worker keeps ready."
+    )
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Size of a request's body.")
     log_calls: Literal["auto", "json", "text", "off"] = Field(
         "auto", description="A line for each call on standard error: json, text, off, or auto: text on a terminal."
     )
     log_arguments: bool = Field(False, description="Put arguments and results into those lines.")
-    tokens_file: Path | None = Field(None, description="File of hashed tokens, one line each, from `toolpack-server token`.")
+    tokens_file: Path | None = Field(
+        None, description="File of hashed tokens, one line each, from `toolpack-server token`."
+    )
     max_connections: int = Field(5000, ge=1, description="Connections that a worker holds at once.")
     max_sessions: int = Field(100_000, ge=1, description="Sessions that a name may have at once.")
-    header_timeout_seconds: float = Field(10, gt=0, description="How long a client may take to send a request's headers.")
+    header_timeout_seconds: float = Field(
+        10, gt=0, description="How long a client may take to send a request's headers."
+    )
     body_timeout_seconds: float = Field(30, gt=0, description="How long a client may take to send a request's body.")
     max_batch: int = Field(1000, ge=1, description="Members of a batch.")
     max_json_depth: int = Field(128, ge=8, description="Nesting of a request's JSON.")
@@ -115,7 +127,9 @@ def load_settings(**given: Any) -> Settings:
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        problems = "; ".join(f"{PREFIX}{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors(include_input=False))
+        problems = "; ".join(
+            f"{PREFIX}{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors(include_input=False)
+        )
         raise SettingsError(f"A setting is wrong. {problems}.") from None
     finally:
         os.environ.update(saved)

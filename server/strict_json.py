@@ -40,4 +40,6 @@ def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
     except TypeError:
         # Integers above 64 bits; whatever else is wrong fails here too.
-        return json.dumps(value, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return json.dumps(
+            value, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+        ).encode()

@@ -6,17 +6,18 @@ forked from it, so that all of them, and those that come later, have the same to
 
 import logging
 import multiprocessing
+import os
 import signal
 import socket
 import time
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from server.catalog import Catalog
 from server.errors import StartError
 from server.settings import Settings
-from server.worker import START_FAILED, supervised_worker
+from server.worker import SERVING, START_FAILED, supervised_worker
 
 log = logging.getLogger("toolpack_server")
 
@@ -26,23 +27,24 @@ SOON_SECONDS = 2.0
 
 
 class _Child:
-    """A worker process, and when it was last seen to live."""
+    """A worker process, when it was last seen to live, and whether it has served."""
 
     def __init__(self, settings: Settings, catalog: Catalog, listener: socket.socket) -> None:
         forking = multiprocessing.get_context("fork")
         self.pipe, theirs = forking.Pipe(duplex=False)
         self.process: BaseProcess = forking.Process(
-            target=supervised_worker, args=(settings, catalog, listener, theirs), name="worker"
+            target=supervised_worker, args=(settings, catalog, listener, theirs, os.getpid()), name="worker"
         )
         self.process.start()
         theirs.close()
         self.started = self.seen = time.monotonic()
+        self.served = False
 
     def look(self) -> None:
         """Take in the beats that have come."""
         try:
             while self.pipe.poll():
-                self.pipe.recv_bytes()
+                self.served |= self.pipe.recv_bytes() == SERVING
                 self.seen = time.monotonic()
         except (EOFError, OSError):
             pass
@@ -64,7 +66,8 @@ class Supervisor:
     Args:
         settings: The settings.
         catalog: The loaded toolpacks.
-        listener: The socket that all workers share; it stays open here, so that nobody is refused while one is replaced.
+        listener: The socket that all workers share; it stays open here, so that nobody is refused while one is
+            replaced.
     """
 
     def __init__(self, settings: Settings, catalog: Catalog, listener: socket.socket) -> None:
@@ -73,12 +76,13 @@ class Supervisor:
         self._listener = listener
         self._children: list[_Child] = []
         self._stopping = False
+        self._served = False
 
     def run(self) -> None:
         """Keep workers alive until SIGTERM or SIGINT, then stop them.
 
         Raises:
-            StartError: A worker could not start, and has said why.
+            StartError: No worker could start yet, and one has said why.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -105,6 +109,7 @@ class Supervisor:
     def _tended(self, child: _Child) -> _Child:
         """Get a child as it is, or its replacement if it died or hangs."""
         child.look()
+        self._served |= child.served
         if child.process.is_alive() and time.monotonic() - child.seen < HANG_SECONDS:
             return child
         if self._stopping:
@@ -113,7 +118,8 @@ class Supervisor:
             log.error("Worker %d hung for %g s and was killed: it is replaced.", child.process.pid, HANG_SECONDS)
         child.end()
         code = child.process.exitcode
-        if code == START_FAILED:
+        # Later it is rather the store that can't be reached for a while: that passes.
+        if code == START_FAILED and not self._served:
             raise StartError("a worker could not start; it has said why above.")
         if code != 0:
             log.error("A worker ended with status %s: it is replaced.", code)

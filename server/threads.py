@@ -10,6 +10,7 @@ has lost its claim: whatever it still does reaches nobody.
 """
 
 import ctypes
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from contextlib import AbstractContextManager, nullcontext
 from queue import Empty, SimpleQueue
 
 from server.functions_runtime import close_loop, wake_loop
+
+log = logging.getLogger("toolpack_server")
 
 TICK_SECONDS = 0.005
 BATCH = 64
@@ -150,6 +153,8 @@ class Threads:
     def _watch(self) -> None:
         while not self._stopped:
             time.sleep(TICK_SECONDS)
+            # First, so that a job which begins from here on sets it again: none is missed.
+            self._stir.clear()
             now = time.monotonic()
             with self.lock:
                 busy = [worker for worker in self._workers if worker.job is not None]
@@ -159,18 +164,26 @@ class Threads:
                     deadline = worker.job.deadline if worker.job else None
                     if deadline is not None and now > deadline:
                         self._give_up(worker)
-                if not busy:
-                    self._stir.clear()
-            if not busy:
+            if not busy and not self._stopped:
                 self._stir.wait()
 
     def _depose(self) -> None:
+        if self._idle or len(self._workers) < self._most:
+            self._replace_leader()
+
+    def _replace_leader(self) -> None:
+        self._leader = None
         if self._idle:
-            self._leader = None
             self._followers.notify()
-        elif len(self._workers) < self._most:
-            self._leader = None
+        else:
             self._start_worker()
+
+    def _bury(self, worker: "_Worker") -> None:
+        """Go on without a thread that has ended."""
+        with self.lock:
+            self._workers.discard(worker)
+            if self._leader is worker and not self._stopped:
+                self._replace_leader()
 
     def _give_up(self, worker: "_Worker") -> None:
         job = worker.job
@@ -180,11 +193,7 @@ class Threads:
         self._workers.discard(worker)
         self.stuck.add(worker)
         if self._leader is worker:
-            self._leader = None
-            if self._idle:
-                self._followers.notify()
-            else:
-                self._start_worker()
+            self._replace_leader()
         job.overrun()
         self._done.append(job)
         self._ready.put(None)
@@ -208,7 +217,10 @@ class _Worker:
             threads._work(self)  # noqa: SLF001 - this class is a part of that one
         except Interrupted:
             pass
+        except BaseException:
+            log.exception("A thread for calls has ended")
         finally:
+            threads._bury(self)  # noqa: SLF001 - likewise
             close_loop()
 
     def begin(self, job: Job) -> None:
@@ -234,9 +246,7 @@ class _Worker:
     def interrupt(self) -> None:
         """End the function, if the interpreter gets to say so; called under the lock."""
         if self._in_function and self.thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self.thread.ident), ctypes.py_object(Interrupted)
-            )
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident), ctypes.py_object(Interrupted))
             wake_loop(self.thread.ident)
 
 

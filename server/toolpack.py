@@ -169,7 +169,9 @@ class Toolpack:
             try:
                 arguments = self._options.bind(options)
             except ValidationError as error:
-                raise InvalidParamsError(f"The options of toolpack {self.name!r} don't fit: {_lines(error)}.") from error
+                raise InvalidParamsError(
+                    f"The options of toolpack {self.name!r} don't fit: {_lines(error)}."
+                ) from error
         try:
             environment = self._build(**arguments)
         except (Exception, SystemExit) as error:
@@ -178,8 +180,9 @@ class Toolpack:
             ) from error
         if not isinstance(environment, self.environment_class):
             raise InvalidParamsError(
-                f"Toolpack {self.name!r} built a {type(environment).__name__}, not the {self.environment_class.__name__} "
-                f"that its factory's return annotation names: correct one of the two."
+                f"Toolpack {self.name!r} built a {type(environment).__name__}, not the "
+                f"{self.environment_class.__name__} that its factory's return annotation names: "
+                f"correct one of the two."
             )
         return environment
 
@@ -192,7 +195,9 @@ class Toolpack:
         try:
             return self.environment_class.model_validate_json(dumps(environment))
         except ValidationError as error:
-            raise InvalidParamsError(f"The environment of toolpack {self.name!r} doesn't fit: {_lines(error)}.") from error
+            raise InvalidParamsError(
+                f"The environment of toolpack {self.name!r} doesn't fit: {_lines(error)}."
+            ) from error
         except (Exception, SystemExit) as error:
             raise InvalidParamsError(
                 f"Toolpack {self.name!r} can't build this environment: {error_text(error)}"

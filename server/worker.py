@@ -26,18 +26,54 @@ from server.protocol import limited_protocol
 from server.settings import Settings
 
 START_FAILED = 3
+STARTING, SERVING = b"starting", b"serving"
 BEAT_SECONDS = 0.5
+TURN_SECONDS = 2.0  # an event loop that hasn't turned for so long stands still
+GRACE_SECONDS = 3  # for answers that are on their way when all calls have ended
 # Short, so that a function that computes in Python doesn't hold up all others for 5 ms at every turn.
 SWITCH_SECONDS = 0.0002
 PR_SET_PDEATHSIG = 1
 
 
+class Pulse:
+    """Shows the supervisor that Python code runs here and, once this worker serves, that its event loop turns.
+
+    A C call that never lets go of the GIL stops it, and so does an event loop that waits for a lock which an
+    interrupted function still holds.
+
+    Args:
+        pipe: Where beats go; it breaks when the supervisor dies. None where there is no supervisor.
+    """
+
+    def __init__(self, pipe: Connection | None = None) -> None:
+        self._turned: float | None = None
+        if pipe is not None:
+            threading.Thread(target=self._beat, args=(pipe,), name="beat", daemon=True).start()
+
+    def turn(self, *, last: bool = False) -> None:
+        """Note that the event loop has turned; after the last time nothing is said about it any more."""
+        self._turned = None if last else time.monotonic()
+
+    def _beat(self, pipe: Connection) -> None:
+        while True:
+            turned = self._turned
+            try:
+                if turned is None:
+                    pipe.send_bytes(STARTING)
+                elif time.monotonic() - turned < TURN_SECONDS:
+                    pipe.send_bytes(SERVING)
+            except OSError:
+                os._exit(1)
+            time.sleep(BEAT_SECONDS)
+
+
 class DrainingServer(uvicorn.Server):
     """uvicorn's server, which on SIGTERM goes on answering until running calls have ended."""
 
-    def __init__(self, config: uvicorn.Config, application: Server) -> None:
+    def __init__(self, config: uvicorn.Config, application: Server, pulse: Pulse) -> None:
         super().__init__(config)
         self._application = application
+        self._pulse = pulse
         self._stop_at: float | None = None
 
     @contextlib.contextmanager
@@ -65,12 +101,15 @@ class DrainingServer(uvicorn.Server):
         application = self._application
         if self._stop_at is None and application.is_unfit():
             self.drain()
-        if self._stop_at is not None and (application.sessions.is_idle() or time.monotonic() > self._stop_at):
+        if self._stop_at is not None and time.monotonic() > self._stop_at:
+            application.sessions.mailboxes.stop()
+        if self._stop_at is not None and application.sessions.is_idle():
             self.should_exit = True
+        self._pulse.turn(last=self.should_exit)
         return await super().on_tick(counter)
 
 
-def run_worker(settings: Settings, catalog: Catalog, listener: socket.socket) -> None:
+def run_worker(settings: Settings, catalog: Catalog, listener: socket.socket, pulse: Pulse | None = None) -> None:
     """Serve in this process until told to stop.
 
     Raises:
@@ -93,29 +132,33 @@ def run_worker(settings: Settings, catalog: Catalog, listener: socket.socket) ->
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        timeout_graceful_shutdown=max(1, int(settings.drain_seconds)),
+        timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    DrainingServer(config, application).run(sockets=[listener])
+    DrainingServer(config, application, pulse or Pulse()).run(sockets=[listener])
 
 
-def supervised_worker(settings: Settings, catalog: Catalog, listener: socket.socket, pipe: Connection) -> None:
+def supervised_worker(
+    settings: Settings, catalog: Catalog, listener: socket.socket, pipe: Connection, supervisor: int
+) -> None:
     """Be a worker in a process of its own: never returns.
 
     Args:
         settings: The settings.
         catalog: The loaded toolpacks, as they were when the supervisor forked.
         listener: The socket that all workers share.
-        pipe: Where beats go; it breaks when the supervisor dies.
+        pipe: See `Pulse`.
+        supervisor: The supervisor's process id.
     """
     # The supervisor alone decides what Ctrl-C means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_beat, args=(pipe,), name="beat", daemon=True).start()
+    if os.getppid() != supervisor:  # it died before the line above
+        os._exit(1)
     status = 0
     try:
-        run_worker(settings, catalog, listener)
+        run_worker(settings, catalog, listener, Pulse(pipe))
     except StartError as error:
         print(f"toolpack-server: {error}", file=sys.stderr)  # noqa: T201 - the log may not be set up
         status = START_FAILED
@@ -124,13 +167,3 @@ def supervised_worker(settings: Settings, catalog: Catalog, listener: socket.soc
         sys.stderr.flush()
         # Not `sys.exit`: a thread that is stuck in a function must not keep the process.
         os._exit(status)
-
-
-def _beat(pipe: Connection) -> None:
-    """Show the supervisor that Python code runs here; a C call that never lets go of the GIL stops this too."""
-    while True:
-        try:
-            pipe.send_bytes(b"beat")
-        except OSError:
-            os._exit(1)
-        time.sleep(BEAT_SECONDS)

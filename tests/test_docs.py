@@ -89,20 +89,20 @@ def test_the_image_starts_with_tokens_and_is_healthy(tmp_path):
     assert python == "python"
     check = [sys.executable, *arguments]
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         surroundings = os.environ | {"TOOLPACK_PORT": port}
         while subprocess.run(check, check=False, env=surroundings, stderr=subprocess.DEVNULL).returncode:
             assert process.poll() is None, process.stdout.read()
             assert time.monotonic() < deadline
     finally:
         process.terminate()
-        printed, _ = process.communicate(timeout=20)
+        printed, _ = process.communicate(timeout=60)
     assert "bank: " in printed
 
 
 def test_without_tokens_the_image_says_how_to_run_it(tmp_path):
     process = as_in_the_image(tmp_path)
-    printed, _ = process.communicate(timeout=20)
+    printed, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "docker run " in printed
     assert "TOOLPACK_TOKENS=" in printed

@@ -52,7 +52,7 @@ CASES = [
         "add_then",
         {"how": "lambda"},
         "SnapshotError: `ledger.anything` can't be kept, its type is `function`: "
-        "its class is neither in the environment's annotations nor in the toolpack's `state_types`, nor a plain type.",
+        "code isn't state; keep a name and look the function up.",
         -32002,
         "SnapshotError",
     ),

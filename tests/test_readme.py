@@ -50,7 +50,7 @@ def environment(**more):
 
 
 @contextmanager
-def serving(command, folder, seconds=20, **more):
+def serving(command, folder, seconds=60, **more):
     """Run a line that ends with the server; give what it prints once it listens."""
     log = folder / "server.log"
     with log.open("w") as output:

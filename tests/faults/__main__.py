@@ -81,7 +81,9 @@ def report(store, crowd, faults, problems, seconds):
     )
     kinds = ", ".join(f"{kind} {times}" for kind, times in sorted(faults.injected.items()))
     click.echo(f"{store}: {sum(faults.injected.values())} faults: {kinds or 'none'}")
-    click.echo(f"{store}: longest wait after a kill {longest_wait(answered, faults):.1f} s")
+    click.echo(f"{store}: longest wait after a kill of a lease's holder: {max(faults.waits, default=0):.1f} s")
+    for sentence, times in crowd.overloaded.most_common():
+        click.echo(f"{store}: told {times} times: {sentence}")
     wrong = {"clients": crowd.surprises, "processes": faults.violations} | problems
     for where, found in wrong.items():
         for problem in found[:SHOWN]:
@@ -92,17 +94,6 @@ def report(store, crowd, faults, problems, seconds):
     click.echo(f"{store}: {len(wrong) - failed} passed, {failed} failed (sessions, clients, processes)")
     return failed > 0
 
-
-def longest_wait(calls, faults):
-    """Find how long a call took that was on its way when a process was killed, and was held up by nothing else."""
-    waits = [
-        call.answered - max(call.sent, kill)
-        for kill in faults.kills
-        for call in calls
-        if call.sent < kill + 1 and call.answered > kill
-        and not any(start < call.answered and call.sent < end for start, end in faults.pauses)
-    ]
-    return max(waits, default=0.0)
 
 
 if __name__ == "__main__":

@@ -67,14 +67,20 @@ class RefusedError(Exception):
     def __init__(self, error):
         super().__init__(f"{error['code']}: {error['message']} {error.get('data')}")
         self.code = error["code"]
+        self.message = error["message"]
         # Where the outcome of a commit is unknown, a server says so, and can't say this.
         self.nothing_changed = self.code != OVERLOADED or "nothing was changed" in error["message"]
 
 
 class Connection:
-    """Sends JSON-RPC requests to some servers, on one connection at a time."""
+    """Sends JSON-RPC requests to some servers, on one connection at a time.
+
+    Attributes:
+        overloaded: How often which sentence came with the code that asks to send the request again.
+    """
 
     def __init__(self, ports, rng):
+        self.overloaded = Counter()
         self._ports = ports
         self._rng = rng
         self._connection = None
@@ -113,6 +119,7 @@ class Connection:
             except RefusedError as refused:
                 if refused.code != OVERLOADED:
                     raise
+                self.overloaded[refused.message] += 1
                 if time.monotonic() > until:
                     raise UnknownError(str(refused)) from refused
                 if self._rng.random() < 0.5:
@@ -133,12 +140,14 @@ class Clients:
         sessions: The sessions, by id.
         surprises: Answers that should never come.
         counts: What was done how often.
+        overloaded: See `Connection`.
     """
 
     def __init__(self, ports, clients, sessions, seed):
         self.sessions = {}
         self.surprises = []
         self.counts = Counter()
+        self.overloaded = Counter()
         self._ports = ports
         self._stopped = threading.Event()
         self._give_up = float("inf")
@@ -193,6 +202,7 @@ class Clients:
             except Exception as error:  # noqa: BLE001 - a client that fails must be seen
                 self.surprises.append(f"{session.id} {kind.__name__}: {error!r}")
         connection.close()
+        self.overloaded += connection.overloaded
 
     def _call(self, connection, rng, session, number, *, with_id=True, first_seconds=ANSWER_SECONDS):
         function, kwargs = self._choice(rng)

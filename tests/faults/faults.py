@@ -8,9 +8,12 @@ import signal
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 
+from tests.faults.clients import Connection, UnknownError
 from tests.faults.world import is_alive, send_signal, wait_until
 
+TAKEOVER_SECONDS = 7.0  # about 5, and what it takes to start a worker
 LONG_SECONDS = 6.5  # longer than a lease is waited for and a silent worker is let live
 REPLACED_SECONDS = 40
 
@@ -20,22 +23,22 @@ class Faults:
 
     Attributes:
         injected: How often, by kind.
-        kills: When processes were killed, on the monotonic clock.
-        pauses: From when to when something stood still for other reasons.
+        waits: How long the next call on a session waited whose call's process was killed.
         violations: What was not as it must be after a fault.
     """
 
     def __init__(self, world, seed):
         self.injected = Counter()
-        self.kills = []
-        self.pauses = []
+        self.waits = []
         self.violations = []
         self._world = world
         self._rng = random.Random(seed)
+        self._probe = Connection([server.port for server in world.servers], self._rng)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._kinds = {
             self._kill_worker: 4,
+            self._kill_lease_holder: 1,
             self._pause_worker: 3,
             self._pause_worker_long: 1,
             self._pause_worker_and_supervisor: 1,
@@ -87,29 +90,43 @@ class Faults:
 
     def _kill_worker(self, server):
         pid = self._worker(server)
-        self.kills.append(time.monotonic())
         send_signal(pid, signal.SIGKILL)
         wait_until(lambda: not is_alive(pid), 5, "the end of a killed worker")
         wait_until(server.is_up, REPLACED_SECONDS, "a new worker for a killed one")
 
+    def _kill_lease_holder(self, server):
+        """Kill whoever is at a call, and see how long the next one has to wait."""
+        session = {"session_id": self._probe.insist("create_session", {}, time.monotonic() + 30)["session_id"]}
+        slow = Connection([server.port], self._rng)
+        lost = {"function": "append_slowly", "kwargs": {"entry": "lost", "seconds": 20}} | session
+        with suppress(UnknownError):
+            slow.send("run_function", lost, seconds=0.3)
+        for pid in server.workers():
+            send_signal(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        call = {"function": "append", "kwargs": {"entry": "next"}, "call_id": "next"} | session
+        envelope = self._probe.insist("run_function", call, killed + 30)
+        self.waits.append(time.monotonic() - killed)
+        if not envelope["result"] or envelope["result"]["length"] != 1:
+            self.violations.append(f"after a killed call the next one on its session gave {envelope}")
+        if self.waits[-1] > TAKEOVER_SECONDS:
+            self.violations.append(f"after a kill the next call on that session waited {self.waits[-1]:.1f} s")
+        wait_until(server.is_up, REPLACED_SECONDS, "new workers for killed ones")
+
     def _pause(self, pids, seconds):
-        began = time.monotonic()
         for pid in pids:
             send_signal(pid, signal.SIGSTOP)
         time.sleep(seconds)
         for pid in reversed(pids):
             send_signal(pid, signal.SIGCONT)
-        self.pauses.append((began, time.monotonic()))
 
     def _pause_worker(self, server):
         self._pause([self._worker(server)], self._rng.uniform(0.1, 3))
 
     def _pause_worker_long(self, server):
         pid = self._worker(server)
-        began = time.monotonic()
         send_signal(pid, signal.SIGSTOP)
         wait_until(lambda: not is_alive(pid), 8, "the end of a worker that stands still")
-        self.pauses.append((began, time.monotonic()))
         wait_until(server.is_up, REPLACED_SECONDS, "a new worker for one that stood still")
 
     def _pause_worker_and_supervisor(self, server):
@@ -117,26 +134,21 @@ class Faults:
         self._pause([server.process.pid, self._worker(server)], LONG_SECONDS)
 
     def _kill_server(self, server):
-        self.kills.append(time.monotonic())
         server.kill()
         server.start()
 
     def _stop_server(self, server):
-        began = time.monotonic()
         status = server.stop()
         if status != 0:
             self.violations.append(f"a stopped server ended with status {status}")
         server.start()
-        self.pauses.append((began, time.monotonic()))
 
     def _cut(self, wires, seconds):
-        began = time.monotonic()
         for wire in wires:
             wire.cut()
         time.sleep(seconds)
         for wire in wires:
             wire.restore()
-        self.pauses.append((began, time.monotonic()))
 
     def _cut_wire(self, _server):
         self._cut([self._rng.choice(self._world.wires)], self._rng.uniform(0, 2))
@@ -150,11 +162,9 @@ class Faults:
     def _mute_wire(self, _server):
         """Commits arrive, but nobody hears of it."""
         wire = self._rng.choice(self._world.wires)
-        began = time.monotonic()
         wire.mute()
         time.sleep(self._rng.uniform(0.05, 1))
         self._cut([wire], self._rng.choice([0, 0.5, LONG_SECONDS]))
-        self.pauses.append((began, time.monotonic()))
 
     def _pause_redis(self, _server):
         self._pause([self._world.redis], self._rng.choice([0.5, 3, LONG_SECONDS]))
@@ -162,10 +172,8 @@ class Faults:
     def _kill_worker_beside_cut_wire(self, server):
         """A worker has to start while the store can't be reached."""
         wire = self._world.wires[self._world.servers.index(server)]
-        began = time.monotonic()
         wire.cut()
         send_signal(self._worker(server), signal.SIGKILL)
         time.sleep(LONG_SECONDS)
         wire.restore()
         wait_until(server.is_up, REPLACED_SECONDS, "a new worker once the store is back")
-        self.pauses.append((began, time.monotonic()))

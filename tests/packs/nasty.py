@@ -82,7 +82,6 @@ class NastyEnvironment(TaskEnvironment):
         if not self.people:
             ann = Child(name="ann", toys={"kite", "ball"})
             bob = Person(name="bob", friends=[ann])
-            ann.friends.append(bob)
             self.people = [ann, bob]
         self.by_name = {person.name: person for person in self.people}
         self.boss = self.people[0]

@@ -1,0 +1,49 @@
+"""AgentDojo in this process: a plain loop, with a deep copy of the environment for each call.
+
+    python -m loop_agentdojo SUITE FUNCTION ARGUMENTS
+
+The copy is what isolation costs where nobody else provides it: a call that fails leaves the last environment standing.
+Each line on standard input says for how many seconds to run; a line of JSON answers it.
+"""
+
+import copy
+import json
+import statistics
+import sys
+import time
+
+from agentdojo.functions_runtime import FunctionsRuntime
+from agentdojo.task_suite.load_suites import get_suites
+
+
+def main():
+    suite_name, function, arguments = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    suite = get_suites("v1.2.2")[suite_name]
+    runtime = FunctionsRuntime(suite.tools)
+    environment = suite.load_and_inject_default_environment({})
+    print("ready", flush=True)
+    for line in sys.stdin:
+        end, cpu, began = time.monotonic() + float(line), time.process_time(), time.monotonic()
+        took, failed = [], 0
+        while time.monotonic() < end:
+            start = time.perf_counter()
+            candidate = copy.deepcopy(environment)
+            _, error = runtime.run_function(candidate, function, arguments)
+            if error is None:
+                environment = candidate
+            else:
+                failed += 1
+            took.append(time.perf_counter() - start)
+        percentiles = statistics.quantiles(took, n=100)
+        told = {
+            "answered": len(took),
+            "failed": failed,
+            "seconds": time.monotonic() - began,
+            "p50_ms": percentiles[49] * 1000,
+            "p99_ms": percentiles[98] * 1000,
+            "cpu_seconds": time.process_time() - cpu,
+        }
+        print(json.dumps(told), flush=True)
+
+
+main()

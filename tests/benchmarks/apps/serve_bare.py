@@ -1,0 +1,19 @@
+"""Bare Starlette: one route that parses a JSON-RPC call of `add`, counts, and answers JSON."""
+
+from serving import serve
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+count = 0
+
+
+async def rpc(request: Request) -> JSONResponse:
+    global count  # noqa: PLW0603 - the whole state of the smallest server that has one
+    call = await request.json()
+    count += call["params"]["kwargs"]["amount"]
+    return JSONResponse({"jsonrpc": "2.0", "result": {"result": count, "error": None}, "id": call["id"]})
+
+
+serve(Starlette(routes=[Route("/rpc", rpc, methods=["POST"])]))

@@ -1,0 +1,23 @@
+"""FastMCP over streamable HTTP: one tool that counts; asynchronous, which spares it the hop to a thread.
+
+The second argument says `sessions` or `stateless`; both answer JSON instead of an event stream, which is quicker.
+"""
+
+import sys
+
+from fastmcp import FastMCP
+from serving import serve
+
+server = FastMCP("counter")
+count = 0
+
+
+@server.tool
+async def add(amount: int) -> int:
+    """Add to the counter and get the sum."""
+    global count  # noqa: PLW0603 - one counter for all, so that both modes can be checked
+    count += amount
+    return count
+
+
+serve(server.http_app(path="/mcp", json_response=True, stateless_http=sys.argv[2] == "stateless"))

@@ -1,0 +1,20 @@
+"""fastapi-jsonrpc: one method that counts; asynchronous, which spares it the hop to a thread."""
+
+import fastapi_jsonrpc
+from fastapi import Body
+from serving import serve
+
+app = fastapi_jsonrpc.API()
+entrypoint = fastapi_jsonrpc.Entrypoint("/rpc")
+count = 0
+
+
+@entrypoint.method()
+async def add(amount: int = Body(...)) -> int:
+    global count  # noqa: PLW0603 - one counter for all, as nothing here has sessions
+    count += amount
+    return count
+
+
+app.bind_entrypoint(entrypoint)
+serve(app)

@@ -1,0 +1,19 @@
+"""What all contenders but ours start with: the options of uvicorn that Toolpack Server uses too."""
+
+import sys
+
+import uvicorn
+
+
+def serve(app):
+    uvicorn.run(
+        app,
+        host="127.0.0.1",
+        port=int(sys.argv[1]),
+        access_log=False,
+        log_level="error",
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+    )

@@ -1,0 +1,177 @@
+"""Who takes part: each starts its server, and gives the cases to measure it by."""
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.benchmarks import ours
+from tests.benchmarks.load import Case, HttpCase, LoopCase
+from tests.benchmarks.processes import free_port, listens
+from tests.benchmarks.wire import JSON, Client, jsonrpc, request_bytes
+from tests.benchmarks.workshop import Workshop
+
+ONE = {"amount": 1}
+ASYNC = "an async function: no hop to a thread"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One server or loop.
+
+    Attributes:
+        name: What the table calls it, where it can't be started.
+        cases: Starts it, and gives its cases until the block ends.
+    """
+
+    name: str
+    cases: Callable[[Workshop], contextlib.AbstractContextManager[list[Case]]]
+
+
+@contextlib.contextmanager
+def bare(workshop: Workshop) -> Iterator[HttpCase]:
+    """Bare Starlette, which all others are compared with."""
+    call = jsonrpc("run_function", {"session_id": "0" * 32, "function": "add", "kwargs": ONE})
+    with _listening(workshop, "serve_bare") as (process, port):
+        client = Client(port, "/rpc")
+        requests = [request_bytes(port, "/rpc", call, ours.HEADERS)]
+        nothing = {**call, "params": {"kwargs": {"amount": 0}}}
+        yield HttpCase(
+            "bare Starlette",
+            process,
+            port,
+            requests,
+            '"error":null}',
+            lambda: client.post(nothing)[0]["result"]["result"],
+            note="parses and answers JSON",
+        )
+
+
+@contextlib.contextmanager
+def _listening(workshop: Workshop, module: str, *arguments: str, requirements: str | None = None) -> Iterator[Any]:
+    port = free_port()
+    with workshop.run(module, port, *arguments, requirements=requirements) as process:
+        process.wait_until(lambda: listens(port))
+        yield process, port
+
+
+@contextlib.contextmanager
+def _ours(store: str, workshop: Workshop) -> Iterator[list[Case]]:
+    with ours.serving(workshop, store) as server:
+        name = f"ours, {store}"
+        cases: list[Case] = [
+            server.case(f"{name} tiny, read", "get", note="8 sessions; recorded"),
+            server.case(f"{name} tiny, read, 1 session", "get", sessions=1),
+            server.case(f"{name} tiny, change", "add", ONE, note="8 sessions"),
+            server.case(f"{name} tiny, change, 1 session", "add", ONE, sessions=1),
+        ]
+        for size, (suite, function, kwargs) in ours.AGENTDOJO.items():
+            note = f"8 sessions; {suite}: {function}"
+            cases.append(server.case(f"{name} {size}, change", function, kwargs, toolpack=f"agentdojo-{suite}", note=note))
+        yield cases
+
+
+MCP_HEADERS = {"Accept": f"{JSON}, text/event-stream", "MCP-Protocol-Version": "2025-06-18"}
+ADD_TOOL = jsonrpc("tools/call", {"name": "add", "arguments": ONE})
+ADD_NOTHING = jsonrpc("tools/call", {"name": "add", "arguments": {"amount": 0}})
+INITIALIZE = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {},
+    "clientInfo": {"name": "benchmark", "version": "1"},
+}
+
+
+@contextlib.contextmanager
+def _fastmcp(mode: str, workshop: Workshop) -> Iterator[list[Case]]:
+    with _listening(workshop, "serve_fastmcp", mode, requirements="fastmcp") as (process, port):
+        headers = dict(MCP_HEADERS)
+        if mode == "sessions":
+            _, told = Client(port, "/mcp", headers).post(jsonrpc("initialize", INITIALIZE))
+            headers["mcp-session-id"] = told["mcp-session-id"]
+        client = Client(port, "/mcp", headers)
+        if mode == "sessions":
+            client.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        yield [
+            HttpCase(
+                f"FastMCP tool call, {mode}",
+                process,
+                port,
+                [request_bytes(port, "/mcp", ADD_TOOL, headers)],
+                '"isError":false',
+                lambda: client.call(ADD_NOTHING["method"], ADD_NOTHING["params"])["structuredContent"]["result"],
+                note=f"streamable HTTP, JSON answers; {ASYNC}; no isolation",
+            )
+        ]
+
+
+@contextlib.contextmanager
+def _openenv_step(workshop: Workshop) -> Iterator[list[Case]]:
+    with _listening(workshop, "serve_openenv", "step", requirements="openenv") as (process, port):
+        client = Client(port, "/step")
+        yield [
+            HttpCase(
+                "OpenEnv /step",
+                process,
+                port,
+                [request_bytes(port, "/step", {"action": ONE})],
+                '"observation":{"value":',
+                lambda: client.post({"action": {"amount": 0}})[0]["observation"]["value"],
+                note=f"one state for all: steps have no sessions over HTTP; {ASYNC}",
+            )
+        ]
+
+
+@contextlib.contextmanager
+def _openenv_tool(workshop: Workshop) -> Iterator[list[Case]]:
+    with _listening(workshop, "serve_openenv", "tool", requirements="openenv") as (process, port):
+        client = Client(port, "/mcp")
+        ids = [client.call("openenv/session/create", {})["session_id"] for _ in range(ours.SESSIONS)]
+
+        def call(session_id: str, amount: int) -> dict[str, Any]:
+            arguments = {"session_id": session_id, "name": "add", "arguments": {"amount": amount}}
+            return jsonrpc("tools/call", arguments)
+
+        def counted() -> int:
+            told = [client.post(call(session_id, 0))[0]["result"] for session_id in ids]
+            return sum(one["data"] for one in told)
+
+        requests = [request_bytes(port, "/mcp", call(session_id, 1)) for session_id in ids]
+        note = f"8 sessions; {ASYNC}"
+        yield [HttpCase("OpenEnv tool call", process, port, requests, '"is_error":false', counted, note=note)]
+
+
+@contextlib.contextmanager
+def _fastapi_jsonrpc(workshop: Workshop) -> Iterator[list[Case]]:
+    with _listening(workshop, "serve_jsonrpc", requirements="fastapi-jsonrpc") as (process, port):
+        client = Client(port, "/rpc")
+        requests = [request_bytes(port, "/rpc", jsonrpc("add", ONE))]
+        note = f"no sessions, no records; {ASYNC}"
+        counted = functools.partial(client.call, "add", {"amount": 0})
+        yield [HttpCase("fastapi-jsonrpc", process, port, requests, '"result":', counted, note=note)]
+
+
+@contextlib.contextmanager
+def _agentdojo(size: str, workshop: Workshop) -> Iterator[list[Case]]:
+    suite, function, kwargs = ours.AGENTDOJO[size]
+    with workshop.run("loop_agentdojo", suite, function, json.dumps(kwargs), talking=True) as process:
+        if process.popen.stdout is not None:
+            process.popen.stdout.readline()
+        yield [LoopCase(f"AgentDojo in-process, {size}", process, f"no HTTP: one loop, a deep copy per call; {suite}")]
+
+
+CONTENDERS = [
+    *(Contender(f"ours, {store}", functools.partial(_ours, store)) for store in ("memory:", "sqlite:", "redis:")),
+    Contender("fastapi-jsonrpc", _fastapi_jsonrpc),
+    *(
+        Contender(f"FastMCP tool call, {mode}", functools.partial(_fastmcp, mode))
+        for mode in ("sessions", "stateless")
+    ),
+    Contender("OpenEnv /step", _openenv_step),
+    Contender("OpenEnv tool call", _openenv_tool),
+    *(
+        Contender(f"AgentDojo in-process, {size}", functools.partial(_agentdojo, size))
+        for size in ours.AGENTDOJO
+    ),
+]

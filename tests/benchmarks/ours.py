@@ -1,0 +1,135 @@
+"""Toolpack Server as it is shipped: tokens, limits, records, metrics and the call log are on."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.benchmarks.load import HttpCase
+from tests.benchmarks.processes import Process, Unavailable, free_port, listens, started
+from tests.benchmarks.wire import Client, jsonrpc, request_bytes, status
+from tests.benchmarks.workshop import PACKS, Workshop
+
+TOKEN = "a-token-for-this-benchmark"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+SESSIONS = 8
+
+# AgentDojo's environments, by size as JSON, each with a call that changes it without making it grow.
+AGENTDOJO = {
+    "2 KB": ("banking", "update_password", {"password": "correct horse battery staple"}),
+    "20 KB": (
+        "travel",
+        "reserve_car_rental",
+        {"company": "Green Motion", "start_time": "2024-11-10 10:00", "end_time": "2024-11-12 10:00"},
+    ),
+    "110 KB": (
+        "workspace",
+        "reschedule_calendar_event",
+        {"event_id": "6", "new_start_time": "2024-05-15 10:00", "new_end_time": "2024-05-15 11:00"},
+    ),
+}
+
+
+@dataclass
+class Server:
+    """A running Toolpack Server."""
+
+    process: Process
+    port: int
+    store: str
+    client: Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = self.connect()
+
+    def connect(self) -> Client:
+        return Client(self.port, "/rpc", HEADERS)
+
+    def create(self, toolpack: str, options: Mapping[str, Any] | None = None) -> str:
+        made = self.client.call("create_session", {"toolpacks": [toolpack], "options": {toolpack: dict(options or {})}})
+        return made["session_id"]
+
+    def case(
+        self,
+        name: str,
+        function: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        toolpack: str = "counter",
+        options: Mapping[str, Any] | None = None,
+        sessions: int = SESSIONS,
+        connections: int = 8,
+        note: str = "",
+    ) -> HttpCase:
+        """Make new sessions and the case that calls a function in them, in turn."""
+        ids = [self.create(toolpack, options) for _ in range(sessions)]
+        calls = [{"session_id": id_, "function": function, "kwargs": dict(kwargs or {})} for id_ in ids]
+        requests = [request_bytes(self.port, "/rpc", jsonrpc("run_function", call), HEADERS) for call in calls]
+        for call in calls:
+            told = self.client.call("run_function", call)
+            if told["error"] is not None:
+                raise Unavailable(f"{function}: {told['error']}")
+        seen = dict.fromkeys(ids, 0)
+
+        def counted() -> int:
+            for id_ in ids:
+                seen[id_] = self._recorded(id_, seen[id_])
+            return sum(seen.values())
+
+        return HttpCase(name, self.process, self.port, requests, '"error":null}', counted, connections, note)
+
+    def _recorded(self, session_id: str, at_least: int) -> int:
+        """Count a session's records: they are numbered from 0 without gaps, so the number of the last one tells."""
+        low, high = at_least, at_least + 1024
+        while self._has_record(session_id, high):
+            low, high = high, high * 2
+        while low < high:
+            middle = (low + high) // 2
+            if self._has_record(session_id, middle):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _has_record(self, session_id: str, index: int) -> bool:
+        return bool(self.client.call("get_trace", {"session_id": session_id, "after": index - 1, "limit": 1}))
+
+
+@contextlib.contextmanager
+def serving(workshop: Workshop, store: str = "sqlite:", *, bundled: bool = False, wait: bool = True) -> Iterator[Server]:
+    """Serve until the block ends.
+
+    Args:
+        workshop: Where.
+        store: `memory:`, `sqlite:` or `redis:`.
+        bundled: Serve the bundled toolpacks instead of those that calls are made to.
+        wait: Until it is ready.
+    """
+    with contextlib.ExitStack() as stack:
+        data = workshop.folder / "data"
+        shutil.rmtree(data, ignore_errors=True)
+        port = free_port()
+        arguments: list[object] = ["serve", "--port", port, "--data-dir", data]
+        if store != "sqlite:":
+            arguments += ["--store", stack.enter_context(_redis(workshop)) if store == "redis:" else store]
+        if not bundled:
+            packs = ["counter", "bank", *(f"agentdojo-{suite}" for suite, _, _ in AGENTDOJO.values())]
+            arguments += ["--pack-dir", PACKS, "--packs", ",".join(packs)]
+        environment = {"TOOLPACK_TOKENS": f"benchmark:{TOKEN}", "TOOLPACK_SECRET_KEY": "a key for this benchmark alone"}
+        process = stack.enter_context(workshop.run("server", *arguments, environment=environment))
+        if wait:
+            process.wait_until(lambda: status(port, "/readyz") == 200)
+        yield Server(process, port, store)
+
+
+@contextlib.contextmanager
+def _redis(workshop: Workshop) -> Iterator[str]:
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if program is None:
+        raise Unavailable("redis-server is not installed")
+    port = free_port()
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(workshop.folder)]
+    with started(command, workshop.folder / "redis.log") as process:
+        process.wait_until(lambda: listens(port))
+        yield f"redis://127.0.0.1:{port}/0"

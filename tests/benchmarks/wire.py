@@ -1,0 +1,65 @@
+"""HTTP as the benchmark sends it: whole requests as bytes for `wrk`, and a small client for all around it."""
+
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Any
+
+JSON = "application/json"
+
+
+def request_bytes(port: int, path: str, body: Any, headers: Mapping[str, str] | None = None) -> bytes:
+    text = json.dumps(body, separators=(",", ":"))
+    lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Content-Type: {JSON}", f"Content-Length: {len(text)}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return "\r\n".join([*lines, "", text]).encode()
+
+
+def jsonrpc(method: str, params: Any, request_id: int = 1) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+
+
+class Client:
+    """One connection that is kept open.
+
+    Args:
+        port: Where the server listens.
+        path: What is posted to.
+        headers: What each request carries.
+    """
+
+    def __init__(self, port: int, path: str, headers: Mapping[str, str] | None = None) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        self._path = path
+        self._headers = {"Content-Type": JSON, **(headers or {})}
+
+    def post(self, body: Any) -> tuple[Any, Mapping[str, str]]:
+        """Send JSON, and get the JSON and the headers of the answer."""
+        self._connection.request("POST", self._path, json.dumps(body), self._headers)
+        reply = self._connection.getresponse()
+        text = reply.read()
+        if reply.status >= http.client.BAD_REQUEST:
+            raise RuntimeError(f"HTTP {reply.status}: {text.decode(errors='replace')[:200]}")
+        return (json.loads(text) if text else None), reply.headers
+
+    def call(self, method: str, params: Any) -> Any:
+        """Call a JSON-RPC method, and get its result."""
+        reply, _ = self.post(jsonrpc(method, params))
+        if "error" in reply:
+            raise RuntimeError(f"{method}: {reply['error']}")
+        return reply["result"]
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def status(port: int, path: str) -> int | None:
+    """Get the HTTP status of a path; None where nobody answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()

@@ -1,0 +1,83 @@
+"""A real server for the tests: the command `toolpack-server serve` in a process of its own, on a free port."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import serving
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Get this process's environment without settings that a developer may have set, and with these."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
+    return ours | {"PYTHONUNBUFFERED": "1"} | variables
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "server", *arguments]
+
+
+class Served:
+    """A running server."""
+
+    def __init__(self, process: subprocess.Popen[str], banner: str, url: str) -> None:
+        self.process, self.banner, self.url = process, banner, url
+        self.http = httpx.Client(base_url=url, timeout=serving.PATIENCE)
+
+    def rpc(self, method: str, /, **params: Any) -> Any:
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        return serving.result_of(self.http.post("/rpc", json=body).content)
+
+    def call(self, session_id: str, function: str, /, _call: Any = None, **kwargs: Any) -> Any:
+        return self.rpc("run_function", session_id=session_id, function=function, kwargs=kwargs, **(_call or {}))
+
+    def kill(self) -> None:
+        """End it as a power cut would: the whole process group, without a chance to do anything."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(serving.PATIENCE)
+
+
+@contextlib.contextmanager
+def served(folder: Path, *arguments: str, **variables: str) -> Iterator[Served]:
+    log = (folder / "server.log").open("a")
+    flags = ["--port", "0", "--data-dir", str(folder), "--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
+    process = subprocess.Popen(
+        command("serve", *flags, *arguments),
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        banner = ""
+        while not banner.endswith('create_session"}\'\n'):
+            line = process.stdout.readline()
+            assert line, (folder / "server.log").read_text()
+            banner += line
+        server = Served(process, banner, re.search(r"http://\S+:\d+", banner)[0])
+        serving.wait_until(lambda: _is_ready(server), "readiness")
+        with contextlib.closing(server.http):
+            yield server
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(serving.PATIENCE)
+        process.stdout.close()
+        log.close()
+
+
+def _is_ready(server: Served) -> bool:
+    try:
+        return server.http.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False

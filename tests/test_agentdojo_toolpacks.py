@@ -1,0 +1,136 @@
+"""AgentDojo's suites are toolpacks: as they are, built when somebody asks for them, and only where it is installed."""
+
+import subprocess
+import sys
+
+import pytest
+import serving
+from agentdojo.task_suite.load_suites import get_suites
+from agentdojo.task_suite.task_suite import TaskSuite
+
+from server.catalog import inspect_toolpacks, load_catalog
+from server.errors import InvalidParamsError
+from server.graph import difference
+
+SUITES = ("workspace", "travel", "banking", "slack")
+NAMES = tuple(f"agentdojo-{name}" for name in SUITES)
+
+
+@pytest.fixture(scope="module")
+def packs():
+    return load_catalog((), NAMES).toolpacks
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """Count how often AgentDojo builds an environment."""
+    counted = []
+    build = TaskSuite.load_and_inject_default_environment
+
+    def counting(suite, injections):
+        counted.append(suite.name)
+        return build(suite, injections)
+
+    monkeypatch.setattr(TaskSuite, "load_and_inject_default_environment", counting)
+    return counted
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def check_without(module):
+    return run(
+        f"import sys; sys.modules[{module!r}] = None; sys.argv[1:] = ['check']; import server.cli as c; c.main()"
+    )
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_functions_and_environments_are_those_of_agentdojo(packs, name):
+    pack, suite = packs[f"agentdojo-{name}"], get_suites("v1.2.2")[name]
+    assert pack.opt_in
+    assert pack.environment_class is suite.environment_type
+    assert [registered.function for registered in pack.functions.values()] == suite.tools
+    assert {type(registered.function) for registered in pack.functions.values()} == {type(suite.tools[0])}
+    assert difference(suite.load_and_inject_default_environment({}), pack.build({})) is None
+
+
+@pytest.mark.parametrize("version", ["v1", "v1.1.2", "v1.2.2"])
+@pytest.mark.parametrize("name", SUITES)
+def test_options_make_what_agentdojo_makes(packs, name, version):
+    suite = get_suites(version)[name]
+    injections = dict.fromkeys(suite.get_injection_vector_defaults(), "INJECTED")
+    options = {"benchmark_version": version, "injections": injections, "user_task": "user_task_1"}
+    built = packs[f"agentdojo-{name}"].build(options)
+    assert difference(suite.load_and_inject_default_environment(injections), built) is None
+    assert "INJECTED" in built.model_dump_json()
+
+
+def test_the_user_task_prepares_its_environment(packs, monkeypatch):
+    def init_environment(environment):
+        environment.bank_account.balance = 7
+        return environment
+
+    task = get_suites("v1.2.2")["banking"].user_tasks["user_task_3"]
+    monkeypatch.setattr(type(task), "init_environment", staticmethod(init_environment))
+    assert packs["agentdojo-banking"].build({"user_task": "user_task_3"}).bank_account.balance == 7
+    assert packs["agentdojo-banking"].build({"user_task": "user_task_4"}).bank_account.balance != 7
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"benchmark_version": "v9"}, "benchmark_version: Input should be 'v1', 'v1.1'"),
+        ({"injections": {"nowhere": "x"}}, "'nowhere' is no injection vector: choose from injection_dora_0, "),
+        ({"injections": {"injection_web_0": 'a "quote"'}}, "an injection breaks the environment's YAML"),
+        ({"user_task": "user_task_99"}, "'user_task_99' is no user task of v1.2.2: choose from user_task_0, "),
+        ({"user_task": "injection_task_1"}, "'injection_task_1' is no user task"),
+        ({"seed": 1}, "seed: Extra inputs are not permitted"),
+    ],
+)
+def test_wrong_options_are_told_with_what_is_right(packs, options, told):
+    with pytest.raises(InvalidParamsError) as refused:
+        packs["agentdojo-slack"].build(options)
+    assert told in str(refused.value)
+
+
+def test_a_session_with_the_same_options_builds_nothing_again(builds):
+    bench = serving.Bench(load_catalog((), NAMES))
+    options = {"agentdojo-banking": {"injections": {"injection_bill_text": "hello"}}}
+    for given in ({}, {}, options, options):
+        bench.create("agentdojo-banking", options=given)
+    bench.close()
+    assert builds == ["banking"] * 2
+
+
+def test_a_server_that_starts_builds_none_and_check_builds_all(builds):
+    load_catalog((), NAMES)
+    assert builds == []
+    _, problems = inspect_toolpacks((), NAMES)
+    assert not problems
+    assert builds == list(SUITES)
+
+
+def test_loading_leaves_out_the_clients_of_model_vendors_until_they_are_asked_for():
+    status, out, err = run(
+        "import sys, toolpacks.agentdojo\n"
+        "print('openai' in sys.modules, 'anthropic' in sys.modules)\n"
+        "from agentdojo.agent_pipeline import OpenAILLM, GroundTruthPipeline\n"
+        "import agentdojo.agent_pipeline, agentdojo.agent_pipeline.ground_truth_pipeline as g\n"
+        "print('openai' in sys.modules, type(agentdojo.agent_pipeline).__name__, g.GroundTruthPipeline is GroundTruthPipeline)"
+    )
+    assert status == 0, err
+    assert out.split() == ["False", "False", "True", "module", "True"]
+
+
+def test_without_agentdojo_the_other_packs_are_there_and_check_says_how_to_get_these():
+    status, out, _ = check_without("agentdojo")
+    assert status == 0
+    assert "pip install 'toolpack-server[agentdojo]'" in out
+
+
+def test_a_broken_installation_of_agentdojo_is_a_problem():
+    status, _, err = check_without("deepdiff")
+    assert status == 1
+    assert "deepdiff" in err

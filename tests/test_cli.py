@@ -1,0 +1,165 @@
+"""The command line: what it prints, and that what goes wrong is one sentence and exit status 1."""
+
+import json
+import subprocess
+
+import pytest
+import server_process
+import serving
+from click.testing import CliRunner
+
+from server.cli import cli
+
+FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault"]
+
+
+def run(*arguments, **variables):
+    """Run the command in a process of its own."""
+    return subprocess.run(
+        server_process.command(*arguments),
+        env=server_process.environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def broken_packs(folder):
+    (folder / "broken_syntax.py").write_text('"""Broken."""\n\ndef (:\n')
+    (folder / "broken_import.py").write_text('"""Broken."""\n\nimport a_module_that_is_nowhere\n')
+    (folder / "broken_functions.py").write_text(
+        '"""Broken twice."""\nfrom server import Toolpack\n\ntoolpack = Toolpack("broken")\n\n\n'
+        "@toolpack.function\ndef bare(): ...\n\n\n"
+        '@toolpack.function\ndef vague(x: int):\n    """Do it."""\n'
+    )
+    return folder
+
+
+def test_check_prints_every_problem_with_file_function_and_remedy(tmp_path):
+    result = run("check", "--pack-dir", str(broken_packs(tmp_path)))
+    assert result.returncode == 1
+    lines = result.stderr.splitlines()
+    assert len(lines) == 4
+    assert f"{tmp_path}/broken_functions.py:7: bare: there is no docstring: add one" in result.stderr
+    assert f"{tmp_path}/broken_functions.py:11: vague: parameter `x` has no default and isn't described" in result.stderr
+    assert f"{tmp_path}/broken_import.py:3: ModuleNotFoundError: No module named 'a_module_that_is_nowhere'" in result.stderr
+    assert f"{tmp_path}/broken_syntax.py:3: SyntaxError: " in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_serve_stops_at_the_first_problem_and_counts_the_rest(tmp_path):
+    result = run("serve", "--pack-dir", str(broken_packs(tmp_path)), "--data-dir", str(tmp_path / "data"))
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert "(3 more: see `toolpack-server check`)" in result.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_check_says_that_all_is_well():
+    result = invoke("check", *FIXTURES)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("2 toolpacks with ")
+    assert result.output.endswith(" functions: no problems.\n")
+
+
+def test_check_finds_a_function_that_lies(tmp_path):
+    (tmp_path / "lying_pack.py").write_text(
+        '"""It lies."""\nfrom typing import Annotated\n\nfrom server import Depends, TaskEnvironment, Toolpack\n\n\n'
+        "class LyingEnvironment(TaskEnvironment):\n    count: list[int] = []\n\n\n"
+        'toolpack = Toolpack("lying", LyingEnvironment)\n\n\n'
+        "@toolpack.function(read_only=True)\n"
+        'def peek(count: Annotated[list[int], Depends("count")]) -> int:\n    """Peek."""\n'
+        "    count.append(1)\n    return len(count)\n"
+    )
+    result = run("check", "--pack-dir", str(tmp_path))
+    assert result.returncode == 1
+    assert "lying_pack.py:14: peek: it promises read_only=True but changes " in result.stderr
+
+
+def test_list_shows_packs_and_functions():
+    result = invoke("list", *FIXTURES)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0] == "ledger"
+    assert "  add(amount): Add an entry and get the sum." in lines
+    assert "  total() [read-only]: Get the sum of all entries." in lines
+    assert "vault (opt-in)" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (["add", "amount=4"], 4),
+        (["total"], 0),
+        (["echo", "value=text"], "text"),
+        (["echo", 'value="4"'], "4"),
+        (["echo", 'value={"a": [1, null]}'], {"a": [1, None]}),
+        (["echo", "value=a=b"], "a=b"),
+        (["take_gold", "amount=1"], 1),
+    ],
+)
+def test_call_runs_a_function_here_and_prints_its_result(arguments, printed):
+    result = invoke("call", *FIXTURES, *arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fly"], "ToolNotFoundError: The requested function `fly` is not available."),
+        (["add_then", "how=raise"], "LookupError: half of it is done"),
+        (["add", "amount"], "'amount' is not of the form name=value."),
+        (["add", "--session", "x"], "--session needs --url"),
+        (["add", "amount=1", "--url", "http://127.0.0.1:1"], "can't be reached"),
+        (["add", "amount=1", "--url", "nonsense"], "--url is not of the form http://host:port."),
+    ],
+)
+def test_call_says_on_standard_error_what_went_wrong(arguments, said):
+    result = invoke("call", *FIXTURES, *arguments)
+    assert result.exit_code != 0
+    assert said in result.stderr
+    assert result.stdout == ""
+
+
+def test_serve_prints_where_it_listens_what_it_loaded_and_what_to_try(tmp_path):
+    with server_process.served(tmp_path, "--store", "memory:") as server:
+        first, *rest = server.banner.splitlines()
+        assert first == f"Toolpack Server listens on {server.url}, store memory:"
+        assert "  vault: 4 functions (opt-in)" in rest
+        assert rest[-2] == "Try:"
+        tried = subprocess.run(rest[-1], shell=True, capture_output=True, text=True, timeout=60, check=True)
+        session = json.loads(tried.stdout)["result"]
+        assert session["toolpacks"] == ["ledger", "bank"]
+        here = invoke("call", "--url", server.url, "--session", session["session_id"], "add", "amount=4")
+        assert json.loads(here.stdout) == 4
+        assert server.call(session["session_id"], "total")["result"] == 4
+        away = invoke("call", "--url", server.url, "add", "amount=5")
+        assert json.loads(away.stdout) == 5
+        assert [s["session_id"] for s in server.rpc("list_sessions")] == [session["session_id"]]
+        gone = invoke("call", "--url", server.url, "--session", "unknown", "add", "amount=5")
+        assert gone.exit_code == 1
+        assert "No session has this id" in gone.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--host", "0.0.0.0"], "docker run -p 8000:8000 -e TOOLPACK_TOKENS="),
+        (["serve", "--port", "70000"], "TOOLPACK_PORT: "),
+        (["serve", "--store", "mongodb://x"], "names no store"),
+        (["serve", "--store", "memory:", "--workers", "2"], "can't share memory"),
+        (["serve", "--pack-dir", "nowhere"], "nowhere is no folder"),
+        (["serve", "--packs", "nowhere"], "no module has a toolpack 'nowhere'; found: "),
+    ],
+)
+def test_serve_refuses_in_one_sentence_what_cannot_work(tmp_path, arguments, said):
+    result = run(*arguments, "--data-dir", str(tmp_path), TOOLPACK_PORT="0")
+    assert result.returncode == 1
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr

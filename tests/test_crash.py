@@ -1,0 +1,154 @@
+"""Whatever was acknowledged is there after SIGKILL; what was put into the store by somebody else runs nothing."""
+
+import pickle
+import signal
+import sqlite3
+import threading
+
+import httpx
+import pytest
+import server_process
+import serving
+from serving import RpcError, wait_until
+
+from server import FunctionsRuntime
+
+CLIENTS = 20
+SESSIONS = 10
+
+
+def rebuilt(trace):
+    """Get the sum and the entries of a ledger on which all that the trace tells has been done, in this process."""
+    pack = serving.CATALOG.toolpacks["ledger"]
+    runtime = FunctionsRuntime([function.function for function in pack.functions.values()])
+    environment = pack.build({})
+    for record in trace:
+        result, error = runtime.run_function(environment, record["function"], record["kwargs"])
+        assert (result, error) == (record["result"], record["error"])
+    return environment.ledger.entries
+
+
+class Client(threading.Thread):
+    """Calls one session after the other, until the server is gone."""
+
+    def __init__(self, url, sessions, number):
+        super().__init__(daemon=True)
+        self.url, self.sessions, self.number = url, sessions, number
+        self.acknowledged = []
+        self.attempted = None
+
+    def run(self):
+        with httpx.Client(base_url=self.url, timeout=serving.PATIENCE) as http:
+            for i in range(1_000_000):
+                session_id = self.sessions[(i + self.number) % len(self.sessions)]
+                call_id = f"{self.number}-{i}"
+                params = {
+                    "session_id": session_id,
+                    "function": "add",
+                    "kwargs": {"amount": self.number * 1_000_000 + i},
+                    "call_id": call_id,
+                }
+                self.attempted = params
+                try:
+                    reply = http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params})
+                except httpx.TransportError:
+                    return
+                self.acknowledged.append((session_id, call_id, serving.result_of(reply.content)["result"]))
+
+
+def test_killed_amid_concurrent_calls_nothing_acknowledged_is_lost(tmp_path):
+    with server_process.served(tmp_path) as server:
+        sessions = [server.rpc("create_session", toolpacks=["ledger"])["session_id"] for _ in range(SESSIONS)]
+        clients = [Client(server.url, sessions, number) for number in range(1, CLIENTS + 1)]
+        for client in clients:
+            client.start()
+        wait_until(lambda: sum(len(client.acknowledged) for client in clients) > 400, "400 calls")
+        server.kill()
+        for client in clients:
+            client.join(serving.PATIENCE)
+            assert not client.is_alive()
+    acknowledged = [one for client in clients for one in client.acknowledged]
+    with server_process.served(tmp_path) as server:
+        traces = {session: server.rpc("get_trace", session_id=session, limit=1000) for session in sessions}
+        for session, trace in traces.items():
+            assert [record["index"] for record in trace] == list(range(len(trace)))
+            assert [record["version"] for record in trace] == list(range(1, len(trace) + 1))
+            entries = server.rpc("get_environment", session_id=session, pointer="/ledger/ledger/entries")
+            assert entries == rebuilt(trace)
+        told = {(session, r["call_id"]): r["result"] for session, trace in traces.items() for r in trace}
+        for session, call_id, result in acknowledged:
+            assert told[session, call_id] == result
+        # At most what was on its way when the server died is there beyond that, and sending it again does it once.
+        assert 0 <= len(told) - len(acknowledged) <= CLIENTS
+        for client in clients:
+            first = server.rpc("run_function", **client.attempted)
+            assert server.rpc("run_function", **client.attempted) == first
+        total = sum(server.rpc("get_session", session_id=session)["version"] for session in sessions)
+        assert total == len({call_id for _, call_id, _ in acknowledged} | {c.attempted["call_id"] for c in clients})
+
+
+def test_a_stopped_server_has_kept_everything_and_exits_with_0(tmp_path):
+    with server_process.served(tmp_path) as server:
+        session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        assert server.call(session_id, "add", amount=3)["result"] == 3
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(serving.PATIENCE) == 0
+    with server_process.served(tmp_path) as server:
+        assert server.call(session_id, "total")["result"] == 3
+
+
+class Hostile:
+    """Writes a file when it is unpickled, if anything ever does that."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_a_hostile_pickle_in_the_store_is_an_error_and_runs_nothing(tmp_path):
+    trap = tmp_path / "it ran"
+    payload = pickle.dumps(Hostile(str(trap)))
+    forgeries = [
+        lambda _: payload,
+        lambda genuine: genuine[:72] + payload,
+        lambda genuine: genuine[: len(genuine) // 2],
+        lambda genuine: genuine[:-1] + bytes([genuine[-1] ^ 1]),
+        lambda _: b"",
+    ]
+    with server_process.served(tmp_path) as server:
+        sessions = [server.rpc("create_session", toolpacks=["ledger"])["session_id"] for _ in forgeries]
+        for amount, session_id in enumerate(sessions):
+            assert server.call(session_id, "add", amount=amount)["result"] == amount
+        server.kill()
+    store = sqlite3.connect(tmp_path / "sessions.db")
+    genuine = store.execute("SELECT rowid, body FROM blobs ORDER BY rowid DESC LIMIT 5").fetchall()
+    assert len({body for _, body in genuine}) == 5
+    with store:
+        for (row, body), forged in zip(reversed(genuine), forgeries, strict=True):
+            store.execute("UPDATE blobs SET body = ? WHERE rowid = ?", (forged(body), row))
+    store.close()
+    with server_process.served(tmp_path) as server:
+        for session_id in sessions:
+            for method in ("get_environment", "diff_environment", "export_session"):
+                damaged(server.rpc, method, session_id=session_id)
+            damaged(server.rpc, "reset_session", session_id=session_id, version=1)
+            damaged(server.call, session_id, "total")
+            damaged(server.call, session_id, "add", amount=1)
+            (fork,) = server.rpc("fork_session", session_id=session_id)
+            damaged(server.call, fork["session_id"], "total")
+            assert server.rpc("get_session", session_id=session_id)["version"] == 1
+            # The version before is sound, so there is a way on.
+            assert server.rpc("reset_session", session_id=session_id)["version"] == 2
+            assert server.call(session_id, "add", amount=5)["result"] == 5
+    assert not trap.exists()
+    pickle.loads(payload).close()
+    assert trap.exists(), "the trap itself must work"
+
+
+def damaged(call, /, *args, **kwargs):
+    with pytest.raises(RpcError) as error:
+        call(*args, **kwargs)
+    assert (error.value.code, error.value.data) == (-32012, {"type": "StateDamagedError"})
+    assert "/" not in error.value.message

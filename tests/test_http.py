@@ -1,0 +1,219 @@
+"""HTTP around JSON-RPC: 200 for all that reached it, and its own status and one shape of body for what did not."""
+
+import json
+import re
+
+import httpx
+import pytest
+import server_process
+from serving import RpcError, result_of
+
+BODY = b'{"jsonrpc": "2.0", "method": "list_sessions", "id": 1}'
+JSON = {"Content-Type": "application/json"}
+TOKENS = {"TOOLPACK_TOKENS": "ann:ann-secret,bob:bob-secret"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    with server_process.served(folder, "--store", "memory:", TOOLPACK_MAX_BODY_BYTES="100000") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("guarded")
+    with server_process.served(folder, "--store", "memory:", **TOKENS) as running:
+        yield running
+
+
+def refusal(response, status):
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/json"
+    told = response.json()
+    message = told["error"].pop("message")
+    assert message
+    assert told == {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "data": {"status": status}}}
+    return message
+
+
+def bearer(token):
+    return {**JSON, "Authorization": f"Bearer {token}"}
+
+
+@pytest.mark.parametrize(
+    "media_type", ["application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8", "application/json ;a=b"]
+)
+def test_json_is_taken_whatever_its_parameters(server, media_type):
+    reply = server.http.post("/rpc", content=BODY, headers={"Content-Type": media_type})
+    assert (reply.status_code, reply.json()) == (200, {"jsonrpc": "2.0", "result": [], "id": 1})
+    assert reply.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", "", None])
+def test_other_media_types_are_415(server, media_type):
+    headers = {} if media_type is None else {"Content-Type": media_type}
+    assert "application/json" in refusal(server.http.post("/rpc", content=BODY, headers=headers), 415)
+
+
+def test_a_body_that_is_too_large_is_413_whether_its_size_is_told_or_not(server):
+    large = BODY + b" " * 100_000
+    refusal(server.http.post("/rpc", content=large, headers=JSON), 413)
+    refusal(server.http.post("/rpc", content=iter([large[:50_000], large[50_000:]]), headers=JSON), 413)
+    fitting = BODY.ljust(100_000)
+    assert server.http.post("/rpc", content=iter([fitting[:9], fitting[9:]]), headers=JSON).json()["result"] == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("POST", "/", 404),
+        ("POST", "/rpc/", 404),
+        ("POST", "/agents", 404),
+        ("POST", "/agents/x/y", 404),
+        ("GET", "/rpc", 405),
+        ("PUT", "/rpc", 405),
+        ("GET", "/agents/x", 405),
+        ("POST", "/healthz", 405),
+        ("DELETE", "/openrpc.json", 405),
+    ],
+)
+def test_other_paths_and_methods(server, method, path, status):
+    response = server.http.request(method, path, content=BODY, headers=JSON)
+    assert "POST" in refusal(response, status)
+    assert ("allow" in response.headers) is (status == 405)
+
+
+def test_what_reached_json_rpc_is_200_and_a_notification_204(server):
+    assert server.http.post("/rpc", content=b"{", headers=JSON).status_code == 200
+    assert server.http.post("/rpc", content=b'{"jsonrpc": "2.0", "method": "x", "id": 1}', headers=JSON).status_code == 200
+    quiet = server.http.post("/rpc", content=b'{"jsonrpc": "2.0", "method": "list_sessions"}', headers=JSON)
+    assert (quiet.status_code, quiet.content) == (204, b"")
+    several = server.http.post("/rpc", content=b'[{"jsonrpc": "2.0", "method": "list_sessions"}]', headers=JSON)
+    assert (several.status_code, several.content) == (204, b"")
+
+
+def test_health_and_readiness(server, guarded):
+    for running in (server, guarded):
+        assert running.http.get("/healthz").text == "ok"
+        assert running.http.get("/readyz").text == "ready"
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1", "127.9.9.9:1", "[::1]:8000"])
+def test_loopback_hosts_are_served(server, host):
+    assert server.http.post("/rpc", content=BODY, headers=JSON | {"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "10.0.0.1", "[::1", "a@localhost@b"])
+def test_other_hosts_are_403(server, host):
+    refusal(server.http.post("/rpc", content=BODY, headers=JSON | {"Host": host}), 403)
+    refusal(server.http.post("/agents/x", content=BODY, headers=JSON | {"Host": host}), 403)
+    refusal(server.http.get("/openrpc.json", headers={"Host": host}), 403)
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1.evil.example", "http://[", "garbage"])
+def test_other_origins_are_403(server, origin):
+    refusal(server.http.post("/rpc", content=BODY, headers=JSON | {"Origin": origin}), 403)
+    refusal(server.http.post("/agents/x", content=BODY, headers=JSON | {"Origin": origin}), 403)
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1", "https://[::1]:5"])
+def test_loopback_origins_are_served(server, origin):
+    assert server.http.post("/rpc", content=BODY, headers=JSON | {"Origin": origin}).status_code == 200
+
+
+@pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Bearer", "Bearer \t.", "Basic ann-secret", "ann-secret", "Bearer \xff"])
+def test_without_a_known_token_it_is_401(guarded, authorization):
+    headers = JSON if authorization is None else JSON | {"Authorization": authorization.encode("latin-1")}
+    for response in (
+        guarded.http.post("/rpc", content=BODY, headers=headers),
+        guarded.http.get("/openrpc.json", headers=headers),
+    ):
+        refusal(response, 401)
+        assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_token_is_asked_for_before_anything_else(guarded):
+    refusal(guarded.http.post("/rpc", content=BODY * 10, headers={"Content-Type": "text/plain"}), 401)
+
+
+def test_sessions_belong_to_the_name_of_a_token_and_an_agent_needs_none(guarded):
+    def rpc(token, method, **params):
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        return result_of(guarded.http.post("/rpc", json=body, headers=bearer(token)).content)
+
+    session = rpc("ann-secret", "create_session", toolpacks=["ledger"])
+    with pytest.raises(RpcError) as unknown:
+        rpc("bob-secret", "get_session", session_id=session["session_id"])
+    assert unknown.value.code == -32001
+    assert rpc("bob-secret", "list_sessions") == []
+    body = {"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": ["add", {"amount": 3}]}
+    ran = guarded.http.post(session["agent_path"], json=body)
+    assert ran.json()["result"] == {"result": 3, "error": None}
+    assert rpc("ann-secret", "get_session", session_id=session["session_id"])["version"] == 1
+    body["method"] = "get_session"
+    assert guarded.http.post(session["agent_path"], json=body).json()["error"]["code"] == -32601
+    body["method"] = "list_functions"
+    body["params"] = []
+    assert guarded.http.post("/agents/" + "0" * 32, json=body).json()["error"]["code"] == -32001
+
+
+def test_other_hosts_are_served_where_tokens_guard(guarded):
+    headers = bearer("bob-secret") | {"Host": "tools.example"}
+    assert guarded.http.post("/rpc", content=BODY, headers=headers).status_code == 200
+
+
+def test_the_document_is_open_rpc_and_the_same_everywhere(server):
+    document = server.http.get("/openrpc.json").json()
+    assert document == server.rpc("rpc.discover")
+    assert re.fullmatch(r"1\.\d+\.\d+", document["openrpc"])
+    assert {"title", "version"} <= set(document["info"])
+    names = [method["name"] for method in document["methods"]]
+    assert len(names) == 14
+    assert names[-1] == "rpc.discover"
+    codes = {error["code"] for error in document["components"]["errors"].values()}
+    assert codes == {-32700, -32600, -32601, -32602, -32603, *range(-32012, -32000)}
+    references = set(re.findall(r'"\$ref": "#/components/(\w+)/([^"/]+)"', json.dumps(document)))
+    assert references
+    assert all(name in document["components"][kind] for kind, name in references)
+    for method in document["methods"]:
+        assert {"name", "summary", "params", "result", "errors"} <= set(method)
+        required = [parameter["required"] for parameter in method["params"]]
+        assert required == sorted(required, reverse=True), "by position, those that are required come first"
+        for parameter in method["params"]:
+            assert parameter["name"]
+            assert parameter["description"]
+            assert isinstance(parameter["schema"], dict)
+
+
+def test_parameters_stand_in_the_order_of_the_documentation(server):
+    order = {m["name"]: [p["name"] for p in m["params"]] for m in server.rpc("rpc.discover")["methods"]}
+    assert order == {
+        "create_session": ["toolpacks", "options", "environment", "ttl_seconds", "labels"],
+        "list_functions": ["session_id", "format"],
+        "run_function": [
+            "session_id", "function", "kwargs", "raise_on_error", "call_id", "expected_version", "timeout_seconds",
+        ],
+        "get_session": ["session_id"],
+        "get_environment": ["session_id", "version", "pointer"],
+        "diff_environment": ["session_id", "from_version", "to_version"],
+        "get_trace": ["session_id", "after", "limit"],
+        "fork_session": ["session_id", "version", "count", "labels", "ttl_seconds"],
+        "reset_session": ["session_id", "version"],
+        "close_session": ["session_id"],
+        "close_sessions": ["labels"],
+        "list_sessions": ["labels", "after", "limit"],
+        "export_session": ["session_id", "version"],
+        "rpc.discover": [],
+    }  # fmt: skip
+
+
+def test_many_clients_at_once(server):
+    session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+    body = {"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": [session_id, "add", {"amount": 1}]}
+    with httpx.Client(base_url=server.url) as other:
+        for _ in range(20):
+            assert other.post("/rpc", json=body).json()["result"]["error"] is None
+            assert server.http.post("/rpc", json=body).json()["result"]["error"] is None
+    assert server.call(session_id, "total")["result"] == 40

@@ -1,0 +1,303 @@
+"""A call touches no more of an environment than it can reach, and nobody can tell."""
+
+from typing import Annotated, Any
+
+import pytest
+import serving
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, PrivateAttr
+
+from server import Depends, FunctionCall, FunctionsRuntime, TaskEnvironment, Toolpack
+from server.catalog import Catalog
+from server.graph import difference
+from server.parts import divide, environments, holds, toolpack_of
+from server.snapshot import freeze, thaw
+
+
+class Note(BaseModel):
+    text: str = ""
+    replies: list["Note"] = []
+
+
+class Desk(TaskEnvironment):
+    notes: list[Note] = []
+    pinned: list[Note] = []
+    drafts: list[Note] = []
+    names: set[str] = set()
+    unused: list[int] = [1]
+    _counter: list[int] = PrivateAttr(default_factory=lambda: [7])
+
+
+Notes = Annotated[list[Note], Depends("notes")]
+Pinned = Annotated[list[Note], Depends("pinned")]
+Drafts = Annotated[list[Note], Depends("drafts")]
+Names = Annotated[set[str], Depends("names")]
+
+
+def add_note(notes: Notes, text: str) -> int:
+    """Add a note.
+
+    :param text: Its text.
+    """
+    notes.append(Note(text=text))
+    return len(notes)
+
+
+def last_note(notes: Notes) -> Note:
+    """Get the very note that was added last."""
+    return notes[-1]
+
+
+def pin(pinned: Pinned, note: Any) -> int:
+    """Pin a note.
+
+    :param note: The note.
+    """
+    pinned.append(note)
+    return len(pinned)
+
+
+def reply(note: Any, text: str) -> str:
+    """Reply to a note, which comes from an inner call.
+
+    :param note: The note.
+    :param text: The reply.
+    """
+    note.replies.append(Note(text=text))
+    return note.text
+
+
+def edit_pinned(pinned: Pinned, text: str) -> list[str]:
+    """Edit all pinned notes.
+
+    :param text: What is added to each.
+    """
+    for note in pinned:
+        note.text += text
+    return [note.text for note in pinned]
+
+
+def add_draft(drafts: Drafts, names: Names, name: str) -> int:
+    """Add a draft and remember its name.
+
+    :param name: Its name.
+    """
+    drafts.append(Note(text=name))
+    names.add(name)
+    if name == "bad":
+        raise ValueError("bad")
+    return len(names)
+
+
+def count_notes(notes: Notes) -> int:
+    """Count the notes."""
+    return len(notes)
+
+
+FUNCTIONS = [add_note, last_note, pin, reply, edit_pinned, add_draft]
+
+
+def desk(*more: Any, environment: Any = Desk) -> Toolpack:
+    toolpack = Toolpack("desk", environment, [*FUNCTIONS, *more])
+    toolpack.function(read_only=True)(count_notes)
+    return toolpack
+
+
+def fields(parts: dict[str, Any]) -> set[str]:
+    return {part.partition("/")[2] for part in parts}
+
+
+def test_fields_stay_together_that_a_function_takes_together_and_the_rest_is_a_part_of_its_own():
+    assert fields(divide(desk(), Desk())) == {"notes", "pinned", "drafts,names", "unused"}
+
+
+def test_fields_stay_together_that_share_an_object():
+    note = Note()
+    shared = Desk(notes=[note], drafts=[Note(replies=[note])])
+    shared.notes[0].replies.append(shared.drafts[0])
+    assert shared.notes[0] is shared.drafts[0].replies[0]
+    assert fields(divide(desk(), shared)) == {"notes,drafts,names", "pinned", "unused"}
+
+
+def test_a_private_attribute_that_shares_with_a_field_stays_with_it():
+    class Counting(Desk):
+        pass
+
+    environment = Counting()
+    environment._counter = environment.names  # type: ignore[assignment]
+    assert fields(divide(desk(environment=Counting), environment)) == {"notes", "pinned", "drafts,names,unused"}
+
+
+def test_what_cannot_change_may_be_shared():
+    assert len(divide(desk(), Desk(notes=[Note(text="a" * 50)], pinned=[Note(text="a" * 50)]))) == 4
+
+
+class Knotted(TaskEnvironment):
+    notes: list[Any] = []
+    pinned: list[Note] = []
+    drafts: list[Note] = []
+    names: set[str] = set()
+
+
+def test_an_environment_that_something_refers_back_to_is_one_part():
+    environment = Knotted()
+    environment.notes.append(environment)
+    assert list(divide(desk(environment=Knotted), environment)) == ["desk"]
+
+
+def callable_dependency(desk: Annotated[Any, Depends(lambda env: env)]) -> int:
+    """Get the whole."""
+    return len(desk.notes)
+
+
+def test_a_callable_dependency_makes_an_environment_one_part():
+    assert list(divide(desk(callable_dependency), Desk())) == ["desk"]
+
+
+class WithProperty(Desk):
+    @property
+    def both(self):
+        return [self.notes, self.pinned]
+
+
+def property_dependency(both: Annotated[Any, Depends("both")]) -> int:
+    """Get two."""
+    return len(both)
+
+
+def test_a_dependency_on_a_property_makes_an_environment_one_part():
+    assert list(divide(desk(property_dependency, environment=WithProperty), WithProperty())) == ["desk"]
+
+
+def test_parts_put_together_are_the_environment():
+    toolpack = desk()
+    catalog = Catalog({"desk": toolpack})
+    environment = Desk(notes=[Note(text="x")], names={"a", "b"})
+    parts = divide(toolpack, environment)
+    assert len(parts) == 4
+    kept = {part: thaw(freeze(held, catalog.classes), catalog.classes) for part, held in parts.items()}
+    assert difference(environment, environments(kept)["desk"]) is None
+
+
+def test_names_of_parts():
+    assert toolpack_of("desk/notes,pinned") == toolpack_of("desk") == "desk"
+    assert holds("desk", "anything")
+    assert holds("desk/notes,pinned", "pinned")
+    assert not holds("desk/notes,pinned", "note")
+
+
+@pytest.fixture
+def parted():
+    made = serving.Bench(Catalog({"desk": desk()}))
+    yield made
+    made.close()
+
+
+def sizes(bench, session_id):
+    """Get which parts the last call has written."""
+    before = bench.store.parts_at(session_id, bench.version(session_id) - 1)
+    after = bench.store.get(session_id)[1].parts
+    return {part.partition("/")[2] for part in after if before[part] != after[part]}
+
+
+def test_a_call_writes_only_what_it_reaches(parted):
+    session = parted.create("desk")
+    parted.result(session, "add_note", text="a")
+    assert sizes(parted, session) == {"notes"}
+    parted.result(session, "add_draft", name="b")
+    assert sizes(parted, session) == {"drafts,names"}
+
+
+def test_nested_calls_tie_parts_together_as_they_do_in_one_process(parted):
+    session = parted.create("desk")
+    parted.result(session, "add_note", text="a")
+    parted.result(session, "pin", note={"$call": {"function": "last_note", "args": {}}})
+    parted.result(session, "edit_pinned", text="!")
+    world = parted.rpc("get_environment", session_id=session)["desk"]
+    assert world["notes"][0]["text"] == world["pinned"][0]["text"] == "a!"
+    parted.result(session, "add_note", text="b")
+    assert parted.result(session, "count_notes") == 2
+
+
+def test_a_function_without_dependencies_changes_what_an_inner_call_gave_it(parted):
+    session = parted.create("desk")
+    parted.result(session, "add_note", text="a")
+    assert parted.result(session, "reply", note={"$call": {"function": "last_note", "args": {}}}, text="r") == "a"
+    assert parted.rpc("get_environment", session_id=session, pointer="/desk/notes/0/replies/0/text") == "r"
+
+
+def move_pins(notes: Notes, pinned: Pinned) -> int:
+    """Take what is pinned into the notes."""
+    notes.extend(pinned)
+    return len(notes)
+
+
+def peek(notes: Notes, pinned: Pinned) -> int:
+    """Count both."""
+    return len(notes) + len(pinned)
+
+
+def test_a_session_goes_on_when_an_edited_toolpack_takes_together_what_was_apart(tmp_path):
+    url = f"sqlite:///{tmp_path / 'sessions.db'}"
+    first = serving.Bench(Catalog({"desk": desk()}), url)
+    session = first.create("desk")
+    first.result(session, "add_note", text="a")
+    first.result(session, "pin", note={"text": "p"})
+    first.close()
+    edited = desk(move_pins)
+    edited.function(read_only=True)(peek)
+    second = serving.Bench(Catalog({"desk": edited}), url)
+    version = second.version(session)
+    assert second.result(session, "peek") == 2
+    assert second.version(session) == version
+    assert second.result(session, "move_pins") == 2
+    assert second.result(session, "add_note", text="c") == 3
+    assert second.result(session, "peek") == 4
+    world = second.rpc("get_environment", session_id=session)["desk"]
+    assert [len(world[field]) for field in ("notes", "pinned", "unused")] == [3, 1, 1]
+    assert second.rpc("reset_session", session_id=session, version=1)["version"] > version
+    assert second.result(session, "peek") == 1
+    second.close()
+
+
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add_note"), st.fixed_dictionaries({"text": st.sampled_from("abc")})),
+        st.tuples(st.just("edit_pinned"), st.fixed_dictionaries({"text": st.sampled_from("xyz")})),
+        st.tuples(st.just("add_draft"), st.fixed_dictionaries({"name": st.sampled_from(["n", "m", "bad"])})),
+        st.tuples(st.just("count_notes"), st.just({})),
+        st.tuples(st.just("pin"), st.just({"note": ("last_note", {})})),
+        st.tuples(st.just("reply"), st.fixed_dictionaries({"note": st.just(("last_note", {})), "text": st.just("r")})),
+    ),
+    max_size=12,
+)
+
+
+@given(CALLS, st.sampled_from([0, 2**20]))
+@settings(max_examples=60, deadline=None)
+def test_a_session_in_parts_is_always_what_one_process_makes_of_one_environment(calls, cache_bytes):
+    bench = serving.Bench(Catalog({"desk": desk()}), cache_bytes=cache_bytes)
+    environment, runtime = Desk(), FunctionsRuntime()
+    for function in [*FUNCTIONS, count_notes]:
+        runtime.register_function(function)
+    try:
+        session = bench.create("desk")
+        catalog = bench.sessions.catalog
+        for name, kwargs in calls:
+            inner = {
+                k: FunctionCall(function=v[0], args=v[1]) if isinstance(v, tuple) else v for k, v in kwargs.items()
+            }
+            wire = {
+                k: {"$call": {"function": v[0], "args": v[1]}} if isinstance(v, tuple) else v for k, v in kwargs.items()
+            }
+            kept = freeze(environment, catalog.classes)
+            _, error = runtime.run_function(environment, name, inner)
+            if error:  # a session keeps nothing of a call that fails
+                environment = thaw(kept, catalog.classes)
+            assert bench.call(session, name, **wire)["error"] == error
+        version = bench.version(session)
+        kept = bench.sessions._world(session, bench.store.get(session)[1], version)["desk"]
+        assert difference(environment, kept) is None
+    finally:
+        bench.close()

@@ -1,0 +1,179 @@
+"""The checked-in schemas are those of the code; functions are described as each interface wants them."""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Final, Protocol, TypedDict
+
+import jsonschema
+import pytest
+import serving
+from click.testing import CliRunner
+from pydantic import BaseModel
+
+from server import Toolpack
+from server.catalog import Catalog
+from server.cli import cli
+from server.function_formats import FORMATS, returns_schema
+
+SCHEMAS = Path(__file__).parents[1] / "schemas"
+
+
+def schemas(*arguments):
+    return CliRunner().invoke(cli, ["schemas", *map(str, arguments)])
+
+
+def test_the_schemas_in_the_repository_are_those_of_the_code():
+    result = schemas("--check", "--directory", SCHEMAS)
+    assert result.exit_code == 0, result.output
+
+
+def test_drift_is_told_by_file_and_writing_mends_it(tmp_path):
+    assert schemas("--directory", tmp_path).exit_code == 0
+    assert schemas("--check", "--directory", tmp_path).exit_code == 0
+    (tmp_path / "envelope.json").write_text("{}")
+    (tmp_path / "toolpacks" / "bank.json").unlink()
+    drifted = schemas("--check", "--directory", tmp_path)
+    assert drifted.exit_code != 0
+    assert "envelope.json, toolpacks/bank.json drifted" in drifted.output
+    assert (tmp_path / "envelope.json").read_text() == "{}"
+    assert schemas("--directory", tmp_path).exit_code == 0
+    assert schemas("--check", "--directory", tmp_path).exit_code == 0
+
+
+def every_schema(document):
+    if isinstance(document, dict):
+        if "$schema" in document or {"type", "properties"} <= set(document):
+            yield document
+        for part in document.values():
+            yield from every_schema(part)
+    if isinstance(document, list):
+        for part in document:
+            yield from every_schema(part)
+
+
+def test_every_schema_in_the_repository_is_one():
+    found = 0
+    for path in SCHEMAS.rglob("*.json"):
+        for schema in every_schema(json.loads(path.read_text(encoding="utf-8"))):
+            jsonschema.Draft202012Validator.check_schema(schema)
+            found += 1
+    assert found > 50
+
+
+def test_envelopes_and_sessions_are_as_their_schemas_say(bench):
+    envelope = json.loads((SCHEMAS / "envelope.json").read_text(encoding="utf-8"))
+    document = bench.rpc("rpc.discover")
+    results = {method["name"]: method["result"]["schema"] for method in document["methods"]}
+
+    def is_valid(method, result):
+        schema = {**results[method], "components": document["components"]}
+        jsonschema.Draft202012Validator(schema).validate(result)
+        return result
+
+    session_id = is_valid("create_session", bench.rpc("create_session", toolpacks=["ledger"]))["session_id"]
+    for kwargs in ({"amount": 1}, {"amount": "x"}):
+        told = is_valid("run_function", bench.call(session_id, "add", **kwargs))
+        jsonschema.Draft202012Validator(envelope).validate(told)
+    bench.rpc("reset_session", session_id=session_id)
+    is_valid("fork_session", bench.rpc("fork_session", session_id=session_id))
+    for method in ("get_session", "get_trace", "get_environment", "diff_environment", "export_session", "list_functions"):
+        is_valid(method, bench.rpc(method, session_id=session_id))
+    is_valid("list_sessions", bench.rpc("list_sessions"))
+    for how in FORMATS:
+        is_valid("list_functions", bench.rpc("list_functions", format=how))
+
+
+def test_the_native_format_tells_all_in_the_order_of_registration(bench):
+    session_id = bench.create("vault", "ledger")
+    envelope = bench.rpc("list_functions", session_id=session_id)
+    assert envelope["error"] is None
+    names = [function["name"] for function in envelope["result"]]
+    assert names[:5] == ["take_gold", "get_log", "read_seal", "store_list", "add"]
+    assert envelope["result"][0] == {
+        "name": "take_gold",
+        "description": "Take gold out.",
+        "parameters": {
+            "additionalProperties": False,
+            "properties": {"amount": {"description": "How much.", "title": "Amount", "type": "integer"}},
+            "required": ["amount"],
+            "title": "Input schema for `take_gold`",
+            "type": "object",
+        },
+        "returns": {"type": "integer"},
+        "toolpack": "vault",
+        "read_only": False,
+    }
+    assert envelope["result"][1]["read_only"] is True
+    assert envelope["result"][1]["returns"] == {"items": {"type": "string"}, "type": "array"}
+
+
+def test_without_a_session_all_that_is_loaded_is_listed(bench):
+    listed = bench.rpc("list_functions")["result"]
+    assert {function["toolpack"] for function in listed} == {"ledger", "vault", "nasty"}
+
+
+def test_the_formats_differ_in_shape_alone(bench):
+    session_id = bench.create("ledger")
+    native = {f["name"]: f for f in bench.rpc("list_functions", session_id=session_id)["result"]}
+
+    def described(how):
+        return bench.rpc("list_functions", session_id=session_id, format=how)["result"]
+
+    for how, key in (("anthropic", "input_schema"), ("gemini", "parametersJsonSchema")):
+        assert described(how) == [
+            {"name": f["name"], "description": f["description"], key: f["parameters"]} for f in native.values()
+        ]
+    assert described("openai") == [
+        {"type": "function", "function": {key: f[key] for key in ("name", "description", "parameters")}}
+        for f in native.values()
+    ]
+    for tool in described("mcp"):
+        function = native[tool["name"]]
+        is_object = (function["returns"] or {}).get("type") == "object"
+        assert tool == {
+            "name": function["name"],
+            "description": function["description"],
+            "inputSchema": function["parameters"],
+            "annotations": {"readOnlyHint": function["read_only"]},
+        } | ({"outputSchema": function["returns"]} if is_object else {})
+    assert "outputSchema" in next(tool for tool in described("mcp") if tool["name"] == "get_ledger")
+    assert "outputSchema" not in next(tool for tool in described("mcp") if tool["name"] == "total")
+
+
+class Speaker(Protocol):
+    def speak(self): ...
+
+
+class Shape(TypedDict):
+    side: int
+
+
+class Refuses:
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source, _handler):
+        raise RuntimeError("no schema of me")
+
+
+class Anything(BaseModel):
+    value: Any = None
+
+
+RETURNS = [None, int, Any, Shape, Anything, list[Anything], object, type, type[int], Speaker, Refuses, ClassVar[int],
+           Final[int], "Unknown", lambda: 0, {"a": 1}, print]  # fmt: skip
+
+
+@pytest.mark.parametrize("annotation", RETURNS, ids=str)
+def test_whatever_a_function_says_to_return_it_is_listed(annotation):
+    pack = Toolpack("odd")
+
+    @pack.function
+    def odd() -> None:
+        """Return something odd."""
+
+    function = pack.functions["odd"]
+    function.function.return_type = annotation
+    schema = returns_schema(function)
+    assert schema is None or json.dumps(schema)
+    bench = serving.Bench(Catalog({"odd": pack}))
+    assert len(bench.rpc("list_functions", format="mcp")["result"]) == 1
+    bench.close()

@@ -1,0 +1,96 @@
+"""Settings: environment variables and flags, and what is said of a wrong one."""
+
+from pathlib import Path
+
+import pytest
+
+from server.auth import check_exposure
+from server.errors import SettingsError
+from server.settings import Settings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    import os  # noqa: PLC0415
+
+    for name in [name for name in os.environ if name.upper().startswith("TOOLPACK_")]:
+        monkeypatch.delenv(name)
+
+
+def test_the_defaults():
+    settings = load_settings()
+    assert (settings.host, settings.port, settings.workers) == ("127.0.0.1", 8000, 1)
+    assert settings.store_url == "sqlite:///.toolpack-server/sessions.db"
+    assert (settings.timeout_seconds, settings.ttl_seconds) == (30, 86_400)
+    assert (settings.pack_dir, settings.packs, settings.tokens, settings.no_auth) == ((), (), {}, False)
+
+
+def test_lists_are_separated_by_commas_and_folders_by_colons(monkeypatch):
+    monkeypatch.setenv("TOOLPACK_PACKS", "bank, workspace,")
+    monkeypatch.setenv("TOOLPACK_PACK_DIR", "/packs:more packs")
+    monkeypatch.setenv("TOOLPACK_TOKENS", "ann:one, bob:t:w=o,")
+    settings = load_settings()
+    assert settings.packs == ("bank", "workspace")
+    assert settings.pack_dir == (Path("/packs"), Path("more packs"))
+    assert {name: token.get_secret_value() for name, token in settings.tokens.items()} == {"ann": "one", "bob": "t:w=o"}
+
+
+def test_a_flag_wins_over_the_environment_and_none_is_no_flag(monkeypatch):
+    monkeypatch.setenv("TOOLPACK_PORT", "9000")
+    monkeypatch.setenv("TOOLPACK_HOST", "::1")
+    settings = load_settings(port=9001, host=None, pack_dir=(Path("x"),))
+    assert (settings.port, settings.host, settings.pack_dir) == (9001, "::1", (Path("x"),))
+
+
+def test_what_kubernetes_sets_for_a_service_is_ignored(monkeypatch):
+    monkeypatch.setenv("TOOLPACK_PORT", "tcp://10.0.0.1:8000")
+    monkeypatch.setenv("TOOLPACK_PORT_8000_TCP", "tcp://10.0.0.1:8000")
+    monkeypatch.setenv("TOOLPACK_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("TOOLPACK_WORKERS", "2")
+    settings = load_settings()
+    assert (settings.port, settings.workers) == (8000, 2)
+    assert load_settings(port=1).port == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("PORT", "many", "Input should be a valid integer, unable to parse string as an integer"),
+        ("PORT", "70000", "Input should be less than or equal to 65535"),
+        ("WORKERS", "0", "Input should be greater than or equal to 1"),
+        ("TIMEOUT_SECONDS", "0", "Input should be greater than 0"),
+        ("SECRET_KEY", "short", "should have at least 16"),
+        ("TOKENS", "one", "entry 1 is not of the form name:token"),
+        ("TOKENS", "ann:one,two", "entry 2 is not of the form name:token"),
+        ("TOKENS", "ann:one,ann:two", "the name 'ann' stands twice"),
+        ("TOKENS", "ann:one,bob:one", "the token of 'bob' is another name's too"),
+    ],
+)
+def test_a_wrong_value_is_told_with_the_name_of_its_setting_and_no_secret(monkeypatch, name, value, says):
+    monkeypatch.setenv(f"TOOLPACK_{name}", value)
+    with pytest.raises(SettingsError) as wrong:
+        load_settings()
+    assert f"TOOLPACK_{name}: " in str(wrong.value)
+    assert says in str(wrong.value)
+    assert "short" not in str(wrong.value)
+    assert "two" not in str(wrong.value)
+
+
+def test_secrets_are_not_shown():
+    settings = Settings(tokens={"ann": "very-secret"}, secret_key="also very secret")
+    assert "secret" not in repr(settings).replace("secret_key", "")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "tools.example"])
+def test_an_open_address_needs_tokens_or_an_explicit_word(host):
+    with pytest.raises(SettingsError) as refused:
+        check_exposure(Settings(host=host))
+    assert "docker run -p 8000:8000 -e TOOLPACK_TOKENS=" in str(refused.value)
+    assert "--no-auth" in str(refused.value)
+    check_exposure(Settings(host=host, no_auth=True))
+    check_exposure(Settings(host=host, tokens={"ann": "one"}))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
+def test_loopback_needs_none(host):
+    check_exposure(Settings(host=host))

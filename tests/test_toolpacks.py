@@ -1,0 +1,260 @@
+"""Finding and loading toolpacks: what is loaded, and that whatever is wrong stops the start with file and remedy."""
+
+import sys
+from typing import Annotated, Any
+
+import pytest
+import serving
+from pydantic import BaseModel
+
+from server import Depends, EmptyEnv, TaskEnvironment, Toolpack
+from server.catalog import Catalog, inspect_toolpacks, load_catalog
+from server.errors import InvalidParamsError, RegistrationError
+
+HEAD = '"""A pack."""\nfrom server import TaskEnvironment, Toolpack\nfrom server.errors import ToolpackUnavailable\n\n'
+
+
+@pytest.fixture
+def folder(tmp_path, request):
+    """Give a writer of pack modules; their names are made unique, for a process imports each name once."""
+    prefix = f"made_{abs(hash(request.node.nodeid))}_"
+    before = set(sys.modules)
+
+    def write(**modules):
+        for name, code in modules.items():
+            (tmp_path / f"{'_' * name.startswith('_')}{prefix}{name}.py").write_text(HEAD + code)
+        return tmp_path
+
+    write.file = lambda name: str(tmp_path / f"{prefix}{name}.py")
+    yield write
+    for name in set(sys.modules) - before:
+        if name.startswith(f"toolpacks.{prefix}"):
+            del sys.modules[name]
+
+
+def pack(name, function="f", more=""):
+    return f'toolpack = Toolpack("{name}"{more})\n\n\n@toolpack.function\ndef {function}():\n    """Do it."""\n'
+
+
+def problem(folder, **options):
+    with pytest.raises(RegistrationError) as stopped:
+        load_catalog((folder,), **options)
+    return str(stopped.value)
+
+
+def test_bundled_packs_load_when_neither_folders_nor_names_are_given():
+    assert {"bank", "workspace"} <= set(load_catalog().toolpacks)
+    assert not set(serving.FIXTURES) & set(load_catalog().toolpacks)
+
+
+def test_a_folder_replaces_the_bundled_packs_and_names_bring_them_back(folder):
+    where = folder(one=pack("one"), two=pack("two", "g"), _helper="raise AssertionError")
+    assert list(load_catalog((where,)).toolpacks) == ["one", "two"]
+    assert list(load_catalog((where,), ["two"]).toolpacks) == ["two"]
+    assert list(load_catalog((where,), ["two", "bank", "one"]).toolpacks) == ["two", "bank", "one"]
+    assert list(load_catalog((), ["bank"]).toolpacks) == ["bank"]
+
+
+def test_a_module_may_hold_several_packs_and_import_anothers(folder):
+    where = folder(one=pack("one") + 'other = Toolpack("other")\nagain = toolpack\n')
+    module = folder.file("one").rpartition("/")[2].removesuffix(".py")
+    folder(two=f"from toolpacks.{module} import toolpack\n")
+    assert list(load_catalog((where,)).toolpacks) == ["one", "other"]
+    assert load_catalog((where,)).toolpacks["one"] is load_catalog((where,)).toolpacks["one"]
+
+
+def test_names_that_are_not_there(folder, tmp_path):
+    where = folder(one=pack("one"))
+    assert problem(where, names=["nope"]).startswith("no module has a toolpack 'nope'; found: one")
+    assert problem(tmp_path / "nowhere") == f"{tmp_path}/nowhere is no folder: correct --pack-dir."
+
+
+def test_two_packs_of_one_name(folder):
+    where = folder(one=pack("same"), two=pack("same", "g"))
+    assert problem(where) == f"{folder.file('two')}: there is a toolpack 'same' already: rename one."
+
+
+def test_functions_of_one_name_clash_unless_opt_in(folder):
+    where = folder(one=pack("one"), two=pack("two"))
+    told = "function 'f' is in one and two: rename one, or make one of the toolpacks opt_in."
+    assert problem(where) == told
+    folder(two=pack("two", more=", opt_in=True"))
+    for name in [name for name in sys.modules if name.endswith("_two") and name.startswith("toolpacks.made_")]:
+        del sys.modules[name]
+    catalog = load_catalog((where,))
+    assert catalog.choose(None) == ("one",)
+    assert catalog.choose(["two"]) == ("two",)
+    with pytest.raises(InvalidParamsError, match="function 'f' is in one and two"):
+        catalog.choose(["one", "two"])
+
+
+def test_a_clash_in_a_session_is_refused_with_the_names(folder):
+    made = serving.Bench(load_catalog((folder(one=pack("one"), two=pack("two", more=", opt_in=True")),)))
+    assert made.rpc("create_session")["toolpacks"] == ["one"]
+    assert made.create("two", "two")
+    with pytest.raises(serving.RpcError) as refused:
+        made.create("one", "two")
+    assert refused.value.code == -32602
+    assert "function 'f' is in one and two" in refused.value.data["detail"]
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "says"),
+    [
+        ("import nowhere_at_all\n", 5, "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("1 / 0\n", 5, "ZeroDivisionError: division by zero"),
+        ("def (:\n", 5, "SyntaxError: "),
+        ("raise SystemExit(3)\n", 5, "SystemExit: 3"),
+    ],
+)
+def test_a_module_that_does_not_import(folder, code, line, says):
+    told = problem(folder(broken=code))
+    assert told.startswith(f"{folder.file('broken')}:{line}: {says}")
+    assert told.endswith(": correct it or move it away.")
+
+
+def test_every_problem_is_collected(folder):
+    where = folder(
+        one=pack("one") + '@toolpack.function\ndef g():\n    pass\n\n\n@toolpack.function\ndef h(x: int):\n    """H."""\n',
+        two="import nowhere_at_all\n",
+        three='toolpack = Toolpack("no name!")\n',
+        four="class Environment(TaskEnvironment):\n    must: int\n\n\ntoolpack = Toolpack('four', Environment)\n",
+    )
+    catalog, problems = inspect_toolpacks((where,))
+    assert catalog is None
+    told = "\n".join(map(str, problems))
+    assert len(problems) == 4
+    assert f"{folder.file('one')}:11: g: there is no docstring" in told
+    assert f"{folder.file('one')}:16: h: parameter `x` has no default" in told
+    assert f"{folder.file('three')}:5: 'no name!' is no name for a toolpack" in told
+    assert problem(where).endswith(" (3 more: see `toolpack-server check`)")
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("class E(TaskEnvironment):\n    must: int\n\n\ntoolpack = Toolpack('p', E)\n", "must\n  Field required"),
+        (
+            "class E(TaskEnvironment):\n    f: object = print\n\n\ntoolpack = Toolpack('p', E)\n",
+            "`f` can't be kept, its type is `builtin_function_or_method`",
+        ),
+        ("toolpack = Toolpack('p', dict)\n", "dict is no pydantic model: derive it from TaskEnvironment."),
+        ("toolpack = Toolpack('p', 5)\n", "neither a pydantic model class nor a factory"),
+        ("def make():\n    pass\n\n\ntoolpack = Toolpack('p', make)\n", "return annotation is no pydantic model class"),
+        (
+            "class E(TaskEnvironment):\n    x: int = 1\n\n\n"
+            "def make(x: int = 1) -> E:\n    return E()\n\n\ntoolpack = Toolpack('p', make)\n",
+            "make: there is no docstring",
+        ),
+        (
+            "class E(TaskEnvironment):\n    pass\n\n\n"
+            "def make() -> E:\n    return TaskEnvironment()\n\n\ntoolpack = Toolpack('p', make)\n",
+            "built a TaskEnvironment, not the E",
+        ),
+        ("toolpack = Toolpack('p', state_types=[type(lambda: 0)])\n", "can't be kept in a snapshot"),
+    ],
+)
+def test_an_environment_that_cannot_be_used_stops_the_start(folder, code, says):
+    assert says in problem(folder(pack=code))
+
+
+def test_a_pack_that_lacks_an_optional_package_is_a_notice_and_no_problem(folder):
+    where = folder(one=pack("one"), two="raise ToolpackUnavailable('two needs x: pip install x')\n")
+    catalog = load_catalog((where,))
+    assert list(catalog.toolpacks) == ["one"]
+    assert catalog.notices == ["two needs x: pip install x"]
+    assert "pip install x" in problem(where, names=["two"])
+
+
+def test_a_decorated_function_stays_the_plain_function():
+    made = Toolpack("plain")
+
+    @made.function
+    def one() -> int:
+        """Get one."""
+        return 1
+
+    @made.function(read_only=True, timeout_seconds=2)
+    def two() -> int:
+        """Get two."""
+        return 2
+
+    assert (one(), two()) == (1, 2)
+    assert [(f.name, f.read_only, f.timeout_seconds) for f in made.functions.values()] == [
+        ("one", False, None),
+        ("two", True, 2),
+    ]
+    assert made.environment_class is EmptyEnv
+
+
+@pytest.mark.parametrize("name", ["", "with space", "é", "-x", "x" * 65, "a/b"])
+def test_names_of_packs_are_plain(name):
+    with pytest.raises(RegistrationError, match="is no name for a toolpack"):
+        Toolpack(name)
+
+
+def test_a_factory_that_ends_the_process_ends_only_the_request():
+    def make(fatal: bool = False) -> EmptyEnv:
+        """Make an environment.
+
+        :param fatal: Whether to give up.
+        """
+        if fatal:
+            raise SystemExit("gone")
+        return EmptyEnv()
+
+    bench = serving.Bench(Catalog({"fatal": Toolpack("fatal", make)}))
+    with pytest.raises(serving.RpcError) as refused:
+        bench.create("fatal", options={"fatal": {"fatal": True}})
+    assert refused.value.code == -32602
+    assert "SystemExit: gone" in refused.value.data["detail"]
+    assert bench.create("fatal")
+    bench.close()
+
+
+def test_the_initial_environment_for_the_same_options_is_built_once():
+    built = []
+
+    class Counted(TaskEnvironment):
+        number: int
+
+    def make(number: int = 0) -> Counted:
+        """Make an environment.
+
+        :param number: Its number.
+        """
+        built.append(number)
+        return Counted(number=number)
+
+    bench = serving.Bench(Catalog({"counted": Toolpack("counted", make)}))
+    sessions = [bench.create("counted", options={"counted": {"number": i % 2}}) for i in range(6)]
+    assert sorted(built) == [0, 1]
+    numbers = [bench.rpc("get_environment", session_id=s, pointer="/counted/number") for s in sessions]
+    assert numbers == [0, 1] * 3
+    bench.close()
+
+
+def test_a_dependency_sees_its_own_packs_environment_only():
+    class Thing(BaseModel):
+        name: str
+
+    def catalog():
+        packs = {}
+        for name in ("a", "b"):
+            environment = type("Shared", (TaskEnvironment,), {"__annotations__": {"thing": Thing}, "thing": Thing(name=name),
+                               "__module__": __name__, "__qualname__": f"Shared{name}"})  # fmt: skip
+            made = packs[name] = Toolpack(name, environment)
+
+            def read(thing: Annotated[Any, Depends("thing")]) -> str:
+                """Read the thing."""
+                return thing.name
+
+            read.__name__ = f"read_{name}"
+            made.function(read)
+        return Catalog(packs)
+
+    bench = serving.Bench(catalog())
+    session_id = bench.create("a", "b")
+    assert [bench.result(session_id, f"read_{name}") for name in "ab"] == ["a", "b"]
+    bench.close()
