@@ -48,7 +48,8 @@ def check_exposure(settings: Settings) -> None:
         return
     raise SettingsError(
         f"{settings.host} can be reached from other machines, so tokens are needed. In a container:\n"
-        f"  docker run -p 8000:8000 -e TOOLPACK_TOKENS=me:$(openssl rand -hex 16) toolpack-server\n"
+        f"  TOKEN=$(openssl rand -hex 16); "
+        f"docker run -p 8000:8000 -v toolpack-data:/data -e TOOLPACK_TOKENS=me:$TOKEN toolpack-server\n"
         f"Elsewhere set TOOLPACK_TOKENS=name:token, or pass --no-auth to serve anybody."
     )
 

@@ -114,8 +114,7 @@ def inspect_toolpacks(
         found, notices = _find(pack_dirs, names, problems)
     finally:
         collected_problems.reset(token)
-    if problems:
-        return None, problems
+    sound = not problems
     problems += [
         RegistrationError(f"{clash}: rename one, or make one of the toolpacks opt_in.")
         for clash in clashing_functions(pack for pack in found.values() if not pack.opt_in)
@@ -129,7 +128,7 @@ def inspect_toolpacks(
         for pack in found.values()
         if (opt_in_environments or not pack.opt_in) and (problem := _initial_problem(pack, catalog.classes))
     ]
-    return catalog, problems
+    return catalog if sound else None, problems
 
 
 def _find(
@@ -138,19 +137,25 @@ def _find(
     bundled = _extend_namespace(pack_dirs, problems)
     folders = list(pack_dirs) if pack_dirs and not names else [*pack_dirs, *bundled]
     found: dict[str, Toolpack] = {}
+    unsound: set[str] = set()  # looking further at these would find their problems twice
     notices: list[str] = []
     # Where packs are asked for by name, a module of that name is looked at first, and no more modules than it takes.
     for module_name in sorted(_module_names(folders), key=lambda name: name not in names):
         if names and set(names) <= found.keys():
             break
+        known_problems = len(problems)
         module = _import(f"{NAMESPACE}.{module_name}", problems, notices)
         for pack in _toolpacks_of(module):
+            if len(problems) > known_problems:
+                unsound.add(pack.name)
             other = found.get(pack.name)
             if other is not None and other is not pack:
                 problems.append(
                     RegistrationError(f"{_file(module)}: there is a toolpack {pack.name!r} already: rename one.")
                 )
             found[pack.name] = pack
+        if len(problems) > known_problems:
+            sys.modules.pop(f"{NAMESPACE}.{module_name}", None)  # as after any import that failed
     if names:
         for name in names:
             if name not in found:
@@ -158,7 +163,9 @@ def _find(
                 hint = f" {' '.join(notices)}" if notices else ""
                 problems.append(RegistrationError(f"no module has a toolpack {name!r}; found: {known}.{hint}"))
         found = {name: found[name] for name in names if name in found}
-    return found, notices
+    if not found and not problems:
+        notices.append("No toolpack was found: put modules into the folder, or name bundled ones: --packs bank,workspace.")
+    return {name: pack for name, pack in found.items() if name not in unsound}, notices
 
 
 def _extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationError]) -> list[Path]:

@@ -91,6 +91,10 @@ def serve(**flags: Any) -> None:
         Supervisor(settings, catalog, listener).run()
 
 
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Open the socket to listen on.
 
@@ -108,15 +112,17 @@ def listen(host: str, port: int) -> socket.socket:
 
 def banner(settings: Settings, catalog: Catalog, port: int) -> None:
     """Say where the server listens, what it has loaded, and what to try first."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{port}"
-    click.echo(f"Toolpack Server listens on {url}, store {settings.store_url}")
+    click.echo(f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url}")
     for pack in catalog.toolpacks.values():
         click.echo(f"  {pack.name}: {len(pack.functions)} functions{' (opt-in)' if pack.opt_in else ''}")
+    for notice in [] if catalog.toolpacks else catalog.notices:
+        click.echo(f"  note: {notice}")
     token = " -H 'Authorization: Bearer <token>'" if settings.tokens else ""
+    # What listens on all addresses is reached on this one.
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
     click.echo("Try:")
     click.echo(
-        f"""  curl -s {url}/rpc -H 'Content-Type: application/json'{token} """
+        f"""  curl -s {_url(local, port)}/rpc -H 'Content-Type: application/json'{token} """
         """-d '{"jsonrpc": "2.0", "id": 1, "method": "create_session"}'"""
     )
     sys.stdout.flush()
@@ -148,7 +154,8 @@ def check(pack_dir: tuple[Path, ...], packs: str | None) -> None:
         sys.exit(1)
     if catalog is not None:
         functions = sum(len(pack.functions) for pack in catalog.toolpacks.values())
-        click.echo(f"{len(catalog.toolpacks)} toolpacks with {functions} functions: no problems.")
+        packs_found = f"{len(catalog.toolpacks)} toolpack{'' if len(catalog.toolpacks) == 1 else 's'}"
+        click.echo(f"{packs_found} with {functions} functions: no problems.")
 
 
 @cli.command("list")

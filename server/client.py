@@ -10,7 +10,7 @@ and where no answer came, what does no harm if done twice: reads, and `run_funct
 import asyncio
 import random
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Self, TypedDict, TypeVar
 
 import httpx
@@ -64,6 +64,9 @@ class Client(Methods):
         timeout_seconds: How long to wait for one answer.
         retries: How often a request is sent again at most.
         transport: What httpx sends with instead of the network, in tests.
+
+    Attributes:
+        before_close: Called before the connections are closed, by `close` or at the end of a `with` block.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Client(Methods):
     ) -> None:
         self._http = httpx.Client(**_connection(url, token, timeout_seconds), transport=transport)
         self._retries = retries
+        self.before_close: list[Callable[[], object]] = []
 
     def send(self, request: Request[T]) -> T:
         """Send a request, again where that is safe and may help, and get its result.
@@ -104,6 +108,8 @@ class Client(Methods):
 
     def close(self) -> None:
         """Close all connections."""
+        while self.before_close:
+            self.before_close.pop()()
         self._http.close()
 
     def __enter__(self) -> Self:

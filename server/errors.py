@@ -8,6 +8,7 @@ knows nothing of JSON-RPC; `jsonrpc.py` alone maps these classes to codes.
     │   ├── SettingsError           a setting or a flag is wrong
     │   ├── RegistrationError       a toolpack or one of its functions can't be used
     │   └── ToolpackUnavailable     a toolpack module needs a package that isn't installed
+    ├── NoEnvironmentError          a function in this process needs an environment, and none was given
     ├── CallError                   goes into the envelope of a call: the agent can react
     │   ├── ToolNotFoundError       no such function in this session
     │   ├── SnapshotError           the environment holds what can't be kept exactly
@@ -51,6 +52,10 @@ class RegistrationError(StartError, ValueError):
 
 class ToolpackUnavailable(StartError):  # noqa: N818 - no error: the server starts without it
     """Raised by a toolpack module on import where an optional package is missing; the text says how to get it."""
+
+
+class NoEnvironmentError(ToolpackServerError, ValueError):
+    """A function with dependencies was to run on no environment: a programmer's mistake, never told to an agent."""
 
 
 class CallError(ToolpackServerError):

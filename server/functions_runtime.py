@@ -20,7 +20,7 @@ import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model
 from pydantic_core import PydanticCustomError, ValidationError
 
-from server.errors import RegistrationError, ToolNotFoundError
+from server.errors import NoEnvironmentError, RegistrationError, ToolNotFoundError
 
 __all__ = [
     "Depends",
@@ -273,11 +273,12 @@ class FunctionsRuntime:
         Raises:
             ToolNotFoundError: With `raise_on_error`, there is no such function.
             ValidationError: With `raise_on_error`, the arguments don't fit.
+            NoEnvironmentError: There is no environment, and the function depends on one.
         """
         try:
             return self.call(env, function, kwargs), None
         except Exception as error:
-            if raise_on_error:
+            if raise_on_error or isinstance(error, NoEnvironmentError):
                 raise
             return "", error_text(error)
 
@@ -317,7 +318,7 @@ class FunctionsRuntime:
     def dependencies(self, env: Any, function: Any) -> dict[str, Any]:
         """Take a function's dependencies from the environment."""
         if env is None and function.dependencies:
-            raise ValueError(f"Function {function.name} has dependencies but no environment was provided.")
+            raise NoEnvironmentError(f"Function {function.name} has dependencies but no environment was provided.")
         return {name: dependency.extract_dep_from_env(env) for name, dependency in function.dependencies.items()}
 
 

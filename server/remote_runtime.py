@@ -40,7 +40,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
 
     Make a class with `bind`, and pass that to AgentDojo. `functions` are what the agent is offered: a function that
     isn't among them is unavailable, whatever the server has. An environment can't be followed if it refers to itself.
-    `close` closes the session; without it, that happens when the next is created, or when the process ends.
+    `close` closes the session; without it, that happens when the next is created or the client is closed.
     """
 
     client: ClassVar[Client]
@@ -210,7 +210,7 @@ class _Sessions:
     """The sessions of one bound class, so that none outlives its runtime for long.
 
     A runtime may go in the garbage collector, in any thread and under any lock: nothing is sent from there. What it
-    leaves behind is closed when the next session is created, or when the process ends.
+    leaves behind is closed when the next session is created, the client is closed, or the process ends.
     """
 
     def __init__(self, client: Client, wanted: Mapping[str, Any]) -> None:
@@ -218,7 +218,8 @@ class _Sessions:
         self._wanted = wanted
         self._open: set[str] = set()
         self._left: deque[str] = deque()
-        atexit.register(self._close_all)
+        client.before_close.append(self.close_all)
+        atexit.register(self.close_all)
 
     def create(self, runtime: RemoteRuntime) -> str:
         """Create a session for a runtime."""
@@ -241,6 +242,7 @@ class _Sessions:
                 return False  # the server or the client is gone: the session ends with its time to live
         return True
 
-    def _close_all(self) -> None:
+    def close_all(self) -> None:
+        """Close all that are open; after the first that can't be, the others are left to end by themselves."""
         while self._open and self.close(next(iter(self._open))):
             pass

@@ -66,7 +66,7 @@ class Settings(BaseSettings):
     )
     timeout_seconds: float = Field(30, gt=0, description="Deadline of a call, where its function sets none.")
     queue_timeout_seconds: float = Field(30, gt=0, description="How long a call may wait for its session.")
-    drain_seconds: float = Field(10, ge=0, description="How long a stopping server waits for running calls.")
+    drain_seconds: float = Field(8, ge=0, description="How long a stopping server waits for running calls.")
     max_stuck_threads: int = Field(
         4, ge=0, description="Threads stuck in functions that a worker holds before it is replaced."
     )

@@ -1,4 +1,4 @@
-"""JSON as it goes over the wire and into records: fast, strict, and exact for integers of any size.
+"""JSON as it goes over the wire and into records: fast, strict, and exact for integers of up to 300 digits.
 
 The rule: nothing but RFC 8259 comes in or goes out. orjson does the work; it alone refuses lone surrogates, NaN and
 broken UTF-8, but it turns integers above 64 bits into floats, so text that may hold one is read again by `json`.

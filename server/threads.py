@@ -98,8 +98,8 @@ class Threads:
 
     def _start_worker(self) -> None:
         worker = _Worker(self)
-        self._workers.add(worker)
         worker.thread.start()
+        self._workers.add(worker)
 
     def _work(self, worker: "_Worker") -> None:
         while self._take_lead(worker):
@@ -155,28 +155,34 @@ class Threads:
             time.sleep(TICK_SECONDS)
             # First, so that a job which begins from here on sets it again: none is missed.
             self._stir.clear()
-            now = time.monotonic()
             with self.lock:
                 busy = [worker for worker in self._workers if worker.job is not None]
-                for worker in busy:
-                    if worker is self._leader and now - worker.since > TICK_SECONDS:
-                        self._depose()
-                    deadline = worker.job.deadline if worker.job else None
-                    if deadline is not None and now > deadline:
-                        self._give_up(worker)
+                try:
+                    self._look_at(busy)
+                except RuntimeError:  # no thread can be started now; the next look tries again
+                    log.exception("The system allows no more threads")
             if not busy and not self._stopped:
                 self._stir.wait()
+
+    def _look_at(self, busy: "list[_Worker]") -> None:
+        now = time.monotonic()
+        for worker in busy:
+            if worker is self._leader and now - worker.since > TICK_SECONDS:
+                self._depose()
+            deadline = worker.job.deadline if worker.job else None
+            if deadline is not None and now > deadline:
+                self._give_up(worker)
 
     def _depose(self) -> None:
         if self._idle or len(self._workers) < self._most:
             self._replace_leader()
 
     def _replace_leader(self) -> None:
-        self._leader = None
         if self._idle:
             self._followers.notify()
         else:
             self._start_worker()
+        self._leader = None
 
     def _bury(self, worker: "_Worker") -> None:
         """Go on without a thread that has ended."""
@@ -189,11 +195,11 @@ class Threads:
         job = worker.job
         if job is None:
             return
+        if self._leader is worker:
+            self._replace_leader()
         worker.lost = True
         self._workers.discard(worker)
         self.stuck.add(worker)
-        if self._leader is worker:
-            self._replace_leader()
         job.overrun()
         self._done.append(job)
         self._ready.put(None)

@@ -6,6 +6,7 @@ sentence that names the file, the function and the remedy.
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class Toolpack:
         self.environment_class: type[BaseModel] = EmptyEnv
         self._build: Callable[..., BaseModel] = environment
         self._options: Any = None
-        with self._problems_at(environment):
+        with self._problems_at(environment if inspect.isfunction(environment) else _caller(name)):
             if not _NAME.fullmatch(name):
                 raise RegistrationError(f"{name!r} is no name for a toolpack: use 1-64 letters, digits, `_`, `.`, `-`.")
             self.environment_class, self._options = _environment_and_options(environment)
@@ -245,8 +246,16 @@ class _Problems:
         return True
 
 
+def _caller(name: str) -> str:
+    """Say where the toolpack of this name is being made."""
+    frame = sys._getframe(2)  # noqa: SLF001 - there is no other way to tell it in good time
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}: Toolpack({name!r})"
+
+
 def place(subject: Any) -> str:
-    """Say where a function or class stands: its file, line and name."""
+    """Say where a function or class stands: its file, line and name; a string says so itself."""
+    if isinstance(subject, str):
+        return subject
     subject = getattr(subject, "run", subject)
     name = getattr(subject, "__qualname__", None) or type(subject).__qualname__
     try:

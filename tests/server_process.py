@@ -60,7 +60,7 @@ def served(folder: Path, *arguments: str, **variables: str) -> Iterator[Served]:
     assert process.stdout is not None
     try:
         banner = ""
-        while not banner.endswith('create_session"}\'\n'):
+        while not banner.endswith("create_session\"}'\n"):
             line = process.stdout.readline()
             assert line, (folder / "server.log").read_text()
             banner += line

@@ -20,7 +20,7 @@ from server.stores import open_store
 from server.strict_json import Fragment, dumps
 
 PACKS = Path(__file__).parent / "packs"
-FIXTURES = ("ledger", "vault", "nasty")
+FIXTURES = ("ledger", "vault", "nasty", "halves")
 KEY = b"a key that only the tests know!!"
 PATIENCE = 20.0
 

@@ -115,13 +115,17 @@ def test_a_server_that_starts_builds_none_and_check_builds_all(builds):
 def test_loading_leaves_out_the_clients_of_model_vendors_until_they_are_asked_for():
     status, out, err = run(
         "import sys, toolpacks.agentdojo\n"
-        "print('openai' in sys.modules, 'anthropic' in sys.modules)\n"
+        "print('openai' in sys.modules, 'anthropic' in sys.modules, 'google.genai' in sys.modules)\n"
+        "from agentdojo.agent_pipeline.tool_execution import EMPTY_FUNCTION_NAME as constant\n"
+        "from agentdojo.agent_pipeline.llms.google_llm import EMPTY_FUNCTION_NAME, GoogleLLM\n"
+        "print(constant == EMPTY_FUNCTION_NAME)\n"
         "from agentdojo.agent_pipeline import OpenAILLM, GroundTruthPipeline\n"
         "import agentdojo.agent_pipeline, agentdojo.agent_pipeline.ground_truth_pipeline as g\n"
-        "print('openai' in sys.modules, type(agentdojo.agent_pipeline).__name__, g.GroundTruthPipeline is GroundTruthPipeline)"
+        "print('openai' in sys.modules, type(agentdojo.agent_pipeline).__name__)\n"
+        "print(g.GroundTruthPipeline is GroundTruthPipeline)"
     )
     assert status == 0, err
-    assert out.split() == ["False", "False", "True", "module", "True"]
+    assert out.split() == ["False", "False", "False", "True", "True", "module", "True"]
 
 
 def test_without_agentdojo_the_other_packs_are_there_and_check_says_how_to_get_these():

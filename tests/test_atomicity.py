@@ -55,7 +55,9 @@ def test_recursion_without_end_undoes_the_call(bench):
     nothing_changed(bench, session_id, before, 0)
 
 
-@pytest.mark.parametrize(("what", "error"), [("object", "ResultError"), ("cycle", "ResultError"), ("much", "TooLargeError")])
+@pytest.mark.parametrize(
+    ("what", "error"), [("object", "ResultError"), ("cycle", "ResultError"), ("much", "TooLargeError")]
+)
 def test_a_result_that_cannot_be_told_undoes_the_call(stored_bench, what, error):
     session_id = stored_bench.create()
     before = world(stored_bench, session_id)

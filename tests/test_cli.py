@@ -46,8 +46,13 @@ def test_check_prints_every_problem_with_file_function_and_remedy(tmp_path):
     lines = result.stderr.splitlines()
     assert len(lines) == 4
     assert f"{tmp_path}/broken_functions.py:7: bare: there is no docstring: add one" in result.stderr
-    assert f"{tmp_path}/broken_functions.py:11: vague: parameter `x` has no default and isn't described" in result.stderr
-    assert f"{tmp_path}/broken_import.py:3: ModuleNotFoundError: No module named 'a_module_that_is_nowhere'" in result.stderr
+    assert (
+        f"{tmp_path}/broken_functions.py:11: vague: parameter `x` has no default and isn't described" in result.stderr
+    )
+    assert (
+        f"{tmp_path}/broken_import.py:3: ModuleNotFoundError: No module named 'a_module_that_is_nowhere'"
+        in result.stderr
+    )
     assert f"{tmp_path}/broken_syntax.py:3: SyntaxError: " in result.stderr
     assert "Traceback" not in result.stderr
 
@@ -150,7 +155,7 @@ def test_serve_prints_where_it_listens_what_it_loaded_and_what_to_try(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["serve", "--host", "0.0.0.0"], "docker run -p 8000:8000 -e TOOLPACK_TOKENS="),
+        (["serve", "--host", "0.0.0.0"], "docker run -p 8000:8000 -v toolpack-data:/data -e TOOLPACK_TOKENS="),
         (["serve", "--port", "70000"], "TOOLPACK_PORT: "),
         (["serve", "--store", "mongodb://x"], "names no store"),
         (["serve", "--store", "memory:", "--workers", "2"], "can't share memory"),

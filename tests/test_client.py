@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -33,8 +34,9 @@ def pauses(monkeypatch):
     async def pause(seconds):
         noted.append(seconds)
 
-    monkeypatch.setattr(client_module.time, "sleep", noted.append)
-    monkeypatch.setattr(client_module.asyncio, "sleep", pause)
+    # The client's own names: threads of the server next to it must go on sleeping.
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=noted.append))
+    monkeypatch.setattr(client_module, "asyncio", SimpleNamespace(sleep=pause))
     return noted
 
 

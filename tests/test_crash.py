@@ -50,7 +50,9 @@ class Client(threading.Thread):
                 }
                 self.attempted = params
                 try:
-                    reply = http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params})
+                    reply = http.post(
+                        "/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params}
+                    )
                 except httpx.TransportError:
                     return
                 self.acknowledged.append((session_id, call_id, serving.result_of(reply.content)["result"]))

@@ -67,7 +67,9 @@ def test_a_function_that_waits_in_c_is_answered_and_left_alone(bench):
 def test_an_async_function_has_the_same_deadline_and_is_ended(stored_bench):
     session_id = stored_bench.create()
     stored_bench.result(session_id, "add", amount=7)
-    assert stored_bench.call(session_id, "add_and_await")["error"].startswith("TimeoutError: `add_and_await` took longer")
+    assert stored_bench.call(session_id, "add_and_await")["error"].startswith(
+        "TimeoutError: `add_and_await` took longer"
+    )
     goes_on(stored_bench, session_id)
     wait_until(lambda: stored_bench.sessions.mailboxes.threads.stuck_threads() == 0, "the end of the coroutine")
     assert stored_bench.result(session_id, "add_later", amount=1) == 9

@@ -1,4 +1,4 @@
-"""What an agent can react to is in the envelope; with `raise_on_error` the same is a JSON-RPC error. Texts are pinned."""
+"""What an agent can react to is in the envelope; with `raise_on_error` it is a JSON-RPC error. Texts are pinned."""
 
 import json
 
@@ -34,16 +34,20 @@ CASES = [
     (
         "add",
         {"amount": "much"},
-        "ValidationError: 1 validation error for Input schema for `add`\namount\n"
-        f"  {INT} [type=int_parsing, input_value='much', input_type=str]",
+        (
+            "ValidationError: 1 validation error for Input schema for `add`\namount\n"
+            f"  {INT} [type=int_parsing, input_value='much', input_type=str]"
+        ),
         -32004,
         "ValidationError",
     ),
     (
         "total",
         {"colour": 1},
-        "ValidationError: 1 validation error for Input schema for `total`\ncolour\n"
-        f"  {UNKNOWN} [type=extra_forbidden, input_value=1, input_type=int]",
+        (
+            "ValidationError: 1 validation error for Input schema for `total`\ncolour\n"
+            f"  {UNKNOWN} [type=extra_forbidden, input_value=1, input_type=int]"
+        ),
         -32004,
         "ValidationError",
     ),
@@ -51,8 +55,10 @@ CASES = [
     (
         "add_then",
         {"how": "lambda"},
-        "SnapshotError: `ledger.anything` can't be kept, its type is `function`: "
-        "code isn't state; keep a name and look the function up.",
+        (
+            "SnapshotError: `ledger.anything` can't be kept, its type is `function`: "
+            "code isn't state; keep a name and look the function up."
+        ),
         -32002,
         "SnapshotError",
     ),
@@ -97,7 +103,9 @@ def test_invalid_arguments_are_told_one_by_one(bench):
     }
 
 
-@pytest.mark.parametrize("value", [None, True, 0, -0.5, "", "text", "\u2028 é 😀", [], {}, [1, [2]], {"a": None}, 2**64, 2**200])
+@pytest.mark.parametrize(
+    "value", [None, True, 0, -0.5, "", "text", "\u2028 é 😀", [], {}, [1, [2]], {"a": None}, 2**64, 2**200]
+)
 def test_a_result_comes_as_it_is_and_both_keys_are_always_there(bench, value):
     session_id = bench.create()
     for _ in range(2):

@@ -9,9 +9,7 @@ from serving import Bench, RpcError, ledger, wait_until
 
 def sent(bench, session_id, function="add", call_id="first", kwargs=None, **params):
     given = {"amount": 1} if kwargs is None else kwargs
-    return bench.rpc(
-        "run_function", session_id=session_id, function=function, kwargs=given, call_id=call_id, **params
-    )
+    return bench.rpc("run_function", session_id=session_id, function=function, kwargs=given, call_id=call_id, **params)
 
 
 def times(function):
@@ -54,7 +52,13 @@ def test_a_failed_call_is_recorded_too_and_its_shape_is_chosen_anew(stored_bench
 
 @pytest.mark.parametrize(
     ("function", "kwargs"),
-    [("add", {"amount": 2}), ("add", {}), ("total", {"amount": 1}), ("add", {"amount": 1.0}), ("add", {"amount": True})],
+    [
+        ("add", {"amount": 2}),
+        ("add", {}),
+        ("total", {"amount": 1}),
+        ("add", {"amount": 1.0}),
+        ("add", {"amount": True}),
+    ],
 )
 def test_a_call_id_of_another_call_is_refused(stored_bench, function, kwargs):
     session_id = stored_bench.create()
@@ -135,7 +139,9 @@ def test_a_restarted_server_still_knows(tmp_path):
     second = Bench(store=store)
     before = times("add")
     assert sent(second, session_id) == {"result": 1, "error": None}
-    assert sent(second, session_id, "add_then", "failed", {"how": "raise"})["error"] == "LookupError: half of it is done"
+    assert (
+        sent(second, session_id, "add_then", "failed", {"how": "raise"})["error"] == "LookupError: half of it is done"
+    )
     with pytest.raises(RpcError):
         sent(second, session_id, kwargs={"amount": 3})
     assert times("add") == before

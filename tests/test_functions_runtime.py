@@ -140,7 +140,7 @@ def test_errors_are_texts_or_exceptions_and_partial_changes_stay(runtime):
     world = World()
     assert runtime.run_function(world, "fail", {}) == ("", "ValueError: no luck")
     assert world.account.balance == 0
-    with pytest.raises(ValueError, match="^no luck$"):
+    with pytest.raises(ValueError, match=r"^no luck$"):
         runtime.run_function(world, "fail", {}, raise_on_error=True)
 
 
@@ -222,8 +222,14 @@ def test_functions_can_be_replaced(runtime):
 
 
 def test_without_an_environment_there_are_no_dependencies(runtime):
-    with pytest.raises(ValueError, match="Function send has dependencies but no environment was provided"):
-        runtime.run_function(None, "send", {"recipient": "x"}, raise_on_error=True)
+    theirs = agentdojo.FunctionsRuntime([agentdojo.make_function(get_balance)])
+    for made, function, kwargs in [(runtime, "send", {"recipient": "x"}), (theirs, "get_balance", {})]:
+        for raise_on_error in (True, False):
+            with pytest.raises(
+                ValueError, match=f"Function {function} has dependencies but no environment was provided"
+            ):
+                made.run_function(None, function, kwargs, raise_on_error=raise_on_error)
+    assert runtime.run_function(None, "send", {})[1].startswith("ValidationError: ")
 
 
 def test_a_hidden_default_is_not_shared_between_calls_unless_it_is_one_of_a_kind():
@@ -404,7 +410,7 @@ def undocumented(): ...
 
 
 def undescribed():
-    """   """
+    """ """
 
 
 def no_such_parameter():

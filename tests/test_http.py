@@ -42,7 +42,8 @@ def bearer(token):
 
 
 @pytest.mark.parametrize(
-    "media_type", ["application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8", "application/json ;a=b"]
+    "media_type",
+    ["application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8", "application/json ;a=b"],
 )
 def test_json_is_taken_whatever_its_parameters(server, media_type):
     reply = server.http.post("/rpc", content=BODY, headers={"Content-Type": media_type})
@@ -50,7 +51,9 @@ def test_json_is_taken_whatever_its_parameters(server, media_type):
     assert reply.headers["content-type"] == "application/json"
 
 
-@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", "", None])
+@pytest.mark.parametrize(
+    "media_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", "", None]
+)
 def test_other_media_types_are_415(server, media_type):
     headers = {} if media_type is None else {"Content-Type": media_type}
     assert "application/json" in refusal(server.http.post("/rpc", content=BODY, headers=headers), 415)
@@ -87,7 +90,9 @@ def test_other_paths_and_methods(server, method, path, status):
 
 def test_what_reached_json_rpc_is_200_and_a_notification_204(server):
     assert server.http.post("/rpc", content=b"{", headers=JSON).status_code == 200
-    assert server.http.post("/rpc", content=b'{"jsonrpc": "2.0", "method": "x", "id": 1}', headers=JSON).status_code == 200
+    assert (
+        server.http.post("/rpc", content=b'{"jsonrpc": "2.0", "method": "x", "id": 1}', headers=JSON).status_code == 200
+    )
     quiet = server.http.post("/rpc", content=b'{"jsonrpc": "2.0", "method": "list_sessions"}', headers=JSON)
     assert (quiet.status_code, quiet.content) == (204, b"")
     several = server.http.post("/rpc", content=b'[{"jsonrpc": "2.0", "method": "list_sessions"}]', headers=JSON)
@@ -105,14 +110,18 @@ def test_loopback_hosts_are_served(server, host):
     assert server.http.post("/rpc", content=BODY, headers=JSON | {"Host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "10.0.0.1", "[::1", "a@localhost@b"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "10.0.0.1", "[::1", "a@localhost@b"]
+)
 def test_other_hosts_are_403(server, host):
     refusal(server.http.post("/rpc", content=BODY, headers=JSON | {"Host": host}), 403)
     refusal(server.http.post("/agents/x", content=BODY, headers=JSON | {"Host": host}), 403)
     refusal(server.http.get("/openrpc.json", headers={"Host": host}), 403)
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1.evil.example", "http://[", "garbage"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "https://127.0.0.1.evil.example", "http://[", "garbage"]
+)
 def test_other_origins_are_403(server, origin):
     refusal(server.http.post("/rpc", content=BODY, headers=JSON | {"Origin": origin}), 403)
     refusal(server.http.post("/agents/x", content=BODY, headers=JSON | {"Origin": origin}), 403)
@@ -123,7 +132,9 @@ def test_loopback_origins_are_served(server, origin):
     assert server.http.post("/rpc", content=BODY, headers=JSON | {"Origin": origin}).status_code == 200
 
 
-@pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Bearer", "Bearer \t.", "Basic ann-secret", "ann-secret", "Bearer \xff"])
+@pytest.mark.parametrize(
+    "authorization", [None, "Bearer wrong", "Bearer", "Bearer \t.", "Basic ann-secret", "ann-secret", "Bearer \xff"]
+)
 def test_without_a_known_token_it_is_401(guarded, authorization):
     headers = JSON if authorization is None else JSON | {"Authorization": authorization.encode("latin-1")}
     for response in (

@@ -162,9 +162,11 @@ def test_a_batch_larger_than_allowed_is_refused_as_a_whole(bench):
     assert bench.version(session_id) == 0
 
 
-@pytest.mark.parametrize("request_id", ["0", '""', "null", "-1", "1.5", "1e2", "12345678901234567890123", '"\\u00e9\\u0000"'])
+@pytest.mark.parametrize(
+    "request_id", ["0", '""', "null", "-1", "1.5", "1e2", "12345678901234567890123", '"\\u00e9\\u0000"']
+)
 def test_an_id_comes_back_as_it_was_sent(bench, request_id):
-    body = '{"jsonrpc": "2.0", "method": "list_sessions", "id": %s}' % request_id
+    body = f'{{"jsonrpc": "2.0", "method": "list_sessions", "id": {request_id}}}'
     told = answer(bench, body)
     sent = json.loads(request_id)
     assert told == {"jsonrpc": "2.0", "result": [], "id": sent}

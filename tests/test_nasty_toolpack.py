@@ -29,7 +29,10 @@ def test_arguments_are_models_and_private_attributes_stay(bench, session_id):
 def test_aliases_stay_one_object_in_every_call(bench, session_id):
     assert bench.result(session_id, "rename_boss", name="Carla") is True
     assert bench.result(session_id, "look")["same"] is True
-    names = [bench.rpc("get_environment", session_id=session_id, pointer=p) for p in ("/nasty/boss/name", "/nasty/people/0/name")]
+    names = [
+        bench.rpc("get_environment", session_id=session_id, pointer=p)
+        for p in ("/nasty/boss/name", "/nasty/people/0/name")
+    ]
     assert names == ["Carla", "Carla"]
 
 
@@ -51,7 +54,14 @@ def test_types_stay_what_they_are(bench, session_id):
     bench.result(session_id, "tag", name="Ann", tags=["x", "y"])
     bench.result(session_id, "tag", name="Zoe", tags=["z", "y"])
     told = bench.result(session_id, "look")
-    expected = {"place": "Point", "tags": "frozenset", "maxlen": 3, "factory": True, "types": ["Child", "Person"], "utc": True}
+    expected = {
+        "place": "Point",
+        "tags": "frozenset",
+        "maxlen": 3,
+        "factory": True,
+        "types": ["Child", "Person"],
+        "utc": True,
+    }
     assert told | expected == told
     assert told["set"] == ["boss", "by_name", "people", "places", "rebuilt", "tags"]
 

@@ -244,7 +244,7 @@ def errors_of(function):
     """Give calls of a function that go wrong in its arguments."""
     required = [name for name, f in function.parameters.model_fields.items() if f.is_required()]
     yield {}
-    yield dict.fromkeys(function.parameters.model_fields, ("neither", "here", "nor", "there"))
+    yield {name: {"neither": "here", "nor": ["there"]} for name in function.parameters.model_fields}
     yield dict.fromkeys(required, "nothing of this kind exists")
     yield {name: FunctionCall(function="no_such_function", args={}) for name in required[:1]}
     yield {name: FunctionCall(function=function.name, args={}) for name in required[:1]}

@@ -18,7 +18,6 @@ from server.remote_runtime import RemoteRuntime
 
 SUITE = get_suites("v1.2.2")["workspace"]
 PACK = "agentdojo-workspace"
-EVENT = {"title": "Tea", "start_time": "2024-05-20 10:00", "end_time": "2024-05-20 11:00"}
 
 
 @pytest.fixture(scope="module")
@@ -62,27 +61,159 @@ def test_options_match_the_server_to_the_suites_injections(client):
     runtime_class = RemoteRuntime.bind(client, PACK, {"injections": {vector: "Do it!"}})
     pipeline = GroundTruthPipeline(task)
     assert SUITE.run_task_with_pipeline(pipeline, task, None, {vector: "Do it!"}, runtime_class) == (True, True)
-    with pytest.raises(EnvironmentDiffersError, match="values differ.*options that match"):
+    with pytest.raises(EnvironmentDiffersError, match=r"values differ.*options that match"):
         SUITE.run_task_with_pipeline(pipeline, task, None, {}, runtime_class)
 
 
-def test_the_local_object_follows_with_its_aliases(runtime, local, env, start):
-    here = start.model_copy(deep=True)
-    before = env
+def test_the_local_object_follows_exactly(runtime, local, env, start):
+    here, there = start.model_copy(deep=True), env
+    inbox = env.inbox
     for function, kwargs in [
-        ("create_file", {"filename": "a.txt", "content": "one"}),
-        ("append_to_file", {"file_id": "1", "content": " more"}),
         ("get_unread_emails", {}),
         ("delete_email", {"email_id": "3"}),
+        ("share_file", {"file_id": "1", "email": "Not@NORMALISED.example", "permission": "rw"}),
+        ("add_calendar_event_participants", {"event_id": "2", "participants": ["nobody's address"]}),
+        ("delete_file", {"file_id": FunctionCall(function="get_current_day", args={})}),
+        ("delete_file", {"file_id": "2"}),
     ]:
-        runtime.run_function(env, function, kwargs)
-        local.run_function(here, function, kwargs)
-        for world in (env, here):  # the only thing that isn't the same on both sides is the clock
-            for file in world.cloud_drive.files.values():
-                file.last_modified = start.calendar.events["1"].start_time if not file.model_extra else None
-        assert difference(here, env) is None
-        runtime.close()
-        runtime = type(runtime)(SUITE.tools)
-        break
-    assert env is before
-    assert env.cloud_drive.files["1"] is next(f for f in env.cloud_drive.initial_files if f.id_ == "1")
+        assert runtime.run_function(there, function, kwargs) == local.run_function(here, function, kwargs)
+        assert difference(here, there) is None
+    assert there.inbox is not inbox
+    assert there.calendar.events["2"] in there.calendar.initial_events
+    assert any(there.calendar.events["2"] is event for event in there.calendar.initial_events)
+
+
+def test_a_failed_call_changes_neither_side(runtime, env, start):
+    assert runtime.run_function(env, "delete_email", {"email_id": "none"}) == (
+        "",
+        "ValueError: Email with ID 'none' not found.",
+    )
+    assert difference(start, env) is None
+    assert runtime.run_function(env, "get_sent_emails", {})[1] is None
+
+
+def test_an_environment_that_something_else_changed_is_refused(runtime, env):
+    runtime.run_function(env, "delete_email", {"email_id": "3"})
+    env.inbox.trash.clear()
+    with pytest.raises(EnvironmentDiffersError, match=r"inbox\.trash.*let nothing but the runtime change it"):
+        runtime.run_function(env, "delete_email", {"email_id": "4"})
+
+
+def test_a_copy_may_take_the_place_of_the_environment(runtime, env):
+    runtime.run_function(env, "delete_email", {"email_id": "3"})
+    twin = env.model_copy(deep=True)
+    assert runtime.run_function(twin, "delete_email", {"email_id": "4"})[1] is None
+    with pytest.raises(EnvironmentDiffersError):
+        runtime.run_function(env, "delete_email", {"email_id": "5"})
+
+
+def test_a_lost_export_is_made_up_for_by_looking_again(runtime, env, monkeypatch):
+    runtime.run_function(env, "delete_email", {"email_id": "3"})
+
+    def lost(*_args, **_kwargs):
+        raise ReplyError(-32006, "Too much waits.", {})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime, "_exported", lost)
+        with pytest.raises(ReplyError):
+            runtime.run_function(env, "delete_email", {"email_id": "4"})
+    with pytest.raises(EnvironmentDiffersError):
+        runtime.run_function(env, "delete_email", {"email_id": "5"})
+
+
+def test_another_kind_of_environment_is_refused(runtime):
+    with pytest.raises(EnvironmentDiffersError, match="EmptyEnv here aren't those of toolpack 'agentdojo-workspace'"):
+        runtime.run_function(EmptyEnv(), "get_unread_emails", {})
+
+
+def test_only_what_the_agent_is_offered_is_available(client, env):
+    runtime = RemoteRuntime.bind(client, PACK)(SUITE.tools)
+    runtime.update_functions({name: runtime.functions[name] for name in ("get_current_day", "delete_file")})
+    missing = "ToolNotFoundError: The requested function `send_email` is not available."
+    assert runtime.run_function(env, "send_email", {}) == ("", missing)
+    nested = {"file_id": FunctionCall(function="send_email", args={})}
+    assert runtime.run_function(env, "delete_file", nested) == ("", missing)
+    with pytest.raises(ToolNotFoundError, match="`send_email` is not available"):
+        runtime.run_function(env, "send_email", {}, raise_on_error=True)
+    assert runtime.session_id is None
+
+
+def test_without_an_environment_functions_that_need_one_are_refused_as_agentdojo_does(runtime):
+    with pytest.raises(ValueError, match="has dependencies but no environment was provided"):
+        runtime.run_function(None, "get_unread_emails", {})
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("ValueError: no such thing", ValueError),
+        ("KeyError: 'x'", KeyError),
+        ("KeyError: 7", KeyError),
+        ("TimeoutError: too long", TimeoutError),
+        ("SomebodysError: is unknown here", RemoteFunctionError),
+        ("SystemExit: 1", RemoteFunctionError),
+        ("UnicodeDecodeError: takes five arguments", RemoteFunctionError),
+        ("TooLargeError: the result", remote_runtime.errors.TooLargeError),
+    ],
+)
+def test_errors_become_the_exceptions_that_they_tell_of(runtime, error, kind):
+    made = runtime._exception("get_unread_emails", {}, error)
+    assert isinstance(made, kind)
+    assert f"{type(made).__name__}: {made}" == error
+
+
+def test_wrong_arguments_raise_pydantics_own_error(runtime, env):
+    with pytest.raises(ValidationError, match="email_id"):
+        runtime.run_function(env, "delete_email", {}, raise_on_error=True)
+
+
+def test_sessions_are_closed(client, env):
+    runtime_class = RemoteRuntime.bind(client, PACK, labels={"test": "closing"})
+
+    def sessions():
+        return [session["session_id"] for session in client.list_sessions(labels={"test": "closing"})]
+
+    first = runtime_class(SUITE.tools)
+    first.run_function(env.model_copy(deep=True), "get_current_day", {})
+    left = sessions()
+    assert left == [first.session_id]
+    del first
+    gc.collect()
+    second = runtime_class(SUITE.tools)
+    second.run_function(env, "get_current_day", {})
+    assert sessions() == [second.session_id]
+    second.close()
+    assert sessions() == []
+    second.run_function(env, "get_current_day", {})
+    runtime_class.sessions.close_all()
+    assert sessions() == []
+
+
+def test_a_closing_client_closes_them(client, env):
+    with Client(str(client._http.base_url)) as other:
+        runtime = RemoteRuntime.bind(other, PACK)(SUITE.tools)
+        runtime.run_function(env, "get_current_day", {})
+        assert client.get_session(runtime.session_id)["version"] == 1
+    with pytest.raises(ReplyError, match="No session has this id"):
+        client.get_session(runtime.session_id)
+
+
+def test_what_is_left_at_the_end_may_be_gone_with_its_server():
+    with Client("http://127.0.0.1:1", retries=0) as gone:
+        sessions = RemoteRuntime.bind(gone, PACK).sessions
+        sessions._open = {"one", "two"}
+    assert len(sessions._open) == 1  # the first attempt was enough to see it
+
+
+def test_it_has_to_be_bound():
+    with pytest.raises(TypeError, match=r"RemoteRuntime\.bind"):
+        RemoteRuntime(SUITE.tools)
+
+
+def test_a_server_that_gives_other_classes_is_told(client, runtime):
+    class Other(TaskEnvironment):
+        inbox: int = 1
+
+    with pytest.raises(EnvironmentDiffersError, match="The classes of Other here"):
+        runtime.run_function(Other(), "get_unread_emails", {})
+    assert client.get_session(runtime.session_id)["version"] == 0

@@ -76,7 +76,14 @@ def test_envelopes_and_sessions_are_as_their_schemas_say(bench):
         jsonschema.Draft202012Validator(envelope).validate(told)
     bench.rpc("reset_session", session_id=session_id)
     is_valid("fork_session", bench.rpc("fork_session", session_id=session_id))
-    for method in ("get_session", "get_trace", "get_environment", "diff_environment", "export_session", "list_functions"):
+    for method in (
+        "get_session",
+        "get_trace",
+        "get_environment",
+        "diff_environment",
+        "export_session",
+        "list_functions",
+    ):
         is_valid(method, bench.rpc(method, session_id=session_id))
     is_valid("list_sessions", bench.rpc("list_sessions"))
     for how in FORMATS:
@@ -109,7 +116,7 @@ def test_the_native_format_tells_all_in_the_order_of_registration(bench):
 
 def test_without_a_session_all_that_is_loaded_is_listed(bench):
     listed = bench.rpc("list_functions")["result"]
-    assert {function["toolpack"] for function in listed} == {"ledger", "vault", "nasty"}
+    assert {function["toolpack"] for function in listed} == {"ledger", "vault", "nasty", "halves"}
 
 
 def test_the_formats_differ_in_shape_alone(bench):

@@ -50,7 +50,7 @@ def test_a_new_session_tells_all_about_itself(stored_bench):
 
 def test_by_default_a_session_has_all_packs_that_are_not_opt_in_and_lives_a_day(bench):
     session = bench.rpc("create_session")
-    assert session["toolpacks"] == ["ledger", "nasty"]
+    assert session["toolpacks"] == ["ledger", "nasty", "halves"]
     assert timedelta(hours=23, minutes=59) < moment(session["expires_at"]) - datetime.now(UTC) <= timedelta(days=1)
 
 
@@ -172,9 +172,8 @@ def test_forks_start_from_any_version_and_go_their_own_way(stored_bench):
     session_id = parent["session_id"]
     for amount in (1, 10, 100):
         stored_bench.result(session_id, "add", amount=amount)
-    now, one, two = (
-        stored_bench.rpc("fork_session", session_id=session_id)
-        + stored_bench.rpc("fork_session", session_id=session_id, version=1, count=2, labels={}, ttl_seconds=5)
+    now, one, two = stored_bench.rpc("fork_session", session_id=session_id) + stored_bench.rpc(
+        "fork_session", session_id=session_id, version=1, count=2, labels={}, ttl_seconds=5
     )
     assert (now["version"], now["labels"], now["parent"]) == (0, {"run": "a"}, {"session_id": session_id, "version": 3})
     assert moment(now["expires_at"]) - moment(now["created_at"]) > timedelta(seconds=900)
@@ -270,8 +269,13 @@ def test_old_versions_go_but_the_first_stays_and_the_oldest_is_told(tmp_path):
     oldest = gone.data["oldest"]
     assert 5 < oldest <= 60
     assert bench.rpc("get_environment", session_id=session_id, version=0)["ledger"]["ledger"]["entries"] == []
-    assert len(bench.rpc("get_environment", session_id=session_id, version=oldest)["ledger"]["ledger"]["entries"]) == oldest
-    assert refused(-32011, bench.rpc, "reset_session", session_id=session_id, version=oldest - 1).data["oldest"] == oldest
+    assert (
+        len(bench.rpc("get_environment", session_id=session_id, version=oldest)["ledger"]["ledger"]["entries"])
+        == oldest
+    )
+    assert (
+        refused(-32011, bench.rpc, "reset_session", session_id=session_id, version=oldest - 1).data["oldest"] == oldest
+    )
     assert len(bench.rpc("get_trace", session_id=session_id)) == 70
     bench.close()
 

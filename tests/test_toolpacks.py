@@ -116,7 +116,8 @@ def test_a_module_that_does_not_import(folder, code, line, says):
 
 def test_every_problem_is_collected(folder):
     where = folder(
-        one=pack("one") + '@toolpack.function\ndef g():\n    pass\n\n\n@toolpack.function\ndef h(x: int):\n    """H."""\n',
+        one=pack("one")
+        + '@toolpack.function\ndef g():\n    pass\n\n\n@toolpack.function\ndef h(x: int):\n    """H."""\n',
         two="import nowhere_at_all\n",
         three='toolpack = Toolpack("no name!")\n',
         four="class Environment(TaskEnvironment):\n    must: int\n\n\ntoolpack = Toolpack('four', Environment)\n",
@@ -124,11 +125,12 @@ def test_every_problem_is_collected(folder):
     catalog, problems = inspect_toolpacks((where,))
     assert catalog is None
     told = "\n".join(map(str, problems))
-    assert len(problems) == 4
+    assert len(problems) == 5
+    assert f"{folder.file('four')}:5: Environment: the initial environment of 'four' can't be used: " in told
     assert f"{folder.file('one')}:11: g: there is no docstring" in told
     assert f"{folder.file('one')}:16: h: parameter `x` has no default" in told
-    assert f"{folder.file('three')}:5: 'no name!' is no name for a toolpack" in told
-    assert problem(where).endswith(" (3 more: see `toolpack-server check`)")
+    assert f"{folder.file('three')}:5: Toolpack('no name!'): 'no name!' is no name for a toolpack" in told
+    assert problem(where).endswith(" (4 more: see `toolpack-server check`)")
 
 
 @pytest.mark.parametrize(
@@ -143,20 +145,26 @@ def test_every_problem_is_collected(folder):
         ("toolpack = Toolpack('p', 5)\n", "neither a pydantic model class nor a factory"),
         ("def make():\n    pass\n\n\ntoolpack = Toolpack('p', make)\n", "return annotation is no pydantic model class"),
         (
-            "class E(TaskEnvironment):\n    x: int = 1\n\n\n"
-            "def make(x: int = 1) -> E:\n    return E()\n\n\ntoolpack = Toolpack('p', make)\n",
+            (
+                "class E(TaskEnvironment):\n    x: int = 1\n\n\n"
+                "def make(x: int = 1) -> E:\n    return E()\n\n\ntoolpack = Toolpack('p', make)\n"
+            ),
             "make: there is no docstring",
         ),
         (
-            "class E(TaskEnvironment):\n    pass\n\n\n"
-            "def make() -> E:\n    return TaskEnvironment()\n\n\ntoolpack = Toolpack('p', make)\n",
+            (
+                "class E(TaskEnvironment):\n    pass\n\n\n"
+                "def make() -> E:\n    return TaskEnvironment()\n\n\ntoolpack = Toolpack('p', make)\n"
+            ),
             "built a TaskEnvironment, not the E",
         ),
         ("toolpack = Toolpack('p', state_types=[type(lambda: 0)])\n", "can't be kept in a snapshot"),
     ],
 )
 def test_an_environment_that_cannot_be_used_stops_the_start(folder, code, says):
-    assert says in problem(folder(pack=code))
+    told = problem(folder(pack=code))
+    assert says in told
+    assert "more: see" not in told
 
 
 def test_a_pack_that_lacks_an_optional_package_is_a_notice_and_no_problem(folder):
@@ -242,8 +250,9 @@ def test_a_dependency_sees_its_own_packs_environment_only():
     def catalog():
         packs = {}
         for name in ("a", "b"):
-            environment = type("Shared", (TaskEnvironment,), {"__annotations__": {"thing": Thing}, "thing": Thing(name=name),
-                               "__module__": __name__, "__qualname__": f"Shared{name}"})  # fmt: skip
+            held = {"__annotations__": {"thing": Thing}, "thing": Thing(name=name)}
+            names = {"__module__": __name__, "__qualname__": f"Shared{name}"}
+            environment = type("Shared", (TaskEnvironment,), held | names)
             made = packs[name] = Toolpack(name, environment)
 
             def read(thing: Annotated[Any, Depends("thing")]) -> str:

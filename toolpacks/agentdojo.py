@@ -4,11 +4,14 @@ The rule: everything comes from the installed `agentdojo` as it is. Its `Functio
 its own code builds the environments; only the options are checked here, so that a wrong one is told with what is right.
 """
 
+import ast
+import contextlib
 import importlib.util
 import re
 import sys
 import threading
 from collections.abc import Iterable
+from importlib.abc import SourceLoader
 from types import ModuleType
 from typing import Any, Literal
 
@@ -23,9 +26,10 @@ if importlib.util.find_spec("agentdojo") is None:
 
 
 class _Deferred(ModuleType):
-    """A module that is in `sys.modules`, so that its submodules can be imported, and runs when first asked for a name.
+    """A module that can be imported from, but runs only when it is asked for more than a constant.
 
-    `agentdojo.agent_pipeline` imports the clients of all model vendors, which takes seconds, and the suites need none.
+    AgentDojo's suites import modules that import the clients of all model vendors, which takes seconds. What the suites
+    need of those is the package around their submodules, and one constant.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -34,7 +38,9 @@ class _Deferred(ModuleType):
             raise AttributeError(name)
         with _deferred_lock:
             spec = self.__spec__
-            if type(self) is _Deferred and spec is not None and spec.loader is not None:
+            if type(self) is _Deferred and spec is not None and isinstance(spec.loader, SourceLoader):
+                with contextlib.suppress(LookupError):
+                    return _constant(spec.loader.get_source(spec.name) or "", name)
                 self.__class__ = ModuleType  # type: ignore[assignment] # from here on an ordinary module
                 try:
                     spec.loader.exec_module(self)
@@ -47,16 +53,31 @@ class _Deferred(ModuleType):
 _deferred_lock = threading.RLock()
 
 
+def _constant(source: str, name: str) -> Any:
+    for line in ast.parse(source).body:
+        match line:
+            case ast.Assign(targets=[ast.Name(id=found)], value=ast.Constant(value=value)) if found == name:
+                return value
+    raise LookupError(name)
+
+
 def _defer(name: str) -> None:
-    spec = importlib.util.find_spec(name)
-    if name in sys.modules or spec is None:
+    """Put a module into its place without running it, unless it is there already or isn't in this version at all."""
+    try:
+        spec = None if name in sys.modules else importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # not even the package around it
+        spec = None
+    if spec is None:
         return
     module = importlib.util.module_from_spec(spec)
     module.__class__ = _Deferred
     sys.modules[name] = module
+    package, _, last = name.rpartition(".")
+    setattr(sys.modules[package], last, module)  # as an import would have done
 
 
 _defer("agentdojo.agent_pipeline")
+_defer("agentdojo.agent_pipeline.llms.google_llm")
 
 import yaml  # type: ignore[import-untyped] # noqa: E402 - comes with agentdojo
 from agentdojo.task_suite.load_suites import _SUITES, get_suites  # noqa: E402 - only now is it quick

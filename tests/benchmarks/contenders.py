@@ -75,7 +75,8 @@ def _ours(store: str, workshop: Workshop) -> Iterator[list[Case]]:
 
 MCP_HEADERS = {"Accept": f"{JSON}, text/event-stream", "MCP-Protocol-Version": "2025-06-18"}
 ADD_TOOL = jsonrpc("tools/call", {"name": "add", "arguments": ONE})
-ADD_NOTHING = jsonrpc("tools/call", {"name": "add", "arguments": {"amount": 0}})
+ADD_NOTHING = {"name": "add", "arguments": {"amount": 0}}
+IDS = 512
 INITIALIZE = {
     "protocolVersion": "2025-06-18",
     "capabilities": {},
@@ -86,24 +87,31 @@ INITIALIZE = {
 @contextlib.contextmanager
 def _fastmcp(mode: str, workshop: Workshop) -> Iterator[list[Case]]:
     with _listening(workshop, "serve_fastmcp", mode, requirements="fastmcp") as (process, port):
-        headers = dict(MCP_HEADERS)
-        if mode == "sessions":
-            _, told = Client(port, "/mcp", headers).post(jsonrpc("initialize", INITIALIZE))
-            headers["mcp-session-id"] = told["mcp-session-id"]
-        client = Client(port, "/mcp", headers)
-        if mode == "sessions":
-            client.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        sessions = [_mcp_session(port) if mode == "sessions" else MCP_HEADERS for _ in range(ours.SESSIONS)]
+        # Within a session no two requests on their way may have the same id.
+        requests = [
+            request_bytes(port, "/mcp", {**ADD_TOOL, "id": number + 10}, sessions[number % ours.SESSIONS])
+            for number in range(IDS)
+        ]
+        client = Client(port, "/mcp", sessions[0])
         yield [
             HttpCase(
                 f"FastMCP tool call, {mode}",
                 process,
                 port,
-                [request_bytes(port, "/mcp", ADD_TOOL, headers)],
+                requests,
                 '"isError":false',
-                lambda: client.call(ADD_NOTHING["method"], ADD_NOTHING["params"])["structuredContent"]["result"],
-                note=f"streamable HTTP, JSON answers; {ASYNC}; no isolation",
+                lambda: client.call("tools/call", ADD_NOTHING)["structuredContent"]["result"],
+                note=f"streamable HTTP, JSON answers; {ASYNC}; one state for all",
             )
         ]
+
+
+def _mcp_session(port: int) -> dict[str, str]:
+    _, told = Client(port, "/mcp", MCP_HEADERS).post(jsonrpc("initialize", INITIALIZE))
+    headers = {**MCP_HEADERS, "Mcp-Session-Id": told["mcp-session-id"]}
+    Client(port, "/mcp", headers).post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+    return headers
 
 
 @contextlib.contextmanager

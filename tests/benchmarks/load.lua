@@ -45,8 +45,8 @@ end
 function done(summary, latency)
   local errors = summary.errors
   io.write(string.format(
-    '\n{"answered": %d, "wrong": %d, "broken": %d, "seconds": %.6f, "p50_ms": %.4f, "p99_ms": %.4f}\n',
+    '\n{"answered": %d, "wrong": %d, "broken": %d, "seconds": %.6f, "mean_ms": %.4f, "p50_ms": %.4f, "p99_ms": %.4f}\n',
     thread:get("answered"), thread:get("wrong"), errors.connect + errors.read + errors.write + errors.timeout,
-    summary.duration / 1e6, latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))
+    summary.duration / 1e6, latency.mean / 1e3, latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))
   io.write("example: ", (thread:get("example"):gsub("%s+", " ")), "\n")
 end

@@ -17,6 +17,7 @@ from tests.benchmarks.processes import Process, Unavailable
 
 SCRIPT = Path(__file__).with_name("load.lua")
 SETTLE_SECONDS = 0.3
+BUSY = 0.75  # of the time, at least, a connection waits for an answer
 
 
 def find_wrk() -> str:
@@ -81,6 +82,8 @@ class HttpCase:
             problems.append(f"{told['wrong']} wrong answers, like {example}")
         if told["broken"]:
             problems.append(f"{told['broken']} broken connections or timeouts")
+        if told["answered"] * told["mean_ms"] / 1000 < BUSY * told["seconds"] * self.connections:
+            problems.append("some connections stood still")
         if not told["answered"] <= done <= told["answered"] + self.connections:
             problems.append(f"{told['answered']} calls were answered, but the state shows {done}")
         return Sample(told["answered"], told["seconds"], told["p50_ms"], told["p99_ms"], cpu, problems)

@@ -95,6 +95,5 @@ def report(store, crowd, faults, problems, seconds):
     return failed > 0
 
 
-
 if __name__ == "__main__":
     main()

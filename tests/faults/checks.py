@@ -55,15 +55,15 @@ _made = []
 
 def _runtime():
     if not _made:
-        catalog = load_catalog((PACKS,))
-        _made.append(FunctionsRuntime([function.function for function in catalog.functions(["ledger", "tally"]).values()]))
+        functions = load_catalog((PACKS,)).functions(["ledger", "tally"])
+        _made.append(FunctionsRuntime([function.function for function in functions.values()]))
     return _made[0]
 
 
 def initial_environment():
     """Make what a session starts with."""
     _runtime()
-    pack = importlib.import_module("toolpacks.ledger")
+    pack = importlib.import_module("toolpacks.fault_ledger")
 
     class Environment(TaskEnvironment):
         ledger: pack.Ledger
@@ -162,4 +162,4 @@ def _check_resets(session, trace, problems):
     unknown = Counter(to_version for to_version, version in session.resets if version is None)
     for to_version, times in Counter(record["to_version"] for record in unexplained).items():
         if times > unknown[to_version]:
-            problems.append(f"the session was reset to version {to_version} {times - unknown[to_version]} times too often")
+            problems.append(f"it was reset to version {to_version} {times - unknown[to_version]} times too often")

@@ -206,7 +206,7 @@ class Clients:
 
     def _call(self, connection, rng, session, number, *, with_id=True, first_seconds=ANSWER_SECONDS):
         function, kwargs = self._choice(rng)
-        call = Call(number, function, kwargs, str(uuid.UUID(int=rng.getrandbits(128))) if with_id else None, time.monotonic())
+        call = Call(number, function, kwargs, _new_id(rng) if with_id else None, time.monotonic())
         params = {"function": function, "kwargs": kwargs} | ({"call_id": call.call_id} if with_id else {})
         path = session.agent_path
         if rng.random() < 0.5:
@@ -242,7 +242,7 @@ class Clients:
     def _call_expecting(self, connection, rng, session, number):
         version = connection.insist("get_session", {"session_id": session.id}, self._give_up)["version"]
         kwargs = {"entry": self._entry()}
-        call = Call(number, "append", kwargs, str(uuid.UUID(int=rng.getrandbits(128))), time.monotonic())
+        call = Call(number, "append", kwargs, _new_id(rng), time.monotonic())
         session.calls.append(call)
         params = {"session_id": session.id, "function": "append", "kwargs": kwargs, "call_id": call.call_id}
         try:
@@ -316,3 +316,7 @@ class Clients:
         ]
         _, function, kwargs = rng.choices(choices, [choice[0] for choice in choices])[0]
         return function, kwargs
+
+
+def _new_id(rng):
+    return str(uuid.UUID(int=rng.getrandbits(128)))

@@ -42,6 +42,7 @@ class Faults:
             self._pause_worker: 3,
             self._pause_worker_long: 1,
             self._pause_worker_and_supervisor: 1,
+            self._hog_worker: 1,
             self._kill_server: 2,
             self._stop_server: 2,
         }
@@ -100,7 +101,7 @@ class Faults:
         slow = Connection([server.port], self._rng)
         lost = {"function": "append_slowly", "kwargs": {"entry": "lost", "seconds": 20}} | session
         with suppress(UnknownError):
-            slow.send("run_function", lost, seconds=0.3)
+            slow.send("run_function", lost, seconds=1)
         for pid in server.workers():
             send_signal(pid, signal.SIGKILL)
         killed = time.monotonic()
@@ -112,6 +113,17 @@ class Faults:
         if self.waits[-1] > TAKEOVER_SECONDS:
             self.violations.append(f"after a kill the next call on that session waited {self.waits[-1]:.1f} s")
         wait_until(server.is_up, REPLACED_SECONDS, "new workers for killed ones")
+
+    def _hog_worker(self, server):
+        """Run a function that stops the whole process; only killing that helps."""
+        before = set(server.workers())
+        session = self._probe.insist("create_session", {}, time.monotonic() + 30)
+        hog = Connection([server.port], self._rng)
+        call = {"function": "append_and_hog", "kwargs": {"entry": "lost"}}
+        with suppress(UnknownError):
+            hog.send("run_function", call, session["agent_path"], 0.5)
+        wait_until(lambda: before - set(server.workers()), 10, "the end of a worker that computes in C")
+        wait_until(server.is_up, REPLACED_SECONDS, "a new worker for one that computed in C")
 
     def _pause(self, pids, seconds):
         for pid in pids:

@@ -57,12 +57,12 @@ def send_signal(pid, number):
 class Server:
     """One `toolpack-server serve`, which can be killed and started again on its port."""
 
-    def __init__(self, folder, store, workers, name="server", packs=PACKS, **settings):
+    def __init__(self, folder, store, workers, name="server", pack_dir=PACKS, **settings):
         self.port = free_port()
         self.folder = Path(folder)
         self._log = self.folder / f"{name}.log"
         command = f"{sys.executable} -m server serve --port {self.port} --workers {workers}"
-        self._command = [*command.split(), "--data-dir", str(self.folder), "--pack-dir", str(packs)]
+        self._command = [*command.split(), "--data-dir", str(self.folder), "--pack-dir", str(pack_dir)]
         if store is not None:
             self._command += ["--store", store]
         own = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}

@@ -107,6 +107,17 @@ def append_and_hang(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
         ledger.write(entry)
 
 
+@ledger_pack.function
+def append_and_hog(ledger: TheLedger, entry: str) -> Receipt:
+    """Write an entry, then compute for minutes in C code that never lets go of the interpreter.
+
+    :param entry: What to write.
+    """
+    ledger.write(entry)
+    sum(range(10**10))
+    return ledger.receipt()
+
+
 @ledger_pack.function(read_only=True)
 def read(ledger: TheLedger, entry: str) -> str:
     """Read where the ledger stands.

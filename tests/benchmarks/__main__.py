@@ -1,0 +1,99 @@
+"""The benchmark: Toolpack Server beside bare Starlette and the alternatives, in one run.
+
+    python -m tests.benchmarks
+    python -m tests.benchmarks --variant fast
+    python -m tests.benchmarks --part throughput --only ours --rounds 1 --seconds 2
+
+It prints one table, and one of bounds; `--out` keeps them as JSON and SVG. Exit status 1 says that answers and state
+did not match somewhere, or that `wrk` is missing; a bound that is missed is only told.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from tests.benchmarks import bounds as measured
+from tests.benchmarks import report
+from tests.benchmarks.contenders import bare
+from tests.benchmarks.load import find_wrk
+from tests.benchmarks.processes import Unavailable
+from tests.benchmarks.rounds import Plan, compare
+from tests.benchmarks.workshop import Workshop
+
+PARTS = ("throughput", "latency", "touched", "sessions", "start")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolpack-server-benchmarks"
+
+
+@click.command()
+@click.option(
+    "--variant",
+    type=click.Choice(["plain", "fast"]),
+    default="plain",
+    show_default=True,
+    help="plain: asyncio and h11, as `pip install` gives; fast: uvloop and httptools, for all contenders.",
+)
+@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="What to measure.  [default: all]")
+@click.option("--only", multiple=True, help="Contenders whose name contains this word.  [default: all]")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each case.")
+@click.option("--seconds", default=4, show_default=True, help="Seconds of each run.")
+@click.option(
+    "--cache",
+    type=Path,
+    default=CACHE,
+    envvar="TOOLPACK_BENCHMARK_CACHE",
+    show_default="the user's cache folder",
+    help="Folder for the virtual environments of other contenders.",
+)
+@click.option("--out", type=Path, help="Folder to write JSON and SVG into.")
+def main(variant, parts, only, rounds, seconds, cache, out):
+    """Measure and report."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that children are stopped then too
+    plan = Plan(rounds, seconds)
+    about = report.context(variant, plan)
+    try:
+        find_wrk()
+        with tempfile.TemporaryDirectory(prefix="toolpack-benchmark-") as folder:
+            rows, bounds = measure(Workshop(Path(folder), cache, variant), plan, parts or PARTS, only)
+    except Unavailable as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        sys.exit(130)
+    click.echo(f"{about['date']}, variant {variant}, Python {about['python']}, {about['processors']} processors, ", nl=False)
+    click.echo(f"load before {about['load_before']:.2f}; {about['command']}\n")
+    if rows:
+        click.echo(f"{report.table(rows)}\n")
+    if bounds:
+        click.echo(f"{report.bounds_table(bounds)}\n")
+    if out:
+        for path in report.write(out, about, rows, bounds):
+            click.echo(f"written: {path}")
+    if any(row.problems for row in rows):
+        raise click.ClickException("answers and state did not match: see the table.")
+
+
+def measure(workshop, plan, parts, only):
+    """Get the rows of the table, and the bounds."""
+    rows, bounds = [], []
+    with bare(workshop) as reference:
+        if "throughput" in parts:
+            rows = compare(workshop, reference, plan, only)
+            bounds += measured.throughput(rows)
+        for part, bound_of in (
+            ("latency", lambda: measured.quiet_and_beside_noise(workshop, reference, plan)),
+            ("touched", lambda: measured.touched_only(workshop, plan)),
+            ("sessions", lambda: measured.sessions(workshop, plan)),
+            ("start", lambda: measured.start(workshop, plan)),
+        ):
+            if part in parts:
+                for bound in bound_of():
+                    click.echo(f"{bound.name}: {bound.value:.3g}{bound.unit}", err=True)
+                    bounds.append(bound)
+    return rows, bounds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""What the server promises beside throughput: latency, quiet beside noise, cheap sessions, and a quick start.
+
+Each function measures one thing and gives the figures; whether a bound is met is reported, not enforced, since it
+depends on the machine.
+"""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from tests.benchmarks.load import HttpCase
+from tests.benchmarks.ours import Server, serving
+from tests.benchmarks.rounds import Plan, Row
+from tests.benchmarks.wire import jsonrpc, status
+from tests.benchmarks.workshop import Workshop
+
+ONE = {"amount": 1}
+MIB = 2**20
+CREATED, IDLE, STARTS, BATCH = 200, 10_000, 5, 100
+LARGE = 10 * MIB
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One figure and what it should be.
+
+    Attributes:
+        name: What is measured.
+        value: The figure.
+        limit: What it should be at most, or at least.
+        at_least: Which of these.
+        unit: Of both.
+        detail: Where it comes from.
+    """
+
+    name: str
+    value: float
+    limit: float
+    at_least: bool = False
+    unit: str = "×"
+    detail: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+
+def throughput(rows: list[Row]) -> list[Bound]:
+    """Read the ratios off the table."""
+    ratios = {row.name: row.ratio for row in rows if not row.unavailable}
+    found = []
+    for store, kind, limit in (("sqlite:", "read", 0.55), ("sqlite:", "change", 0.4), ("redis:", "change", 0.28)):
+        name = f"ours, {store} tiny, {kind}"
+        if name in ratios:
+            found.append(Bound(f"{name}: requests/s, compared with bare", ratios[name], limit, at_least=True))
+    best = max((ratio for name, ratio in ratios.items() if name.startswith("FastMCP")), default=None)
+    change = ratios.get("ours, sqlite: tiny, change")
+    if best and change:
+        found.append(Bound("the same on sqlite:, compared with FastMCP's best", change / best, 3, at_least=True))
+    return found
+
+
+def quiet_and_beside_noise(workshop: Workshop, bare: HttpCase, plan: Plan) -> Iterator[Bound]:
+    """Measure latency with one connection, and what another session's slow functions do to the rest."""
+    with serving(workshop) as server:
+        alone = server.case("one connection", "add", ONE, sessions=1, connections=1)
+        alone.measure(1)
+        pairs = [
+            (alone.measure(plan.seconds).p50_ms, replace(bare, connections=1).measure(plan.bare_seconds).p50_ms)
+            for _ in range(plan.rounds)
+        ]
+        ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratio = statistics.median(one / other for one, other in pairs)
+        yield Bound("p50 of a change, one connection, compared with bare", ratio, 2.5, detail=f"{ours:.3f} / {theirs:.3f} ms")
+        crowd = server.case("8 connections", "add", ONE)
+        crowd.measure(1)
+        for function, what in (("wait", "waits"), ("compute", "computes in Python")):
+            quiet, noisy = [], []
+            for _ in range(plan.rounds):
+                quiet.append(crowd.measure(plan.seconds))
+                with _busy(server, function, plan.seconds + 1.0):
+                    noisy.append(crowd.measure(plan.seconds))
+            if function == "wait":
+                before, after = (statistics.median(s.p99_ms for s in samples) for samples in (quiet, noisy))
+                detail = f"{after:.2f} / {before:.2f} ms"
+                yield Bound(f"p99 beside a function that {what}, compared with quiet", after / before, 1.5, detail=detail)
+            else:
+                before, after = (statistics.median(s.per_second for s in samples) for samples in (quiet, noisy))
+                detail = f"{after:.0f} / {before:.0f} per second"
+                name = f"requests/s beside a function that {what}, compared with quiet"
+                yield Bound(name, after / before, 1 / 3, at_least=True, detail=detail)
+
+
+@contextmanager
+def _busy(server: Server, function: str, seconds: float) -> Iterator[None]:
+    """Run a function of this duration in a session of its own."""
+    client, session_id = server.connect(), server.create("counter")
+    call = {"session_id": session_id, "function": function, "kwargs": {"seconds": seconds}}
+    thread = threading.Thread(target=client.call, args=("run_function", call))
+    thread.start()
+    time.sleep(0.2)
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def touched_only(workshop: Workshop, plan: Plan) -> Iterator[Bound]:
+    """Measure a call that changes 2 KB, beside a large field that it can't reach and without it."""
+    with serving(workshop) as server:
+        p50, cpu = [], []
+        for untouched in (0, LARGE):
+            options = {"padding": 2048, "untouched": untouched}
+            case = server.case("beside", "add", ONE, options=options, sessions=1, connections=1)
+            case.measure(1)
+            sample = case.measure(max(1, plan.seconds // 2))
+            p50.append(sample.p50_ms)
+            cpu.append(sample.cpu_us)
+        detail = f"{p50[1]:.2f} / {p50[0]:.2f} ms; CPU {cpu[1]:.0f} / {cpu[0]:.0f} µs"
+        yield Bound("p50 of a change of 2 KB beside 10 MB, compared with alone", p50[1] / p50[0], 1.5, detail=detail)
+
+
+def sessions(workshop: Workshop, _plan: Plan) -> Iterator[Bound]:
+    """Measure making, forking and keeping sessions."""
+    with serving(workshop) as server:
+        first = server.create("agentdojo-workspace")
+        for name, make in (
+            ("create", lambda: server.create("agentdojo-workspace")),
+            ("fork", lambda: server.client.call("fork_session", {"session_id": first})),
+        ):
+            middle, cpu = _timed(server, make)
+            detail = f"{cpu:.2f} ms of CPU in the server"
+            yield Bound(f"{name} a session of 110 KB, over HTTP", middle, 2, unit=" ms", detail=detail)
+    for called in (False, True):
+        with serving(workshop) as server:
+            how = "each called once" if called else "untouched"
+            value, detail = _memory(server, called=called)
+            yield Bound(f"memory of {IDLE} idle sessions, {how}", value, 50, unit=" MB", detail=detail)
+
+
+def _timed(server: Server, make: Callable[[], object]) -> tuple[float, float]:
+    for _ in range(20):
+        make()
+    took, cpu = [], server.process.cpu_seconds()
+    for _ in range(CREATED):
+        began = time.perf_counter()
+        make()
+        took.append(time.perf_counter() - began)
+    return statistics.median(took) * 1000, (server.process.cpu_seconds() - cpu) / CREATED * 1000
+
+
+def _memory(server: Server, *, called: bool) -> tuple[float, str]:
+    ids = [server.create("bank") for _ in range(BATCH)]
+    for id_ in ids:
+        server.client.call("run_function", {"session_id": id_, "function": "move_to_savings", "kwargs": {"amount": "1.00"}})
+    before = server.process.memory_bytes()
+    for _ in range(IDLE // BATCH):
+        made, _ = server.client.post([jsonrpc("create_session", {"toolpacks": ["bank"]}, n) for n in range(BATCH)])
+        if called:
+            call = {"function": "move_to_savings", "kwargs": {"amount": "1.00"}}
+            ids = [one["result"]["session_id"] for one in made]
+            server.client.post([jsonrpc("run_function", {"session_id": id_, **call}, n) for n, id_ in enumerate(ids)])
+    time.sleep(1)
+    after = server.process.memory_bytes()
+    return (after - before) / MIB, f"PSS of all processes: {before / MIB:.0f} MB before, {after / MIB:.0f} MB after"
+
+
+def start(workshop: Workshop, _plan: Plan) -> Iterator[Bound]:
+    """Measure the time from the command to the first 200 of /readyz, with the bundled toolpacks."""
+    took = []
+    for _ in range(STARTS):
+        began = time.monotonic()
+        with serving(workshop, bundled=True, wait=False) as server:
+            server.process.wait_until(lambda: status(server.port, "/readyz") == 200)
+            took.append(time.monotonic() - began)
+    detail = f"{min(took):.2f} to {max(took):.2f} s"
+    yield Bound("start-up with the bundled toolpacks", statistics.median(took), 1.5, unit=" s", detail=detail)

@@ -1,0 +1,109 @@
+"""What the benchmark tells: tables of text, JSON, and a plot."""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+from tests.benchmarks.bounds import Bound
+from tests.benchmarks.rounds import Plan, Row
+
+PACKAGES = ("toolpack-server", "starlette", "uvicorn", "pydantic", "agentdojo")
+HEAD = ("", "requests/s", "p50 ms", "p99 ms", "CPU µs", "of bare", "")
+
+
+def context(variant: str, plan: Plan) -> dict[str, Any]:
+    """Say when, on what and how this was measured."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "variant": variant,
+        "rounds": plan.rounds,
+        "seconds": plan.seconds,
+        "python": platform.python_version(),
+        "processors": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "packages": {name: version(name) for name in PACKAGES},
+        "command": "python -m tests.benchmarks " + " ".join(sys.argv[1:]),
+    }
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Write the rows as a Markdown table."""
+    lines = [HEAD, ("---", *("---:",) * 5, "---")]
+    for row in rows:
+        if row.unavailable:
+            lines.append((row.name, *("–",) * 5, row.unavailable.replace("\n", " ")))
+        else:
+            wrong = f"WRONG: {'; '.join(row.problems)}" if row.problems else ""
+            figures = f"{row.per_second:,.0f}", f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}", f"{row.cpu_us:.0f}", f"{row.ratio:.3f}"
+            lines.append((row.name, *figures, "; ".join(filter(None, [row.note, wrong]))))
+    return _aligned(lines, left={0, 6})
+
+
+def bounds_table(bounds: Sequence[Bound]) -> str:
+    """Write the bounds as a Markdown table."""
+    lines = [("", "measured", "bound", "", ""), ("---", "---:", "---:", "---", "---")]
+    for bound in bounds:
+        sign = "≥" if bound.at_least else "≤"
+        limit, met = f"{sign} {bound.limit:.3g}{bound.unit}", "met" if bound.met else "missed"
+        lines.append((bound.name, f"{bound.value:.3g}{bound.unit}", limit, met, bound.detail))
+    return _aligned(lines, left={0, 3, 4})
+
+
+def _aligned(lines: Sequence[Sequence[str]], left: set[int]) -> str:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    written = []
+    for line in lines:
+        cells = [
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        written.append(f"| {' | '.join(cells)} |")
+    return "\n".join(written)
+
+
+def write(folder: Path, about: dict[str, Any], rows: Sequence[Row], bounds: Sequence[Bound]) -> list[Path]:
+    """Write the figures as JSON, and the ratios as a plot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {**about, "rows": [asdict(row) for row in rows], "bounds": [asdict(b) | {"met": b.met} for b in bounds]}
+    written = [folder / f"benchmark-{about['variant']}.json", folder / f"benchmark-{about['variant']}.svg"]
+    written[0].write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    written[1].write_text(plot(about, rows), encoding="utf-8")
+    return written
+
+
+LABELS, WIDTH, LINE, TOP = 300, 480, 22, 56
+OURS, BARE, OTHERS = "#2563eb", "#64748b", "#d97706"
+
+
+def plot(about: dict[str, Any], rows: Sequence[Row]) -> str:
+    """Draw the ratios to bare Starlette as bars; a loop without HTTP may leave the picture and then says so."""
+    shown = [row for row in rows if not row.unavailable]
+    height = TOP + LINE * len(shown) + 16
+    title = f"Calls per second, compared with bare Starlette ({about['variant']}, {about['date']})"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LABELS + WIDTH + 90}" height="{height}" '
+        f'font-family="system-ui, sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="12" y="24" font-size="14" font-weight="bold">{escape(title)}</text>',
+    ]
+    for tenth in range(0, 11, 2):
+        x = LABELS + WIDTH * tenth / 10
+        parts.append(f'<line x1="{x}" y1="{TOP - 8}" x2="{x}" y2="{height - 12}" stroke="#e2e8f0"/>')
+        parts.append(f'<text x="{x}" y="{TOP - 12}" text-anchor="middle" fill="#64748b">{tenth / 10:g}</text>')
+    for number, row in enumerate(shown):
+        y = TOP + LINE * number
+        colour = OURS if row.name.startswith("ours") else BARE if row.name.startswith("bare") else OTHERS
+        length = WIDTH * min(row.ratio, 1.02)
+        beyond = " →" if row.ratio > 1.02 else ""  # noqa: PLR2004 - where the bars are cut off
+        parts.append(f'<text x="{LABELS - 8}" y="{y + 13}" text-anchor="end">{escape(row.name)}</text>')
+        parts.append(f'<rect x="{LABELS}" y="{y + 2}" width="{length:.1f}" height="{LINE - 7}" fill="{colour}"/>')
+        parts.append(f'<text x="{LABELS + length + 6:.1f}" y="{y + 13}">{row.ratio:.2f}{beyond}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"

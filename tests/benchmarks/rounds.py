@@ -1,0 +1,113 @@
+"""Measuring in turns with bare Starlette, so that whatever else the machine does meets both.
+
+The rule: each run of a case stands between two runs of bare Starlette and is compared with their mean; a row is the
+median of its runs.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from tests.benchmarks.contenders import CONTENDERS, Contender
+from tests.benchmarks.load import Case, HttpCase, Sample
+from tests.benchmarks.processes import Unavailable
+from tests.benchmarks.workshop import Workshop
+
+
+@dataclass
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: The case.
+        note: What a reader has to know about it.
+        per_second: Answered calls.
+        p50_ms: Half of them were answered within this time.
+        p99_ms: And 99 of 100 within this.
+        cpu_us: Processor time of the server for a call.
+        ratio: Answered calls, compared with bare Starlette's right before and after.
+        ratios: The same of each run.
+        problems: What was wrong: answers, or a state that doesn't match them.
+        unavailable: Why there are no figures.
+    """
+
+    name: str
+    note: str = ""
+    per_second: float = 0
+    p50_ms: float = 0
+    p99_ms: float = 0
+    cpu_us: float = 0
+    ratio: float = 0
+    ratios: list[float] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    unavailable: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often, and for how many seconds."""
+
+    rounds: int
+    seconds: int
+
+    @property
+    def bare_seconds(self) -> int:
+        return max(1, self.seconds // 2)
+
+
+def compare(workshop: Workshop, bare: HttpCase, plan: Plan, only: Sequence[str]) -> list[Row]:
+    """Measure all contenders whose names contain one of these words, or all."""
+    bare.measure(1)  # warm
+    rows, seen = [], [bare.measure(plan.bare_seconds)]
+    for contender in CONTENDERS:
+        if not only or any(word in contender.name for word in only):
+            rows += _contender(contender, workshop, plan, bare, seen)
+    return [row(bare, seen, [1.0]), *rows]
+
+
+def _contender(contender: Contender, workshop: Workshop, plan: Plan, bare: HttpCase, seen: list[Sample]) -> list[Row]:
+    rows = []
+    try:
+        with ExitStack() as stack:
+            for case in stack.enter_context(contender.cases(workshop)):
+                print(f"{case.name} …", file=sys.stderr, flush=True)
+                rows.append(_case(case, plan, bare, seen))
+    except (Unavailable, OSError, RuntimeError) as error:
+        rows.append(Row(contender.name, unavailable=str(error)))
+    return rows
+
+
+def _case(case: Case, plan: Plan, bare: HttpCase, seen: list[Sample]) -> Row:
+    case.measure(1)  # warm
+    samples, ratios = [], []
+    before = bare.measure(plan.bare_seconds)
+    for _ in range(plan.rounds):
+        sample = case.measure(plan.seconds)
+        after = bare.measure(plan.bare_seconds)
+        samples.append(sample)
+        ratios.append(sample.per_second / statistics.mean([before.per_second, after.per_second]))
+        seen.append(before)
+        before = after
+    seen.append(before)
+    return row(case, samples, ratios)
+
+
+def row(case: Case, samples: Sequence[Sample], ratios: Sequence[float]) -> Row:
+    """Sum up what was measured of a case."""
+
+    def median(read: Callable[[Sample], float]) -> float:
+        return statistics.median(map(read, samples))
+
+    return Row(
+        case.name,
+        case.note,
+        median(lambda sample: sample.per_second),
+        median(lambda sample: sample.p50_ms),
+        median(lambda sample: sample.p99_ms),
+        median(lambda sample: sample.cpu_us),
+        statistics.median(ratios),
+        list(ratios),
+        [problem for sample in samples for problem in sample.problems],
+    )

@@ -1,0 +1,81 @@
+"""A session comes to the same as the runtime in one process does, whatever is called in whatever order.
+
+The runtime works on one live environment and knows neither snapshots nor parts nor versions, so it is the model; where
+a call fails, the model goes back to a copy, for a session is atomic.
+"""
+
+import copy
+import json
+
+import pytest
+import serving
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server import FunctionCall, FunctionsRuntime
+from server.json_view import to_json
+
+PACK = serving.CATALOG.toolpacks["halves"]
+
+numbers = st.integers(0, 9)
+shelves = st.recursive(
+    st.sampled_from([("get_left", {}), ("get_right", {})]),
+    lambda inner: inner.map(lambda call: ("pass_on", {"value": call})),
+    max_leaves=3,
+)
+pushes = st.tuples(st.just("push_right"), st.fixed_dictionaries({"number": numbers}))
+calls = st.one_of(
+    st.tuples(st.sampled_from(["push_left", "push_right", "push_a"]), st.fixed_dictionaries({"number": numbers})),
+    st.tuples(st.sampled_from(["get_left", "get_right", "read_b"]), st.just({})),
+    st.tuples(st.just("put_right"), st.fixed_dictionaries({"shelf": shelves})),
+    st.tuples(st.just("push_on"), st.fixed_dictionaries({"shelf": shelves, "number": numbers})),
+    st.tuples(st.just("push_left"), st.fixed_dictionaries({"number": pushes})),
+)
+
+
+def written(call, nest):
+    """Write a call whose arguments may be calls, which `nest` writes."""
+    function, kwargs = call
+    args = {name: nest(*written(arg, nest)) if isinstance(arg, tuple) else arg for name, arg in kwargs.items()}
+    return function, args
+
+
+def on_the_wire(call):
+    return written(call, lambda function, args: {"$call": {"function": function, "args": args}})
+
+
+def in_process(call):
+    return written(call, lambda function, args: FunctionCall.model_construct(function=function, args=args))
+
+
+def told(value):
+    try:
+        return json.loads(to_json(value))
+    except Exception:  # noqa: BLE001 - a cycle
+        return None
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**26], ids=["thawed", "live"])
+@given(history=st.lists(calls, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_any_history_of_calls(cache_bytes, history):
+    bench = serving.Bench(cache_bytes=cache_bytes)
+    session_id = bench.create("halves")
+    runtime = FunctionsRuntime([function.function for function in PACK.functions.values()])
+    model = PACK.build({})
+    for call in history:
+        before = copy.deepcopy(model)
+        result, error = runtime.run_function(model, *in_process(call))
+        result = json.loads(to_json(result))
+        function, kwargs = on_the_wire(call)
+        assert bench.call(session_id, function, **kwargs) == {"result": result, "error": error}
+        if error is not None:
+            model = before
+        assert bench.rpc("get_environment", session_id=session_id)["halves"] == told(model)
+    (fork,) = bench.rpc("fork_session", session_id=session_id)
+    for function in ("get_left", "get_right", "read_b"):
+        expected = told(runtime.run_function(model, function, {})[0])
+        for session in (session_id, fork["session_id"]):
+            assert bench.result(session, function) == expected
+    assert bench.result(fork["session_id"], "push_left", number=0) == model.left._touched + 1
+    bench.close()

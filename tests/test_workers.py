@@ -1,0 +1,260 @@
+"""Several worker processes on one store, and what becomes of sessions when some of them die, hang or stop.
+
+The servers here are real processes. What takes some five seconds by design runs beside the other tests.
+"""
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+from faults.clients import Connection
+from faults.world import Server, is_alive, send_signal, wait_until
+
+TAKEOVER_SECONDS = 7.0  # about 5, on a machine that has other things to do
+FORKS = 1000
+
+
+@contextlib.contextmanager
+def serving(folder, workers=2, store=None, **settings):
+    server = Server(folder, store, workers, **settings)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.end()
+
+
+class Client:
+    """Sends requests to servers, each on a connection of its own, which any worker may take."""
+
+    def __init__(self, *servers):
+        self._ports = [server.port for server in servers]
+
+    def send(self, method, **params):
+        with contextlib.closing(Connection(self._ports, random.Random())) as connection:
+            return connection.insist(method, params, time.monotonic() + 30)
+
+    def create(self, *toolpacks):
+        return self.send("create_session", toolpacks=list(toolpacks or ["ledger", "tally"]))["session_id"]
+
+    def call(self, session_id, function, call_id=None, **kwargs):
+        return self.send("run_function", session_id=session_id, function=function, kwargs=kwargs, call_id=call_id)
+
+    def later(self, session_id, function, **kwargs):
+        """Send a call that may never be answered, and come back when it is running."""
+
+        def send():
+            connection = Connection(self._ports, random.Random())
+            with contextlib.suppress(Exception):
+                connection.send("run_function", {"session_id": session_id, "function": function, "kwargs": kwargs})
+            connection.close()
+
+        thread = threading.Thread(target=send, daemon=True)
+        thread.start()
+        return thread
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def store(request):
+    return request.getfixturevalue("redis_url") if request.param == "redis" else None
+
+
+def test_workers_share_a_session_and_lose_no_update(tmp_path, store):
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(serving(tmp_path, store=store, name=f"s{n}")) for n in range(2 if store else 1)]
+        client = Client(*servers)
+        session = client.create()
+
+        def count(number):
+            connection = Connection([servers[number % len(servers)].port], random.Random())
+            params = {"session_id": session, "function": "add", "kwargs": {"name": "all", "amount": 1}}
+            counts = []
+            for _ in range(10):
+                envelope = connection.insist("run_function", params, time.monotonic() + 30)
+                assert envelope["error"] is None
+                counts.append(envelope["result"])
+            connection.close()
+            return counts
+
+        with ThreadPoolExecutor(8) as pool:
+            counted = list(pool.map(count, range(8)))
+        assert sorted(itertools.chain.from_iterable(counted)) == list(range(1, 81))
+        assert all(counts == sorted(counts) for counts in counted)
+        trace = client.send("get_trace", session_id=session, limit=1000)
+        assert [(record["index"], record["version"]) for record in trace] == [(n, n + 1) for n in range(80)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_calls_on_a_session_build_on_each_other(tmp_path, workers):
+    with serving(tmp_path, workers) as server, ThreadPoolExecutor(12) as pool:
+        for _ in range(3):
+            session = Client(server).create()
+
+            def count(connection, session=session):
+                params = {"session_id": session, "function": "add", "kwargs": {"name": "all", "amount": 1}}
+                with contextlib.closing(connection):
+                    return connection.send("run_function", params)["result"]
+
+            counts = pool.map(count, [Connection([server.port], random.Random()) for _ in range(12)])
+            assert sorted(counts) == list(range(1, 13))
+
+
+def store_size(folder, store):
+    if store:
+        with contextlib.closing(redis.Redis.from_url(store)) as server:
+            return server.info("memory")["used_memory"]
+    with contextlib.closing(sqlite3.connect(folder / "sessions.db")) as database:
+        pages, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        return pages * size
+
+
+def test_forks_cost_little_more_than_a_row(tmp_path, store):
+    with serving(tmp_path, store=store, packs="workspace") as server:
+        client = Client(server)
+        session = client.create("workspace")
+        before = store_size(tmp_path, store)
+        forks = client.send("fork_session", session_id=session, count=FORKS)
+        grown = store_size(tmp_path, store) - before
+        assert len({fork["session_id"] for fork in forks}) == FORKS
+        assert grown / FORKS < 2000
+        told = client.send("get_environment", session_id=forks[-1]["session_id"])
+        assert told == client.send("get_environment", session_id=session)
+
+
+def test_memory_is_not_shared(tmp_path):
+    command = [sys.executable, "-m", "server", "serve", "--store", "memory:", "--workers", "2", "--port", "0"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 1
+    assert "2 workers can't share memory" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_runaway_functions_are_answered_and_their_worker_is_replaced(tmp_path, workers):
+    with serving(tmp_path, workers, max_stuck_threads=1) as server:
+        client = Client(server)
+        session, other = client.create(), client.create()
+        assert client.call(session, "append", entry="kept")["result"]["length"] == 1
+        before = set(server.workers())
+        threads = [client.later(session, "append_and_hang", entry="lost", seconds=0) for _ in range(3)]
+        while any(thread.is_alive() for thread in threads):
+            assert client.call(other, "append", entry="meanwhile")["error"] is None
+        assert set(server.workers()) == before  # a loop in Python can be interrupted
+        for number in range(6):
+            envelope = client.call(session, "append_and_hang", call_id=f"hang {number}", entry="lost", seconds=3600)
+            assert envelope["error"].startswith("TimeoutError: ")
+            if set(server.workers()) != before:
+                break
+        wait_until(lambda: set(server.workers()) != before, 10, "the replacement of a worker with stuck threads")
+        wait_until(server.is_up, 10, "the new worker")
+        assert client.call(session, "append", entry="next")["result"]["length"] == 2
+        assert client.send("get_session", session_id=session)["version"] == 2
+        assert "it is replaced" not in server.log()  # it ended by itself, with status 0
+
+
+def test_a_stopping_server_answers_what_runs(tmp_path):
+    with serving(tmp_path) as server:
+        client = Client(server)
+        session = client.create()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(client.call, session, "append_slowly", entry="last", seconds=0.7)
+            wait_until(lambda: is_running(server), 5, "the call")
+            server.process.terminate()
+            statuses = set()
+            while not running.done():
+                statuses.add(server.readiness())
+            assert running.result()["result"]["length"] == 1
+        assert 503 in statuses
+        assert server.process.wait(10) == 0
+        server.start()
+        assert client.send("get_session", session_id=session)["version"] == 1
+
+
+def test_workers_end_with_their_supervisor_and_free_the_port(tmp_path):
+    with serving(tmp_path) as server:
+        session = Client(server).create()
+        server.kill()
+        socket.create_server(("127.0.0.1", server.port)).close()
+        server.start()
+        assert Client(server).call(session, "append", entry="next")["result"]["length"] == 1
+
+
+def is_running(server):
+    """Whether a call is on its way: it holds its session's lease."""
+    with contextlib.closing(sqlite3.connect(server.folder / "sessions.db")) as database:
+        return database.execute("SELECT count(*) FROM sessions WHERE holder IS NOT NULL").fetchone()[0]
+
+
+def killed_during_a_call(folder):
+    with serving(folder) as server:
+        client = Client(server)
+        session = client.create()
+        client.later(session, "append_slowly", entry="lost", seconds=20)
+        wait_until(lambda: is_running(server), 5, "the call")
+        for pid in server.workers():
+            send_signal(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        envelope = client.call(session, "append", call_id="next", entry="next")
+        return envelope["result"]["length"], time.monotonic() - killed
+
+
+def hogged(folder):
+    with serving(folder, workers=1) as server:
+        client = Client(server)
+        session = client.create()
+        client.call(session, "append", entry="kept")
+        (before,) = server.workers()
+        began = time.monotonic()
+        client.later(session, "append_and_hog", entry="lost")
+        wait_until(lambda: not is_alive(before), 12, "the end of a worker that computes in C")
+        lasted = time.monotonic() - began
+        wait_until(server.is_up, 10, "the new worker")
+        return client.call(session, "append", entry="next")["result"]["length"], lasted
+
+
+def stopped(folder):
+    with serving(folder) as server:
+        client = Client(server)
+        session = client.create()
+        client.call(session, "append", entry="kept")
+        before = server.workers()[0]
+        began = time.monotonic()
+        os.kill(before, signal.SIGSTOP)
+        wait_until(lambda: not is_alive(before), 12, "the end of a worker that stands still")
+        lasted = time.monotonic() - began
+        wait_until(server.is_up, 10, "the new worker")
+        return client.call(session, "append", entry="next")["result"]["length"], lasted
+
+
+@pytest.fixture(scope="module", autouse=True)
+def beside(tmp_path_factory):
+    """What takes its time, begun with the first test of this file."""
+    with ThreadPoolExecutor(3) as pool:
+        yield {
+            scenario.__name__: pool.submit(scenario, tmp_path_factory.mktemp(scenario.__name__))
+            for scenario in (killed_during_a_call, hogged, stopped)
+        }
+
+
+def test_after_a_kill_the_next_call_waits_about_5_seconds(beside):
+    length, waited = beside["killed_during_a_call"].result()
+    assert length == 1  # the call that was lost has changed nothing
+    assert waited < TAKEOVER_SECONDS
+
+
+@pytest.mark.parametrize("scenario", ["hogged", "stopped"])
+def test_a_worker_that_stands_still_is_killed_and_its_sessions_live_on(beside, scenario):
+    length, lasted = beside[scenario].result()
+    assert length == 2
+    assert 4 < lasted < 9
