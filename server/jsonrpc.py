@@ -23,7 +23,8 @@ from pydantic import ValidationError
 from server import errors
 from server.execution import Failure, Outcome
 from server.jobs import InternalError
-from server.methods import Caller, CallFailedError, Method, Params
+from server.methods import Caller, CallFailedError, Method
+from server.parameters import Params
 from server.settings import Settings
 from server.strict_json import dumps, loads
 
@@ -162,7 +163,9 @@ def _callable(method: Method) -> Callable[..., Any]:
 
 def _bound(params: type[Params], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Params:
     if len(args) > len(names):
-        raise errors.InvalidParamsError(f"There are {len(args)} parameters; at most {len(names)} are taken: {', '.join(names)}.")
+        raise errors.InvalidParamsError(
+            f"There are {len(args)} parameters; at most {len(names)} are taken: {', '.join(names)}."
+        )
     try:
         return params.model_validate(dict(zip(names, args, strict=False)) if args else kwargs)
     except ValidationError as error:

@@ -1,43 +1,37 @@
-"""The JSON-RPC methods: their parameters, their results, and what they ask of the sessions.
+"""The JSON-RPC methods: what each asks of the sessions, and how it answers.
 
-The rule: a parameter's type and description stand in its class here and nowhere else; validation, positional order and
-the OpenRPC document all come from it.
+The rule: a method does nothing that its caller may not; an agent's caller has a key that stands for one session.
 """
 
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from server.calls import CallRequest
 from server.execution import Outcome
 from server.function_formats import FORMATS
+from server.parameters import (
+    AgentListFunctions,
+    AgentRunFunction,
+    CloseSession,
+    CloseSessions,
+    CreateSession,
+    DiffEnvironment,
+    Discover,
+    ExportSession,
+    ForkSession,
+    GetEnvironment,
+    GetSession,
+    GetTrace,
+    ListFunctions,
+    ListSessions,
+    Params,
+    ResetSession,
+    RunFunction,
+)
 from server.sessions import SessionManager
 from server.strict_json import Fragment, dumps
-
-MAX_TTL_SECONDS = 10 * 365 * 86_400
-MAX_COUNT = 2**53 - 1  # what every store, and every reader of JSON, counts exactly
-
-SessionId = Annotated[str, Field(description="The session.")]
-Version = Annotated[int, Field(ge=0, le=MAX_COUNT, description="A version of the session.")]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-Labels = Annotated[
-    dict[Annotated[str, Field(max_length=256)], Annotated[str, Field(max_length=4096)]], Field(max_length=64)
-]
-TtlSeconds = Annotated[
-    float | None,
-    Field(
-        None,
-        gt=0,
-        le=MAX_TTL_SECONDS,
-        allow_inf_nan=False,
-        description="How long it lives after its last call, in seconds.",
-    ),
-]
-Limit = Annotated[int, Field(100, ge=1, le=1000, description="How many to get at most.")]
-Format = Literal["native", "openai", "anthropic", "gemini", "mcp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,148 +45,6 @@ class Caller:
 
     owner: str = ""
     agent_key: str | None = None
-
-
-class Params(BaseModel):
-    """Parameters of a method, in their positional order."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
-
-
-P = TypeVar("P", bound=Params)
-
-
-class AgentListFunctions(Params):
-    """List the session's functions, in registration order."""
-
-    format: Format = Field("native", description="Whose way of describing functions to use.")
-
-
-class ListFunctions(Params):
-    """List a session's functions, in registration order; without a session, all that are loaded."""
-
-    session_id: str | None = Field(None, description="The session.")
-    format: Format = Field("native", description="Whose way of describing functions to use.")
-
-
-class AgentRunFunction(Params):
-    """Run a function on the session's environment."""
-
-    function: str = Field(description="The function's name.")
-    kwargs: dict[str, Any] = Field(
-        default_factory=dict,
-        description='Its arguments. One that is exactly {"$call": {"function": …, "args": {…}}} is run first '
-        "and replaced by its result.",
-    )
-    raise_on_error: bool = Field(False, description="Answer a failed call with a JSON-RPC error, not in the envelope.")
-    call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
-        None,
-        description="An id made by whoever may send the call again: what is recorded is answered, "
-        "and nothing run twice.",
-    )
-    expected_version: Annotated[int, Field(ge=0, le=2**53)] | None = Field(
-        None, description="Refuse the call unless the session is at this version."
-    )
-    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="A shorter deadline than the function's own, in seconds."
-    )
-
-
-class RunFunction(AgentRunFunction):
-    """Run a function on a session's environment: atomic, in order of arrival, and once for each call_id."""
-
-    session_id: SessionId
-    function: str = Field(description="The function's name.")
-
-
-class CreateSession(Params):
-    """Create a session: a private world made of toolpacks."""
-
-    toolpacks: list[str] | None = Field(None, description="Names of toolpacks; default: all that are not opt_in.")
-    options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options by toolpack.")
-    environment: dict[str, Any] = Field(
-        default_factory=dict, description="JSON by toolpack that replaces its initial environment."
-    )
-    ttl_seconds: TtlSeconds
-    labels: Labels = Field(default_factory=dict, description="Labels to find it by.")
-
-
-class GetSession(Params):
-    """Describe a session."""
-
-    session_id: SessionId
-
-
-class GetEnvironment(Params):
-    """Get the JSON of a session's environments, by toolpack."""
-
-    session_id: SessionId
-    version: Version | None = Field(None, description="The version; default: the current one.")
-    pointer: str = Field("", description="JSON Pointer (RFC 6901) to the part that is wanted.")
-
-
-class DiffEnvironment(Params):
-    """Get the JSON Patch (RFC 6902) that leads from one version's environments to another's."""
-
-    session_id: SessionId
-    from_version: Version = Field(0, description="The version to start from.")
-    to_version: Version | None = Field(None, description="The version to arrive at; default: the current one.")
-
-
-class GetTrace(Params):
-    """Get a session's records, in order."""
-
-    session_id: SessionId
-    after: int = Field(-1, ge=-1, le=MAX_COUNT, description="The index of the last record that is known already.")
-    limit: Limit
-
-
-class ForkSession(Params):
-    """Create sessions that start from a version of this one."""
-
-    session_id: SessionId
-    version: Version | None = Field(None, description="The version; default: the current one.")
-    count: int = Field(1, ge=1, le=1000, description="How many to create.")
-    labels: Labels | None = Field(None, description="Their labels; default: this session's.")
-    ttl_seconds: TtlSeconds
-
-
-class ResetSession(Params):
-    """Commit a new version whose content is that of an older one."""
-
-    session_id: SessionId
-    version: Version = Field(0, description="The older version.")
-
-
-class CloseSession(Params):
-    """Close a session and forget all of it."""
-
-    session_id: SessionId
-
-
-class CloseSessions(Params):
-    """Close all sessions that carry these labels."""
-
-    labels: Annotated[Labels, Field(min_length=1)] = Field(description="The labels, all of which must match.")
-
-
-class ListSessions(Params):
-    """List the caller's sessions, by session_id."""
-
-    labels: Labels = Field(default_factory=dict, description="Labels, all of which must match.")
-    after: str = Field("", description="The session_id of the last one that is known already.")
-    limit: Limit
-
-
-class ExportSession(Params):
-    """Get an exact snapshot of a session, for a client that has the same classes and trusts the server."""
-
-    session_id: SessionId
-    version: Version | None = Field(None, description="The version; default: the current one.")
-
-
-class Discover(Params):
-    """Get the OpenRPC document of this server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,19 +177,25 @@ class Methods:
 
     async def get_session(self, caller: Caller, params: GetSession) -> Any:
         """See `GetSession`."""
-        return await self._sessions.get(params.session_id, caller.owner)
+        return await self._sessions.read(lambda reader: reader.describe(params.session_id, caller.owner))
 
     async def get_environment(self, caller: Caller, params: GetEnvironment) -> Any:
         """See `GetEnvironment`."""
-        return await self._sessions.environment(params.session_id, caller.owner, params.version, params.pointer)
+        return await self._sessions.read(
+            lambda reader: reader.environment(params.session_id, caller.owner, params.version, params.pointer)
+        )
 
     async def diff_environment(self, caller: Caller, params: DiffEnvironment) -> Any:
         """See `DiffEnvironment`."""
-        return await self._sessions.diff(params.session_id, caller.owner, params.from_version, params.to_version)
+        return await self._sessions.read(
+            lambda reader: reader.diff(params.session_id, caller.owner, params.from_version, params.to_version)
+        )
 
     async def get_trace(self, caller: Caller, params: GetTrace) -> Any:
         """See `GetTrace`."""
-        return await self._sessions.trace(params.session_id, caller.owner, params.after, params.limit)
+        return await self._sessions.read(
+            lambda reader: reader.trace(params.session_id, caller.owner, params.after, params.limit)
+        )
 
     async def fork_session(self, caller: Caller, params: ForkSession) -> Any:
         """See `ForkSession`."""
@@ -360,11 +218,13 @@ class Methods:
 
     async def list_sessions(self, caller: Caller, params: ListSessions) -> Any:
         """See `ListSessions`."""
-        return await self._sessions.list_sessions(caller.owner, params.labels, params.after, params.limit)
+        return await self._sessions.read(
+            lambda reader: reader.list_sessions(caller.owner, params.labels, params.after, params.limit)
+        )
 
     async def export_session(self, caller: Caller, params: ExportSession) -> Any:
         """See `ExportSession`."""
-        return await self._sessions.export(params.session_id, caller.owner, params.version)
+        return await self._sessions.read(lambda reader: reader.export(params.session_id, caller.owner, params.version))
 
     async def discover(self, caller: Caller, params: Discover) -> Fragment:  # noqa: ARG002 - a method's signature
         """See `Discover`."""

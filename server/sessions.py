@@ -5,19 +5,13 @@ What is read is what is committed.
 """
 
 import asyncio
-import base64
 import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
-import jsonpatch
-import jsonpointer
-from pydantic import BaseModel
-
-from server.calls import CallJob, CallRequest, ResetJob, Tools, expiry, timestamp
+from server.calls import CallJob, CallRequest, ResetJob, Tools, expiry
 from server.catalog import Catalog
 from server.errors import (
     CallError,
@@ -31,13 +25,10 @@ from server.errors import (
 )
 from server.execution import Outcome, SessionRuntime
 from server.jobs import InternalError, Task
-from server.json_view import to_json
 from server.mailboxes import Mailboxes
-from server.parts import environments
+from server.reading import SessionReader, described
 from server.settings import Settings
-from server.snapshot import FORMAT, freeze
-from server.stores import Head, MissingBlobError, Session, SessionStore
-from server.strict_json import Fragment, dumps, loads
+from server.stores import MissingBlobError, Session, SessionStore
 from server.world import Codec, InitialEnvironments
 
 T = TypeVar("T")
@@ -79,6 +70,7 @@ class SessionManager:
             max_result_bytes=settings.max_result_bytes,
         )
         self.mailboxes = Mailboxes(store, settings)
+        self.reader = SessionReader(store, self._codec, self.mailboxes.cache)
 
     # Calls
 
@@ -98,7 +90,7 @@ class SessionManager:
         job = ResetJob(self.mailboxes, self._tools, session_id, owner, version)
         self.mailboxes.submit(job)
         await job.future
-        return await self.get(session_id, owner)
+        return await self.read(lambda reader: reader.describe(session_id, owner))
 
     def _runtime(self, toolpacks: tuple[str, ...]) -> SessionRuntime:
         runtime = self._runtimes.get(toolpacks)
@@ -157,7 +149,9 @@ class SessionManager:
         chosen = self.catalog.choose(toolpacks)
         for given in [*options, *environment]:
             if given not in chosen:
-                raise InvalidParamsError(f"Toolpack {given!r} is not among the session's: {', '.join(chosen) or 'none'}.")
+                raise InvalidParamsError(
+                    f"Toolpack {given!r} is not among the session's: {', '.join(chosen) or 'none'}."
+                )
         both = options.keys() & environment.keys()
         if both:
             raise InvalidParamsError(f"Toolpack {min(both)!r} has options and an environment: give one of them.")
@@ -171,7 +165,7 @@ class SessionManager:
                 self.store.create([session], parts, {} if not environment else blobs)
             except MissingBlobError:
                 self.store.create([session], parts, blobs)
-            return self._told(session, 0)
+            return described(session, 0)
 
         return await self._do(create)
 
@@ -187,9 +181,9 @@ class SessionManager:
         """Create sessions that start from a version of this one."""
 
         def fork() -> list[dict[str, Any]]:
-            parent, head = self._find(session_id, owner)
+            parent, head = self.reader.find(session_id, owner)
             at = head.version if version is None else version
-            parts = self._parts(session_id, head, at)
+            parts = self.reader.parts(session_id, head, at)
             self._check_quota(parent.owner, count)
             forks = [
                 self._new_session(
@@ -206,8 +200,8 @@ class SessionManager:
             try:
                 self.store.create(forks, parts, {})
             except MissingBlobError:  # trimmed in between
-                raise VersionNotRetainedError(at, self._find(session_id, owner)[1].version) from None
-            return [self._told(session, 0) for session in forks]
+                raise VersionNotRetainedError(at, self.reader.find(session_id, owner)[1].version) from None
+            return [described(session, 0) for session in forks]
 
         return await self._do(fork)
 
@@ -218,7 +212,7 @@ class SessionManager:
             count, at = self.store.count(owner), time.monotonic()
         if count + more > self._settings.max_sessions:
             raise OverloadedError(
-                f"There are {count} sessions of this name; {self._settings.max_sessions} are allowed: close some first.",
+                f"This name has {count} sessions; {self._settings.max_sessions} are allowed: close some first.",
                 RECOUNT_SECONDS,
             )
         self._counts[owner] = count + more, at
@@ -253,7 +247,7 @@ class SessionManager:
         """Close a session and forget all of it."""
 
         def close() -> None:
-            self._find(session_id, owner)
+            self.reader.find(session_id, owner)
             self._delete([session_id])
 
         await self._do(close)
@@ -291,35 +285,13 @@ class SessionManager:
 
     # Looking at sessions
 
-    async def get(self, session_id: str, owner: str) -> dict[str, Any]:
-        """Describe a session."""
-
-        def get() -> dict[str, Any]:
-            session, head = self._find(session_id, owner)
-            return self._told(session, head.version)
-
-        return await self._do(get)
-
-    async def list_sessions(self, owner: str, labels: Mapping[str, str], after: str, limit: int) -> list[dict[str, Any]]:
-        """Describe the owner's sessions that carry all these labels, by id."""
-
-        def listed() -> list[dict[str, Any]]:
-            now, start = time.time(), after
-            alive: list[tuple[Session, int]] = []
-            while len(alive) < limit:
-                found = self.store.list(owner, labels, start, limit)
-                alive += [(session, version) for session, version in found if session.expires_at > now]
-                if len(found) < limit:
-                    break
-                start = found[-1][0].id
-            return [self._told(session, version, now=session.expires_at - expiry(session.ttl_seconds, 0))
-                    for session, version in alive[:limit]]
-
-        return await self._do(listed)
+    async def read(self, read: Callable[[SessionReader], T]) -> T:
+        """Read sessions, in a thread: `await sessions.read(lambda reader: reader.describe(session_id, owner))`."""
+        return await self._do(lambda: read(self.reader))
 
     async def toolpacks(self, session_id: str, owner: str | None) -> tuple[str, ...]:
         """Get the names of a session's toolpacks, all of which are loaded."""
-        session, _ = await self._do(lambda: self._find(session_id, owner))
+        session, _ = await self._do(lambda: self.reader.find(session_id, owner))
         self._runtime(session.toolpacks)
         return session.toolpacks
 
@@ -334,103 +306,6 @@ class SessionManager:
                 self._agents.clear()
             self._agents[agent_key] = session_id
         return session_id
-
-    async def environment(self, session_id: str, owner: str, version: int | None, pointer: str) -> Fragment:
-        """Get the JSON of a version's environments, or of what a pointer names in it."""
-
-        def view() -> Fragment:
-            text = self._view(session_id, owner, version)
-            if not pointer:
-                return Fragment(text)
-            try:
-                found = jsonpointer.resolve_pointer(loads(text), pointer)
-            except jsonpointer.JsonPointerException as error:
-                raise InvalidParamsError(f"The pointer {pointer!r} names nothing: {error}.") from None
-            if isinstance(found, jsonpointer.EndOfList):
-                raise InvalidParamsError(f"The pointer {pointer!r} names what comes after the last element: there is none.")
-            return Fragment(dumps(found))
-
-        return await self._do(view)
-
-    async def diff(self, session_id: str, owner: str, from_version: int, to_version: int | None) -> list[Any]:
-        """Get the JSON Patch that leads from one version's environments to another's."""
-
-        def diff() -> list[Any]:
-            return json_patch(
-                loads(self._view(session_id, owner, from_version)), loads(self._view(session_id, owner, to_version))
-            )
-
-        return await self._do(diff)
-
-    async def trace(self, session_id: str, owner: str, after: int, limit: int) -> list[Fragment]:
-        """Get the records after an index."""
-
-        def records() -> list[Fragment]:
-            self._find(session_id, owner)
-            return [Fragment(r.body.partition(b"\n")[0]) for r in self.store.records(session_id, after, limit)]
-
-        return await self._do(records)
-
-    async def export(self, session_id: str, owner: str, version: int | None) -> dict[str, Any]:
-        """Get a version's environments as an exact snapshot, for a client that has the same classes."""
-
-        def export() -> dict[str, Any]:
-            session, head = self._find(session_id, owner)
-            at = head.version if version is None else version
-            world = self._world(session_id, head, at)
-            return {
-                "format": FORMAT,
-                "toolpacks": list(session.toolpacks),
-                "fingerprints": {name: self.catalog.fingerprints[name] for name in session.toolpacks},
-                "version": at,
-                "snapshot": base64.b64encode(freeze(world, self.catalog.classes)).decode(),
-            }
-
-        return await self._do(export)
-
-    def _view(self, session_id: str, owner: str, version: int | None) -> bytes:
-        _, head = self._find(session_id, owner)
-        world = self._world(session_id, head, head.version if version is None else version)
-        return dumps({toolpack: Fragment(to_json(environment)) for toolpack, environment in world.items()})
-
-    def _world(self, session_id: str, head: Head, version: int) -> dict[str, BaseModel]:
-        parts = self._parts(session_id, head, version)
-        try:
-            blobs = self.store.blobs(list(parts.values()))
-        except MissingBlobError:  # trimmed in between
-            raise VersionNotRetainedError(version, head.version) from None
-        return environments({part: self._codec.decode(part, blobs[blob_id]) for part, blob_id in parts.items()})
-
-    def _parts(self, session_id: str, head: Head, version: int) -> Mapping[str, str]:
-        return head.parts if version == head.version else self.store.parts_at(session_id, version)
-
-    def _find(self, session_id: str, owner: str | None) -> tuple[Session, Head]:
-        """Get a session for its owner, and renew it."""
-        found = self.store.get(session_id)
-        now = time.time()
-        if found is None or found[0].expires_at <= now or owner not in {None, found[0].owner}:
-            raise SessionNotFoundError
-        session, head = found
-        if session.expires_at < now + session.ttl_seconds:
-            session = replace(session, expires_at=expiry(session.ttl_seconds, now))
-            self.store.renew(session_id, session.expires_at)
-            cached = self.mailboxes.cache.get(session_id)
-            if cached is not None:
-                cached.expires_at = max(cached.expires_at, session.expires_at)
-        return session, head
-
-    def _told(self, session: Session, version: int, *, now: float | None = None) -> dict[str, Any]:
-        called_at = time.time() if now is None else now
-        return {
-            "session_id": session.id,
-            "agent_path": f"/agents/{session.agent_key}",
-            "toolpacks": list(session.toolpacks),
-            "version": version,
-            "labels": dict(session.labels),
-            "created_at": timestamp(session.created_at),
-            "expires_at": timestamp(called_at + session.ttl_seconds),
-            "parent": {"session_id": session.parent[0], "version": session.parent[1]} if session.parent else None,
-        }
 
     async def _do(self, work: Callable[[], T]) -> T:
         errand = _Errand(work, self._settings.timeout_seconds)
@@ -456,14 +331,3 @@ class _Errand(Task):
 
     def overrun(self) -> None:
         self.error = DeadlineError(f"The request took longer than {self._timeout:g} s and was given up.")
-
-
-def json_patch(before: Any, after: Any) -> list[Any]:
-    """Get a JSON Patch (RFC 6902) that leads from one JSON value to another."""
-    patch: list[Any] = jsonpatch.make_patch(before, after).patch
-    try:
-        exact = dumps(jsonpatch.apply_patch(before, patch), sort_keys=True) == dumps(after, sort_keys=True)
-    except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException):
-        exact = False
-    # The library takes 1, 1.0 and true for equal; such a step is told as a whole.
-    return patch if exact else [{"op": "replace", "path": "", "value": after}]

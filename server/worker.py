@@ -7,6 +7,7 @@ lets what runs come to its end, and exits with status 0. It never outlives its s
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,8 @@ from server.catalog import Catalog
 from server.errors import StartError
 from server.protocol import limited_protocol
 from server.settings import Settings
+
+log = logging.getLogger("toolpack_server")
 
 START_FAILED = 3
 STARTING, SERVING = b"starting", b"serving"
@@ -162,6 +165,9 @@ def supervised_worker(
     except StartError as error:
         print(f"toolpack-server: {error}", file=sys.stderr)  # noqa: T201 - the log may not be set up
         status = START_FAILED
+    except BaseException:
+        log.exception("A worker has failed")
+        status = 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -253,11 +253,10 @@ def errors_of(function):
 @pytest.mark.parametrize("name", SUITES)
 def test_errors_have_the_same_texts(client, name):
     here, there = LocalRuntime(suite(name).tools), RemoteRuntime.bind(client, f"agentdojo-{name}")(suite(name).tools)
-    here.calls, problems, kinds = [], [], set()
+    remote, here.calls, problems, kinds = start(name).model_copy(deep=True), [], [], set()
     for function in suite(name).tools:
         for kwargs in errors_of(function):
-            local, remote = start(name).model_copy(deep=True), start(name).model_copy(deep=True)
-            there.close()
+            local = start(name).model_copy(deep=True)  # which AgentDojo may leave half changed
             result, error = here.run_function(local, function.name, kwargs)
             if error is None:
                 continue
@@ -269,6 +268,7 @@ def test_errors_have_the_same_texts(client, name):
                 there.run_function(remote, function.name, kwargs, raise_on_error=True)
             if error_text(raised.value) != told:
                 problems.append(f"{function.name}({kwargs}) raised {raised.value!r}")
+    assert difference(start(name), remote) is None
     assert not problems, "\n".join(problems)
     assert kinds >= {"ValidationError", "ToolNotFoundError"}
 

@@ -297,7 +297,7 @@ def test_a_session_in_parts_is_always_what_one_process_makes_of_one_environment(
                 environment = thaw(kept, catalog.classes)
             assert bench.call(session, name, **wire)["error"] == error
         version = bench.version(session)
-        kept = bench.sessions._world(session, bench.store.get(session)[1], version)["desk"]
+        kept = bench.sessions.reader.world(session, bench.store.get(session)[1], version)["desk"]
         assert difference(environment, kept) is None
     finally:
         bench.close()

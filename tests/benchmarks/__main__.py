@@ -20,7 +20,7 @@ from tests.benchmarks import bounds as measured
 from tests.benchmarks import report
 from tests.benchmarks.contenders import bare
 from tests.benchmarks.load import find_wrk
-from tests.benchmarks.processes import Unavailable
+from tests.benchmarks.processes import UnavailableError
 from tests.benchmarks.rounds import Plan, compare
 from tests.benchmarks.workshop import Workshop
 
@@ -58,12 +58,12 @@ def main(variant, parts, only, rounds, seconds, cache, out):
         find_wrk()
         with tempfile.TemporaryDirectory(prefix="toolpack-benchmark-") as folder:
             rows, bounds = measure(Workshop(Path(folder), cache, variant), plan, parts or PARTS, only)
-    except Unavailable as error:
+    except UnavailableError as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
         sys.exit(130)
-    click.echo(f"{about['date']}, variant {variant}, Python {about['python']}, {about['processors']} processors, ", nl=False)
-    click.echo(f"load before {about['load_before']:.2f}; {about['command']}\n")
+    machine = f"Python {about['python']}, {about['processors']} processors, load before {about['load_before']:.2f}"
+    click.echo(f"{about['date']}, variant {variant}, {machine}; {about['command']}\n")
     if rows:
         click.echo(f"{report.table(rows)}\n")
     if bounds:

@@ -21,6 +21,7 @@ ONE = {"amount": 1}
 MIB = 2**20
 CREATED, IDLE, STARTS, BATCH = 200, 10_000, 5, 100
 LARGE = 10 * MIB
+MOVE = {"function": "move_to_savings", "kwargs": {"amount": "1.00"}}
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Bound:
     value: float
     limit: float
     at_least: bool = False
-    unit: str = "×"
+    unit: str = " x"
     detail: str = ""
 
     @property
@@ -74,7 +75,8 @@ def quiet_and_beside_noise(workshop: Workshop, bare: HttpCase, plan: Plan) -> It
         ]
         ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
         ratio = statistics.median(one / other for one, other in pairs)
-        yield Bound("p50 of a change, one connection, compared with bare", ratio, 2.5, detail=f"{ours:.3f} / {theirs:.3f} ms")
+        detail = f"{ours:.3f} / {theirs:.3f} ms"
+        yield Bound("p50 of a change, one connection, compared with bare", ratio, 2.5, detail=detail)
         crowd = server.case("8 connections", "add", ONE)
         crowd.measure(1)
         for function, what in (("wait", "waits"), ("compute", "computes in Python")):
@@ -85,8 +87,11 @@ def quiet_and_beside_noise(workshop: Workshop, bare: HttpCase, plan: Plan) -> It
                     noisy.append(crowd.measure(plan.seconds))
             if function == "wait":
                 before, after = (statistics.median(s.p99_ms for s in samples) for samples in (quiet, noisy))
-                detail = f"{after:.2f} / {before:.2f} ms"
-                yield Bound(f"p99 beside a function that {what}, compared with quiet", after / before, 1.5, detail=detail)
+                detail, name = (
+                    f"{after:.2f} / {before:.2f} ms",
+                    f"p99 beside a function that {what}, compared with quiet",
+                )
+                yield Bound(name, after / before, 1.5, detail=detail)
             else:
                 before, after = (statistics.median(s.per_second for s in samples) for samples in (quiet, noisy))
                 detail = f"{after:.0f} / {before:.0f} per second"
@@ -155,14 +160,13 @@ def _timed(server: Server, make: Callable[[], object]) -> tuple[float, float]:
 def _memory(server: Server, *, called: bool) -> tuple[float, str]:
     ids = [server.create("bank") for _ in range(BATCH)]
     for id_ in ids:
-        server.client.call("run_function", {"session_id": id_, "function": "move_to_savings", "kwargs": {"amount": "1.00"}})
+        server.client.call("run_function", {"session_id": id_, **MOVE})
     before = server.process.memory_bytes()
     for _ in range(IDLE // BATCH):
         made, _ = server.client.post([jsonrpc("create_session", {"toolpacks": ["bank"]}, n) for n in range(BATCH)])
         if called:
-            call = {"function": "move_to_savings", "kwargs": {"amount": "1.00"}}
             ids = [one["result"]["session_id"] for one in made]
-            server.client.post([jsonrpc("run_function", {"session_id": id_, **call}, n) for n, id_ in enumerate(ids)])
+            server.client.post([jsonrpc("run_function", {"session_id": id_, **MOVE}, n) for n, id_ in enumerate(ids)])
     time.sleep(1)
     after = server.process.memory_bytes()
     return (after - before) / MIB, f"PSS of all processes: {before / MIB:.0f} MB before, {after / MIB:.0f} MB after"

@@ -69,7 +69,9 @@ def _ours(store: str, workshop: Workshop) -> Iterator[list[Case]]:
         ]
         for size, (suite, function, kwargs) in ours.AGENTDOJO.items():
             note = f"8 sessions; {suite}: {function}"
-            cases.append(server.case(f"{name} {size}, change", function, kwargs, toolpack=f"agentdojo-{suite}", note=note))
+            cases.append(
+                server.case(f"{name} {size}, change", function, kwargs, toolpack=f"agentdojo-{suite}", note=note)
+            )
         yield cases
 
 
@@ -172,14 +174,8 @@ def _agentdojo(size: str, workshop: Workshop) -> Iterator[list[Case]]:
 CONTENDERS = [
     *(Contender(f"ours, {store}", functools.partial(_ours, store)) for store in ("memory:", "sqlite:", "redis:")),
     Contender("fastapi-jsonrpc", _fastapi_jsonrpc),
-    *(
-        Contender(f"FastMCP tool call, {mode}", functools.partial(_fastmcp, mode))
-        for mode in ("sessions", "stateless")
-    ),
+    *(Contender(f"FastMCP tool call, {mode}", functools.partial(_fastmcp, mode)) for mode in ("sessions", "stateless")),
     Contender("OpenEnv /step", _openenv_step),
     Contender("OpenEnv tool call", _openenv_tool),
-    *(
-        Contender(f"AgentDojo in-process, {size}", functools.partial(_agentdojo, size))
-        for size in ours.AGENTDOJO
-    ),
+    *(Contender(f"AgentDojo in-process, {size}", functools.partial(_agentdojo, size)) for size in ours.AGENTDOJO),
 ]

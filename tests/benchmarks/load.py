@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.benchmarks.processes import Process, Unavailable
+from tests.benchmarks.processes import Process, UnavailableError
 
 SCRIPT = Path(__file__).with_name("load.lua")
 SETTLE_SECONDS = 0.3
@@ -23,7 +23,7 @@ BUSY = 0.75  # of the time, at least, a connection waits for an answer
 def find_wrk() -> str:
     found = shutil.which("wrk")
     if found is None:
-        raise Unavailable("wrk is not installed, and it drives the load: apt-get install wrk (Debian, Ubuntu)")
+        raise UnavailableError("wrk is not installed, and it drives the load: apt-get install wrk (Debian, Ubuntu)")
     return found
 
 
@@ -71,7 +71,7 @@ class HttpCase:
     connections: int = 8
     note: str = ""
 
-    def measure(self, seconds: float) -> Sample:
+    def measure(self, seconds: int) -> Sample:
         before, cpu = self.counted(), self.process.cpu_seconds()
         told, example = self._drive(seconds)
         time.sleep(SETTLE_SECONDS)  # what wrk left behind comes to its end, and its CPU time counts too
@@ -88,18 +88,18 @@ class HttpCase:
             problems.append(f"{told['answered']} calls were answered, but the state shows {done}")
         return Sample(told["answered"], told["seconds"], told["p50_ms"], told["p99_ms"], cpu, problems)
 
-    def _drive(self, seconds: float) -> tuple[dict[str, float], str]:
+    def _drive(self, seconds: int) -> tuple[dict[str, float], str]:
         with tempfile.NamedTemporaryFile(suffix=".requests") as file:
             file.write(b"\0".join(self.requests))
             file.flush()
-            command = [find_wrk(), "-t1", f"-c{self.connections}", f"-d{seconds:g}s", "--timeout", "30s", "-s", str(SCRIPT)]
-            command += [f"http://127.0.0.1:{self.port}/", "--", file.name, self.expected]
+            command = [find_wrk(), "-t1", f"-c{self.connections}", f"-d{seconds}s", "--timeout", "30s"]
+            command += ["-s", str(SCRIPT), f"http://127.0.0.1:{self.port}/", "--", file.name, self.expected]
             ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 60)
         try:
             *_, numbers, example = ended.stdout.splitlines()
             return json.loads(numbers), example.removeprefix("example: ")
         except ValueError:
-            raise Unavailable(f"wrk failed: {(ended.stderr or ended.stdout)[-300:]}") from None
+            raise UnavailableError(f"wrk failed: {(ended.stderr or ended.stdout)[-300:]}") from None
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ class LoopCase:
     def measure(self, seconds: float) -> Sample:
         stdin, stdout = self.process.popen.stdin, self.process.popen.stdout
         if stdin is None or stdout is None:
-            raise Unavailable("the loop has no pipes")
+            raise UnavailableError("the loop has no pipes")
         stdin.write(f"{seconds}\n")
         stdin.flush()
         line = stdout.readline()
         if not line:
-            raise Unavailable(f"the loop ended: {self.process.told()}")
+            raise UnavailableError(f"the loop ended: {self.process.told()}")
         told = json.loads(line)
         failed = told.pop("failed")
         return Sample(**told, problems=[f"{failed} calls failed"] if failed else [])

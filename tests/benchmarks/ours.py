@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.benchmarks.load import HttpCase
-from tests.benchmarks.processes import Process, Unavailable, free_port, listens, started
+from tests.benchmarks.processes import Process, UnavailableError, free_port, listens, started
 from tests.benchmarks.wire import Client, jsonrpc, request_bytes, status
 from tests.benchmarks.workshop import PACKS, Workshop
 
@@ -69,7 +69,7 @@ class Server:
         for call in calls:
             told = self.client.call("run_function", call)
             if told["error"] is not None:
-                raise Unavailable(f"{function}: {told['error']}")
+                raise UnavailableError(f"{function}: {told['error']}")
         seen = dict.fromkeys(ids, 0)
 
         def counted() -> int:
@@ -97,7 +97,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(workshop: Workshop, store: str = "sqlite:", *, bundled: bool = False, wait: bool = True) -> Iterator[Server]:
+def serving(
+    workshop: Workshop, store: str = "sqlite:", *, bundled: bool = False, wait: bool = True
+) -> Iterator[Server]:
     """Serve until the block ends.
 
     Args:
@@ -127,7 +129,7 @@ def serving(workshop: Workshop, store: str = "sqlite:", *, bundled: bool = False
 def _redis(workshop: Workshop) -> Iterator[str]:
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
-        raise Unavailable("redis-server is not installed")
+        raise UnavailableError("redis-server is not installed")
     port = free_port()
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(workshop.folder)]
     with started(command, workshop.folder / "redis.log") as process:

@@ -19,7 +19,7 @@ STOP_SECONDS = 15.0
 TOLD = 1500
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """Something can't be installed or started; the text says why."""
 
 
@@ -58,9 +58,9 @@ class Process:
         deadline = time.monotonic() + seconds
         while not condition():
             if self.popen.poll() is not None:
-                raise Unavailable(f"it ended with {self.popen.returncode}: {self.told()}")
+                raise UnavailableError(f"it ended with {self.popen.returncode}: {self.told()}")
             if time.monotonic() > deadline:
-                raise Unavailable(f"it was not ready within {seconds:g} s: {self.told()}")
+                raise UnavailableError(f"it was not ready within {seconds:g} s: {self.told()}")
             time.sleep(POLL_SECONDS)
 
     def told(self) -> str:

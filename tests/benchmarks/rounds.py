@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tests.benchmarks.contenders import CONTENDERS, Contender
 from tests.benchmarks.load import Case, HttpCase, Sample
-from tests.benchmarks.processes import Unavailable
+from tests.benchmarks.processes import UnavailableError
 from tests.benchmarks.workshop import Workshop
 
 
@@ -74,7 +74,7 @@ def _contender(contender: Contender, workshop: Workshop, plan: Plan, bare: HttpC
             for case in stack.enter_context(contender.cases(workshop)):
                 print(f"{case.name} …", file=sys.stderr, flush=True)
                 rows.append(_case(case, plan, bare, seen))
-    except (Unavailable, OSError, RuntimeError) as error:
+    except (UnavailableError, OSError, RuntimeError) as error:
         rows.append(Row(contender.name, unavailable=str(error)))
     return rows
 

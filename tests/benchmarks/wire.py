@@ -2,16 +2,18 @@
 
 import http.client
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
 JSON = "application/json"
+IDLE_SECONDS = 1.0  # a server may close a connection that is idle for longer
 
 
 def request_bytes(port: int, path: str, body: Any, headers: Mapping[str, str] | None = None) -> bytes:
     text = json.dumps(body, separators=(",", ":"))
-    lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Content-Type: {JSON}", f"Content-Length: {len(text)}"]
-    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    given = {"Host": f"127.0.0.1:{port}", "Content-Type": JSON, "Content-Length": len(text), **(headers or {})}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
     return "\r\n".join([*lines, "", text]).encode()
 
 
@@ -32,12 +34,16 @@ class Client:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         self._path = path
         self._headers = {"Content-Type": JSON, **(headers or {})}
+        self._used = time.monotonic()
 
     def post(self, body: Any) -> tuple[Any, Mapping[str, str]]:
         """Send JSON, and get the JSON and the headers of the answer."""
+        if time.monotonic() - self._used > IDLE_SECONDS:
+            self._connection.close()
         self._connection.request("POST", self._path, json.dumps(body), self._headers)
         reply = self._connection.getresponse()
         text = reply.read()
+        self._used = time.monotonic()
         if reply.status >= http.client.BAD_REQUEST:
             raise RuntimeError(f"HTTP {reply.status}: {text.decode(errors='replace')[:200]}")
         return (json.loads(text) if text else None), reply.headers
@@ -48,9 +54,6 @@ class Client:
         if "error" in reply:
             raise RuntimeError(f"{method}: {reply['error']}")
         return reply["result"]
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 def status(port: int, path: str) -> int | None:

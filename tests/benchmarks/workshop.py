@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.benchmarks.processes import Process, Unavailable, started
+from tests.benchmarks.processes import Process, UnavailableError, started
 
 HERE = Path(__file__).parent
 APPS = HERE / "apps"
@@ -80,6 +80,6 @@ def _check(command: Sequence[object]) -> None:
         subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or ["no reason given"]
-        raise Unavailable(f"it can't be installed: {lines[-1]}") from None
+        raise UnavailableError(f"it can't be installed: {lines[-1]}") from None
     except subprocess.TimeoutExpired:
-        raise Unavailable(f"it could not be installed within {INSTALL_SECONDS} s") from None
+        raise UnavailableError(f"it could not be installed within {INSTALL_SECONDS} s") from None

@@ -1,0 +1,173 @@
+"""What can be read of sessions: descriptions, environments as JSON, differences, traces, exact snapshots.
+
+The rule: all of this blocks and may run a toolpack's code, so it is called in threads only; what is read is what is
+committed; and whoever reads a session renews it.
+"""
+
+import base64
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jsonpatch
+import jsonpointer
+from pydantic import BaseModel
+
+from server.calls import expiry, timestamp
+from server.errors import InvalidParamsError, SessionNotFoundError, VersionNotRetainedError
+from server.json_view import to_json
+from server.parts import environments
+from server.session_cache import SessionCache
+from server.snapshot import FORMAT, freeze
+from server.stores import Head, MissingBlobError, Session, SessionStore
+from server.strict_json import Fragment, dumps, loads
+from server.world import Codec
+
+
+class SessionReader:
+    """Reads sessions for their owner; None, for what the server itself and an agent's address ask, is anybody's.
+
+    Args:
+        store: Where sessions are kept.
+        codec: Reads their environments.
+        cache: What this worker remembers of them; it is told of renewals.
+    """
+
+    def __init__(self, store: SessionStore, codec: Codec, cache: SessionCache) -> None:
+        self._store = store
+        self._codec = codec
+        self._cache = cache
+
+    def find(self, session_id: str, owner: str | None) -> tuple[Session, Head]:
+        """Get a session and where it stands, and renew it.
+
+        Raises:
+            SessionNotFoundError: It is unknown, closed, expired or another's.
+        """
+        found = self._store.get(session_id)
+        now = time.time()
+        if found is None or found[0].expires_at <= now or owner not in {None, found[0].owner}:
+            raise SessionNotFoundError
+        session, head = found
+        if session.expires_at < now + session.ttl_seconds:
+            session = replace(session, expires_at=expiry(session.ttl_seconds, now))
+            self._store.renew(session_id, session.expires_at)
+            cached = self._cache.get(session_id)
+            if cached is not None:
+                cached.expires_at = max(cached.expires_at, session.expires_at)
+        return session, head
+
+    def parts(self, session_id: str, head: Head, version: int) -> Mapping[str, str]:
+        """Get the blob id of each part of a version.
+
+        Raises:
+            VersionNotRetainedError: The version is gone, or hasn't come yet.
+        """
+        return head.parts if version == head.version else self._store.parts_at(session_id, version)
+
+    def describe(self, session_id: str, owner: str | None) -> dict[str, Any]:
+        """Describe a session."""
+        session, head = self.find(session_id, owner)
+        return described(session, head.version)
+
+    def list_sessions(self, owner: str, labels: Mapping[str, str], after: str, limit: int) -> list[dict[str, Any]]:
+        """Describe the owner's sessions that carry all these labels and haven't expired, by id."""
+        now = time.time()
+        alive: list[tuple[Session, int]] = []
+        while len(alive) < limit:
+            found = self._store.list(owner, labels, after, limit)
+            alive += [(session, version) for session, version in found if session.expires_at > now]
+            if len(found) < limit:
+                break
+            after = found[-1][0].id
+        # To be listed doesn't renew a session: it was called last when its time of expiry was written.
+        return [
+            described(session, version, called_at=session.expires_at - expiry(session.ttl_seconds, 0))
+            for session, version in alive[:limit]
+        ]
+
+    def environment(self, session_id: str, owner: str, version: int | None, pointer: str) -> Fragment:
+        """Get the JSON of a version's environments, or of what a JSON Pointer (RFC 6901) names in it.
+
+        Raises:
+            InvalidParamsError: The pointer names nothing.
+        """
+        text = self._view(session_id, owner, version)
+        if not pointer:
+            return Fragment(text)
+        try:
+            found = jsonpointer.resolve_pointer(loads(text), pointer)
+        except jsonpointer.JsonPointerException as error:
+            raise InvalidParamsError(f"The pointer {pointer!r} names nothing: {error}.") from None
+        if isinstance(found, jsonpointer.EndOfList):
+            raise InvalidParamsError(f"The pointer {pointer!r} names what comes after the last element: nothing.")
+        return Fragment(dumps(found))
+
+    def diff(self, session_id: str, owner: str, from_version: int, to_version: int | None) -> list[Any]:
+        """Get the JSON Patch that leads from one version's environments to another's."""
+        before = self._view(session_id, owner, from_version)
+        return json_patch(loads(before), loads(self._view(session_id, owner, to_version)))
+
+    def trace(self, session_id: str, owner: str, after: int, limit: int) -> list[Fragment]:
+        """Get the records after an index."""
+        self.find(session_id, owner)
+        return [Fragment(record.body.partition(b"\n")[0]) for record in self._store.records(session_id, after, limit)]
+
+    def export(self, session_id: str, owner: str, version: int | None) -> dict[str, Any]:
+        """Get a version's environments as an exact snapshot, for a client that has the same classes."""
+        session, head = self.find(session_id, owner)
+        at = head.version if version is None else version
+        world = self.world(session_id, head, at)
+        catalog = self._codec.catalog
+        return {
+            "format": FORMAT,
+            "toolpacks": [*session.toolpacks],
+            "fingerprints": {name: catalog.fingerprints[name] for name in session.toolpacks},
+            "version": at,
+            "snapshot": base64.b64encode(freeze(world, catalog.classes)).decode(),
+        }
+
+    def world(self, session_id: str, head: Head, version: int) -> dict[str, BaseModel]:
+        """Thaw a version's environments, by toolpack.
+
+        Raises:
+            VersionNotRetainedError: The version is gone, or hasn't come yet.
+        """
+        parts = self.parts(session_id, head, version)
+        try:
+            blobs = self._store.blobs([*parts.values()])
+        except MissingBlobError:  # trimmed in between
+            raise VersionNotRetainedError(version, head.version) from None
+        return environments({part: self._codec.decode(part, blobs[blob_id]) for part, blob_id in parts.items()})
+
+    def _view(self, session_id: str, owner: str, version: int | None) -> bytes:
+        _, head = self.find(session_id, owner)
+        world = self.world(session_id, head, head.version if version is None else version)
+        return dumps({toolpack: Fragment(to_json(environment)) for toolpack, environment in world.items()})
+
+
+def described(session: Session, version: int, *, called_at: float | None = None) -> dict[str, Any]:
+    """Describe a session as clients see it; it expires its TTL after it was called, by default now."""
+    called_at = time.time() if called_at is None else called_at
+    return {
+        "session_id": session.id,
+        "agent_path": f"/agents/{session.agent_key}",
+        "toolpacks": list(session.toolpacks),
+        "version": version,
+        "labels": dict(session.labels),
+        "created_at": timestamp(session.created_at),
+        "expires_at": timestamp(called_at + session.ttl_seconds),
+        "parent": {"session_id": session.parent[0], "version": session.parent[1]} if session.parent else None,
+    }
+
+
+def json_patch(before: Any, after: Any) -> list[Any]:
+    """Get a JSON Patch (RFC 6902) that leads from one JSON value to another."""
+    patch: list[Any] = jsonpatch.make_patch(before, after).patch
+    try:
+        exact = dumps(jsonpatch.apply_patch(before, patch), sort_keys=True) == dumps(after, sort_keys=True)
+    except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException):
+        exact = False
+    # The library takes 1, 1.0 and true for equal; such a step is told as a whole.
+    return patch if exact else [{"op": "replace", "path": "", "value": after}]
