@@ -6,8 +6,6 @@ the same shape that says what to do.
 
 import asyncio
 import contextlib
-import os
-import secrets
 from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
@@ -21,12 +19,12 @@ from server.auth import Gate, RefusedError, check_exposure
 from server.call_log import CallLog, accept_request_id
 from server.calls import CallRequest
 from server.catalog import Catalog, load_catalog
-from server.errors import SettingsError
 from server.execution import Outcome
 from server.jsonrpc import JsonRpc
 from server.methods import Caller, Methods
 from server.openrpc import openrpc_document
 from server.protocol import refusal
+from server.secret_key import secret_key
 from server.sessions import SessionManager
 from server.settings import Settings
 from server.stores import open_store
@@ -75,10 +73,10 @@ class Server:
         self.store = open_store(settings.store_url, exclusive=settings.workers == 1)
         self.sessions = SessionManager(catalog, MeasuredStore(self.store, self.metrics), settings, key)
         self._log = CallLog(settings.log_calls, arguments=settings.log_arguments)
-        methods = Methods(self.sessions, self.document, self.observe)
-        self._document = dumps(openrpc_document(methods.all()))
-        self.rpc = JsonRpc(methods.all(), settings)
-        self.agents = JsonRpc(methods.agents(), settings)
+        self._methods = Methods(self.sessions, self.document, self.observe)
+        self._document: Fragment | None = None
+        self.rpc = JsonRpc(self._methods.all(), settings)
+        self.agents = JsonRpc(self._methods.agents(), settings)
         self.is_open = True
 
     @contextlib.asynccontextmanager
@@ -120,8 +118,10 @@ class Server:
             await asyncio.sleep(1)
 
     def document(self) -> Fragment:
-        """Get the OpenRPC document."""
-        return Fragment(self._document)
+        """Get the OpenRPC document, made when somebody first asks for it."""
+        if self._document is None:
+            self._document = Fragment(dumps(openrpc_document(self._methods.all())))
+        return self._document
 
 
 def create_app(settings: Settings, catalog: Catalog | None = None) -> Starlette:
@@ -309,39 +309,3 @@ async def _not_routed(_request: Request, error: Exception) -> Response:
     headers = getattr(error, "headers", None)
     body = refusal(status, REMEDIES.get(status, "This can't be done here."))
     return Response(body, status, headers, media_type="application/json")
-
-
-def secret_key(settings: Settings) -> bytes:
-    """Get the key of the hash on stored snapshots: the setting, or one kept in the data directory.
-
-    Raises:
-        SettingsError: There is none, and none can be made.
-    """
-    if settings.secret_key is not None:
-        return settings.secret_key.get_secret_value().encode()
-    url = settings.store_url
-    if url.startswith("memory:"):
-        return secrets.token_bytes(32)
-    if url.startswith("redis"):
-        raise SettingsError(
-            "Servers that share a Redis need the same key: set TOOLPACK_SECRET_KEY to 32 or more random characters, "
-            "for example the output of `openssl rand -hex 32`."
-        )
-    path = settings.data_dir / "secret.key"
-    try:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            # Written aside and linked into place: whoever sees the file sees all of it.
-            aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_hex(32))
-            try:
-                path.hardlink_to(aside)
-            finally:
-                aside.unlink()
-        return path.read_text().strip().encode()
-    except OSError as error:
-        raise SettingsError(
-            f"The key in the data directory can't be read or made: {error.strerror}. Set TOOLPACK_SECRET_KEY."
-        ) from error

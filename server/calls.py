@@ -160,7 +160,8 @@ class CallJob(SessionJob):
         sent = dumps([self.request.function, self.request.kwargs], sort_keys=True)
         if dumps([told["function"], told["kwargs"]], sort_keys=True) != sent:
             raise CallIdReusedError(
-                f"call_id {call_id!r} was used for another call of {told['function']!r} or with other kwargs: make a new one."
+                f"call_id {call_id!r} was used for another call of {told['function']!r} or with other kwargs: "
+                "make a new one."
             )
         if told["error"] is not None:
             return Outcome(error=told["error"], failure=Failure(failure["failure"]), errors=failure["errors"])

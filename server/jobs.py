@@ -9,7 +9,7 @@ import logging
 import time
 from typing import Any, Protocol
 
-from server.errors import RequestError, StateDamagedError
+from server.errors import CallError, RequestError, StateDamagedError
 from server.session_cache import CachedSession
 from server.stores import Commit, MissingBlobError
 from server.threads import Interrupted, Job
@@ -45,7 +45,7 @@ class Task(Job):
             self.work()
         except Interrupted:
             raise
-        except (RequestError, asyncio.CancelledError) as error:
+        except (RequestError, CallError, asyncio.CancelledError) as error:
             self._raised = error
         except MissingBlobError:
             self._raised = StateDamagedError(

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from server.calls import CallJob, CallRequest, ResetJob, Tools, expiry
 from server.catalog import Catalog
 from server.errors import (
-    CallError,
     ClassesChangedError,
     DeadlineError,
     InvalidParamsError,
@@ -324,10 +323,7 @@ class _Errand(Task):
 
     def work(self) -> None:
         self.deadline = time.monotonic() + self._timeout
-        try:
-            self.answer = self._work()
-        except CallError as error:  # an environment can't be kept, or has no JSON form
-            self._raised = error
+        self.answer = self._work()
 
     def overrun(self) -> None:
         self.error = DeadlineError(f"The request took longer than {self._timeout:g} s and was given up.")

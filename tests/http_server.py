@@ -33,8 +33,8 @@ def running(catalog: Catalog, **settings) -> Iterator[str]:
     server, listener = _Server(config), config.bind_socket()
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
-    assert server.listens.wait(PATIENCE), "the server did not start"
     try:
+        assert server.listens.wait(PATIENCE), "the server did not start"
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True

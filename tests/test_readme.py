@@ -197,6 +197,14 @@ def test_a_toolpack_may_have_the_name_of_a_bundled_one(folder):
     assert run_console([(command, "")], folder) == ["70.0\n"]
 
 
+def test_run_agentdojo(folder):
+    (program,) = blocks("Run AgentDojo against the server", "python")
+    with serving(".venv/bin/toolpack-server serve --packs agentdojo-workspace", folder) as banner:
+        (folder / "run.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+        printed = run_console([(".venv/bin/python run.py", "")], folder)
+    assert printed == ["utility: True\n"]
+
+
 def test_ci_runs_the_test_command_and_the_other_checks():
     commands = "".join(blocks("Develop", "sh"))
     taken = subprocess.run([ROOT / ".ci" / "run", "--print"], stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -206,7 +214,7 @@ def test_ci_runs_the_test_command_and_the_other_checks():
 
 def test_every_code_block_is_run_or_named_here():
     sections = re.findall(r"^## (.*)$", README, re.MULTILINE)
-    run = {"Start", "A first session", "Write a toolpack", "Develop"}
+    run = {"Start", "A first session", "Write a toolpack", "Run AgentDojo against the server", "Develop"}
     not_run = {"Run in a container"}
     assert {section for section in sections if blocks(section, "sh", "console", "python", "bash")} == run | not_run
     outside = [line for section in not_run for block in blocks(section, "sh") for line in block.splitlines()]

@@ -241,12 +241,12 @@ def _event(
 
 
 def _received(number: int, sender: str, sent_at: str, subject: str, body: str, **more: Any) -> Mail:
-    more = {"folder": Folder.INBOX, "read": sent_at < "2026-02-26"} | more
+    more = {"folder": Folder.INBOX, "read": sent_at < "2026-02-26", **more}
     return _mail(number, sent_at, sender=sender, recipients=[NORA], subject=subject, body=body, **more)
 
 
 def _sent(number: int, recipients: list[str], sent_at: str, subject: str, body: str, **more: Any) -> Mail:
-    more = {"folder": Folder.SENT, "read": True} | more
+    more = {"folder": Folder.SENT, "read": True, **more}
     return _mail(number, sent_at, sender=NORA, recipients=recipients, subject=subject, body=body, **more)
 
 

@@ -6,6 +6,7 @@ Exit status 1 says that a promise was broken; the details are printed.
 """
 
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -32,6 +33,7 @@ SHOWN = 5
 @click.option("--logs", is_flag=True, help="Show the servers' logs.")
 def main(seconds, stores, workers, clients, sessions, seed, calm, logs):
     """Break a running server in many ways, and check that it kept its promises."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # everything is stopped then too
     seed = random.randrange(2**32) if seed is None else seed
     click.echo(f"seed {seed}")
     broken = False
@@ -44,17 +46,16 @@ def main(seconds, stores, workers, clients, sessions, seed, calm, logs):
 def run(store, folder, seconds, workers, clients, sessions, seed, calm, logs):
     """Test one store, print what came of it, and say whether a promise was broken."""
     world = World(store, folder, workers)
+    faults = Faults(world, seed)
     try:
         ports = [server.port for server in world.servers]
         crowd = Clients(ports, clients, sessions, seed)
-        faults = Faults(world, seed)
         began = time.monotonic()
         crowd.start()
         if not calm:
             faults.start()
         time.sleep(seconds)
-        if not calm:
-            faults.stop()
+        faults.stop()
         crowd.stop()
         lasted = time.monotonic() - began
         connection = Connection(ports, random.Random(seed))
@@ -63,6 +64,7 @@ def run(store, folder, seconds, workers, clients, sessions, seed, calm, logs):
         )
         connection.close()
     finally:
+        faults.stop()  # a fault that is on its way starts servers
         world.end()
         if logs:
             for path in sorted(Path(folder).glob("*.log")):

@@ -62,7 +62,8 @@ class Faults:
     def stop(self):
         """Wait for the fault that is on its way."""
         self._stopped.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self):
         bag = []

@@ -210,16 +210,16 @@ class World:
         self.wires = []
         self.redis = None
         self._redis_process = None
-        if store == "sqlite":
-            self.servers = [Server(folder, f"sqlite:///{folder}/sessions.db", workers, **settings)]
-        else:
-            port = self._start_redis(folder)
-            self.wires = [Wire(port), Wire(port)]
-            self.servers = [
-                Server(folder, f"redis://127.0.0.1:{wire.port}/0", workers, f"server-{number}", **settings)
-                for number, wire in enumerate(self.wires, 1)
-            ]
         try:
+            if store == "sqlite":
+                self.servers = [Server(folder, f"sqlite:///{folder}/sessions.db", workers, **settings)]
+            else:
+                port = self._start_redis(folder)
+                self.wires = [Wire(port), Wire(port)]
+                self.servers = [
+                    Server(folder, f"redis://127.0.0.1:{wire.port}/0", workers, f"server-{number}", **settings)
+                    for number, wire in enumerate(self.wires, 1)
+                ]
             for server in self.servers:
                 server.start()
         except BaseException:
