@@ -50,8 +50,9 @@ class Tools:
     timeout_seconds: float
     max_result_bytes: int
 
-    def initial_parts(self, toolpacks: tuple[str, ...], options: Mapping[str, Any], environment: Mapping[str, Any]
-                      ) -> tuple[dict[str, str], dict[str, bytes]]:
+    def initial_parts(
+        self, toolpacks: tuple[str, ...], options: Mapping[str, Any], environment: Mapping[str, Any]
+    ) -> tuple[dict[str, str], dict[str, bytes]]:
         """Get the blob ids and the blobs of the environments that a session starts with.
 
         Raises:

@@ -164,7 +164,9 @@ def _find(
                 problems.append(RegistrationError(f"no module has a toolpack {name!r}; found: {known}.{hint}"))
         found = {name: found[name] for name in names if name in found}
     if not found and not problems:
-        notices.append("No toolpack was found: put modules into the folder, or name bundled ones: --packs bank,workspace.")
+        notices.append(
+            "No toolpack was found: put modules into the folder, or name bundled ones: --packs bank,workspace."
+        )
     return {name: pack for name, pack in found.items() if name not in unsound}, notices
 
 

@@ -237,7 +237,7 @@ def _resolve(annotation: str | ForwardRef, owner: type | None) -> list[Any]:
         return []
 
 
-def _parts(annotation: Any) -> Iterable[Any]:  # noqa: PLR0911 - one for each kind of annotation
+def _parts(annotation: Any) -> Iterable[Any]:
     if isinstance(annotation, (typing.TypeVar, typing_extensions.TypeVar)):
         default = getattr(annotation, "__default__", None)
         return [annotation.__bound__, *annotation.__constraints__, default]

@@ -134,8 +134,10 @@ class SessionRuntime(FunctionsRuntime):
 
 def nested_calls(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Replace each argument that is exactly `{"$call": {"function": …, "args": {…}}}` by a `FunctionCall`."""
-    return {name: _nested_call(value) if type(value) is dict and "$call" in value else value
-            for name, value in arguments.items()}
+    return {
+        name: _nested_call(value) if type(value) is dict and "$call" in value else value
+        for name, value in arguments.items()
+    }
 
 
 def _nested_call(value: dict[str, Any]) -> Any:

@@ -92,4 +92,3 @@ def _copied_model(value: BaseModel, copied: Any) -> BaseModel:
     object.__setattr__(twin, "__pydantic_fields_set__", value.__pydantic_fields_set__)
     object.__setattr__(twin, "__pydantic_private__", value.__pydantic_private__)
     return twin
-

@@ -32,6 +32,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     settings: ClassVar[Settings]
 
     def connection_made(self, transport: Any) -> None:
+        """Take a connection, if there is room for it."""
         super().connection_made(transport)
         self._header_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -41,6 +42,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._expect("headers", self.settings.header_timeout_seconds)
 
     def data_received(self, data: bytes) -> None:
+        """Take in what came, and see what has to come next, and until when."""
         super().data_received(data)
         if not self._in_request():
             self._header_bytes += len(data)
@@ -59,10 +61,12 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of the timer."""
         self._cancel()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
         self._refuse(400, f"{msg.rstrip('.')}: send HTTP/1.1.")
 
     def _in_request(self) -> bool:

@@ -121,7 +121,7 @@ class SessionManager:
     async def drain(self) -> None:
         """Wait until nothing runs any more, for as long as the settings allow, and stop the threads."""
         deadline = time.monotonic() + self._settings.drain_seconds
-        while not self.mailboxes.is_idle() and time.monotonic() < deadline:
+        while not self.mailboxes.is_idle() and time.monotonic() < deadline:  # noqa: ASYNC110 - threads end it
             await asyncio.sleep(0.01)
         self.mailboxes.stop()
 

@@ -55,7 +55,7 @@ class Codec:
         payload = freeze(environment, self.catalog.classes)
         if len(payload) > self._max_bytes:
             raise TooLargeError(
-                f"the environment of {toolpack!r} has grown to {len(payload)} bytes; {self._max_bytes} are kept at most."
+                f"the environment of {toolpack!r} has grown to {len(payload)} bytes; {self._max_bytes} are allowed."
             )
         return seal(payload, self.catalog.fingerprints[toolpack], self._key)
 

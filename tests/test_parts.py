@@ -6,7 +6,7 @@ import pytest
 import serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel, Field, PrivateAttr
 
 from server import Depends, FunctionCall, FunctionsRuntime, TaskEnvironment, Toolpack
 from server.catalog import Catalog
@@ -17,15 +17,15 @@ from server.snapshot import freeze, thaw
 
 class Note(BaseModel):
     text: str = ""
-    replies: list["Note"] = []
+    replies: list["Note"] = Field(default_factory=list)
 
 
 class Desk(TaskEnvironment):
-    notes: list[Note] = []
-    pinned: list[Note] = []
-    drafts: list[Note] = []
-    names: set[str] = set()
-    unused: list[int] = [1]
+    notes: list[Note] = Field(default_factory=list)
+    pinned: list[Note] = Field(default_factory=list)
+    drafts: list[Note] = Field(default_factory=list)
+    names: set[str] = Field(default_factory=set)
+    unused: list[int] = Field(default_factory=lambda: [1])
     _counter: list[int] = PrivateAttr(default_factory=lambda: [7])
 
 
@@ -134,10 +134,10 @@ def test_what_cannot_change_may_be_shared():
 
 
 class Knotted(TaskEnvironment):
-    notes: list[Any] = []
-    pinned: list[Note] = []
-    drafts: list[Note] = []
-    names: set[str] = set()
+    notes: list[Any] = Field(default_factory=list)
+    pinned: list[Note] = Field(default_factory=list)
+    drafts: list[Note] = Field(default_factory=list)
+    names: set[str] = Field(default_factory=set)
 
 
 def test_an_environment_that_something_refers_back_to_is_one_part():

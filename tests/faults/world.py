@@ -42,9 +42,11 @@ def children(pid):
 
 
 def is_alive(pid):
+    """Whether anything of a process is left that could hold files."""
     try:
-        # A zombie has ended: only its parent hasn't looked yet.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        # A zombie has ended, and its parent hasn't looked yet; but its other threads may still be at it.
+        return state != "Z" or len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     except OSError:
         return False
 

@@ -1,0 +1,160 @@
+"""Sends hostile bodies to a server without HTTP, and checks after each one that no promise is broken."""
+
+import logging
+import time
+from collections import Counter
+
+import serving
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from fuzz.oracle import check_reply, require, strict
+from fuzz.values import Target, bodies, heavy, strict_request
+from server.jsonrpc import FAILURE_CODES
+
+OWNER, OTHER = "fuzz", "another"
+ANSWER_SECONDS = 10.0
+STALL_SECONDS = 2.0  # the supervisor takes a worker whose loop stands still for longer for dead, 3 s later
+CHANGING = {"run_function", "reset_session"}
+
+
+class Attack:
+    """A server under attack, and what was seen of it.
+
+    Attributes:
+        target: The sessions to aim at.
+        seen: How often each method was answered with each code; 0 is a result.
+    """
+
+    def __init__(self, **limits):
+        self.bench = serving.Bench(max_environment_bytes=2**20, max_sessions=5000, **limits)
+        self.seen = Counter()
+        self._faults = _Faults()
+        logging.getLogger().addHandler(self._faults)
+        packs = ["ledger", "nasty", "halves", "vault"]
+        create = self.bench.create
+        self.target = Target(create(*packs, owner=OWNER), create(*packs, owner=OWNER), create(*packs, owner=OTHER))
+        self.agent_key = self._ask("get_session")["agent_path"].rpartition("/")[2]
+        self._state = self._look()
+
+    def close(self):
+        logging.getLogger().removeHandler(self._faults)
+        self.bench.close()
+
+    def send(self, body, *, agent=False):
+        """Send a body and check what comes of it."""
+        began = time.monotonic()
+        if agent:
+            reply = self.bench.answer(body, agent_key=self.agent_key)
+        else:
+            reply = self.bench.answer(body, owner=OWNER)
+        seconds = time.monotonic() - began
+        require(seconds < ANSWER_SECONDS, f"an answer took {seconds:.1f} s", body[:500])
+        require(not self._faults.found, "the server logged a fault", self._faults.found, body[:2000])
+        answers = check_reply(reply, body)
+        request = strict_request(body)
+        self._count(request, answers, agent=agent)
+        self._check_state(request, answers, body)
+        return reply
+
+    def _count(self, request, answers, *, agent):
+        method = request.get("method") if isinstance(request, dict) else None
+        label = method if isinstance(method, str) and len(answers) == 1 else "other"
+        for answer in answers:
+            code = answer.get("error", {}).get("code", 0)
+            known = label if code not in {-32601, -32600} else "other"
+            self.seen[f"{'agent ' if agent else ''}{known}", code] += 1
+
+    def _check_state(self, request, answers, body):
+        before, self._state = self._state, self._look()
+        if not isinstance(request, dict) or not answers:
+            return  # a batch or a notification: what it was allowed to change isn't told
+        method, (answer,) = request.get("method"), answers
+        refused = "error" in answer and answer["error"]["code"] not in FAILURE_CODES.values()
+        if refused or method not in CHANGING:
+            require(before == self._state, "a request that was refused, or only reads, changed the session", body, answer)
+        failed = "error" in answer or (method == "run_function" and answer["result"]["error"] is not None)
+        if failed:
+            require(before[:2] == self._state[:2], "a call that failed changed the session", body, answer)
+
+    def _look(self):
+        last = self._ask("get_session")["version"]
+        environment = self._ask("get_environment")
+        after = getattr(self, "_state", (0, None, -1))[2]
+        while records := self._ask("get_trace", after=after, limit=1000):
+            after = records[-1]["index"]
+        return last, environment, after
+
+    def _ask(self, method, **params):
+        return self.bench.rpc(method, owner=OWNER, session_id=self.target.session, **params)
+
+
+class _Faults(logging.Handler):
+    """Collects what the server logs as a fault."""
+
+    def __init__(self):
+        super().__init__(logging.ERROR)
+        self.found = []
+
+    def emit(self, record):
+        self.found.append(self.format(record))
+
+
+def fuzz_bodies(examples, number=None, *, agent=False):
+    """Send this many bodies, and get what was seen; with a number they are others than without."""
+    attack = Attack()
+    try:
+
+        @settings(
+            max_examples=examples, deadline=None, database=None, derandomize=number is None,
+            suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink], print_blob=False,
+        )  # fmt: skip
+        @given(bodies(attack.target, agent=agent))
+        def send(body):
+            attack.send(body, agent=agent)
+
+        (send if number is None else seed(number)(send))()
+        return attack.seen
+    finally:
+        attack.close()
+
+
+class _Pulse:
+    """Measures for how long the event loop stands still at most."""
+
+    def __init__(self, bench):
+        self._longest, self._last = 0.0, time.monotonic()
+        self._loop = bench._loop
+        self._stopped = False
+        self._loop.call_soon_threadsafe(self._beat)
+
+    def _beat(self):
+        now = time.monotonic()
+        self._longest, self._last = max(self._longest, now - self._last), now
+        if not self._stopped:
+            self._loop.call_later(0.01, self._beat)
+
+    def stop(self):
+        last = self._last
+        serving.wait_until(lambda: self._last > last, "a turn of the event loop")
+        self._stopped = True
+        return self._longest
+
+
+def heavy_names():
+    return sorted(heavy(Target("", "", ""), 100))
+
+
+def fuzz_heavy(name, size, stall_seconds=STALL_SECONDS):
+    """Send one heavy body; it must be answered soon, and the event loop must go on."""
+    attack = Attack()
+    pulse = _Pulse(attack.bench)
+    try:
+        reply = attack.send(heavy(attack.target, size)[name])
+        require(reply is not None, "no answer", name)
+        stalled = pulse.stop()
+        require(stalled < stall_seconds, f"the event loop stood still for {stalled:.1f} s", name)
+        require(len(reply) < 3 * size + 100_000, "the reply is much larger than the request", name, len(reply))
+        strict(reply)
+        return stalled
+    finally:
+        attack.close()

@@ -1,0 +1,303 @@
+"""Hostile values, and requests made of them: what a client of no good will may write into a body.
+
+The rule: about half of what stands in a request is right, so that the other half gets past the first check. Strategies
+only choose; nothing here sends anything.
+"""
+
+import json
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from server.methods import AgentListFunctions, AgentRunFunction, Methods
+
+ODD_NAMES = [
+    "", " ", "a", "ledger", "nasty", "halves", "vault", "__proto__", "__class__", "__init__", "__dict__", "constructor",
+    "self", "cls", "call", "args", "kwargs", "env", "params", "model_dump", "model_validate", "model_fields", "copy",
+    "json", "dict", "schema", "$call", "$ref", "$schema", "function", "amount", "value", "session_id", "rpc.discover",
+    "rpc.", "../../etc/passwd", "${jndi:ldap://x}", "%s%n", "{0.__class__}", "'; DROP TABLE sessions; --", "\x00",
+    "\u0000a", "a\nb", "\r\nX-Injected: 1", "\x1b[31m", "\u202e", "\ufeff", "\ufffe", "😀" * 40,
+    "e\u0301", "İ", "ß", "٣", "a" * 129, "b" * 257, "c" * 5000,
+]  # fmt: skip
+POINTERS = [
+    "/", "//", "/-", "/0", "/01", "/~", "~2", "/~2", "/~01", "/ledger", "/ledger/-", "/ledger/ledger/entries/-",
+    "/ledger/ledger/entries/0/01", "/ledger/ledger/entries/00", "/ledger/ledger/entries/-1", "/ledger/ledger/entries/-/x",
+    "/ledger/ledger/entries/1e0", "/ledger/ledger/entries/٠", "/nasty/people/0/name/0", "/__class__",
+    "/ledger/__class__/__init__", "/" + "9" * 30, "/" + "9" * 5000, "/ledger/ledger/entries/" + "9" * 5000, "#/ledger",
+    "/%6cedger", "/" * 3000, "/\x00",
+]  # fmt: skip
+# What runs at once; the fixtures' other functions wait or spin until a test lets them go.
+FUNCTIONS = [
+    "add", "total", "get_ledger", "append_to", "add_then", "add_and_return", "echo", "add_later", "wish", "befriend",
+    "rename_boss", "tag", "half_done", "look", "push_left", "push_right", "get_left", "put_right", "push_on",
+    "take_gold", "get_log", "store_list",
+]  # fmt: skip
+ARGUMENTS = ["amount", "target", "how", "what", "value", "name", "wish", "times", "one", "other", "tags", "number",
+             "shelf", "things"]  # fmt: skip
+WAYS = ["raise", "exit", "interrupt", "cancel", "generator", "recurse", "surrogate", "lambda", "grow", "object", "much",
+        "cycle"]  # fmt: skip
+
+# Stands for what no JSON may hold, or what some parsers don't take; most bodies get something harmless in its place.
+POISON = "@poison@"
+POISONS = [b"NaN", b"Infinity", b"-Infinity", b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\ud83d"', b'"\xed\xa0\x80"', b'"\xff"', b'"\xc0\x80"',
+           b"1e999", b"-1e400", b"9" * 400, b"9" * 5000, b"0x1", b"01", b"+1", b"'a'", b'"\x1f"', b'"\\x"', b"undefined", b""]  # fmt: skip
+HARMLESS = [b"null", b'"a"', b"1e-400", b"9" * 300, b"1E+2", b"-0", b'"\\ud83d\\ude00"', b'"\\u0000"', b'"\\/"']
+
+
+
+def mostly(right, odd, times=9):
+    """Draw `times` times from one strategy for every time from the other; `|` would weigh all that is in them alike."""
+    return st.sampled_from([right] * times + [odd]).flatmap(lambda chosen: chosen)
+
+
+texts = (
+    st.sampled_from(ODD_NAMES)
+    | st.sampled_from(ODD_NAMES)
+    | st.text(max_size=20)
+    | st.text(st.characters(categories=["Cc", "Cf", "Lu", "Mn", "Co"]), max_size=8)
+)
+integers = st.sampled_from(
+    [0, -1, 1, 2, 2**31, 2**53, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**25, -(10**299)]
+) | st.integers(-5, 300)
+floats = st.sampled_from(
+    [0.0, -0.0, 0.5, 1e-300, 5e-324, 1e308, 1e16]
+) | st.floats(width=32, allow_nan=False, allow_infinity=False)
+leaves = st.none() | st.booleans() | integers | floats | texts | st.just(POISON)
+
+
+def _containers(inner):
+    call = st.fixed_dictionaries({"function": st.sampled_from(FUNCTIONS) | texts, "args": st.dictionaries(_arguments, inner, max_size=2)})
+    return (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(texts, inner, max_size=4)
+        | st.fixed_dictionaries({"$call": call | inner})
+        | st.fixed_dictionaries({"$call": call, "more": inner})
+    )
+
+
+_arguments = st.sampled_from(ARGUMENTS) | texts
+values = st.recursive(leaves, _containers, max_leaves=12)
+
+
+def _nested(depth):
+    value = 1
+    for level in range(depth):
+        value = [value] if level % 2 else {"a": value}
+    return value
+
+
+def _calls(depth, function):
+    call = {"function": function, "args": {}}
+    for _ in range(depth):
+        call = {"function": "echo", "args": {"value": {"$call": call}}}
+    return {"$call": call}
+
+
+deep = st.builds(_nested, st.sampled_from([7, 120, 127, 128, 129, 500, 900]))
+chains = st.builds(_calls, st.sampled_from([1, 15, 16, 17, 40]), st.sampled_from([*FUNCTIONS, "no_such"]))
+calls = st.fixed_dictionaries(
+    {"$call": st.fixed_dictionaries({"function": st.sampled_from(FUNCTIONS), "args": st.just({})})}
+)
+kwargs = st.dictionaries(
+    _arguments, st.sampled_from(WAYS) | values | deep | chains | calls | st.just([1, 2]), max_size=3
+)
+environments = st.dictionaries(
+    st.sampled_from(["ledger", "vault", "nasty", "halves"]) | texts,
+    st.fixed_dictionaries({}, optional={"ledger": values, "people": st.lists(values, max_size=2), "vault": values,
+                                        "left": values, "numbers": values, "price": values, "at": values,
+                                        "wireName": values}) | values | deep,
+    max_size=3,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """The sessions that requests are aimed at.
+
+    Attributes:
+        session: One that must survive.
+        victim: One that may be closed.
+        foreign: Another name's.
+    """
+
+    session: str
+    victim: str
+    foreign: str
+
+
+def _plausible(target):
+    """For each parameter, what may be right."""
+    version = st.sampled_from([0, 1, 2, 3]) | st.none()
+    return {
+        "session_id": st.sampled_from([target.session] * 4 + [target.victim, target.foreign, "0" * 32]),
+        "format": st.sampled_from(["native", "openai", "anthropic", "gemini", "mcp"]),
+        "function": st.sampled_from(FUNCTIONS),
+        "kwargs": kwargs,
+        "raise_on_error": st.booleans(),
+        "call_id": st.sampled_from(["one", "two", "x" * 128, "\x00"]) | st.none(),
+        "expected_version": version,
+        "timeout_seconds": st.sampled_from([1, 0.5, 5.0, 1e-9, 1e300]),
+        "toolpacks": st.lists(st.sampled_from(["ledger", "nasty", "halves", "vault"]), max_size=3) | st.none(),
+        "options": st.dictionaries(st.sampled_from(["vault", "ledger"]),
+                                   st.dictionaries(st.sampled_from(["gold", "owners", "secret"]) | texts, values, max_size=3),
+                                   max_size=2),
+        "environment": environments,
+        "ttl_seconds": st.sampled_from([1000, 1e-9, 0.01, 1e8, 4e8]),
+        "labels": st.dictionaries(texts, texts, max_size=3),
+        "version": version,
+        "pointer": st.sampled_from(POINTERS),
+        "from_version": st.sampled_from([0, 1, 2, 99]),
+        "to_version": version,
+        "after": st.sampled_from([-1, 0, 5, 2**53 - 1, "", "f" * 32]),
+        "limit": st.sampled_from([1, 1000]),
+        "count": st.sampled_from([1, 2]),
+    }  # fmt: skip
+
+
+# Methods that end sessions are aimed at others than the one that must survive.
+_ENDING = {"close_session"}
+
+
+def _params(target, model, ending):
+    plausible = _plausible(target)
+    if ending:
+        plausible["session_id"] = st.sampled_from([target.victim, target.foreign, "0" * 32])
+    names = sorted(model.model_fields, key=lambda name: name != "session_id")
+    members = {name: mostly(plausible[name], values, 12) for name in names}
+    needed = {name: members[name] for name in names if model.model_fields[name].is_required()}
+    others = {name: members[name] for name in names if name not in needed}
+    right = st.fixed_dictionaries(needed, optional=others)
+    extended = st.builds(lambda known, more: known | more, right, st.dictionaries(texts, values, max_size=2))
+    partial = st.fixed_dictionaries({}, optional=members)
+    by_position = st.tuples(*members.values()).map(list)
+    return st.sampled_from([right] * 8 + [by_position] * 2 + [extended, partial, values]).flatmap(lambda one: one)
+
+
+ids = mostly(st.sampled_from([1, "a", 0, -1, 1.5, "", 2**60, 10**25, "\x00", "😀", None]), values)
+
+
+def requests(target, *, agent=False):
+    """Get single requests, most of them in the right shape."""
+    if agent:
+        models = {"list_functions": AgentListFunctions, "run_function": AgentRunFunction}
+    else:
+        models = {method.name: method.params for method in Methods(None, None).all()}
+
+    def request(name):
+        members = {"jsonrpc": st.just("2.0"), "method": st.just(name), "id": ids}
+        members["params"] = _params(target, models[name], name in _ENDING)
+        notification = {key: value for key, value in members.items() if key != "id"}
+        return mostly(st.fixed_dictionaries(members), st.fixed_dictionaries(notification, optional={"more": values}), 19)
+
+    names = [*models, *["run_function"] * 6]
+    odd = st.fixed_dictionaries(
+        {}, optional={"jsonrpc": st.just("2.0") | values, "method": texts | values, "params": values, "id": ids}
+    )
+    return mostly(st.sampled_from(names).flatmap(request), odd, 15)
+
+
+def _written(value, *, raw, spaces):
+    separators = (" ,\n", "\t: ") if spaces else (",", ":")
+    return json.dumps(value, ensure_ascii=not raw, separators=separators).encode("utf-8", "surrogatepass")
+
+
+@st.composite
+def bodies(draw, target, *, agent=False):
+    """Get bodies: mostly JSON of one request or a batch, some of them damaged."""
+    one = requests(target, agent=agent)
+    value = draw(mostly(one, mostly(st.lists(mostly(one, values, 4), max_size=5), values, 3), 7))
+    body = _written(value, raw=draw(st.booleans()), spaces=draw(st.booleans()))
+    mark = json.dumps(POISON).encode()
+    if mark in body:
+        body = body.replace(mark, draw(st.sampled_from(HARMLESS * 6 + POISONS)))
+    for _ in range(draw(st.sampled_from([0] * 9 + [1, 2]))):
+        body = draw(st.sampled_from(_DAMAGES))(draw, body)
+    return body
+
+
+def _cut(draw, body):
+    return body[: draw(st.integers(0, len(body)))]
+
+
+def _inserted(draw, body):
+    at = draw(st.integers(0, len(body)))
+    odd = [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\x00", b"\xef\xbb\xbf", b"NaN", b"-Infinity",
+           b"1e999", b"0x1", b"01", b"//", b",", b'"', b"\\u", b"\\ud800", b"[", b"}", b"9" * 5000, b"\x1f"]  # fmt: skip
+    return body[:at] + draw(st.sampled_from(odd)) + body[at:]
+
+
+def _doubled(draw, body):
+    key = draw(st.sampled_from([b'"id":7,', b'"method":"run_function",', b'"params":[],', b'"jsonrpc":"1.0",']))
+    at = body.find(b"{") + 1
+    return body[:at] + key + body[at:]
+
+
+def _overwritten(draw, body):
+    at = draw(st.integers(0, max(0, len(body) - 1)))
+    return body[:at] + bytes([draw(st.integers(0, 255))]) + body[at + 1 :]
+
+
+_DAMAGES = [_cut, _inserted, _doubled, _overwritten]
+
+
+def _request(method, **params):
+    return json.dumps(
+        {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, separators=(",", ":")
+    ).encode()
+
+
+HEAVY_BYTES = 10 * 2**20
+
+
+def heavy(target, size=HEAVY_BYTES):
+    """Get, by name, bodies of about `size` bytes that ask for as much work as that many bytes can."""
+    one, many = "x" * size, size // 8
+    session = target.session
+    numbered = dict.fromkeys((f"{number:x}" for number in range(size // 10)), 1)
+    made = {
+        "a long argument": _request("run_function", session_id=session, function="echo", kwargs={"value": one}),
+        "a long function": _request("run_function", session_id=session, function=one),
+        "a long method": _request(one),
+        "a long id": json.dumps({"jsonrpc": "2.0", "id": one, "method": "x"}).encode(),
+        "a long session": _request("get_session", session_id=one),
+        "a long pointer": _request("get_environment", session_id=session, pointer="/ledger" + "/" * size),
+        "a long label": _request("create_session", labels={one: "x"}),
+        "a long toolpack": _request("create_session", toolpacks=[one]),
+        "a long call_id": _request("run_function", session_id=session, function="total", call_id=one),
+        "escapes alone": _request("run_function", session_id=session, function="echo", kwargs={"value": '"' * (size // 2)}),
+        "commas in a string": _request("run_function", session_id=session, function=one.replace("x", ",")),
+        "an open string of escapes": b'["' + b'\\"' * (size // 2),
+        "unknown parameters": _request("get_session", session_id=session, **numbered),
+        "unknown arguments": _request("run_function", session_id=session, function="add", kwargs=numbered),
+        "unknown options": _request("create_session", toolpacks=["vault"], options={"vault": numbered}),
+        "a wrong label each": _request("create_session", labels=numbered),
+        "a wrong toolpack each": _request("create_session", toolpacks=[1] * (size // 2)),
+        "a wrong element each": _request(
+            "run_function", session_id=session, function="store_list", kwargs={"things": [1] * (size // 2)}
+        ),
+        "a wrong entry each": _request(
+            "create_session", environment={"ledger": {"ledger": {"entries": [""] * (size // 3)}}}
+        ),
+        "positions": _request("x").replace(b"{}", b"[" + b"1," * (size // 2) + b"1]"),
+        "a wide batch": b"[" + b"[]," * (size // 3) + b"1]",
+        "wide objects": b"[" + b"{}," * (size // 3) + b"1]",
+        "brackets": b"[" * size,
+        "pairs of brackets": b"[]" * (size // 2),
+        "digits": b"9" * size,
+        "a long fraction": b"0." + b"9" * size,
+        "spaces": b" " * size,
+        "backslashes": b'"' + b"\\" * size,
+        "zero bytes": bytes(size),
+        "quotes": b'"' * size,
+    }
+    return made | {"many arguments": _request("run_function", session_id=session, function="echo", kwargs={"value": [[]] * (many // 8)})}
+
+
+
+
+def strict_request(body):
+    """Get what a body asks for as a server should read it; None where it is no JSON."""
+    try:
+        return json.loads(body.decode())
+    except (ValueError, RecursionError):
+        return None
