@@ -7,6 +7,7 @@ safety asks, it isn't asked to do: a batch is split here, in order, and no excep
 
 import inspect
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -70,6 +71,9 @@ DETAILS = {
 }
 
 
+MOST_PROBLEMS = 100
+
+
 class _AnyArguments(inspect.Signature):
     """A signature that jsonrpcserver may bind anything to: `Params` say better, and faster, what is wrong."""
 
@@ -91,6 +95,12 @@ class JsonRpc:
 
     async def answer(self, caller: Caller, body: bytes) -> bytes | None:
         """Get the reply to a request's body; None where there is nothing to say."""
+        if _has_more_values(body, self._settings.max_json_values):
+            too_large = errors.TooLargeError(
+                f"The body has more than {self._settings.max_json_values} values: send less, or raise "
+                f"TOOLPACK_MAX_JSON_VALUES."
+            )
+            return _error(None, *described(too_large))
         try:
             request = loads(body)
         except ValueError as error:
@@ -107,7 +117,21 @@ class JsonRpc:
                 f"The batch has {len(request)} members; {self._settings.max_batch} are allowed: send several."
             )
             return _error(None, *described(too_large))
-        replies = [reply for member in request if (reply := await self._answer_one(caller, member)) is not None]
+        return await self._answer_batch(caller, request)
+
+    async def _answer_batch(self, caller: Caller, batch: list[Any]) -> bytes | None:
+        replies: list[bytes] = []
+        size, most = 0, self._settings.max_body_bytes
+        for member in batch:
+            if size > most and isinstance(member, dict) and "id" in member and not _request_problem(member):
+                # What one small request asks for may be large; a thousand of them must not fill the memory.
+                full = errors.TooLargeError(f"The answers before this one have {size} bytes: send it in another batch.")
+                reply: bytes | None = _error(member["id"], *described(full))
+            else:
+                reply = await self._answer_one(caller, member)
+            if reply is not None:
+                replies.append(reply)
+                size += len(reply)
         return b"[%b]" % b",".join(replies) if replies else None
 
     async def _answer_one(self, caller: Caller, request: Any) -> bytes | None:
@@ -169,6 +193,11 @@ def _bound(params: type[Params], names: tuple[str, ...], args: tuple[Any, ...], 
     try:
         return params.model_validate(dict(zip(names, args, strict=False)) if args else kwargs)
     except ValidationError as error:
+        if error.error_count() > MOST_PROBLEMS:  # to tell them all would take minutes, and the reply much memory
+            raise errors.InvalidParamsError(
+                f"{error.error_count()} things are wrong with the parameters, too many to be told. "
+                f"The parameters are: {', '.join(names) or 'none'}."
+            ) from None
         problems = [f"{'.'.join(map(str, e['loc'])) or 'params'}: {e['msg']}" for e in error.errors(include_url=False)]
         taken = ", ".join(names) or "none"
         raise errors.InvalidParamsError(f"{'; '.join(problems)}. The parameters are: {taken}.") from None
@@ -227,6 +256,15 @@ def _error(request_id: Any, code: int, message: str, data: Any) -> bytes:
 
 def _as_it_is(request: Any) -> Any:
     return request
+
+
+# A string that isn't closed goes on to the end; possessive, so that no body makes this slow.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+
+
+def _has_more_values(body: bytes, limit: int) -> bool:
+    # Most bodies have fewer commas than values are allowed; those in strings separate nothing.
+    return body.count(b",") > limit and _STRING.sub(b"", body).count(b",") > limit
 
 
 def _is_deeper(body: bytes, value: Any, limit: int) -> bool:

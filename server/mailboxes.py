@@ -35,7 +35,7 @@ TURN_SECONDS = 0.5  # how long a mailbox that never drains keeps its lease from 
 YIELD_SECONDS = 0.025  # long enough for all that poll to ask once
 STOP_SECONDS = 2.0
 
-CLOSED = "The session was closed meanwhile; nothing was changed."
+CLOSED = "The session was closed meanwhile."
 REFUSED = "Another worker has taken the session over; nothing was changed. Send the call again, with its call_id."
 VOID = "The call before this one could not be kept; nothing was changed. Send it again."
 UNKNOWN = "It is not known whether the call was kept: send it again with its call_id, or look for it in the trace."
@@ -230,7 +230,7 @@ class Mailboxes:
         if entry is not None and job.kept and job.commit is not None:
             entry.uncommitted.pop(job.commit.record.call_id or "", None)
         elif entry is not None and entry.broken and not isinstance(job.error, InternalError):
-            job.error = OverloadedError(entry.broken)
+            job.error = SessionNotFoundError() if entry.broken == CLOSED else OverloadedError(entry.broken)
         if not box.unfinished and not box.running:
             self._pause(job, box)
 

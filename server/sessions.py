@@ -33,6 +33,7 @@ from server.world import Codec, InitialEnvironments
 T = TypeVar("T")
 
 SWEEP_SECONDS = 1.0
+PING_SECONDS = 1.0
 RECOUNT_SECONDS = 1.0
 SWEEP_AT_ONCE = 200
 INITIAL_BYTES = 64 * 2**20
@@ -128,7 +129,7 @@ class SessionManager:
     async def is_store_reachable(self) -> bool:
         """Whether the store answers."""
         try:
-            await self._do(self.store.ping)
+            await asyncio.wait_for(self._do(self.store.ping), PING_SECONDS)
         except Exception:  # noqa: BLE001 - whatever it is, the store doesn't answer
             return False
         return True

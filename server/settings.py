@@ -94,6 +94,7 @@ class Settings(BaseSettings):
     body_timeout_seconds: float = Field(30, gt=0, description="How long a client may take to send a request's body.")
     max_batch: int = Field(1000, ge=1, description="Members of a batch.")
     max_json_depth: int = Field(128, ge=8, description="Nesting of a request's JSON.")
+    max_json_values: int = Field(250_000, ge=1000, description="Values in a request's JSON.")
     max_result_bytes: int = Field(2**20, ge=1024, description="Size of a call's result as JSON.")
     max_environment_bytes: int = Field(32 * 2**20, ge=1024, description="Size of a toolpack's snapshot.")
 

@@ -84,15 +84,16 @@ class DrainingServer(uvicorn.Server):
         """Handle signals, and unlike uvicorn's own don't raise them again: a stop that went well exits 0."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self.handle_exit)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, self.handle_exit)
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
-        """Begin to stop; the second time, stop at once."""
-        if self._stop_at is not None:
-            self.should_exit = self.force_exit = True
-        else:
+        """Begin to stop; at a second Ctrl-C, wait no longer for running calls."""
+        if self._stop_at is None:
             self.drain()
+        elif sig == signal.SIGINT:
+            self._stop_at = time.monotonic()
 
     def drain(self) -> None:
         """Answer new requests with 503 from now on, and stop once nothing runs any more."""
