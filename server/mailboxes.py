@@ -81,6 +81,7 @@ class Mailboxes:
         self.threads = Threads(self._finish)
         self._lock = self.threads.lock
         self._boxes: dict[str, _Mailbox] = {}
+        self._arrived: list[SessionJob] = []
         self.waiting = 0
         self._leases = Leases(store)
         self._stopped = threading.Event()
@@ -88,21 +89,31 @@ class Mailboxes:
         self._keeper.start()
 
     def submit(self, job: SessionJob) -> None:
-        """Put a job into its session's mailbox.
+        """Put a job into its session's mailbox; one for which there is no room gets an `OverloadedError`.
 
-        Raises:
-            OverloadedError: Too much waits already.
+        Jobs that come in one turn of the event loop go to the threads together, at its end: the thread that leads then
+        finds them all, and the loop gets through its turn without sharing the interpreter with it.
         """
+        self._arrived.append(job)
+        if len(self._arrived) == 1:
+            job.loop.call_soon(self._admit)
+
+    def _admit(self) -> None:
+        arrived, self._arrived = self._arrived, []
         with self._lock:
-            box = self._boxes.get(job.session_id)
-            if box is None:
-                box = self._boxes[job.session_id] = _Mailbox()
-            if len(box.jobs) >= self._settings.max_waiting_per_session or self.waiting >= self._settings.max_waiting:
-                self._discard_if_done(job.session_id, box)
-                raise OverloadedError("Too many calls wait already; nothing was changed. Send it again later.")
-            box.jobs.append(job)
-            self.waiting += 1
-            self._start_next(box)
+            for job in arrived:
+                box = self._boxes.get(job.session_id)
+                if box is None:
+                    box = self._boxes[job.session_id] = _Mailbox()
+                settings = self._settings
+                if len(box.jobs) >= settings.max_waiting_per_session or self.waiting >= settings.max_waiting:
+                    self._discard_if_done(job.session_id, box)
+                    job.error = OverloadedError("Too many calls wait already; nothing was changed. Send it again later.")
+                    job.deliver()
+                    continue
+                box.jobs.append(job)
+                self.waiting += 1
+                self._start_next(box)
 
     def drop(self, session_ids: Iterable[str]) -> None:
         """Forget what is cached of sessions that were closed."""
@@ -116,7 +127,7 @@ class Mailboxes:
 
     def is_idle(self) -> bool:
         """Whether there is nothing to wait for: no session has anything to do, or it is too late for that."""
-        return not self._boxes or self._stopped.is_set()
+        return not (self._boxes or self._arrived) or self._stopped.is_set()
 
     def stop(self) -> None:
         """Stop the threads, and give back all leases: what still runs now will not be committed."""
