@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -70,8 +70,14 @@ class Tools:
 
 
 def timestamp(seconds: float) -> str:
-    """Write a time as RFC 3339, in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Write a time as RFC 3339, in UTC, to the millisecond."""
+    whole = int(seconds // 1)
+    return f"{_second(whole)}.{int((seconds - whole) * 1000):03}Z"
+
+
+@lru_cache(maxsize=8)  # most times that are written are those of right now
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().partition("+")[0]
 
 
 def expiry(ttl_seconds: float, now: float) -> float:

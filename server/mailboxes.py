@@ -108,7 +108,7 @@ class Mailboxes:
                 settings = self._settings
                 if len(box.jobs) >= settings.max_waiting_per_session or self.waiting >= settings.max_waiting:
                     self._discard_if_done(job.session_id, box)
-                    job.error = OverloadedError("Too many calls wait already; nothing was changed. Send it again later.")
+                    job.error = OverloadedError("Too many calls wait already; nothing was changed. Send it later.")
                     job.deliver()
                     continue
                 box.jobs.append(job)

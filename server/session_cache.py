@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from server.stores import Head, Record, Session
 
-LIVE_FACTOR = 4  # a live environment takes about this many times the bytes of its snapshot
-ENTRY_BYTES = 4096
+LIVE_FACTOR = 8  # a live environment takes about this many times the bytes of its snapshot
+ENTRY_BYTES = 8192
 
 
 class CachedSession:

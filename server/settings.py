@@ -76,7 +76,7 @@ class Settings(BaseSettings):
     keep_versions: int = Field(100, ge=0, description="Versions kept for fork, reset and diff, beside version 0.")
     keep_bytes: int = Field(8 * 2**20, ge=0, description="Bytes that the kept versions of a session may take.")
     cache_bytes: int = Field(
-        48 * 2**20, ge=0, description="Memory, as estimated, for sessions that a worker keeps ready."
+        40 * 2**20, ge=0, description="Memory, as estimated, for sessions that a worker keeps ready."
     )
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Size of a request's body.")
     log_calls: Literal["auto", "json", "text", "off"] = Field(

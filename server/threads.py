@@ -22,6 +22,7 @@ from server.functions_runtime import close_loop, wake_loop
 log = logging.getLogger("toolpack_server")
 
 TICK_SECONDS = 0.005
+QUIET_TICKS = 200
 BATCH = 64
 
 
@@ -151,6 +152,7 @@ class Threads:
             return True
 
     def _watch(self) -> None:
+        quiet = 0
         while not self._stopped:
             time.sleep(TICK_SECONDS)
             # First, so that a job which begins from here on sets it again: none is missed.
@@ -161,7 +163,9 @@ class Threads:
                     self._look_at(busy)
                 except RuntimeError:  # no thread can be started now; the next look tries again
                     log.exception("The system allows no more threads")
-            if not busy and not self._stopped:
+            quiet = 0 if busy or self._stir.is_set() else quiet + 1
+            # Not at once: waking it up again would cost each of a row of lone calls more than the ticks do.
+            if quiet > QUIET_TICKS and not self._stopped:
                 self._stir.wait()
 
     def _look_at(self, busy: "list[_Worker]") -> None:

@@ -143,7 +143,7 @@ class SqliteStore:
                 "DELETE FROM changes WHERE session = ? AND version = ? AND part = ?",
                 ((key, change.version, change.part) for change in unneeded),
             )
-            writer.executemany(sql.FREE_BLOB, {(int(change.blob),) for change in unneeded})
+            writer.execute(sql.FREE_BLOBS, (orjson.dumps([int(change.blob) for change in unneeded]),))
 
     def renew(self, session_id: str, expires_at: float) -> None:
         """Set a session's time of expiry."""

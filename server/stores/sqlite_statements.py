@@ -102,4 +102,8 @@ SAME_RECORD = """
 """
 ADD_CHANGE = "INSERT INTO changes (session, version, part, blob, size) VALUES (?, ?, ?, ?, ?)"
 FREE_BLOB = "DELETE FROM blobs WHERE key = ? AND NOT EXISTS (SELECT 1 FROM changes WHERE blob = blobs.key)"
+FREE_BLOBS = """
+    DELETE FROM blobs WHERE key IN (SELECT value FROM json_each(CAST(? AS TEXT)))
+        AND NOT EXISTS (SELECT 1 FROM changes WHERE blob = blobs.key)
+"""
 FREE_RECIPE = "DELETE FROM recipes WHERE key = ? AND NOT EXISTS (SELECT 1 FROM sessions WHERE recipe = recipes.key)"
