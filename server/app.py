@@ -19,7 +19,9 @@ from server.auth import Gate, RefusedError, check_exposure
 from server.call_log import CallLog, accept_request_id
 from server.calls import CallRequest
 from server.catalog import Catalog, load_catalog
+from server.errors import RequestError
 from server.execution import Outcome
+from server.jobs import InternalError
 from server.jsonrpc import JsonRpc
 from server.methods import Caller, Methods
 from server.openrpc import openrpc_document
@@ -31,6 +33,7 @@ from server.stores import open_store
 from server.strict_json import Fragment, dumps
 
 NOT_READY = "The server is starting or stopping: send it again in a moment."
+ONCE = (b"host", b"origin", b"authorization", b"content-type", b"content-length")
 REMEDIES = {
     404: "There is nothing at this path: POST to /rpc, or to an agent's /agents/<key>.",
     405: "This method is not taken here: POST JSON-RPC requests, GET the rest.",
@@ -184,12 +187,13 @@ class RpcEndpoint:
         headers = dict(scope["headers"])
         known_as = accept_request_id(headers.get(b"x-request-id")).encode()
         try:
+            _check_once(scope, headers)
             if not self.server.ready:
                 raise RefusedError(503, NOT_READY)
             rpc, caller = self.caller(scope, headers)
             body = await _body(headers, receive, self.server.settings.max_body_bytes)
         except RefusedError as refused:
-            await _send(send, refused.status, refusal(refused.status, str(refused)))
+            await _send(send, refused.status, refusal(refused.status, str(refused)), request_id=known_as)
             return
         reply = await rpc.answer(caller, body)
         await _send(send, 204 if reply is None else 200, reply or b"", request_id=known_as)
@@ -244,8 +248,10 @@ class DocumentEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
+        headers = dict(scope["headers"])
         try:
-            self.server.gate.owner(dict(scope["headers"]))
+            _check_once(scope, headers)
+            self.server.gate.owner(headers)
             if not self.server.ready:
                 raise RefusedError(503, NOT_READY)
         except RefusedError as refused:
@@ -261,7 +267,21 @@ class MetricsEndpoint(DocumentEndpoint):
 
     async def text(self) -> bytes:
         """See `DocumentEndpoint.text`."""
-        return self.server.metrics.exposition(await self.server.sessions.count())
+        try:
+            sessions = await self.server.sessions.count()
+        except (InternalError, RequestError):  # the store can't be reached, which is when metrics matter
+            sessions = None
+        return self.server.metrics.exposition(sessions)
+
+
+def _check_once(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """See that no header stands twice which would then mean one thing here and another to a proxy."""
+    if len(headers) == len(scope["headers"]):
+        return
+    names = [name for name, _ in scope["headers"]]
+    twice = next((name for name in ONCE if names.count(name) > 1), None)
+    if twice is not None:
+        raise RefusedError(400, f"The header {twice.decode()} stands twice: send it once.")
 
 
 async def _body(headers: dict[bytes, bytes], receive: Receive, most: int) -> bytes:

@@ -10,7 +10,6 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from server.errors import SettingsError
 from server.settings import Settings
@@ -55,7 +54,13 @@ def check_exposure(settings: Settings) -> None:
 
 
 def new_token(name: str) -> tuple[str, str]:
-    """Make a token: what its holder sends, and the line for the tokens file, which can't be turned back into it."""
+    """Make a token: what its holder sends, and the line for the tokens file, which can't be turned back into it.
+
+    Raises:
+        SettingsError: The name can't stand in the file.
+    """
+    if not name or name.startswith("#") or name != name.strip() or not name.isprintable():
+        raise SettingsError("A name is printable text, without a # or a space before it: choose another.")
     token = secrets.token_urlsafe(32)
     return token, f"{name}:{_digest(token).hex()}"
 
@@ -71,11 +76,12 @@ def _hashed_tokens(settings: Settings) -> dict[bytes, str]:
         raise SettingsError(f"The tokens file can't be read: {reason}. Correct TOOLPACK_TOKENS_FILE.") from None
     for number, line in enumerate(lines, 1):
         name, _, digest = line.strip().rpartition(":")
-        if not line.strip() or line.startswith("#"):
+        if not line.strip() or line.strip().startswith("#"):
             continue
         if not name or not re.fullmatch(r"[0-9a-f]{64}", digest):
             raise SettingsError(f"Line {number} of the tokens file is not name:hash: use `toolpack-server token NAME`.")
-        names[bytes.fromhex(digest)] = name
+        if names.setdefault(bytes.fromhex(digest), name) != name:
+            raise SettingsError(f"Line {number} of the tokens file is another name's token too: make a new one.")
     if not names:
         raise SettingsError("The tokens file has no token: add a line from `toolpack-server token NAME`.")
     return names
@@ -131,10 +137,9 @@ class Gate:
 
 
 def _host(header: str) -> str:
-    try:
-        return urlsplit(f"//{header}").hostname or ""
-    except ValueError:
-        return ""
+    """Get the name or address of a Host header, without its port; "" where there is anything else in it."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s\[\]:@/\\?#]+))(?::\d{0,5})?", header)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def _digest(token: str) -> bytes:

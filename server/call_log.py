@@ -16,6 +16,7 @@ from server.strict_json import Fragment, dumps
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 SHORTENED = 8
+_ID = re.compile(r"[0-9a-f]{32}")
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
@@ -69,7 +70,8 @@ class CallLog:
             "request_id": request_id.get(),
             "session": session_id[:SHORTENED],
             "owner": "agent" if owner is None else owner,
-            "function": function[:256],
+            # Whoever mistakes a key for a function's name must not find it here.
+            "function": _ID.sub(lambda found: f"{found[0][:SHORTENED]}…", function[:256]),
             "outcome": outcome,
             "duration_ms": round(seconds * 1000, 3),
         }
@@ -79,7 +81,8 @@ class CallLog:
         if self._style == "json":
             text = dumps(line)
         else:
-            told = f"{line['time']} {line['session']} {line['function']} {outcome} {line['duration_ms']} ms"
+            words = [line["time"], line["request_id"], line["session"], line["owner"], line["function"], outcome]
+            told = f"{' '.join(map(_printable, words))} {line['duration_ms']} ms"
             extra = f" {dumps(kwargs).decode()}" if self._arguments else ""
             text = f"{told}{extra}".encode("ascii", "backslashreplace")
         try:
@@ -87,3 +90,8 @@ class CallLog:
             sys.stderr.buffer.flush()
         except (OSError, ValueError):
             self._style = "off"  # nobody reads it any more, which must not stop the server
+
+
+def _printable(text: str) -> str:
+    """Get text for a line that a person reads: nothing in it moves a cursor or begins another line."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text) or "-"

@@ -60,20 +60,21 @@ class Metrics:
         self._stuck.set(stuck)
         self._cached.set(cached)
 
-    def exposition(self, sessions: int) -> bytes:
+    def exposition(self, sessions: int | None) -> bytes:
         """Write it all down in Prometheus' text format.
 
         Args:
-            sessions: How many sessions the store holds.
+            sessions: How many sessions the store holds; None where it doesn't say.
         """
         registry = self._registry
         if FOLDER_VARIABLE in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        stored = (
-            b"# HELP toolpack_sessions Sessions in the store.\n# TYPE toolpack_sessions gauge\ntoolpack_sessions %d\n"
-        )
-        return generate_latest(registry) + stored % sessions
+        told: bytes = generate_latest(registry)
+        if sessions is not None:
+            told += b"# HELP toolpack_sessions Sessions in the store.\n# TYPE toolpack_sessions gauge\n"
+            told += b"toolpack_sessions %d\n" % sessions
+        return told
 
 
 class MeasuredStore:

@@ -25,8 +25,8 @@ AGENTDOJO = {
     ),
     "110 KB": (
         "workspace",
-        "reschedule_calendar_event",
-        {"event_id": "6", "new_start_time": "2024-05-15 10:00", "new_end_time": "2024-05-15 11:00"},
+        "share_file",
+        {"file_id": "11", "email": "emma.johnson@bluesparrowtech.com", "permission": "r"},
     ),
 }
 

@@ -1,7 +1,6 @@
 """What must be true of every answer, whatever was asked."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ LEAKS = [
     text.encode()
     for text in (
         "Traceback (most recent", 'File "/', "site-packages", " object at 0x", str(Path(__file__).parents[2]),
-        sys.prefix, sys.base_prefix + "/lib", os.path.expanduser("~/"), ".py:",
+        sys.prefix, sys.base_prefix + "/lib", f"{Path.home()}/", ".py:",
     )
 ]  # fmt: skip
 

@@ -17,12 +17,13 @@ ODD_NAMES = [
     "json", "dict", "schema", "$call", "$ref", "$schema", "function", "amount", "value", "session_id", "rpc.discover",
     "rpc.", "../../etc/passwd", "${jndi:ldap://x}", "%s%n", "{0.__class__}", "'; DROP TABLE sessions; --", "\x00",
     "\u0000a", "a\nb", "\r\nX-Injected: 1", "\x1b[31m", "\u202e", "\ufeff", "\ufffe", "😀" * 40,
-    "e\u0301", "İ", "ß", "٣", "a" * 129, "b" * 257, "c" * 5000,
+    "e\u0301", "İ", "ß", "\u0663", "a" * 129, "b" * 257, "c" * 5000,
 ]  # fmt: skip
 POINTERS = [
     "/", "//", "/-", "/0", "/01", "/~", "~2", "/~2", "/~01", "/ledger", "/ledger/-", "/ledger/ledger/entries/-",
-    "/ledger/ledger/entries/0/01", "/ledger/ledger/entries/00", "/ledger/ledger/entries/-1", "/ledger/ledger/entries/-/x",
-    "/ledger/ledger/entries/1e0", "/ledger/ledger/entries/٠", "/nasty/people/0/name/0", "/__class__",
+    "/ledger/ledger/entries/0/01", "/ledger/ledger/entries/00", "/ledger/ledger/entries/-1",
+    "/ledger/ledger/entries/-/x",     "/ledger/ledger/entries/1e0", "/ledger/ledger/entries/\u0660",
+    "/nasty/people/0/name/0", "/__class__",
     "/ledger/__class__/__init__", "/" + "9" * 30, "/" + "9" * 5000, "/ledger/ledger/entries/" + "9" * 5000, "#/ledger",
     "/%6cedger", "/" * 3000, "/\x00",
 ]  # fmt: skip
@@ -39,10 +40,12 @@ WAYS = ["raise", "exit", "interrupt", "cancel", "generator", "recurse", "surroga
 
 # Stands for what no JSON may hold, or what some parsers don't take; most bodies get something harmless in its place.
 POISON = "@poison@"
-POISONS = [b"NaN", b"Infinity", b"-Infinity", b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\ud83d"', b'"\xed\xa0\x80"', b'"\xff"', b'"\xc0\x80"',
-           b"1e999", b"-1e400", b"9" * 400, b"9" * 5000, b"0x1", b"01", b"+1", b"'a'", b'"\x1f"', b'"\\x"', b"undefined", b""]  # fmt: skip
+POISONS = [
+    b"NaN", b"Infinity", b"-Infinity", b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\ud83d"', b'"\xed\xa0\x80"', b'"\xff"',
+    b'"\xc0\x80"', b"1e999", b"-1e400", b"9" * 400, b"9" * 5000, b"0x1", b"01", b"+1", b"'a'", b'"\x1f"', b'"\\x"',
+    b"undefined", b"",
+]  # fmt: skip
 HARMLESS = [b"null", b'"a"', b"1e-400", b"9" * 300, b"1E+2", b"-0", b'"\\ud83d\\ude00"', b'"\\u0000"', b'"\\/"']
-
 
 
 def mostly(right, odd, times=9):
@@ -59,14 +62,16 @@ texts = (
 integers = st.sampled_from(
     [0, -1, 1, 2, 2**31, 2**53, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**25, -(10**299)]
 ) | st.integers(-5, 300)
-floats = st.sampled_from(
-    [0.0, -0.0, 0.5, 1e-300, 5e-324, 1e308, 1e16]
-) | st.floats(width=32, allow_nan=False, allow_infinity=False)
+floats = st.sampled_from([0.0, -0.0, 0.5, 1e-300, 5e-324, 1e308, 1e16]) | st.floats(
+    width=32, allow_nan=False, allow_infinity=False
+)
 leaves = st.none() | st.booleans() | integers | floats | texts | st.just(POISON)
 
 
 def _containers(inner):
-    call = st.fixed_dictionaries({"function": st.sampled_from(FUNCTIONS) | texts, "args": st.dictionaries(_arguments, inner, max_size=2)})
+    call = st.fixed_dictionaries(
+        {"function": st.sampled_from(FUNCTIONS) | texts, "args": st.dictionaries(_arguments, inner, max_size=2)}
+    )
     return (
         st.lists(inner, max_size=4)
         | st.dictionaries(texts, inner, max_size=4)
@@ -139,7 +144,8 @@ def _plausible(target):
         "timeout_seconds": st.sampled_from([1, 0.5, 5.0, 1e-9, 1e300]),
         "toolpacks": st.lists(st.sampled_from(["ledger", "nasty", "halves", "vault"]), max_size=3) | st.none(),
         "options": st.dictionaries(st.sampled_from(["vault", "ledger"]),
-                                   st.dictionaries(st.sampled_from(["gold", "owners", "secret"]) | texts, values, max_size=3),
+                                   st.dictionaries(st.sampled_from(["gold", "owners", "secret"]) | texts, values,
+                                                   max_size=3),
                                    max_size=2),
         "environment": environments,
         "ttl_seconds": st.sampled_from([1000, 1e-9, 0.01, 1e8, 4e8]),
@@ -187,7 +193,9 @@ def requests(target, *, agent=False):
         members = {"jsonrpc": st.just("2.0"), "method": st.just(name), "id": ids}
         members["params"] = _params(target, models[name], name in _ENDING)
         notification = {key: value for key, value in members.items() if key != "id"}
-        return mostly(st.fixed_dictionaries(members), st.fixed_dictionaries(notification, optional={"more": values}), 19)
+        return mostly(
+            st.fixed_dictionaries(members), st.fixed_dictionaries(notification, optional={"more": values}), 19
+        )
 
     names = [*models, *["run_function"] * 6]
     odd = st.fixed_dictionaries(
@@ -221,8 +229,9 @@ def _cut(draw, body):
 
 def _inserted(draw, body):
     at = draw(st.integers(0, len(body)))
-    odd = [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\x00", b"\xef\xbb\xbf", b"NaN", b"-Infinity",
-           b"1e999", b"0x1", b"01", b"//", b",", b'"', b"\\u", b"\\ud800", b"[", b"}", b"9" * 5000, b"\x1f"]  # fmt: skip
+    odd = [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\x00", b"\xef\xbb\xbf", b"NaN",
+           b"-Infinity",            b"1e999", b"0x1", b"01", b"//", b",", b'"', b"\\u",
+           b"\\ud800", b"[", b"}", b"9" * 5000, b"\x1f"]  # fmt: skip
     return body[:at] + draw(st.sampled_from(odd)) + body[at:]
 
 
@@ -241,9 +250,7 @@ _DAMAGES = [_cut, _inserted, _doubled, _overwritten]
 
 
 def _request(method, **params):
-    return json.dumps(
-        {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, separators=(",", ":")
-    ).encode()
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, separators=(",", ":")).encode()
 
 
 HEAVY_BYTES = 10 * 2**20
@@ -264,7 +271,9 @@ def heavy(target, size=HEAVY_BYTES):
         "a long label": _request("create_session", labels={one: "x"}),
         "a long toolpack": _request("create_session", toolpacks=[one]),
         "a long call_id": _request("run_function", session_id=session, function="total", call_id=one),
-        "escapes alone": _request("run_function", session_id=session, function="echo", kwargs={"value": '"' * (size // 2)}),
+        "escapes alone": _request(
+            "run_function", session_id=session, function="echo", kwargs={"value": '"' * (size // 2)}
+        ),
         "commas in a string": _request("run_function", session_id=session, function=one.replace("x", ",")),
         "an open string of escapes": b'["' + b'\\"' * (size // 2),
         "unknown parameters": _request("get_session", session_id=session, **numbered),
@@ -290,9 +299,11 @@ def heavy(target, size=HEAVY_BYTES):
         "zero bytes": bytes(size),
         "quotes": b'"' * size,
     }
-    return made | {"many arguments": _request("run_function", session_id=session, function="echo", kwargs={"value": [[]] * (many // 8)})}
-
-
+    return made | {
+        "many arguments": _request(
+            "run_function", session_id=session, function="echo", kwargs={"value": [[]] * (many // 8)}
+        )
+    }
 
 
 def strict_request(body):

@@ -1,0 +1,100 @@
+"""The long fuzz test: hostile bodies, bad HTTP and crowds, against this server.
+
+    python -m tests.fuzz --seconds 600
+
+Exit status 1 says that a promise was broken; the details are printed, with the seed that finds it again.
+"""
+
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import click
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests know each other by their bare names, as under pytest
+
+import server_process
+from fuzz import crowd
+from fuzz.bodies import fuzz_bodies, fuzz_heavy
+from fuzz.conversations import LIMITS, fuzz_conversations
+from fuzz.values import HEAVY_BYTES
+
+BODIES_AT_ONCE = 500
+ROUNDS_AT_ONCE = 3
+
+
+@click.command()
+@click.option("--seconds", default=60.0, show_default=True, help="How long, for bodies and HTTP together.")
+@click.option("--seed", type=int, help="Begins with what was drawn under this seed.")
+@click.option("--connections", default=0, show_default=True, help="Then open so many connections, in steps.")
+@click.option("--heavy/--no-heavy", default=True, show_default=True, help="Begin with bodies of 10 MB.")
+def main(seconds, seed, connections, heavy):
+    """Attack a server in every way that the tests know, for as long as wanted."""
+    number = random.randrange(2**32) if seed is None else seed
+    bodies, statuses, rounds = Counter(), Counter(), 0
+    try:
+        if heavy:
+            stalls = fuzz_heavy(HEAVY_BYTES)
+            name = max(stalls, key=stalls.get)
+            click.echo(
+                f"{len(stalls)} heavy bodies; the event loop stood still for {stalls[name]:.2f} s at most: {name}"
+            )
+        for http in ("httptools", "h11"):
+            end = time.monotonic() + seconds / 2
+            with tempfile.TemporaryDirectory(prefix="toolpack-fuzz-") as folder, server(Path(folder), http) as running:
+                while time.monotonic() < end:
+                    statuses += fuzz_conversations(running, Path(folder) / "server.log", ROUNDS_AT_ONCE, number)
+                    bodies += fuzz_bodies(BODIES_AT_ONCE, number, agent=rounds % 4 == 3)
+                    number, rounds = number + 1, rounds + 1
+        if connections:
+            click.echo(f"{connections} connections; the slowest answer meanwhile: {crowded(connections):.2f} s")
+    except Exception as error:
+        click.echo(f"seed {number}: {error}")
+        raise SystemExit(1) from error
+    finally:
+        report(bodies, statuses)
+
+
+def server(folder, http):
+    """Start a server that reads HTTP with this library."""
+    variables = dict(LIMITS)
+    if http == "h11":
+        (folder / "without").mkdir()
+        (folder / "without" / "httptools.py").write_text("raise ImportError('hidden by a test')\n")
+        variables["PYTHONPATH"] = str(folder / "without")
+    return server_process.served(folder, **variables)
+
+
+def crowded(connections):
+    """Open connections to a server that allows a few less."""
+    crowd.allow_files(2 * connections + 1000)
+    allowed = connections - 500
+    limits = crowd.LIMITS | {"TOOLPACK_MAX_CONNECTIONS": str(allowed)}
+    with (
+        tempfile.TemporaryDirectory(prefix="toolpack-fuzz-") as folder,
+        server_process.served(Path(folder), **limits) as running,
+    ):
+        return asyncio.run(crowd.crowd(int(running.url.rpartition(":")[2]), connections, allowed))
+
+
+def report(bodies, statuses):
+    """Print what was seen."""
+    click.echo(f"{sum(bodies.values())} answers to bodies, by code:")
+    by_code = Counter()
+    for (_, code), times in bodies.items():
+        by_code[code] += times
+    click.echo("  " + ", ".join(f"{code or 'result'}: {times}" for code, times in by_code.most_common()))
+    methods = Counter()
+    for (method, code), times in bodies.items():
+        methods[method] += times if code == 0 else 0
+    click.echo("  results by method: " + ", ".join(f"{method} {times}" for method, times in methods.most_common()))
+    click.echo(f"{sum(statuses.values())} answers over HTTP, by status:")
+    click.echo("  " + ", ".join(f"{status}: {times}" for status, times in statuses.most_common()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""One line for each call: who, what, how long, how it ended; and never what was said, unless a setting asks for it."""
+
+import contextlib
+import io
+import json
+import re
+
+import httpx
+import pytest
+import server_process
+import serving
+
+from server.call_log import CallLog, accept_request_id, request_id
+
+FIELDS = ["time", "request_id", "session", "owner", "function", "outcome", "duration_ms"]
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+SECRET = "what-was-said"
+
+
+class Log:
+    """The log of a running server, from where the test begins."""
+
+    def __init__(self, server, folder):
+        self.server = server
+        self._path = folder / "server.log"
+        self._from = self._path.stat().st_size
+
+    def text(self):
+        return self._path.read_bytes()[self._from :].decode()
+
+    def lines(self):
+        return [json.loads(line) for line in self.text().split("\n")[:-1]]
+
+
+@contextlib.contextmanager
+def serving_with(folder, **variables):
+    with server_process.served(folder, "--store", "memory:", **variables) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("log")
+    with serving_with(folder) as server:
+        yield server, folder
+
+
+@pytest.fixture
+def log(running):
+    return Log(*running)
+
+
+def post(server, path, method, headers=None, **params):
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    return server.http.post(path, json=body, headers=headers)
+
+
+def test_a_line_for_each_call_with_these_fields(log):
+    session = log.server.rpc("create_session", toolpacks=["ledger"])
+    session_id = session["session_id"]
+    log.server.call(session_id, "add", amount=1)
+    post(log.server, session["agent_path"], "run_function", function="add", kwargs={"amount": "x"})
+    log.server.call(session_id, "none")
+    log.server.call(session_id, "add_then", how="raise")
+    post(log.server, "/rpc", "run_function", session_id=session_id, function="add", expected_version=99)
+    log.server.rpc("get_trace", session_id=session_id)
+    lines = log.lines()
+    assert [list(line) for line in lines] == [FIELDS] * 5
+    assert [(line["owner"], line["function"], line["outcome"]) for line in lines] == [
+        ("", "add", "ok"),
+        ("agent", "add", "arguments"),
+        ("", "none", "not_found"),
+        ("", "add_then", "raised"),
+        ("", "add", "refused"),
+    ]
+    assert {line["session"] for line in lines} == {session_id[:8]}
+    assert all(re.fullmatch(TIME, line["time"]) for line in lines)
+    assert all(0 < line["duration_ms"] < 20_000 for line in lines)
+    assert len({line["request_id"] for line in lines}) == 5
+
+
+def test_a_batch_is_one_request_with_a_line_for_each_call(log):
+    session_id = log.server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+    params = {"session_id": session_id, "function": "total"}
+    batch = [{"jsonrpc": "2.0", "id": number, "method": "run_function", "params": params} for number in range(3)]
+    log.server.http.post("/rpc", json=batch, headers={"X-Request-ID": "batch-1"})
+    assert [line["request_id"] for line in log.lines()] == ["batch-1"] * 3
+
+
+@pytest.mark.parametrize("given", ["abc-123", "x", "a" * 128, '{"a":1}', "../../etc", "%s%n"])
+def test_a_request_id_is_taken_over_and_told_back(log, given):
+    reply = post(log.server, "/rpc", "run_function", {"X-Request-ID": given}, session_id="0" * 32, function="add")
+    assert reply.headers["x-request-id"] == given
+    assert [line["request_id"] for line in log.lines()] == [given]
+
+
+@pytest.mark.parametrize("given", ["", "a" * 129, "a b", "a\tb", b"\xff", "é".encode(), None])
+def test_another_is_made_where_it_could_not_stand_in_a_log(log, given):
+    headers = {} if given is None else {"X-Request-ID": given}
+    reply = post(log.server, "/rpc", "run_function", headers, session_id="0" * 32, function="add")
+    assert re.fullmatch(r"[0-9a-f]{16}", reply.headers["x-request-id"])
+    assert [line["request_id"] for line in log.lines()] == [reply.headers["x-request-id"]]
+
+
+def test_refusals_tell_the_request_id_too(log):
+    reply = log.server.http.post("/rpc", content=b"{}", headers={"Content-Type": "x", "X-Request-ID": "mine"})
+    assert (reply.status_code, reply.headers["x-request-id"]) == (415, "mine")
+
+
+@pytest.mark.parametrize("name", ['a\n{"time": 1}', "\r\n", "\x1b[2J", "\u2028", "\x00", "x" * 10_000, "😀", '"}'])
+def test_a_function_s_name_is_one_string_in_one_line(log, name):
+    session_id = log.server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+    log.server.call(session_id, name)
+    (line,) = log.lines()
+    assert line["function"] == name[:256]
+
+
+def test_arguments_and_results_stay_out(log):
+    session_id = log.server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+    log.server.call(session_id, "echo", value=SECRET)
+    log.server.call(session_id, "add", amount=SECRET)
+    log.server.call(session_id, "add", **{SECRET: 1})
+    log.server.call(session_id, "add_then", {"call_id": SECRET}, how=SECRET)
+    assert len(log.lines()) == 4
+    assert SECRET not in log.text()
+
+
+def test_arguments_and_results_go_in_where_a_setting_says_so(tmp_path):
+    with serving_with(tmp_path, TOOLPACK_LOG_ARGUMENTS="true") as server:
+        log = Log(server, tmp_path)
+        session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        server.call(session_id, "echo", value=[SECRET, 10**30, None])
+        server.call(session_id, "add", amount="x")
+        told, failed = log.lines()
+        assert list(told) == [*FIELDS, "kwargs", "result"]
+        assert (told["kwargs"], told["result"]) == ({"value": [SECRET, 10**30, None]}, [SECRET, 10**30, None])
+        assert failed["kwargs"] == {"amount": "x"}
+        assert failed["result"].startswith("ValidationError: ")
+
+
+def test_it_can_be_off(tmp_path):
+    with serving_with(tmp_path, TOOLPACK_LOG_CALLS="off") as server:
+        log = Log(server, tmp_path)
+        session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        server.call(session_id, "total")
+        assert log.text() == ""
+
+
+# For people
+
+
+class Terminal(io.TextIOWrapper):
+    """Standard error as somebody looks at it, or as a pipe."""
+
+    def __init__(self, *, interactive=True):
+        super().__init__(io.BytesIO(), write_through=True)
+        self._interactive = interactive
+
+    def isatty(self):
+        return self._interactive
+
+    def lines(self):
+        return self.buffer.getvalue().splitlines()
+
+
+def called(terminal, style, function="add", owner="ann", kwargs=None):
+    """Log a call, with arguments where some are given."""
+    accept_request_id(b"req-1")
+    with contextlib.redirect_stderr(terminal):
+        log = CallLog(style, arguments=kwargs is not None)
+        log.called("0123456789abcdef", owner, function, kwargs or {}, "ok", b"3", 0.0123)
+    return log
+
+
+def test_on_a_terminal_it_is_made_for_reading():
+    terminal = Terminal()
+    called(terminal, "auto")
+    called(terminal, "auto", owner=None)
+    called(terminal, "auto", owner="", kwargs={"amount": 1})
+    first, second, third = (line.decode() for line in terminal.lines())
+    assert re.fullmatch(rf"{TIME} req-1 01234567 ann add ok 12\.3 ms", first)
+    assert re.fullmatch(rf"{TIME} req-1 01234567 agent add ok 12\.3 ms", second)
+    assert re.fullmatch(rf'{TIME} req-1 01234567 - add ok 12\.3 ms {{"amount":1}}', third)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "\r", "\x00", "\u202e", "\u2028", "\x9b1m", "é 😀"])
+def test_on_a_terminal_nothing_moves_the_cursor(name):
+    terminal = Terminal()
+    called(terminal, "text", function=name, owner=name, kwargs={"a": name})
+    (line,) = terminal.lines()
+    assert re.fullmatch(rb"[ -~]+", line)
+
+
+def test_in_a_pipe_it_is_json():
+    pipe = Terminal(interactive=False)
+    called(pipe, "auto")
+    assert list(json.loads(pipe.lines()[0])) == FIELDS
+
+
+def test_ids_in_a_function_s_name_are_shortened():
+    pipe = Terminal()
+    called(pipe, "json", function=f"get {'0123456789abcdef' * 2}")
+    assert json.loads(pipe.lines()[0])["function"] == "get 01234567…"
+
+
+def test_a_log_that_nobody_reads_stops_nothing():
+    pipe = Terminal()
+    pipe.close()
+    called(pipe, "json")
+
+
+def test_each_request_has_an_id_of_its_own():
+    assert accept_request_id(b"mine") == request_id.get() == "mine"
+    made = accept_request_id(None)
+    assert made == request_id.get()
+    assert re.fullmatch(r"[0-9a-f]{16}", made)
+
+
+def test_an_unknown_path_leaves_no_line(log):
+    assert log.server.http.get("/agents/" + "a" * 32).status_code == 405
+    assert log.server.http.get("/" + "a" * 32).status_code == 404
+    with contextlib.suppress(httpx.TransportError):
+        httpx.get(f"{log.server.url}/agents/{'b' * 32}", timeout=serving.PATIENCE)
+    assert log.text() == ""

@@ -1,0 +1,37 @@
+"""No hostile client gets a fault, a hang, a leak or a change that was refused: a bounded share of the fuzz command.
+
+What is drawn here is the same every time; `python -m tests.fuzz --seconds 600` draws other things for as wanted.
+"""
+
+import pytest
+import server_process
+from fuzz.bodies import fuzz_bodies, fuzz_heavy
+from fuzz.conversations import LIMITS, fuzz_conversations
+
+
+def test_hostile_bodies():
+    seen = fuzz_bodies(250)
+    # Not everything is stopped at the first check.
+    assert {method for method, code in seen if code == 0} >= {"run_function", "create_session"}
+    assert {code for _, code in seen} >= {0, -32700, -32600, -32602, -32001}
+
+
+def test_hostile_bodies_from_an_agent():
+    seen = fuzz_bodies(150, agent=True)
+    assert ("agent run_function", 0) in seen
+
+
+def test_bodies_that_ask_for_much_work():
+    assert fuzz_heavy(100_000)
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+def test_bad_http(tmp_path, http):
+    variables = dict(LIMITS)
+    if http == "h11":
+        (tmp_path / "without").mkdir()
+        (tmp_path / "without" / "httptools.py").write_text("raise ImportError('hidden by a test')\n")
+        variables["PYTHONPATH"] = str(tmp_path / "without")
+    with server_process.served(tmp_path, **variables) as server:
+        seen = fuzz_conversations(server, tmp_path / "server.log", 1)
+    assert {200, 400} <= set(seen)

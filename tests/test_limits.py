@@ -1,0 +1,463 @@
+"""Every limit: its setting, its default, and a clear error that leaves the sessions as they were."""
+
+import contextlib
+import importlib.util
+import json
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+import serving
+import uvicorn
+from http_server import _Server
+from serving import CATALOG, RpcError, ledger, result_of, wait_until
+from uvicorn.protocols.http import auto
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from server import protocol
+from server.app import create_app
+from server.settings import Settings
+
+HEAD = b"POST /rpc HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+PING = b'{"jsonrpc": "2.0", "method": "list_sessions", "id": 1}'
+WAIT_SECONDS = 0.4
+DEFAULTS = {
+    "max_body_bytes": 16 * 2**20,
+    "max_json_depth": 128,
+    "max_json_values": 250_000,
+    "max_batch": 1000,
+    "max_waiting_per_session": 1000,
+    "max_waiting": 10_000,
+    "queue_timeout_seconds": 30,
+    "max_sessions": 100_000,
+    "max_result_bytes": 2**20,
+    "max_environment_bytes": 32 * 2**20,
+    "max_connections": 5000,
+    "header_timeout_seconds": 10,
+    "body_timeout_seconds": 30,
+}
+
+
+def request(method, number=1, **params):
+    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+
+
+@contextlib.contextmanager
+def bench(**limits):
+    made = serving.Bench(**limits)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def refused(code, call, *args, **kwargs):
+    with pytest.raises(RpcError) as error:
+        call(*args, **kwargs)
+    assert error.value.code == code, error.value
+    return error.value
+
+
+def test_every_limit_is_a_setting_with_a_default():
+    settings = Settings()
+    assert {name: getattr(settings, name) for name in DEFAULTS} == DEFAULTS
+
+
+# What is counted in a request
+
+
+def test_json_depth():
+    with bench(max_json_depth=8) as server:
+        session = server.create("ledger")
+        # The request, its params and the kwargs are three levels.
+        assert server.call(session, "echo", value=[[[[[1]]]]])["result"] == [[[[[1]]]]]
+        error = refused(-32600, server.call, session, "echo", value=[[[[[[1]]]]]])
+        assert "more than 8 deep" in error.data["detail"]
+        assert server.call(session, "echo", value="[" * 1000)["error"] is None  # in a string they are no levels
+
+
+def test_json_values():
+    with bench(max_json_values=1000) as server:
+        session = server.create("ledger")
+        assert server.call(session, "echo", value=[0] * 900)["error"] is None
+        error = refused(-32007, server.call, session, "echo", value=[0] * 1100)
+        assert "more than 1000 values" in error.message
+        assert "TOOLPACK_MAX_JSON_VALUES" in error.message
+        assert server.call(session, "echo", value='",\\' * 5000)["error"] is None  # in a string they divide nothing
+        assert server.version(session) == 2
+
+
+def test_many_wrong_parameters_are_counted_not_listed():
+    with bench() as server:
+        error = refused(-32602, server.rpc, "get_session", **{f"wrong {number}": 1 for number in range(10_000)})
+        assert "10001 things are wrong" in error.data["detail"]
+        assert len(error.data["detail"]) < 500
+
+
+def test_batch_length():
+    with bench(max_batch=3) as server:
+        session = server.create("ledger")
+        batch = [request("run_function", n, session_id=session, function="add", kwargs={"amount": 1}) for n in range(4)]
+        assert len(json.loads(server.answer(json.dumps(batch[:3])))) == 3
+        error = refused(-32007, lambda: result_of(server.answer(json.dumps(batch))))
+        assert "4 members; 3 are allowed" in error.message
+        assert server.version(session) == 3
+
+
+def test_the_answers_of_a_batch_are_limited_together():
+    with bench(max_body_bytes=5000) as server:
+        session = server.create("ledger")
+        call = {"session_id": session, "function": "echo", "kwargs": {"value": "x" * 2000}}
+        batch = [request("run_function", number, **call) for number in range(6)]
+        notification = {"jsonrpc": "2.0", "method": "x"}
+        answers = json.loads(server.answer(json.dumps([*batch, 1, notification])))
+        assert [answer["id"] for answer in answers] == [*range(6), None]
+        assert [answer.get("error", {}).get("code") for answer in answers] == [None] * 3 + [-32007] * 3 + [-32600]
+        assert "send it in another batch" in answers[5]["error"]["message"]
+        assert server.version(session) == 3
+
+
+# What waits
+
+
+@contextlib.contextmanager
+def held(server, session):
+    """Keep a session busy."""
+    gate = ledger.gates["held"] = threading.Event()
+    try:
+        running = server.later_call(session, "add_and_hold", name="held")
+        wait_until(lambda: server.sessions.load()[0] == 0 and not server.sessions.is_idle(), "the call")
+        yield
+    finally:
+        gate.set()
+    assert running.result(serving.PATIENCE)["error"] is None
+
+
+def test_waiting_calls_of_one_session():
+    with bench(max_waiting_per_session=2) as server:
+        session, other = server.create("ledger"), server.create("ledger")
+        with held(server, session):
+            waiting = [server.later_call(session, "add", amount=1) for _ in range(2)]
+            error = refused(-32006, server.call, session, "add", amount=1)
+            assert error.data["retry_after_seconds"] > 0
+            assert error.data["type"] == "OverloadedError"
+            assert "nothing was changed" in error.message
+            assert server.call(other, "add", amount=1)["result"] == 1
+        assert [call.result(serving.PATIENCE)["result"] for call in waiting] == [4, 5]
+        assert server.version(session) == 3
+
+
+def test_waiting_calls_in_total():
+    with bench(max_waiting=2) as server:
+        sessions = [server.create("ledger") for _ in range(3)]
+        with held(server, sessions[0]):
+            waiting = [server.later_call(sessions[0], "add", amount=1) for _ in range(2)]
+            error = refused(-32006, server.call, sessions[1], "add", amount=1)
+            assert error.data["retry_after_seconds"] > 0
+        assert all(call.result(serving.PATIENCE)["error"] is None for call in waiting)
+        assert server.call(sessions[1], "add", amount=1)["result"] == 1
+
+
+def test_a_call_waits_for_its_session_only_so_long():
+    with bench(queue_timeout_seconds=0.1) as server:
+        session = server.create("ledger")
+        with held(server, session):
+            error = refused(-32006, server.call, session, "add", amount=1)
+            assert "0.1 s" in error.message
+            assert error.data["retry_after_seconds"] > 0
+        assert server.version(session) == 1
+
+
+# What is kept
+
+
+def test_sessions_of_one_name():
+    with bench(max_sessions=3) as server:
+        session = server.create("ledger", owner="ann")
+        server.create("ledger", owner="ann")
+        error = refused(-32006, server.rpc, "fork_session", owner="ann", session_id=session, count=2)
+        assert "3 are allowed: close some first" in error.message
+        assert error.data["retry_after_seconds"] > 0
+        server.rpc("fork_session", owner="ann", session_id=session)
+        refused(-32006, server.create, "ledger", owner="ann")
+        server.create("ledger", owner="bob")
+        server.rpc("close_session", owner="ann", session_id=session)
+
+        def can_create():
+            with contextlib.suppress(RpcError):
+                return server.create("ledger", owner="ann")
+
+        wait_until(can_create, "the next count")
+
+
+def test_the_size_of_an_environment():
+    with bench(max_environment_bytes=2**16) as server:
+        session = server.create("ledger")
+        envelope = server.call(session, "add_then", how="grow")
+        assert envelope["error"].startswith("TooLargeError: the environment of 'ledger' has grown to 3")
+        assert "65536 are " in envelope["error"]
+        error = refused(-32007, server.call, session, "add_then", {"raise_on_error": True}, how="grow")
+        assert error.data["type"] == "TooLargeError"
+        assert server.version(session) == 0
+        assert server.result(session, "total") == 0
+        refused(-32007, server.create, "ledger", environment={"ledger": {"ledger": {"anything": "x" * 70_000}}})
+
+
+def test_the_size_of_a_result():
+    with bench(max_result_bytes=2**16) as server:
+        session = server.create("ledger")
+        envelope = server.call(session, "add_and_return", what="much")
+        assert envelope["error"] == "TooLargeError: the result has 3000002 bytes as JSON; 65536 are allowed."
+        refused(-32007, server.call, session, "add_and_return", {"raise_on_error": True}, what="much")
+        assert server.version(session) == 0
+
+
+# Connections
+
+
+def protocol_on_h11():
+    """The module as it is where httptools isn't installed."""
+    spec = importlib.util.spec_from_file_location("protocol_on_h11", protocol.__file__)
+    module = importlib.util.module_from_spec(spec)
+    found, auto.AutoHTTPProtocol = auto.AutoHTTPProtocol, H11Protocol
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        auto.AutoHTTPProtocol = found
+    return module
+
+
+class Endpoint:
+    """A server in this process, with its limits on connections."""
+
+    def __init__(self, server, port):
+        self._server, self.port = server, port
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=serving.PATIENCE)
+
+    def rpc(self, method, **params):
+        return result_of(self.http.post("/rpc", json=request(method, **params)).content)
+
+    def connections(self):
+        return len(self._server.server_state.connections)
+
+    def connect(self, *pieces):
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=serving.PATIENCE)
+        connection.sendall(b"".join(pieces))
+        return connection
+
+
+@contextlib.contextmanager
+def served(http, **limits):
+    settings = Settings(store="memory:", **limits)
+    made = (protocol_on_h11() if http == "h11" else protocol).limited_protocol(settings)
+    assert issubclass(made, H11Protocol) is (http == "h11" or auto.AutoHTTPProtocol is H11Protocol)
+    app = create_app(settings, CATALOG)
+    server = _Server(uvicorn.Config(app, port=0, log_level="error", access_log=False, http=made, ws="none"))
+    listener = server.config.bind_socket()
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    assert server.listens.wait(serving.PATIENCE)
+    endpoint = Endpoint(server, listener.getsockname()[1])
+    try:
+        with endpoint.http:
+            yield endpoint
+    finally:
+        server.should_exit = True
+        thread.join(serving.PATIENCE)
+        listener.close()
+
+
+@pytest.fixture(scope="module", params=["httptools", "h11"])
+def endpoint(request):
+    limits = {"header_timeout_seconds": WAIT_SECONDS, "body_timeout_seconds": WAIT_SECONDS}
+    with served(request.param, max_body_bytes=100_000, max_connections=20, **limits) as running:
+        yield running
+
+
+def answer(connection):
+    """Read one whole answer: its status and its JSON."""
+    text = b""
+    while b"\r\n\r\n" not in text:
+        data = connection.recv(65536)
+        assert data, text
+        text += data
+    head, _, body = text.partition(b"\r\n\r\n")
+    length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
+    while len(body) < length:
+        data = connection.recv(65536)
+        assert data, text
+        body += data
+    assert len(body) == length, "more than one answer"
+    return int(head.split()[1]), json.loads(body) if body else None
+
+
+def is_ended(connection):
+    try:
+        return connection.recv(65536) == b""
+    except ConnectionResetError:
+        return True
+
+
+def check_refusal(told, status):
+    assert told[0] == status
+    message = told[1]["error"].pop("message")
+    assert told[1] == {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "data": {"status": status}}}
+    return message
+
+
+@pytest.mark.parametrize("announced", [b"Content-Length: 100001", b"Content-Length: 999999999999"])
+def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(endpoint, announced):
+    with endpoint.connect(HEAD + announced + b"\r\n\r\n") as connection:
+        message = check_refusal(answer(connection), 413)
+        assert "100000 bytes" in message
+        assert "TOOLPACK_MAX_BODY_BYTES" in message
+
+
+def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(endpoint):
+    with endpoint.connect(
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"ea60\r\n" + b" " * 60_000 + b"\r\n"
+    ) as connection:
+        connection.sendall(b"ea60\r\n" + b" " * 60_000 + b"\r\n")
+        assert "100000 bytes" in check_refusal(answer(connection), 413)
+
+
+def test_after_an_early_answer_the_connection_goes_on(endpoint):
+    body = b" " * 90_000
+    with endpoint.connect(HEAD.replace(b"json", b"x") + b"Content-Length: 90000\r\n\r\n") as connection:
+        check_refusal(answer(connection), 415)
+        connection.sendall(body)
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(PING) + PING)
+        assert answer(connection) == (200, {"jsonrpc": "2.0", "result": [], "id": 1})
+
+
+@pytest.mark.parametrize(
+    ("what", "pieces"),
+    [
+        ("headers", []),
+        ("headers", [b"POST /rpc HT"]),
+        ("headers", [HEAD, b"X: 1\r\n"]),
+        ("body", [HEAD + b"Content-Length: 50\r\n\r\n", b"{"]),
+        ("body", [HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"]),
+    ],
+)
+def test_what_does_not_come_in_time(endpoint, what, pieces):
+    began = time.monotonic()
+    with endpoint.connect(*pieces) as connection:
+        assert f"The request's {what} did not come within 0.4 s" in check_refusal(answer(connection), 408)
+        assert is_ended(connection)
+    assert WAIT_SECONDS * 0.9 < time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("second", [b"POST", HEAD + b"Content-Length: 50\r\n\r\n{"])
+def test_a_second_request_has_the_same_time(endpoint, second):
+    first = HEAD + b"Content-Length: %d\r\n\r\n" % len(PING) + PING
+    with endpoint.connect(first) as connection:
+        assert answer(connection)[0] == 200
+        connection.sendall(second)
+        check_refusal(answer(connection), 408)
+    with endpoint.connect(first + second) as connection:  # in a row, before the first is answered
+        text = b""
+        while data := connection.recv(65536):
+            text += data
+        assert text.startswith(b"HTTP/1.1 200")
+        assert b"HTTP/1.1 408" in text
+
+
+def test_a_client_that_trickles_gets_no_more_time(endpoint):
+    began = time.monotonic()
+    with endpoint.connect(HEAD + b"Content-Length: 5000\r\n\r\n") as connection:
+        connection.settimeout(0.02)
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - began < 10:
+                connection.sendall(b" ")
+                with contextlib.suppress(TimeoutError):
+                    if connection.recv(1):
+                        break
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("pieces", [b"X: 1\r\n" * 20_000, b"X: " + b"a" * 100_000])
+def test_headers_without_end(endpoint, pieces):
+    with endpoint.connect(HEAD) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(pieces)
+        assert answer(connection)[0] in {400, 431}
+
+
+def test_trailers_without_end(endpoint):
+    with endpoint.connect(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n \r\n0\r\n") as connection:
+        with contextlib.suppress(ConnectionError):
+            for _ in range(30):
+                connection.sendall(b"X: 1\r\n" * 5000)
+        assert answer(connection)[0] in {400, 431}
+
+
+def test_too_many_connections(endpoint):
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(endpoint.connect()) for _ in range(25)]
+        # All get an answer here, those that are too many at once, and the others when their time is over.
+        told = [answer(connection) for connection in held]
+    assert [status for status, _ in told[:15]] == [408] * 15
+    assert "20 connections already" in check_refusal(told[-1], 503)
+    assert endpoint.http.get("/healthz").status_code == 200
+
+
+def test_who_has_sent_all_may_close_its_side(endpoint):
+    with endpoint.connect(HEAD + b"Content-Length: %d\r\n\r\n" % len(PING) + PING) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        assert answer(connection)[0] == 200
+        assert is_ended(connection)
+
+
+@pytest.mark.parametrize("protocol_name", [b"h2c", b"websocket"])
+def test_another_protocol_is_not_taken_up(endpoint, protocol_name):
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMAAABk\r\n" % protocol_name
+    with endpoint.connect(HEAD + upgrade + b"Content-Length: %d\r\n\r\n" % len(PING), PING) as connection:
+        assert answer(connection)[0] == 200
+        began = time.monotonic()
+        try:
+            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(PING) + PING)
+            assert answer(connection)[0] == 200
+        except (ConnectionError, AssertionError):  # its end was told with the answer
+            assert is_ended(connection)
+        assert time.monotonic() - began < WAIT_SECONDS
+
+
+def test_a_client_that_reads_nothing_is_cut_off(endpoint):
+    session = endpoint.rpc("create_session", toolpacks=["ledger"])["session_id"]
+    endpoint.rpc("run_function", session_id=session, function="add_then", kwargs={"how": "grow"})
+    body = json.dumps(request("get_environment", session_id=session)).encode()
+    before = endpoint.connections()
+    with endpoint.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall((HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 6)
+        wait_until(lambda: endpoint.connections() > before, "the connection")
+        wait_until(lambda: endpoint.connections() <= before, "its end")
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+def test_a_client_that_goes_loses_the_answer_and_not_the_session(endpoint, way):
+    session = endpoint.rpc("create_session", toolpacks=["ledger"])["session_id"]
+    gate = ledger.gates[way] = threading.Event()
+    call = {"session_id": session, "function": "add_and_hold", "kwargs": {"name": way}, "call_id": "lost"}
+    body = json.dumps(request("run_function", **call)).encode()
+    before = ledger.runs.count("add_and_hold")
+    connection = endpoint.connect(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    wait_until(lambda: ledger.runs.count("add_and_hold") > before, "the call")
+    if way == "reset":
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    connection.close()
+    gate.set()
+    (record,) = wait_until(lambda: endpoint.rpc("get_trace", session_id=session), "the record")
+    assert (record["call_id"], record["result"], record["error"]) == ("lost", 3, None)
+    assert endpoint.rpc("run_function", **call) == {"result": 3, "error": None}
+    assert endpoint.rpc("get_session", session_id=session)["version"] == 1
+
+
+def test_settings_are_read_from_the_environment(monkeypatch):
+    for name in DEFAULTS:
+        monkeypatch.setenv(f"TOOLPACK_{name.upper()}", "12345")
+    settings = Settings()
+    assert {getattr(settings, name) for name in DEFAULTS} == {12345}

@@ -1,0 +1,404 @@
+"""Who may come in: tokens and the file of their hashes, loopback without any, and the agent's address.
+
+Replies to who may not are alike to the byte, whatever is behind them; and nothing that is written holds a secret.
+"""
+
+import base64
+import json
+import re
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import server_process
+import serving
+from serving import PACKS, result_of
+
+from server.auth import Gate, RefusedError, new_token
+from server.cli import serve
+from server.errors import SettingsError
+from server.methods import Methods
+from server.settings import Settings
+
+ANN, BOB, FILED = "ann-s3cret-token", "bob-s3cret-token", "filed-s3cret-token"
+JSON = {"Content-Type": "application/json"}
+UNKNOWN = "0" * 32
+
+
+def request(method, number=1, **params):
+    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+
+
+class Client:
+    """Sends requests under one token, or none."""
+
+    def __init__(self, server, token=None):
+        self.http = server.http
+        self.headers = JSON | ({"Authorization": f"Bearer {token}"} if token else {})
+
+    def post(self, path, body, **headers):
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.http.post(path, content=content, headers=self.headers | headers)
+
+    def rpc(self, method, **params):
+        return result_of(self.post("/rpc", request(method, **params)).content)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("guarded")
+    token, line = new_token("filed")
+    (folder / "tokens").write_text(f"# who may come in\n\n{line}\n")
+    (folder / "filed").write_text(token)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with server_process.served(
+        folder,
+        "--store", "memory:",
+        TOOLPACK_TOKENS=f"ann:{ANN},bob:{BOB}",
+        TOOLPACK_TOKENS_FILE=str(folder / "tokens"),
+        TOOLPACK_LOG_CALLS="json",
+    ) as running:  # fmt: skip
+        yield running
+
+
+@pytest.fixture
+def ann(server):
+    return Client(server, ANN)
+
+
+@pytest.fixture
+def bob(server):
+    return Client(server, BOB)
+
+
+# The file of hashes
+
+
+def test_a_token_of_the_file_is_let_in(server, folder):
+    filed = Client(server, (folder / "filed").read_text())
+    assert filed.rpc("list_sessions") == []
+
+
+def test_a_hash_is_no_token(server, folder):
+    digest = (folder / "tokens").read_text().strip().rpartition(":")[2]
+    assert Client(server, digest).post("/rpc", request("list_sessions")).status_code == 401
+
+
+def gate(tmp_path, text, **settings):
+    (tmp_path / "tokens").write_text(text)
+    return Gate(Settings(tokens_file=tmp_path / "tokens", **settings))
+
+
+def owner(gate, token):
+    return gate.owner({b"authorization": f"Bearer {token}".encode()})
+
+
+def test_the_command_makes_a_line_that_works(tmp_path):
+    done = subprocess.run(server_process.command("token", "carol"), capture_output=True, text=True, check=True)
+    token = done.stderr.rpartition(" ")[2].strip()
+    assert token not in done.stdout
+    assert len(token) >= 32
+    made = gate(tmp_path, done.stdout)
+    assert owner(made, token) == "carol"
+    with pytest.raises(RefusedError):
+        owner(made, token + "x")
+
+
+def test_a_name_may_have_several_tokens_in_the_file(tmp_path):
+    (one, first), (other, second) = new_token("carol"), new_token("carol")
+    made = gate(tmp_path, f"{first}\r\n  # old\n{second}\n")
+    assert owner(made, one) == owner(made, other) == "carol"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no token"),
+        ("# nobody\n", "has no token"),
+        ("carol\n", "Line 1 of the tokens file is not name:hash"),
+        (f"ann:{'0' * 64}\ncarol:s3cret\n", "Line 2 of the tokens file is not name:hash"),
+        (f":{'0' * 64}\n", "Line 1"),
+        (f"ann:{'0' * 64}\nbob:{'0' * 64}\n", "Line 2 of the tokens file is another name's token too"),
+    ],
+)
+def test_a_wrong_file_is_told_by_its_line_and_shows_nothing(tmp_path, text, says):
+    with pytest.raises(SettingsError) as wrong:
+        gate(tmp_path, text)
+    assert says in str(wrong.value)
+    assert "s3cret" not in str(wrong.value)
+    assert str(tmp_path) not in str(wrong.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(SettingsError, match=r"can't be read: No such file or directory\. Correct TOOLPACK_TOKENS_FILE"):
+        Gate(Settings(tokens_file=tmp_path / "none"))
+
+
+@pytest.mark.parametrize("name", ["", "#x", " x", "x\n", "a\nb", "\x1b"])
+def test_a_name_that_can_not_stand_in_the_file(name):
+    with pytest.raises(SettingsError, match="A name is printable text"):
+        new_token(name)
+
+
+# One name's sessions, and another's
+
+
+def every_method(session_id):
+    """A request for each method that is about one session, and some more for those that look at it first."""
+    asked = {name: {"session_id": session_id} for name in (
+        "list_functions", "get_session", "get_environment", "diff_environment", "get_trace", "fork_session",
+        "reset_session", "close_session", "export_session")}  # fmt: skip
+    taking = {method.name for method in Methods(None, None).all() if "session_id" in method.params.model_fields}
+    assert taking == {*asked, "run_function"}
+    run = {"session_id": session_id, "function": "add", "kwargs": {"amount": 1}}
+    return [
+        *asked.items(),
+        ("get_environment", {"session_id": session_id, "version": 99, "pointer": "/none"}),
+        ("get_trace", {"session_id": session_id, "after": 5}),
+        ("reset_session", {"session_id": session_id, "version": 99}),
+        ("run_function", run),
+        ("run_function", run | {"function": "none"}),
+        ("run_function", run | {"kwargs": {}, "raise_on_error": True}),
+        ("run_function", run | {"call_id": "recorded"}),
+        ("run_function", run | {"call_id": "recorded", "function": "total"}),
+        ("run_function", run | {"expected_version": 77}),
+    ]
+
+
+def test_anothers_session_and_an_unknown_one_are_alike_to_the_byte(ann, bob):
+    session_id = ann.rpc("create_session", toolpacks=["ledger"])["session_id"]
+    ann.rpc("run_function", session_id=session_id, function="add", kwargs={"amount": 1}, call_id="recorded")
+    before = ann.rpc("get_trace", session_id=session_id), ann.rpc("get_environment", session_id=session_id)
+    closed = ann.rpc("create_session", toolpacks=["ledger"])["session_id"]
+    ann.rpc("close_session", session_id=closed)
+    asked = [every_method(one) for one in (session_id, UNKNOWN, closed)]
+    for anothers, unknown, gone in zip(*asked, strict=True):
+        replies = [bob.post("/rpc", request(method, **params)) for method, params in (anothers, unknown, gone)]
+        assert {reply.status_code for reply in replies} == {200}
+        assert len({reply.content for reply in replies}) == 1, anothers
+        assert replies[0].json()["error"]["code"] == -32001, anothers
+        names = [sorted(set(reply.headers) - {"x-request-id"}) for reply in replies]
+        assert names[0] == names[1] == names[2]
+    assert before == (ann.rpc("get_trace", session_id=session_id), ann.rpc("get_environment", session_id=session_id))
+    assert bob.rpc("close_sessions", labels={"x": "y"}) == 0
+
+
+def test_lists_and_closings_reach_ones_own_sessions_alone(ann, bob):
+    mine = ann.rpc("create_session", toolpacks=["ledger"], labels={"run": "1"})["session_id"]
+    his = bob.rpc("create_session", toolpacks=["ledger"], labels={"run": "1"})["session_id"]
+    assert [session["session_id"] for session in bob.rpc("list_sessions", labels={"run": "1"})] == [his]
+    assert bob.rpc("close_sessions", labels={"run": "1"}) == 1
+    assert ann.rpc("get_session", session_id=mine)["version"] == 0
+
+
+# The agent's address
+
+
+def test_an_agent_has_two_methods_and_no_word_about_others(server, ann):
+    session = ann.rpc("create_session", toolpacks=["ledger"])
+    agent = Client(server)
+    for method in Methods(None, None).all():
+        told = agent.post(session["agent_path"], request(method.name)).json()
+        if method.name in {"list_functions", "run_function"}:
+            continue
+        error = told["error"]
+        assert (error["code"], error["message"]) == (-32601, "Method not found")
+        assert error["data"] == {"detail": f"There is no method {method.name!r} here: list_functions, run_function."}
+    for method in ("list_functions", "run_function"):
+        for session_id in (session["session_id"], UNKNOWN, None):
+            error = agent.post(session["agent_path"], request(method, session_id=session_id, function="add")).json()[
+                "error"
+            ]
+            assert error["code"] == -32602
+            assert "session_id: Extra inputs are not permitted" in error["data"]["detail"]
+    assert ann.rpc("get_session", session_id=session["session_id"])["version"] == 0
+
+
+def test_an_agent_may_send_batches(server, ann):
+    session = ann.rpc("create_session", toolpacks=["ledger"])
+    add = {"function": "add", "kwargs": {"amount": 2}}
+    batch = [request("run_function", 1, **add), request("get_trace", 2), request("run_function", 3, **add), 4]
+    told = Client(server).post(session["agent_path"], batch).json()
+    assert [answer["id"] for answer in told] == [1, 2, 3, None]
+    assert [answer.get("error", {}).get("code") for answer in told] == [None, -32601, None, -32600]
+    assert told[2]["result"] == {"result": 4, "error": None}
+
+
+def test_an_unknown_key_and_a_closed_ones_are_alike_to_the_byte(server, ann):
+    session = ann.rpc("create_session", toolpacks=["ledger"])
+    agent = Client(server)
+    add = request("run_function", function="add", kwargs={"amount": 2})
+    assert agent.post(session["agent_path"], add).json()["result"]["result"] == 2
+    ann.rpc("close_session", session_id=session["session_id"])
+    for body in (add, request("list_functions"), request("get_session"), request("run_function", function=1), [add]):
+        paths = [
+            session["agent_path"],
+            f"/agents/{UNKNOWN}",
+            "/agents/x",
+            "/agents/%00%ff",
+            f"/agents/{session['session_id']}",
+        ]
+        assert len({agent.post(path, body).content for path in paths}) == 1
+    assert agent.post(session["agent_path"], add).json()["error"]["code"] == -32001
+
+
+def test_an_agents_key_opens_nothing_else(server, ann):
+    key = ann.rpc("create_session", toolpacks=["ledger"])["agent_path"].rpartition("/")[2]
+    assert Client(server, key).post("/rpc", request("list_sessions")).status_code == 401
+    with pytest.raises(serving.RpcError) as unknown:
+        ann.rpc("get_session", session_id=key)
+    assert unknown.value.code == -32001
+
+
+# Without tokens
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    with server_process.served(tmp_path_factory.mktemp("local"), "--store", "memory:") as running:
+        yield running
+
+
+def exchange(server, *lines):
+    """Send headers word for word, and get the status and the body."""
+    port = int(server.url.rpartition(":")[2])
+    body = json.dumps(request("list_sessions")).encode()
+    head = ["POST /rpc HTTP/1.1", "Content-Type: application/json", "Connection: close", f"Content-Length: {len(body)}"]
+    with socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE) as connection:
+        connection.sendall("\r\n".join([*head, *lines, "", ""]).encode("latin-1") + body)
+        text = b""
+        while data := connection.recv(65536):
+            text += data
+    return int(text.split()[1]), json.loads(text.partition(b"\r\n\r\n")[2])
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.1:8000", "localhost", "LOCALHOST:1", "LocalHost", "[::1]", "[::1]:8000", "127.1.2.3"]
+)
+def test_names_of_this_machine_are_served(local, host):
+    assert exchange(local, f"Host: {host}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "", "localhost.evil.com", "127.0.0.1.evil", "evil.com:127.0.0.1", "user@127.0.0.1", "127.0.0.1@evil.com",
+        "user:127.0.0.1@evil.com", "localhost.",
+        "127.0.0.1.", "127.0.0.1/evil.com", "evil.com/127.0.0.1", "127.0.0.1#evil",
+        "localhost\\evil.com", "localhost evil.com", "localhost,evil.com", "xn--localhost", "0.0.0.0", "[::]",
+        "[::1].evil",
+        "[::1", "::1]", "[evil]", "[::ffff:1.2.3.4]", "192.168.0.1", "2130706433", "0x7f.1", "127.1", "localhost:80:80",
+        "localhost:x", "\xb9\xb2\xb7.0.0.1",
+    ],
+)  # fmt: skip
+def test_other_names_are_403_with_one_shape(local, host):
+    status, told = exchange(local, f"Host: {host}")
+    assert (status, told["error"]["code"], told["error"]["data"]) == (403, -32000, {"status": 403})
+
+
+@pytest.mark.parametrize("hosts", [("127.0.0.1", "evil.com"), ("evil.com", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")])
+def test_a_host_that_stands_twice_is_400(local, hosts):
+    assert exchange(local, *(f"Host: {host}" for host in hosts))[0] == 400
+
+
+def test_without_a_host_nothing_is_served(local):
+    assert exchange(local)[0] in {400, 403}
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.com", "null", "", "http://127.0.0.1.evil.com", "http://user@localhost", "http://localhost.evil.com",
+     "http://evil.com://localhost", "file://", "chrome-extension://abc"],
+)  # fmt: skip
+def test_other_origins_are_403(local, origin):
+    assert exchange(local, "Host: 127.0.0.1", f"Origin: {origin}")[0] == 403
+
+
+def test_metrics_and_documents_are_guarded_like_the_rest(local, server):
+    for path in ("/metrics", "/openrpc.json"):
+        assert local.http.get(path).status_code == 200
+        assert local.http.get(path, headers={"Host": "evil.com"}).status_code == 403
+        assert server.http.get(path).status_code == 401
+        assert server.http.get(path, headers={"Authorization": f"Bearer {ANN}"}).status_code == 200
+    for path in ("/healthz", "/readyz"):
+        assert server.http.get(path, headers={"Host": "evil.com"}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_an_open_address_without_tokens_is_no_start(tmp_path, host):
+    done = subprocess.run(
+        server_process.command("serve", "--host", host, "--port", "0", "--data-dir", str(tmp_path)),
+        env=server_process.environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "can be reached from other machines, so tokens are needed" in done.stderr
+    assert "--no-auth" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_tokens_file_does_for_an_open_address(folder, tmp_path):
+    variables = {"TOOLPACK_TOKENS_FILE": str(folder / "tokens")}
+    body, token = json.dumps(request("list_sessions")), (folder / "filed").read_text()
+    with server_process.served(tmp_path, "--store", "memory:", "--host", "0.0.0.0", **variables) as running:
+        assert running.http.post("/rpc", content=body, headers=JSON).status_code == 401
+        headers = JSON | {"Authorization": f"Bearer {token}"}
+        assert running.http.post("/rpc", content=body, headers=headers).status_code == 200
+
+
+def test_the_compose_file_has_no_secret_and_asks_for_both():
+    text = (Path(__file__).parents[1] / "compose.yaml").read_text(encoding="utf-8")
+    for name in ("TOOLPACK_SECRET_KEY", "TOOLPACK_TOKENS"):
+        assert re.search(rf"^      {name}: \$\{{{name}:\?[^}}]+\}}$", text, re.MULTILINE)
+    flags = re.findall(r"^      - (--[a-z-]+)=", text, re.MULTILINE)
+    known = {option for parameter in serve.params for option in parameter.opts}
+    assert set(flags) <= known
+
+
+# What is written
+
+
+def test_no_secret_is_ever_written(server, folder, ann, bob):
+    session = ann.rpc("create_session", toolpacks=["ledger"])
+    session_id, path = session["session_id"], session["agent_path"]
+    key = path.rpartition("/")[2]
+    replies = []
+
+    def send(client, where, body, **headers):
+        replies.append(client.post(where, body, **headers).content)
+
+    agent = Client(server)
+    for client in (agent, bob, Client(server, ANN + "x")):
+        for where in ("/rpc", path, f"{path}/", f"{path}/more", f"/rpc/{key}", f"/{key}?{ANN}", f"/agents/?key={key}"):
+            send(client, where, request("list_functions"), **{"X-Request-ID": "ours"})
+            send(client, where, b"{", Cookie=ANN)
+    for where in (path, f"/rpc?token={ANN}", f"/sessions/{session_id}", f"/{ANN}"):
+        replies += [
+            server.http.request(method, where).content for method in ("GET", "PUT", "DELETE", "OPTIONS", "POST")
+        ]
+    for one in (session_id, key):
+        send(ann, "/rpc", request("run_function", session_id=one, function=one, kwargs={"amount": one}))
+        send(ann, "/rpc", request("run_function", session_id=session_id, function=f"get {one}"))
+        send(bob, "/rpc", request("get_trace", session_id=one))
+    send(ann, "/rpc", request("run_function", session_id=session_id, function="echo", kwargs={"value": ANN}))
+    send(ann, "/rpc", request("run_function", session_id=session_id, function="add_then", kwargs={"how": "raise"}))
+    for raw in (
+        f"GET {path} HTTP/9\r\n\r\n",
+        f"{key}\r\n\r\n",
+        f"POST {path} HTTP/1.1\r\nAuthorization: {ANN}\r\nX\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10) as connection:
+            connection.sendall(raw.encode())
+            replies.append(connection.recv(65536))
+    written = (folder / "server.log").read_text() + server.banner
+    assert session_id[:8] in written
+    told = b"".join(replies)
+    encoded, token = base64.b64encode(ANN.encode()).decode(), (folder / "filed").read_text()
+    for secret in (ANN, BOB, key, session_id, encoded, token, str(folder), str(PACKS), "Traceback"):
+        assert secret not in written
+    for secret in (BOB, token, str(folder), str(PACKS), "Traceback"):
+        assert secret.encode() not in told
