@@ -121,7 +121,7 @@ def banner(settings: Settings, catalog: Catalog, port: int) -> None:
         click.echo(f"  {pack.name}: {len(pack.functions)} functions{' (opt-in)' if pack.opt_in else ''}")
     for notice in [] if catalog.toolpacks else catalog.notices:
         click.echo(f"  note: {notice}")
-    token = " -H 'Authorization: Bearer <token>'" if settings.tokens else ""
+    token = " -H 'Authorization: Bearer <token>'" if settings.tokens or settings.tokens_file else ""
     # What listens on all addresses is reached on this one.
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
     click.echo("Try:")

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import ValidationError
 
 from server.errors import RequestError, TooLargeError, ToolNotFoundError
-from server.functions_runtime import FunctionCall, FunctionsRuntime, error_text
+from server.functions_runtime import MAX_LISTED_ERRORS, FunctionCall, FunctionsRuntime, error_text
 from server.json_view import to_json
 from server.parts import reach
 from server.toolpack import PackFunction
@@ -190,10 +190,15 @@ def failed(error: BaseException, world: World) -> Outcome:
         failure = Failure.TOO_LARGE
     elif isinstance(error, ValidationError):
         failure = Failure.ARGUMENTS
-        errors = [
-            {"loc": list(problem["loc"]), "msg": problem["msg"], "type": problem["type"]}
-            for problem in error.errors(include_url=False, include_context=False, include_input=False)
-        ]
+        listed = error.error_count() <= MAX_LISTED_ERRORS
+        errors = (
+            [
+                {"loc": list(problem["loc"]), "msg": problem["msg"], "type": problem["type"]}
+                for problem in error.errors(include_url=False, include_context=False, include_input=False)
+            ]
+            if listed
+            else []
+        )
     else:
         failure = Failure.RAISED
     return Outcome(error=error_text(error), failure=failure, errors=errors)

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 MAX_CALL_DEPTH = 16
+MAX_LISTED_ERRORS = 100
 
 Registered = TypeVar("Registered")
 
@@ -327,6 +328,9 @@ _INFORMATION_LINE = re.compile(r"\n    For further information visit https://err
 
 def error_text(error: BaseException) -> str:
     """Describe an exception as AgentDojo does, `ErrorType: message`, less pydantic's information lines."""
+    if isinstance(error, ValidationError) and error.error_count() > MAX_LISTED_ERRORS:
+        # Each would be told in some hundred characters, and a small request can cause a million.
+        return f"ValidationError: {error.error_count()} validation errors for {error.title}, too many to list"
     try:
         message = str(error)
     except Exception:  # noqa: BLE001 - an exception's own __str__ may be broken

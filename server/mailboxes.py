@@ -106,6 +106,11 @@ class Mailboxes:
                 if box is None:
                     box = self._boxes[job.session_id] = _Mailbox()
                 settings = self._settings
+                if box.entry is not None and job.owner not in {None, box.entry.session.owner}:
+                    # Answered at once, as for a session that doesn't exist: another's must neither wait nor fill it.
+                    job.error = SessionNotFoundError()
+                    job.deliver()
+                    continue
                 if len(box.jobs) >= settings.max_waiting_per_session or self.waiting >= settings.max_waiting:
                     self._discard_if_done(job.session_id, box)
                     job.error = OverloadedError("Too many calls wait already; nothing was changed. Send it later.")

@@ -24,6 +24,8 @@ from server.stores import Head, MissingBlobError, Session, SessionStore
 from server.strict_json import Fragment, dumps, loads
 from server.world import Codec
 
+SHOWN = 200  # characters of a pointer in an error
+
 
 class SessionReader:
     """Reads sessions for their owner; None, for what the server itself and an agent's address ask, is anybody's.
@@ -98,10 +100,10 @@ class SessionReader:
             return Fragment(text)
         try:
             found = jsonpointer.resolve_pointer(loads(text), pointer)
-        except jsonpointer.JsonPointerException as error:
-            raise InvalidParamsError(f"The pointer {pointer!r} names nothing: {error}.") from None
+        except jsonpointer.JsonPointerException:
+            raise InvalidParamsError(f"The pointer {pointer[:SHOWN]!r} names nothing in this environment.") from None
         if isinstance(found, jsonpointer.EndOfList):
-            raise InvalidParamsError(f"The pointer {pointer!r} names what comes after the last element: nothing.")
+            raise InvalidParamsError(f"The pointer {pointer[:SHOWN]!r} names what comes after the last element.")
         return Fragment(dumps(found))
 
     def diff(self, session_id: str, owner: str, from_version: int, to_version: int | None) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_type_hints, overload
 from pydantic import BaseModel, ValidationError
 
 from server.errors import InvalidParamsError, RegistrationError
-from server.functions_runtime import EmptyEnv, error_text, is_ready, make_function
+from server.functions_runtime import MAX_LISTED_ERRORS, EmptyEnv, error_text, is_ready, make_function
 from server.strict_json import dumps
 
 Plain = TypeVar("Plain", bound=Callable[..., Any])
@@ -222,6 +222,8 @@ def _environment_and_options(environment: Any) -> tuple[type[BaseModel], Any]:
 
 
 def _lines(error: ValidationError) -> str:
+    if error.error_count() > MAX_LISTED_ERRORS:
+        return f"{error.error_count()} things are wrong, too many to list"
     return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'it'}: {e['msg']}" for e in error.errors(include_url=False))
 
 

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -120,6 +121,7 @@ def run_worker(settings: Settings, catalog: Catalog, listener: socket.socket, pu
         StartError: It can't start.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
+    _allow_open_files()
     app = create_app(settings, catalog)
     application: Server = app.state.server
     application.open()
@@ -139,6 +141,13 @@ def run_worker(settings: Settings, catalog: Catalog, listener: socket.socket, pu
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     DrainingServer(config, application, pulse or Pulse()).run(sockets=[listener])
+
+
+def _allow_open_files() -> None:
+    """Take all the open files that the system grants: each connection is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def supervised_worker(
