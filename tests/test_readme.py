@@ -205,6 +205,16 @@ def test_run_agentdojo(folder):
     assert printed == ["utility: True\n"]
 
 
+@pytest.mark.usefixtures("curl")
+def test_operate(folder):
+    make_token, ask_ready = (commands_and_outputs(block) for block in blocks("Operate", "console"))
+    (told,) = run_console(make_token, folder)
+    assert re.sub(r"[\w-]{43}", "<token>", told) == re.sub(r"[\w-]{43}", "<token>", make_token[0][1])
+    (line,) = blocks("Operate", "sh")
+    with serving(line.strip(), folder) as banner:
+        assert run_console(ask_ready, folder, port_of(banner)) == [output for _, output in ask_ready]
+
+
 def test_ci_runs_the_test_command_and_the_other_checks():
     commands = "".join(blocks("Develop", "sh"))
     taken = subprocess.run([ROOT / ".ci" / "run", "--print"], stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -214,7 +224,7 @@ def test_ci_runs_the_test_command_and_the_other_checks():
 
 def test_every_code_block_is_run_or_named_here():
     sections = re.findall(r"^## (.*)$", README, re.MULTILINE)
-    run = {"Start", "A first session", "Write a toolpack", "Run AgentDojo against the server", "Develop"}
+    run = {"Start", "A first session", "Write a toolpack", "Run AgentDojo against the server", "Operate", "Develop"}
     not_run = {"Run in a container"}
     assert {section for section in sections if blocks(section, "sh", "console", "python", "bash")} == run | not_run
     outside = [line for section in not_run for block in blocks(section, "sh") for line in block.splitlines()]
