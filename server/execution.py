@@ -171,7 +171,7 @@ def call(
         if len(result) > max_result_bytes:
             raise TooLargeError(f"the result has {len(result)} bytes as JSON; {max_result_bytes} are allowed.")
         blobs = {part: codec.encode(part, world.touched[part]) for part in world.dirty}
-        return Outcome(result, changes=not runtime.read_only(function, calls), blobs=blobs, live=world.touched)
+        return Outcome(result, changes=not world.read_only, blobs=blobs, live=world.touched)
     # BaseException: SystemExit and KeyboardInterrupt out of a function are that function's failure, not the server's.
     except BaseException as error:
         if isinstance(error, RequestError) and not world.raised:

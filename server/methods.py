@@ -135,10 +135,7 @@ class Methods:
         request = CallRequest(
             params.function, params.kwargs, params.call_id, params.expected_version, params.timeout_seconds
         )
-        if self._observe is None:
-            outcome = await self._sessions.run_function(session_id, owner, request)
-        else:
-            outcome = await self._observed(session_id, owner, request)
+        outcome = await self._observed(session_id, owner, request)
         if params.raise_on_error and outcome.error is not None:
             raise CallFailedError(outcome)
         return envelope(outcome)

@@ -13,7 +13,6 @@ MAX_COUNT = 2**53 - 1  # what every store, and every reader of JSON, counts exac
 
 SessionId = Annotated[str, Field(description="The session.")]
 Version = Annotated[int, Field(ge=0, le=MAX_COUNT, description="A version of the session.")]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
 Labels = Annotated[
     dict[Annotated[str, Field(max_length=256)], Annotated[str, Field(max_length=4096)]], Field(max_length=64)
 ]

@@ -112,7 +112,7 @@ class World:
         self._parts = sorted(parts)
         self._thaw = thaw
         self._reach = reach
-        self._read_only = read_only
+        self.read_only = read_only
         self.interruptible = interruptible or nullcontext()
         self.touched: dict[str, BaseModel] = {}
         self.dirty: set[str] = set()
@@ -140,7 +140,7 @@ class World:
         # The call holds at once what was apart: a function was edited, or calls are nested. From now on it is one part,
         # since the call may tie it together; unless it promises not to.
         whole = merge(self._take(part) for part in parts)
-        if not self._read_only:
+        if not self.read_only:
             self.touched.update({part: whole if part == parts[0] else emptied(whole) for part in parts})
             self.dirty.update(parts)
         return whole, parts

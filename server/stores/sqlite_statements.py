@@ -61,10 +61,9 @@ _VERSION = "coalesce((SELECT version FROM records WHERE session = sessions.key O
 _SESSION = f"""
     SELECT recipe, id, agent_key, owner, labels, ttl_seconds, created_at, expires_at, parent, parent_version, {_VERSION}
 """
-# max() makes SQLite take `blob` from the very row that has the maximum.
 LEASE = """SELECT sessions.holder, coalesce(beat, 0) FROM sessions
     LEFT JOIN workers ON workers.holder = sessions.holder WHERE id = ?"""
-
+# max() makes SQLite take `blob` from the very row that has the maximum.
 GET = f"""{_SESSION},
     (SELECT max(place) FROM records WHERE session = sessions.key), epoch,
     (SELECT json_group_object(part, (SELECT id FROM blobs WHERE key = blob))
