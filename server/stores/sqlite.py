@@ -21,7 +21,7 @@ from server.stores import sqlite_statements as sql
 from server.stores.history import Change, trim
 from server.stores.rows import Recipes, load
 from server.stores.sqlite_file import SqliteFile
-from server.stores.sqlite_rows import add_blob, add_commit, session_row
+from server.stores.sqlite_rows import NotTogetherError, add_blob, add_commit, add_together, session_row
 
 CHUNK = 200  # sessions or records that one transaction deletes
 GIVE_WAY_SECONDS = 0.0005  # after each: a thread that lets go of a lock and takes it again overtakes those that wait
@@ -79,6 +79,10 @@ class SqliteStore:
 
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
         """Keep commits, in their order, in one transaction; say for each whether it was kept."""
+        if len(commits) > 1:
+            with suppress(NotTogetherError), self._file.write() as writer:
+                add_together(writer, commits)
+                return [True] * len(commits)
         with self._file.write() as writer:
             return [add_commit(writer, commit) for commit in commits]
 
@@ -139,10 +143,8 @@ class SqliteStore:
             return
         with self._file.write() as writer:
             writer.execute("UPDATE sessions SET oldest = max(oldest, ?) WHERE key = ?", (keep_from, key))
-            writer.executemany(
-                "DELETE FROM changes WHERE session = ? AND version = ? AND part = ?",
-                ((key, change.version, change.part) for change in unneeded),
-            )
+            places = [(change.version, change.part) for change in unneeded]
+            writer.execute(sql.FORGET_CHANGES, (key, orjson.dumps(places)))
             writer.execute(sql.FREE_BLOBS, (orjson.dumps([int(change.blob) for change in unneeded]),))
 
     def renew(self, session_id: str, expires_at: float) -> None:

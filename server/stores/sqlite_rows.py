@@ -1,15 +1,27 @@
 """The rows that a session, a blob and a commit come to in the SQLite store.
 
 The rule: this runs within a transaction, and a commit that must be refused is refused before its first row is written,
-so that the rest of its batch can go on.
+so that the rest of its batch can go on. Several commits go in together, for a statement costs more than its rows; where
+one of them can't, the transaction is rolled back and each goes in for itself.
 """
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import orjson
 
 from server.stores import Commit, MissingBlobError, Session
 from server.stores import sqlite_statements as sql
 from server.stores.rows import dump
+
+ROWS = 64  # that one statement inserts at most
+
+
+class NotTogetherError(Exception):
+    """Some of these commits have to be refused, or looked at more closely."""
 
 
 def session_row(session: Session, digest: bytes) -> tuple[object, ...]:
@@ -71,3 +83,75 @@ def add_commit(writer: sqlite3.Connection, commit: Commit) -> bool:
     if commit.release:
         writer.execute("UPDATE sessions SET holder = NULL WHERE key = ?", (session,))
     return True
+
+
+def add_together(writer: sqlite3.Connection, commits: Sequence[Commit]) -> None:
+    """Add what commits bring, all of it.
+
+    Raises:
+        NotTogetherError: They don't all follow what is there. Rows may have been written: roll them back.
+    """
+    keys, heads = {}, {}
+    for session, key, epoch, place in writer.execute(sql.HEADS, (_listed({c.session_id for c in commits}),)):
+        keys[session], heads[session] = key, (epoch, place)
+    for commit in commits:
+        if heads.get(commit.session_id) != (commit.epoch, commit.record.index - 1):
+            raise NotTogetherError
+        heads[commit.session_id] = commit.epoch, commit.record.index
+    records = [(c.record.index, c.record.version, c.record.call_id, c.record.body) for c in commits]
+    _insert(
+        writer,
+        "records (session, place, version, call_id, body)",
+        [(keys[commit.session_id], *record) for commit, record in zip(commits, records, strict=True)],
+    )
+    blobs = [blob for commit in commits for blob in commit.blobs.items()]
+    added = {id_: (key, size) for id_, key, size in _insert(writer, "blobs (id, body)", blobs, "id, key, length(body)")}
+    changes = [
+        (keys[commit.session_id], commit.record.version, part, *(added.get(blob) or _found(writer, blob)))
+        for commit in commits
+        for part, blob in commit.parts.items()
+    ]
+    _insert(writer, "changes (session, version, part, blob, size)", changes)
+    for commit in commits:
+        if commit.expires_at is not None:
+            writer.execute(
+                "UPDATE sessions SET expires_at = ? WHERE key = ?", (commit.expires_at, keys[commit.session_id])
+            )
+    released = {keys[commit.session_id] for commit in commits if commit.release}
+    if released:
+        writer.execute(sql.RELEASE, (_listed(released),))
+
+
+def _found(writer: sqlite3.Connection, blob: str) -> tuple[int, int]:
+    found = _find_blob(writer, blob)
+    if found is None:
+        raise NotTogetherError
+    return found
+
+
+def _insert(
+    writer: sqlite3.Connection, into: str, rows: Sequence[tuple[object, ...]], returning: str = ""
+) -> list[Any]:
+    """Insert rows, and get what is to be returned of them; raises `NotTogetherError` if one is there already."""
+    returned = []
+    for start in range(0, len(rows), ROWS):
+        some = rows[start : start + ROWS]
+        inserted = writer.execute(_insertion(into, len(some), len(some[0]), returning), [*chain.from_iterable(some)])
+        returned += inserted.fetchall()
+        if inserted.rowcount != len(some):
+            raise NotTogetherError
+    return returned
+
+
+@lru_cache
+def _insertion(into: str, rows: int, columns: int, returning: str) -> str:
+    row = f"({', '.join('?' * columns)})"
+    return (
+        f"INSERT INTO {into} VALUES {', '.join([row] * rows)} ON CONFLICT DO NOTHING"  # noqa: S608 - from constants
+        f"{returning and ' RETURNING '}{returning}"
+    )
+
+
+def _listed(values: Iterable[str] | Iterable[int]) -> bytes:
+    """Write values as the parameter of a statement that has them in `json_each`."""
+    return orjson.dumps([*values])

@@ -1,7 +1,8 @@
 """The tables of the SQLite store, and the longer statements about them.
 
-The rule: a read is one statement, so that it sees one moment. No key is ever used twice (AUTOINCREMENT), so what is
-left of a deleted session can be swept later, and what was read by key can be cached. Large rows are appended and found
+The rule: a read is one statement, so that it sees one moment. No key of a session or a recipe is ever used twice
+(AUTOINCREMENT), so what is left of a deleted session can be swept later, and a recipe read by key can be cached; that of
+a blob can be, once no row names it. Large rows are appended and found
 by small indices: that writes fewer pages than keeping them in order.
 """
 
@@ -40,7 +41,7 @@ CREATE TABLE records (
 );
 CREATE UNIQUE INDEX records_by_call ON records (session, call_id) WHERE call_id IS NOT NULL;
 CREATE TABLE blobs (
-    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    key INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
     body BLOB NOT NULL
 );
@@ -98,6 +99,15 @@ ADD_RECORD = """
 SAME_RECORD = """
     SELECT 1 FROM records WHERE session = (SELECT key FROM sessions WHERE id = :session)
         AND place = :place AND version = :version AND call_id IS :call_id AND body = :body
+"""
+HEADS = """
+    SELECT id, key, epoch, (SELECT coalesce(max(place), -1) FROM records WHERE session = sessions.key)
+    FROM sessions WHERE id IN (SELECT value FROM json_each(CAST(? AS TEXT)))
+"""
+RELEASE = "UPDATE sessions SET holder = NULL WHERE key IN (SELECT value FROM json_each(CAST(? AS TEXT)))"
+FORGET_CHANGES = """
+    DELETE FROM changes WHERE (session, version, part)
+        IN (SELECT ?, value ->> 0, value ->> 1 FROM json_each(CAST(? AS TEXT)))
 """
 ADD_CHANGE = "INSERT INTO changes (session, version, part, blob, size) VALUES (?, ?, ?, ?, ?)"
 FREE_BLOB = "DELETE FROM blobs WHERE key = ? AND NOT EXISTS (SELECT 1 FROM changes WHERE blob = blobs.key)"
