@@ -6,6 +6,7 @@ the same shape that says what to do.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
@@ -16,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from server.auth import Gate, RefusedError, check_exposure
-from server.call_log import CallLog, accept_request_id
+from server.call_log import CallLog, EndedCall, accept_request_id, request_id
 from server.calls import CallRequest
 from server.catalog import Catalog, load_catalog
 from server.errors import RequestError
@@ -59,6 +60,7 @@ class Server:
         self.ready = False
         self.is_open = False
         self._catalog = catalog
+        self._ended: list[tuple[str, EndedCall]] = []  # in this turn of the event loop, with their toolpacks
 
     def open(self) -> None:
         """Load toolpacks and open the store.
@@ -105,14 +107,25 @@ class Server:
     def observe(
         self, session_id: str, owner: str | None, request: CallRequest, outcome: Outcome | None, seconds: float
     ) -> None:
-        """Count a call, and write its line into the log."""
+        """Note that a call has ended; it is counted and logged when its answer is on its way."""
         if outcome is None:
-            toolpack, told = "", "refused"
+            toolpack, told, result = "", "refused", None
         else:
             toolpack, told = outcome.toolpack, outcome.failure or "ok"
-        self.metrics.called(toolpack, request.function if toolpack else "", told, seconds)
-        result = (outcome.result or outcome.error) if outcome else None
-        self._log.called(session_id, owner, request.function, request.kwargs, told, result, seconds)
+            result = outcome.result or outcome.error
+        function = request.function
+        ended = EndedCall(
+            time.time(), request_id.get(), session_id, owner, function, request.kwargs, told, result, seconds
+        )
+        self._ended.append((toolpack, ended))
+        if len(self._ended) == 1:
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        ended, self._ended = self._ended, []
+        for toolpack, call in ended:
+            self.metrics.called(toolpack, call.function if toolpack else "", call.outcome, call.seconds)
+        self._log.write(call for _, call in ended)
 
     async def measure(self) -> None:
         """Measure what stands, every second, for ever."""

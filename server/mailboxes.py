@@ -82,6 +82,7 @@ class Mailboxes:
         self._lock = self.threads.lock
         self._boxes: dict[str, _Mailbox] = {}
         self._arrived: list[SessionJob] = []
+        self._came_alone = False
         self.waiting = 0
         self._leases = Leases(store)
         self._stopped = threading.Event()
@@ -92,14 +93,20 @@ class Mailboxes:
         """Put a job into its session's mailbox; one for which there is no room gets an `OverloadedError`.
 
         Jobs that come in one turn of the event loop go to the threads together, at its end: the thread that leads then
-        finds them all, and the loop gets through its turn without sharing the interpreter with it.
+        finds them all, and the loop gets through its turn without sharing the interpreter with it. Where one came
+        alone the last time, the next that finds all quiet goes at once.
         """
         self._arrived.append(job)
-        if len(self._arrived) == 1:
+        if len(self._arrived) > 1:
+            return
+        if self._came_alone and not self._boxes:
+            self._admit()
+        else:
             job.loop.call_soon(self._admit)
 
     def _admit(self) -> None:
         arrived, self._arrived = self._arrived, []
+        self._came_alone = len(arrived) == 1
         with self._lock:
             for job in arrived:
                 box = self._boxes.get(job.session_id)

@@ -4,13 +4,14 @@ import contextlib
 import io
 import json
 import re
+import time
 
 import httpx
 import pytest
 import server_process
 import serving
 
-from server.call_log import CallLog, accept_request_id, request_id
+from server.call_log import CallLog, EndedCall, accept_request_id, request_id
 
 FIELDS = ["time", "request_id", "session", "owner", "function", "outcome", "duration_ms"]
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -26,6 +27,7 @@ class Log:
         self._from = self._path.stat().st_size
 
     def text(self):
+        self.server.http.get("/healthz")  # whatever ended before this is in the log when this is answered
         return self._path.read_bytes()[self._from :].decode()
 
     def lines(self):
@@ -168,7 +170,8 @@ def called(terminal, style, function="add", owner="ann", kwargs=None):
     accept_request_id(b"req-1")
     with contextlib.redirect_stderr(terminal):
         log = CallLog(style, arguments=kwargs is not None)
-        log.called("0123456789abcdef", owner, function, kwargs or {}, "ok", b"3", 0.0123)
+        ended = time.time(), request_id.get(), "0123456789abcdef", owner, function, kwargs or {}, "ok", b"3", 0.0123
+        log.write([EndedCall(*ended)])
     return log
 
 

@@ -1,9 +1,9 @@
 """The tables of the SQLite store, and the longer statements about them.
 
 The rule: a read is one statement, so that it sees one moment. No key of a session or a recipe is ever used twice
-(AUTOINCREMENT), so what is left of a deleted session can be swept later, and a recipe read by key can be cached; that of
-a blob can be, once no row names it. Large rows are appended and found
-by small indices: that writes fewer pages than keeping them in order.
+(AUTOINCREMENT), so what is left of a deleted session can be swept later, and a recipe read by key can be cached; the
+key of a blob can be, once no row names it. Large rows are appended and found by small indices: that writes fewer pages
+than keeping them in order.
 """
 
 SCHEMA = """
