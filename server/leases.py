@@ -9,11 +9,11 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from server.errors import OverloadedError, SessionNotFoundError
-from server.session_cache import CachedSession
-from server.stores import Lease, SessionStore
+from server.errors import OverloadedError
+from server.session_cache import CLOSED, CachedSession
+from server.stores import Head, Lease, SessionStore
 
 log = logging.getLogger("toolpack_server")
 
@@ -50,29 +50,40 @@ class Leases:
         self._beaten = float("-inf")
         self._reachable = True
 
-    def claim(self, entry: CachedSession) -> bool:
-        """Take a session's lease, and with it where the session stands; say whether that was possible.
+    def claim(self, entries: Sequence[CachedSession]) -> None:
+        """Take the leases of sessions, and with each where the session stands; `leased` then says which were given.
+
+        A session that is gone is marked as broken.
 
         Raises:
-            SessionNotFoundError: The session is gone.
             OverloadedError: The store can't be used.
         """
-        session_id = entry.session.id
+        by_id = {entry.session.id: entry for entry in entries}
         try:
-            claimed = self._store.claim(session_id, self._holder)
-            if isinstance(claimed, Lease) and self._is_dead(claimed):
-                claimed = self._store.claim(session_id, self._holder, claimed)
+            claimed = self._claim([*by_id])
         except OverloadedError:
             with self._lock:
-                self._unreleased[session_id] = None  # it may have been given, and the answer lost
+                self._unreleased.update(dict.fromkeys(by_id))  # they may have been given, and the answer lost
             raise
-        if isinstance(claimed, Lease):
-            return False
         with self._lock:
-            self._unreleased.pop(session_id, None)  # that was an earlier epoch
-        entry.follow(claimed)
-        entry.leased = True
-        return True
+            for session_id, head in claimed.items():
+                if isinstance(head, Head):
+                    self._unreleased.pop(session_id, None)  # that was an earlier epoch
+        for session_id, head in claimed.items():
+            entry = by_id[session_id]
+            if head is None:
+                entry.broken = CLOSED
+            elif isinstance(head, Head):
+                entry.follow(head)
+                entry.leased = True
+
+    def _claim(self, session_ids: Sequence[str]) -> dict[str, Head | Lease | None]:
+        claimed = dict(zip(session_ids, self._store.claim(session_ids, self._holder), strict=True))
+        dead = {id_: lease for id_, lease in claimed.items() if isinstance(lease, Lease) and self._is_dead(lease)}
+        if dead:
+            taken = self._store.claim([*dead], self._holder, {*dead.values()})
+            claimed.update(zip(dead, taken, strict=True))
+        return claimed
 
     def give_back(self, session_id: str, epoch: int) -> None:
         """Give a lease back as soon as the store can be told; one that went with a commit needn't be."""
@@ -114,11 +125,8 @@ class Leases:
                     del self._unreleased[session_id]
 
     def _release_if_held(self, session_id: str) -> None:
-        try:
-            claimed = self._store.claim(session_id, self._holder)
-        except SessionNotFoundError:
-            return
-        if not isinstance(claimed, Lease):
+        (claimed,) = self._store.claim([session_id], self._holder)
+        if isinstance(claimed, Head):
             self._store.release(session_id, claimed.epoch)
 
     def _is_dead(self, lease: Lease) -> bool:

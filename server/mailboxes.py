@@ -15,16 +15,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from server.errors import OverloadedError, SessionNotFoundError
 from server.jobs import InternalError, SessionJob, Task
 from server.leases import BEAT_SECONDS, Leases
-from server.session_cache import CachedSession, SessionCache
+from server.session_cache import CLOSED, CachedSession, SessionCache
 from server.settings import Settings
 from server.stores import SessionStore
-from server.threads import Threads
+from server.threads import Job, Threads
 
 log = logging.getLogger("toolpack_server")
 
@@ -35,7 +35,6 @@ TURN_SECONDS = 0.5  # how long a mailbox that never drains keeps its lease from 
 YIELD_SECONDS = 0.025  # long enough for all that poll to ask once
 STOP_SECONDS = 2.0
 
-CLOSED = "The session was closed meanwhile."
 REFUSED = "Another worker has taken the session over; nothing was changed. Send the call again, with its call_id."
 VOID = "The call before this one could not be kept; nothing was changed. Send it again."
 UNKNOWN = "It is not known whether the call was kept: send it again with its call_id, or look for it in the trace."
@@ -64,6 +63,31 @@ class _Mailbox:
         self.closing = False
         self.turn_began = time.monotonic()
         self.parked_until: float | None = None
+
+
+class _Claim(Job):
+    """Takes the leases of several sessions, then lets the jobs start that wait for them."""
+
+    def __init__(self, leases: Leases, threads: Threads, entries: Sequence[CachedSession], jobs: Sequence[Job]) -> None:
+        self._leases = leases
+        self._threads = threads
+        self._entries = entries
+        self._jobs = jobs
+
+    def run(self) -> None:
+        """Take them. Where that fails, each job finds out for itself."""
+        try:
+            self._leases.claim(self._entries)
+        except OverloadedError:
+            pass
+        except Exception:
+            log.exception("Leases could not be taken")
+
+    def complete(self) -> bool:
+        """See `Job.complete`."""
+        for job in self._jobs:
+            self._threads.submit(job)
+        return False
 
 
 class Mailboxes:
@@ -107,6 +131,7 @@ class Mailboxes:
     def _admit(self) -> None:
         arrived, self._arrived = self._arrived, []
         self._came_alone = len(arrived) == 1
+        started: list[SessionJob] = []
         with self._lock:
             for job in arrived:
                 box = self._boxes.get(job.session_id)
@@ -125,7 +150,26 @@ class Mailboxes:
                     continue
                 box.jobs.append(job)
                 self.waiting += 1
-                self._start_next(box)
+                started += self._take_next(box)
+            if self._store.shared:
+                started = self._claim_together(started)
+            for job in started:
+                self.threads.submit(job)
+
+    def _claim_together(self, jobs: list[SessionJob]) -> list[SessionJob]:
+        """Take the leases of several sessions in one step of the store, then start their jobs; get the other jobs."""
+        entries: dict[str, CachedSession] = {}
+        for job in jobs:
+            entry = self.cache.get(job.session_id)
+            if self._boxes[job.session_id].entry is None and entry is not None and not entry.broken:
+                entries[job.session_id] = entry
+        if len(entries) < 2:  # noqa: PLR2004 - one job takes its lease itself
+            return jobs
+        for session_id, entry in entries.items():
+            self._boxes[session_id].entry = entry
+        waiting = [job for job in jobs if job.session_id in entries]
+        self.threads.submit(_Claim(self._leases, self.threads, [*entries.values()], waiting))
+        return [job for job in jobs if job.session_id not in entries]
 
     def drop(self, session_ids: Iterable[str]) -> None:
         """Forget what is cached of sessions that were closed."""
@@ -171,18 +215,25 @@ class Mailboxes:
         if entry.expires_at <= time.time() or job.owner not in {None, entry.session.owner}:
             raise SessionNotFoundError
         box.entry = entry
-        if self._store.shared and not entry.leased and not self._leases.claim(entry):
-            return None
-        return entry
+        if self._store.shared and not entry.leased:
+            self._leases.claim([entry])
+            if entry.broken:
+                raise SessionNotFoundError
+        return entry if entry.leased or not self._store.shared else None
 
     def _start_next(self, box: _Mailbox) -> None:
+        for job in self._take_next(box):
+            self.threads.submit(job)
+
+    def _take_next(self, box: _Mailbox) -> list[SessionJob]:
+        """Take a mailbox's next job, if it may start, to be submitted now."""
         if box.running or box.closing or not box.jobs or box.parked_until is not None:
-            return
+            return []
         if box.unfinished and box.jobs[0].alone:
-            return
+            return []
         box.running = True
         self.waiting -= 1
-        self.threads.submit(box.jobs.popleft())
+        return [box.jobs.popleft()]
 
     def completed(self, job: SessionJob) -> bool:
         """Move a job's session on, unless its lease has to be waited for; called under the lock."""

@@ -13,6 +13,8 @@ from server.stores import Head, Record, Session
 LIVE_FACTOR = 8  # a live environment takes about this many times the bytes of its snapshot
 ENTRY_BYTES = 8192
 
+CLOSED = "The session was closed meanwhile."
+
 
 class CachedSession:
     """What is known of one session.

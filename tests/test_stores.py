@@ -60,6 +60,12 @@ def change(kept, index, blob, *, part="bank", **more):
     return commit(kept, index, parts={part: blob}, blobs={blob: f"body of {blob}".encode()}, **more)
 
 
+def claim(store, kept, holder, *dead):
+    """Take one session's lease."""
+    (claimed,) = store.claim([kept.id], holder, dead)
+    return claimed
+
+
 @pytest.fixture(params=["memory", "sqlite", "sqlite-shared", "redis"])
 def url(request, tmp_path):
     if request.param == "redis":
@@ -252,7 +258,7 @@ class TestCommit:
     def test_a_commit_sent_again_is_known_after_its_epoch_and_its_blobs_have_gone(self, store, one):
         batch = [change(one, index, f"b{index + 1}") for index in range(3)]
         store.commit(batch)
-        store.claim(one.id, "worker")
+        claim(store, one, "worker")
         store.trim(one.id, 0, 0)
         again = [replace(each, blobs={}) for each in batch]
         assert store.commit(again) == [True] * 3
@@ -446,7 +452,7 @@ class TestDelete:
 
     def test_an_id_that_is_used_again_starts_afresh(self, store, one):
         store.commit([change(one, 0, "b1", call_id="c")])
-        store.claim(one.id, "worker")
+        claim(store, one, "worker")
         store.delete([one.id])
         again = replace(one, environment={"bank": {"other": 1}})
         store.create([again], {"bank": "b0"}, {"b0": b"new"})
@@ -474,51 +480,59 @@ class TestDelete:
 
 class TestLeases:
     def test_a_lease_is_given_to_one(self, store, one):
-        assert store.claim(one.id, "w1") == Head(-1, 0, {"bank": "b0", "mail": "m0"}, 1)
-        assert store.claim(one.id, "w2") == Lease("w1", 0)
-        assert store.claim(one.id, "w1").epoch == 2
+        assert claim(store, one, "w1") == Head(-1, 0, {"bank": "b0", "mail": "m0"}, 1)
+        assert claim(store, one, "w2") == Lease("w1", 0)
+        assert claim(store, one, "w1").epoch == 2
         assert store.get(one.id)[1].epoch == 2
-        with pytest.raises(SessionNotFoundError):
-            store.claim("gone", "w1")
+
+    def test_leases_of_several_sessions_are_taken_in_one_step(self, store, one):
+        two, three = session(), session()
+        store.create([two, three], {"bank": "b0"}, {"b0": b"0"})
+        claim(store, two, "w2")
+        ids = [three.id, "gone", two.id, one.id]
+        parts = {"bank": "b0", "mail": "m0"}
+        assert store.claim(ids, "w1") == [Head(-1, 0, {"bank": "b0"}, 1), None, Lease("w2", 0), Head(-1, 0, parts, 1)]
+        assert [head.epoch for head in store.claim([two.id, one.id], "w1", {Lease("w2", 0), Lease("w3", 1)})] == [2, 2]
+        assert store.claim([], "w1") == []
 
     def test_a_commit_needs_the_current_epoch(self, store, one):
-        store.claim(one.id, "w1")
+        claim(store, one, "w1")
         assert store.commit([commit(one, 0)]) == [False]
         assert store.commit([commit(one, 0, epoch=2)]) == [False]
         assert store.commit([commit(one, 0, epoch=1)]) == [True]
-        assert store.claim(one.id, "w2") == Lease("w1", 0)
+        assert claim(store, one, "w2") == Lease("w1", 0)
 
     def test_a_lease_is_given_back_with_a_commit_or_without(self, store, one):
-        store.claim(one.id, "w1")
+        claim(store, one, "w1")
         assert store.commit([commit(one, 0, epoch=1, release=True)]) == [True]
-        assert store.claim(one.id, "w2").epoch == 2
+        assert claim(store, one, "w2").epoch == 2
         store.release(one.id, 1)
-        assert store.claim(one.id, "w1") == Lease("w2", 0)
+        assert claim(store, one, "w1") == Lease("w2", 0)
         store.release(one.id, 2)
-        assert store.claim(one.id, "w1") == Head(0, 1, {"bank": "b0", "mail": "m0"}, 3)
+        assert claim(store, one, "w1") == Head(0, 1, {"bank": "b0", "mail": "m0"}, 3)
         store.release("gone", 0)
 
     def test_a_refused_commit_does_not_give_the_lease_back(self, store, one):
-        store.claim(one.id, "w1")
+        claim(store, one, "w1")
         assert store.commit([commit(one, 5, epoch=1, release=True)]) == [False]
-        assert store.claim(one.id, "w2") == Lease("w1", 0)
+        assert claim(store, one, "w2") == Lease("w1", 0)
 
     def test_a_dead_holders_lease_goes_to_who_watched_it(self, store, one):
-        store.claim(one.id, "w1")
+        claim(store, one, "w1")
         store.beat("w1")
         store.beat("w1")
-        seen = store.claim(one.id, "w2")
+        seen = claim(store, one, "w2")
         assert seen == Lease("w1", 2)
         store.beat("w1")
-        assert store.claim(one.id, "w2", dead=seen) == Lease("w1", 3)
-        assert store.claim(one.id, "w2", dead=Lease("w3", 3)) == Lease("w1", 3)
-        assert store.claim(one.id, "w2", dead=Lease("w1", 3)).epoch == 2
+        assert claim(store, one, "w2", seen) == Lease("w1", 3)
+        assert claim(store, one, "w2", Lease("w3", 3)) == Lease("w1", 3)
+        assert claim(store, one, "w2", Lease("w1", 3)).epoch == 2
         assert store.commit([commit(one, 0, epoch=1)]) == [False]
-        assert store.claim(one.id, "w1") == Lease("w2", 0)
+        assert claim(store, one, "w1") == Lease("w2", 0)
 
     def test_threads_that_claim_one_session_have_one_holder(self, store, one):
         with ThreadPoolExecutor(4) as pool:
-            answers = list(pool.map(lambda worker: store.claim(one.id, f"w{worker}"), range(8)))
+            answers = list(pool.map(lambda worker: claim(store, one, f"w{worker}"), range(8)))
         assert sum(isinstance(answer, Head) for answer in answers) == 1
 
 
@@ -635,9 +649,9 @@ class Comparison(RuleBasedStateMachine):
 
     @rule(kept=sessions, worker=st.sampled_from(["w1", "w2"]))
     def claim(self, kept, worker):
-        answer = self.both(lambda store: store.claim(kept.id, worker))
+        answer = self.both(lambda store: claim(store, kept, worker))
         if isinstance(answer, Lease):
-            self.both(lambda store: store.claim(kept.id, worker, answer))
+            self.both(lambda store: claim(store, kept, worker, answer))
 
     @rule(worker=st.sampled_from(["w1", "w2"]), kept=sessions, epoch=st.integers(0, 2))
     def beat_and_release(self, worker, kept, epoch):
@@ -720,7 +734,7 @@ def use_and_delete(store):
     store.create(many, {"bank": "b"}, {"b": b"x"})
     store.create(many, {"bank": "again"}, {"again": b"x"})
     for each in many:
-        store.claim(each.id, "worker")
+        claim(store, each, "worker")
         store.commit([change(each, index, f"{each.id}-{index}", call_id=str(index), epoch=1) for index in range(5)])
         store.commit([commit(each, 5, parts={"mail": "b"}, epoch=1), commit(each, 9, epoch=1)])
     store.trim(many[0].id, 1, 1000)
@@ -784,7 +798,7 @@ def test_sqlite_starts_epochs_again_when_it_is_alone(tmp_path):
     kept = session()
     store = open_store(url, exclusive=False)
     store.create([kept], {}, {})
-    store.claim(kept.id, "w1")
+    claim(store, kept, "w1")
     store.close()
     store = open_store(url)
     assert store.commit([commit(kept, 0)]) == [True]

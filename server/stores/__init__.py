@@ -8,7 +8,7 @@ of a part is the newest blob that a commit gave it at or before *v*. So a commit
 new session costs references. A blob that nothing refers to is deleted with the last reference.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -209,14 +209,13 @@ class SessionStore(Protocol):
     def delete(self, session_ids: Sequence[str]) -> int:
         """Delete sessions with all that is theirs, and say how many there were."""
 
-    def claim(self, session_id: str, holder: str, dead: Lease | None = None) -> Head | Lease:
-        """Take a session's lease, or say who has it.
+    def claim(
+        self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
+    ) -> Sequence[Head | Lease | None]:
+        """Take the leases of sessions; get for each where it stands, or else who has it, or None if it is gone.
 
-        It is given if nobody holds it, if `holder` itself does, or if it still stands as in `dead`, which the caller
-        has watched for long enough to know that its holder is gone. Each time it is given the epoch grows by 1.
-
-        Raises:
-            SessionNotFoundError: The session is gone.
+        A lease is given if nobody holds it, if `holder` itself does, or if it still stands as one of `dead`, which the
+        caller has watched for long enough to know that its holder is gone. Each time it is given the epoch grows by 1.
         """
 
     def release(self, session_id: str, epoch: int) -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import threading
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -203,17 +203,24 @@ class MemoryStore:
                 self._ids = [id_ for id_ in self._ids if id_ in self._entries]
             return deleted
 
-    def claim(self, session_id: str, holder: str, dead: Lease | None = None) -> Head | Lease:
-        """Take a session's lease, or say who has it."""
+    def claim(
+        self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
+    ) -> Sequence[Head | Lease | None]:
+        """Take the leases of sessions; get for each where it stands, or else who has it, or None if it is gone."""
         with self._lock:
-            entry = self._entry(session_id)
-            if entry.holder is not None and entry.holder != holder:
-                lease = Lease(entry.holder, self._beats[entry.holder])
-                if lease != dead:
-                    return lease
-            entry.holder = holder
-            entry.epoch += 1
-            return entry.head()
+            return [self._claim(session_id, holder, dead) for session_id in session_ids]
+
+    def _claim(self, session_id: str, holder: str, dead: Collection[Lease]) -> Head | Lease | None:
+        entry = self._entries.get(session_id)
+        if entry is None:
+            return None
+        if entry.holder is not None and entry.holder != holder:
+            lease = Lease(entry.holder, self._beats[entry.holder])
+            if lease not in dead:
+                return lease
+        entry.holder = holder
+        entry.epoch += 1
+        return entry.head()
 
     def release(self, session_id: str, epoch: int) -> None:
         """Give a lease back without a commit; does nothing if `epoch` is not the session's."""

@@ -37,13 +37,13 @@ local function take_pairs()
   return pairs_
 end
 
-local function take_blobs()
-  local blobs = {}
+local function take_map()
+  local map = {}
   for i = 1, tonumber(take()) do
-    local blob = take()
-    blobs[blob] = take()
+    local name = take()
+    map[name] = take()
   end
-  return blobs
+  return map
 end
 
 local function complete(parts, blobs)
@@ -86,7 +86,7 @@ end
 
 local function commit()
   local session, epoch, index, version, call_id, record = take(), take(), tonumber(take()), take(), take(), take()
-  local expires_at, release, parts, blobs = take(), take(), take_pairs(), take_blobs()
+  local expires_at, release, parts, blobs = take(), take(), take_pairs(), take_map()
   if call('HEXISTS', SESSIONS, session) == 0 then
     return 0
   end
@@ -123,7 +123,7 @@ end
 local steps = {}
 
 function steps.create()
-  local parts, blobs, added = take_pairs(), take_blobs(), 0
+  local parts, blobs, added = take_pairs(), take_map(), 0
   if not complete(parts, blobs) then
     return 0
   end
@@ -229,22 +229,29 @@ function steps.delete()
   return deleted
 end
 
-function steps.claim()
-  local session, holder, dead_holder, dead_beat = take(), take(), take(), take()
+local function claim(session, holder, dead)
   if call('HEXISTS', SESSIONS, session) == 0 then
-    return false
+    return {}
   end
   local head = key('head', session)
   local other = call('HGET', head, 'holder')
   if other and other ~= holder then
     local beat = call('GET', key('beat', other)) or '0'
-    if other ~= dead_holder or beat ~= dead_beat then
+    if dead[other] ~= beat then
       return {0, other, beat}
     end
   end
   call('HSET', head, 'holder', holder)
   call('HINCRBY', head, 'epoch', 1)
   return {1, unpack(look(session))}
+end
+
+function steps.claim()
+  local holder, dead, claimed = take(), take_map(), {}
+  while position < #ARGV do
+    claimed[#claimed + 1] = claim(take(), holder, dead)
+  end
+  return claimed
 end
 
 function steps.release()

@@ -6,7 +6,7 @@ It needs a connection to one primary, 6.2 or newer; Redis Cluster isn't supporte
 sessions. What outlives a crash of Redis is what its persistence (appendonly, appendfsync) and its replicas keep.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -158,14 +158,12 @@ class RedisStore:
             deleted += self._redis.run("delete", len(some), *some)
         return deleted
 
-    def claim(self, session_id: str, holder: str, dead: Lease | None = None) -> Head | Lease:
-        """Take a session's lease, or say who has it."""
-        watched = (dead.holder, dead.beat) if dead else ("", "")
-        found = self._redis.run("claim", session_id, holder, *watched)
-        if found is None:
-            raise SessionNotFoundError
-        given, *rest = found
-        return _head(rest) if given else Lease(rest[0].decode(), int(rest[1]))
+    def claim(
+        self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
+    ) -> Sequence[Head | Lease | None]:
+        """Take the leases of sessions; get for each where it stands, or else who has it, or None if it is gone."""
+        watched = _pairs({lease.holder: str(lease.beat) for lease in dead})
+        return [_claimed(answer) for answer in self._redis.run("claim", holder, *watched, *session_ids)]
 
     def release(self, session_id: str, epoch: int) -> None:
         """Give a lease back without a commit; does nothing if `epoch` is not the session's."""
@@ -244,6 +242,14 @@ def _head(looked: Sequence[Any]) -> Head:
     fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
     parts = {name[1:].decode(): blob.decode() for name, blob in fields.items() if name.startswith(b"/")}
     return Head(length - 1, int(fields.get(b"version", 0)), parts, int(fields.get(b"epoch", 0)))
+
+
+def _claimed(answer: Sequence[Any]) -> Head | Lease | None:
+    """Read what the script says of one session's lease."""
+    if not answer:
+        return None
+    given, *rest = answer
+    return _head(rest) if given else Lease(rest[0].decode(), int(rest[1]))
 
 
 def _commit(commit: Commit) -> Iterator[str | bytes | float]:

@@ -8,7 +8,7 @@ everybody; its rows go in short steps afterwards, in the same call or, if that i
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -210,19 +210,23 @@ class SqliteStore:
                 writer.execute(f"DELETE FROM deleted WHERE session IN ({some})")  # noqa: S608
             return writer.execute("SELECT 1 FROM deleted LIMIT 1").fetchone() is not None
 
-    def claim(self, session_id: str, holder: str, dead: Lease | None = None) -> Head | Lease:
-        """Take a session's lease, or say who has it."""
+    def claim(
+        self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
+    ) -> Sequence[Head | Lease | None]:
+        """Take the leases of sessions; get for each where it stands, or else who has it, or None if it is gone."""
+        ids = orjson.dumps([*session_ids])
         # Looked at first without a write: whoever waits for a lease asks often.
-        lease = _lease(self._file.read(sql.LEASE, session_id))
-        if lease.holder not in {None, holder} and lease != dead:
-            return lease
+        leases = _leases(self._file.read(sql.LEASES, ids))
+        if not _takeable(leases, holder, dead):
+            return [leases.get(session_id) for session_id in session_ids]
         with self._file.write() as writer:
-            lease = _lease(writer.execute(sql.LEASE, (session_id,)).fetchall())
-            if lease.holder not in {None, holder} and lease != dead:
-                return lease
-            writer.execute("UPDATE sessions SET holder = ?, epoch = epoch + 1 WHERE id = ?", (holder, session_id))
-            *_, version, index, epoch, parts = writer.execute(sql.GET, (session_id,)).fetchone()
-            return _head(index, version, parts, epoch)
+            leases = _leases(writer.execute(sql.LEASES, (ids,)))
+            taken: dict[str, Head] = {}
+            for session_id in _takeable(leases, holder, dead):
+                writer.execute("UPDATE sessions SET holder = ?, epoch = epoch + 1 WHERE id = ?", (holder, session_id))
+                *_, version, index, epoch, parts = writer.execute(sql.GET, (session_id,)).fetchone()
+                taken[session_id] = _head(index, version, parts, epoch)
+        return [taken.get(session_id) or leases.get(session_id) for session_id in session_ids]
 
     def release(self, session_id: str, epoch: int) -> None:
         """Give a lease back without a commit; does nothing if `epoch` is not the session's."""
@@ -272,10 +276,12 @@ class _GoneError(LookupError):
     """A session was deleted between two reads."""
 
 
-def _lease(rows: Sequence[tuple[Any, ...]]) -> Lease:
-    if not rows:
-        raise SessionNotFoundError
-    return Lease(*rows[0])
+def _leases(rows: Iterable[tuple[Any, ...]]) -> dict[str, Lease]:
+    return {id_: Lease(holder, beat) for id_, holder, beat in rows}
+
+
+def _takeable(leases: Mapping[str, Lease], holder: str, dead: Collection[Lease]) -> Sequence[str]:
+    return [id_ for id_, lease in leases.items() if lease.holder in {None, holder} or lease in dead]
 
 
 def _head(index: int | None, version: int, parts: str, epoch: int) -> Head:

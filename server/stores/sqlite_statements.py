@@ -62,8 +62,10 @@ _VERSION = "coalesce((SELECT version FROM records WHERE session = sessions.key O
 _SESSION = f"""
     SELECT recipe, id, agent_key, owner, labels, ttl_seconds, created_at, expires_at, parent, parent_version, {_VERSION}
 """
-LEASE = """SELECT sessions.holder, coalesce(beat, 0) FROM sessions
-    LEFT JOIN workers ON workers.holder = sessions.holder WHERE id = ?"""
+LEASES = """
+    SELECT id, sessions.holder, coalesce(beat, 0) FROM sessions LEFT JOIN workers ON workers.holder = sessions.holder
+    WHERE id IN (SELECT value FROM json_each(CAST(? AS TEXT)))
+"""
 # max() makes SQLite take `blob` from the very row that has the maximum.
 GET = f"""{_SESSION},
     (SELECT max(place) FROM records WHERE session = sessions.key), epoch,
