@@ -3,6 +3,7 @@
 A store that is new passes this file before it is anything else.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -823,6 +824,21 @@ def test_sqlite_is_opened_by_several_processes_at_once(tmp_path):
     store = open_store(url)
     assert store.count() == 80
     store.close()
+
+
+def test_sqlite_waits_for_another_process_that_opens_a_new_file_too(tmp_path):
+    url = f"sqlite:///{tmp_path}/new.db"
+    open_store(url).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = DELETE")  # as in a file that nobody has switched yet
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM sessions").fetchall()
+        with ThreadPoolExecutor(1) as pool:
+            opening = pool.submit(open_store, url, exclusive=False)
+            with pytest.raises(TimeoutError):
+                opening.result(0.1)
+            other.execute("COMMIT")
+            opening.result(10).close()
 
 
 def test_sqlite_makes_its_folder_and_private_files(tmp_path, monkeypatch):

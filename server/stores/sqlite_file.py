@@ -13,6 +13,7 @@ import fcntl
 import os
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from server.stores.sqlite_statements import SCHEMA
 APPLICATION = 0x746F6F6C  # "tool", in SQLite's application_id: tells our files from those of other programs
 VERSION = 1
 OLDEST_SQLITE = (3, 38)  # the first with JSON functions in every build
+OPEN_AGAIN_SECONDS = 0.01
 BUSY_SECONDS = 10  # above the 5 s after which a parent kills a worker that was stopped inside a transaction
 STATEMENTS = 256  # kept prepared: inserts have one for each number of rows
 CHECKPOINT_PAGES = 4000  # 16 MB: a page that many commits change is copied back less often than with SQLite's 1000
@@ -137,9 +139,22 @@ class SqliteFile:
             execute("UPDATE sessions SET epoch = 0, holder = NULL WHERE epoch <> 0")
             execute("DELETE FROM workers")
         execute("COMMIT")
-        execute("PRAGMA journal_mode = WAL")
+        self._write_ahead()
         execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         execute("PRAGMA synchronous = NORMAL")  # in WAL mode this survives the end of the process, kill -9 included
+
+    def _write_ahead(self) -> None:
+        """Switch to WAL mode, for which SQLite doesn't wait by itself where another process opens the file too."""
+        give_up = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self._writer.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(OPEN_AGAIN_SECONDS)
+            else:
+                return
 
 
 @contextmanager
