@@ -3,7 +3,6 @@
 A store that is new passes this file before it is anything else.
 """
 
-import contextlib
 import os
 import random
 import signal
@@ -30,6 +29,7 @@ from server.errors import (
     VersionNotRetainedError,
 )
 from server.stores import Commit, Head, Lease, MissingBlobError, Record, Session, open_store
+from server.stores.sqlite_file import SqliteFile
 
 numbers = count()
 
@@ -826,19 +826,19 @@ def test_sqlite_is_opened_by_several_processes_at_once(tmp_path):
     store.close()
 
 
-def test_sqlite_waits_for_another_process_that_opens_a_new_file_too(tmp_path):
-    url = f"sqlite:///{tmp_path}/new.db"
-    open_store(url).close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as other:
-        other.execute("PRAGMA journal_mode = DELETE")  # as in a file that nobody has switched yet
-        other.execute("BEGIN")
-        other.execute("SELECT * FROM sessions").fetchall()
-        with ThreadPoolExecutor(1) as pool:
-            opening = pool.submit(open_store, url, exclusive=False)
-            with pytest.raises(TimeoutError):
-                opening.result(0.1)
-            other.execute("COMMIT")
-            opening.result(10).close()
+def test_sqlite_waits_for_another_process_that_opens_a_new_file_too(tmp_path, monkeypatch):
+    switch = SqliteFile._write_ahead
+    other = sqlite3.connect(tmp_path / "new.db", isolation_level=None, check_same_thread=False)
+
+    def switch_while_the_other_writes(file):
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.05, other.execute, ["COMMIT"]).start()
+        switch(file)
+
+    monkeypatch.setattr(SqliteFile, "_write_ahead", switch_while_the_other_writes)
+    open_store(f"sqlite:///{tmp_path}/new.db", exclusive=False).close()
+    assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    other.close()
 
 
 def test_sqlite_makes_its_folder_and_private_files(tmp_path, monkeypatch):
