@@ -11,6 +11,7 @@ has lost its claim: whatever it still does reaches nobody.
 
 import ctypes
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,11 @@ log = logging.getLogger("toolpack_server")
 TICK_SECONDS = 0.005
 QUIET_TICKS = 200
 BATCH = 64
+# How long a thread may keep the interpreter while others want it. Calls are brief, and lose a third of their speed when
+# they take it from each other; but beside a function that computes each wait lasts that long, and a call has several.
+SLICE_SECONDS = 0.001
+THIN_SLICE_SECONDS = 0.000005
+COMPUTES = 0.01  # of a tick on the processor: even a function that computes gets little where calls take turns with it
 
 
 class Interrupted(BaseException):
@@ -76,6 +82,8 @@ class Threads:
         self.stuck: set[_Worker] = set()
         self._stopped = False
         self._stir = threading.Event()
+        self._slice_seconds = 0.0
+        self._slice(SLICE_SECONDS)
         self._start_worker()
         threading.Thread(target=self._watch, name="deadlines", daemon=True).start()
 
@@ -93,9 +101,7 @@ class Threads:
 
     def stuck_threads(self) -> int:
         """Count the threads that are still in a function that was given up."""
-        with self.lock:
-            self.stuck = {worker for worker in self.stuck if worker.thread.is_alive()}
-            return len(self.stuck)
+        return len(self.stuck)
 
     def _start_worker(self) -> None:
         worker = _Worker(self)
@@ -168,8 +174,16 @@ class Threads:
             if quiet > QUIET_TICKS and not self._stopped:
                 self._stir.wait()
 
+    def _slice(self, seconds: float) -> None:
+        if seconds != self._slice_seconds:
+            self._slice_seconds = seconds
+            sys.setswitchinterval(seconds)
+
     def _look_at(self, busy: "list[_Worker]") -> None:
         now = time.monotonic()
+        slow = [worker for worker in busy if now - worker.since > TICK_SECONDS]
+        computing = [worker.computes() for worker in (*slow, *self.stuck)]
+        self._slice(THIN_SLICE_SECONDS if any(computing) else SLICE_SECONDS)
         for worker in busy:
             if worker is self._leader and now - worker.since > TICK_SECONDS:
                 self._depose()
@@ -192,6 +206,7 @@ class Threads:
         """Go on without a thread that has ended."""
         with self.lock:
             self._workers.discard(worker)
+            self.stuck.discard(worker)
             if self._leader is worker and not self._stopped:
                 self._replace_leader()
 
@@ -218,6 +233,7 @@ class _Worker:
         self.job: Job | None = None
         self.since = 0.0
         self.lost = False
+        self._used = 0.0
         self._lock = threads.lock
         self._in_function = False
 
@@ -239,6 +255,13 @@ class _Worker:
 
     def end(self) -> None:
         self.job = None
+
+    def computes(self) -> bool:
+        """Whether the thread has used the processor since this was asked last; called under the lock."""
+        if self.thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):  # macOS doesn't tell
+            return True
+        before, self._used = self._used, time.clock_gettime(time.pthread_getcpuclockid(self.thread.ident))
+        return self._used - before > COMPUTES * TICK_SECONDS
 
     def __enter__(self) -> None:
         with self._lock:

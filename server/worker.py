@@ -34,9 +34,6 @@ STARTING, SERVING = b"starting", b"serving"
 BEAT_SECONDS = 0.5
 TURN_SECONDS = 2.0  # an event loop that hasn't turned for so long stands still
 GRACE_SECONDS = 3  # for answers that are on their way when all calls have ended
-# As short as can be: beside a function that computes in Python each wait for the interpreter lasts that long, and a
-# call has several. Where nothing computes it costs nothing, and two functions that compute aren't slower for it.
-SWITCH_SECONDS = 0.000005
 PR_SET_PDEATHSIG = 1
 
 
@@ -121,7 +118,6 @@ def run_worker(settings: Settings, catalog: Catalog, listener: socket.socket, pu
     Raises:
         StartError: It can't start.
     """
-    sys.setswitchinterval(SWITCH_SECONDS)
     _allow_open_files()
     app = create_app(settings, catalog)
     application: Server = app.state.server

@@ -1,11 +1,12 @@
 """Past its deadline a call is answered and has changed nothing; what its thread still does reaches nobody."""
 
+import sys
 import threading
 import time
 
 import pytest
 import serving
-from serving import RpcError, ledger, wait_until
+from serving import PATIENCE, RpcError, ledger, wait_until
 
 
 def gate(name):
@@ -49,6 +50,15 @@ def test_a_python_loop_is_ended(bench):
     assert bench.call(session_id, "add_and_spin", name="for ever")["error"].startswith("TimeoutError: ")
     wait_until(lambda: bench.sessions.mailboxes.threads.stuck_threads() == 0, "the end of the loop")
     assert "for ever" not in ledger.late
+
+
+def test_beside_a_function_that_computes_others_get_the_interpreter_sooner(bench):
+    usual = sys.getswitchinterval()
+    gate("computes")
+    ended = bench.later_call(bench.create(), "add_and_spin", name="computes")
+    wait_until(lambda: sys.getswitchinterval() < usual, "thin slices")
+    assert ended.result(PATIENCE)["error"].startswith("TimeoutError: ")
+    wait_until(lambda: sys.getswitchinterval() == usual, "the end of the loop")
 
 
 def test_a_function_that_waits_in_c_is_answered_and_left_alone(bench):
