@@ -161,7 +161,9 @@ class Mailboxes:
         entries: dict[str, CachedSession] = {}
         for job in jobs:
             entry = self.cache.get(job.session_id)
-            if self._boxes[job.session_id].entry is None and entry is not None and not entry.broken:
+            if entry is None or entry.broken or self._boxes[job.session_id].entry is not None:
+                continue
+            if job.owner in {None, entry.session.owner}:
                 entries[job.session_id] = entry
         if len(entries) < 2:  # noqa: PLR2004 - one job takes its lease itself
             return jobs

@@ -1,11 +1,12 @@
 """What the tests of the server share: fixture packs, a server without HTTP, and waiting without sleeping blindly."""
 
 import asyncio
+import contextlib
 import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,16 @@ class Bench:
 
     def version(self, session_id: str) -> int:
         return self.rpc("get_session", session_id=session_id)["version"]
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hold the event loop still: what is sent meanwhile arrives in one turn."""
+        gate = threading.Event()
+        self._loop.call_soon_threadsafe(gate.wait, PATIENCE)
+        try:
+            yield
+        finally:
+            gate.set()
 
     def close(self) -> None:
         self.sessions.mailboxes.stop()

@@ -1,10 +1,15 @@
 """Calls on one session run one at a time, in order of arrival; sessions never wait for one another."""
 
 import threading
+from collections import Counter
+from itertools import chain
 
 import pytest
 import serving
 from serving import RpcError, ledger, wait_until
+
+from server.errors import OverloadedError
+from server.stores import open_store
 
 
 def test_calls_on_one_session_run_in_the_order_in_which_they_came(stored_bench):
@@ -40,6 +45,36 @@ def test_many_sessions_hold_at_once_and_none_is_in_anothers_way(bench):
     assert bench.result(bench.create(), "add", amount=1) == 1
     gate.set()
     assert [call.result(serving.PATIENCE)["result"] for call in calls] == [3] * 20
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_leases_of_sessions_that_are_called_together_are_taken_together(tmp_path, fails):
+    store = open_store(f"sqlite:///{tmp_path}/shared.db", exclusive=False)
+    bench = serving.Bench(store=store)
+    *ours, theirs = [bench.create(owner=owner) for owner in ("ann", "ann", "ann", "bob")]
+    for session_id in ours:
+        bench.call(session_id, "add", {"owner": "ann"}, amount=1)
+    bench.call(theirs, "add", {"owner": "bob"}, amount=1)
+    claim, claims = store.claim, []
+
+    def counted(session_ids, *more):
+        claims.append(session_ids)
+        if fails and len(session_ids) > 1:
+            raise OverloadedError("The store can't be used.")
+        return claim(session_ids, *more)
+
+    store.claim = counted
+    with bench.paused():
+        calls = [bench.later("run_function", owner="ann", session_id=each, function="total") for each in ours]
+        refused = bench.later("run_function", owner="ann", session_id=theirs, function="total")
+    assert [call.result(serving.PATIENCE)["result"] for call in calls] == [1, 1, 1]
+    with pytest.raises(RpcError, match="No session has this id"):
+        refused.result(serving.PATIENCE)
+    together = max(claims, key=len)
+    assert len(together) > 1
+    assert Counter(chain.from_iterable(claims)) == {each: 1 + (fails and each in together) for each in ours}
+    bench.close()
+    store.close()
 
 
 def test_a_reset_has_its_turn_among_the_calls(stored_bench):
