@@ -67,15 +67,13 @@ class Leases:
             raise
         with self._lock:
             for session_id, head in claimed.items():
-                if isinstance(head, Head):
+                entry = by_id[session_id]
+                if head is None:
+                    entry.broken = CLOSED
+                elif isinstance(head, Head):
                     self._unreleased.pop(session_id, None)  # that was an earlier epoch
-        for session_id, head in claimed.items():
-            entry = by_id[session_id]
-            if head is None:
-                entry.broken = CLOSED
-            elif isinstance(head, Head):
-                entry.follow(head)
-                entry.leased = True
+                    entry.follow(head)
+                    entry.leased = True
 
     def _claim(self, session_ids: Sequence[str]) -> dict[str, Head | Lease | None]:
         claimed = dict(zip(session_ids, self._store.claim(session_ids, self._holder), strict=True))

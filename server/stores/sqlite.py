@@ -80,7 +80,7 @@ class SqliteStore:
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
         """Keep commits, in their order, in one transaction; say for each whether it was kept."""
         if len(commits) > 1:
-            with suppress(NotTogetherError), self._file.write() as writer:
+            with suppress(NotTogetherError, MissingBlobError), self._file.write() as writer:
                 add_together(writer, commits)
                 return [True] * len(commits)
         with self._file.write() as writer:

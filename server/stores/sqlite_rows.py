@@ -6,12 +6,10 @@ one of them can't, the transaction is rolled back and each goes in for itself.
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
-
-import orjson
 
 from server.stores import Commit, MissingBlobError, Session
 from server.stores import sqlite_statements as sql
@@ -90,24 +88,21 @@ def add_together(writer: sqlite3.Connection, commits: Sequence[Commit]) -> None:
 
     Raises:
         NotTogetherError: They don't all follow what is there. Rows may have been written: roll them back.
+        MissingBlobError: One refers to a missing blob; likewise.
     """
     keys, heads = {}, {}
-    for session, key, epoch, place in writer.execute(sql.HEADS, (_listed({c.session_id for c in commits}),)):
+    for session, key, epoch, place in writer.execute(sql.HEADS, (dump([*{c.session_id for c in commits}]),)):
         keys[session], heads[session] = key, (epoch, place)
     for commit in commits:
         if heads.get(commit.session_id) != (commit.epoch, commit.record.index - 1):
             raise NotTogetherError
         heads[commit.session_id] = commit.epoch, commit.record.index
-    records = [(c.record.index, c.record.version, c.record.call_id, c.record.body) for c in commits]
-    _insert(
-        writer,
-        "records (session, place, version, call_id, body)",
-        [(keys[commit.session_id], *record) for commit, record in zip(commits, records, strict=True)],
-    )
+    records = [(keys[c.session_id], c.record.index, c.record.version, c.record.call_id, c.record.body) for c in commits]
+    _insert(writer, "records (session, place, version, call_id, body)", records)
     blobs = [blob for commit in commits for blob in commit.blobs.items()]
     added = {id_: (key, size) for id_, key, size in _insert(writer, "blobs (id, body)", blobs, "id, key, length(body)")}
     changes = [
-        (keys[commit.session_id], commit.record.version, part, *(added.get(blob) or _found(writer, blob)))
+        (keys[commit.session_id], commit.record.version, part, *(added.get(blob) or add_blob(writer, blob, {})))
         for commit in commits
         for part, blob in commit.parts.items()
     ]
@@ -119,14 +114,7 @@ def add_together(writer: sqlite3.Connection, commits: Sequence[Commit]) -> None:
             )
     released = {keys[commit.session_id] for commit in commits if commit.release}
     if released:
-        writer.execute(sql.RELEASE, (_listed(released),))
-
-
-def _found(writer: sqlite3.Connection, blob: str) -> tuple[int, int]:
-    found = _find_blob(writer, blob)
-    if found is None:
-        raise NotTogetherError
-    return found
+        writer.execute(sql.RELEASE, (dump([*released]),))
 
 
 def _insert(
@@ -143,15 +131,10 @@ def _insert(
     return returned
 
 
-@lru_cache
+@lru_cache(maxsize=3 * ROWS)
 def _insertion(into: str, rows: int, columns: int, returning: str) -> str:
     row = f"({', '.join('?' * columns)})"
     return (
         f"INSERT INTO {into} VALUES {', '.join([row] * rows)} ON CONFLICT DO NOTHING"  # noqa: S608 - from constants
         f"{returning and ' RETURNING '}{returning}"
     )
-
-
-def _listed(values: Iterable[str] | Iterable[int]) -> bytes:
-    """Write values as the parameter of a statement that has them in `json_each`."""
-    return orjson.dumps([*values])
