@@ -13,7 +13,7 @@ from server.functions_runtime import (
     TaskEnvironment,
     make_function,
 )
-from server.toolpack import Toolpack
+from server.packs.toolpack import Toolpack
 
 __all__ = [
     "Depends",

@@ -1,7 +1,7 @@
-"""Every error that this server raises on purpose, in one tree.
+"""Every exception that this server raises on purpose, in one tree.
 
-The rule: an error is named for what went wrong, its text is one sentence that says what, where and what to do, and it
-knows nothing of JSON-RPC; `jsonrpc.py` alone maps these classes to codes.
+The rule: an exception is named for what went wrong. Its text is one sentence that says what, where and what to do. It
+knows nothing of JSON-RPC or HTTP statuses other than its own; `rpc/codes.py` alone maps these classes to codes.
 
     ToolpackServerError
     ├── StartError                  the server can't start
@@ -11,31 +11,41 @@ knows nothing of JSON-RPC; `jsonrpc.py` alone maps these classes to codes.
     ├── NoEnvironmentError          a function in this process needs an environment, and none was given
     ├── CallError                   goes into the envelope of a call: the agent can react
     │   ├── ToolNotFoundError       no such function in this session
-    │   ├── SnapshotError           the environment holds what can't be kept exactly
+    │   ├── SnapshotError           the environment holds something that can't be stored exactly
     │   ├── ResultError             the result has no JSON form
     │   └── TooLargeError           a result, an environment or a request is over its limit
     ├── RequestError                refuses the request: a programmer or an operator can mend it
-    │   ├── InvalidParamsError      wrong parameters, unknown packs, bad options, bad pointer
-    │   ├── SessionNotFoundError    unknown, closed, expired or another's
+    │   ├── InvalidParamsError      wrong parameters, unknown toolpacks, bad options, bad pointer
+    │   ├── SessionNotFoundError    unknown, closed, expired or another owner's
     │   ├── VersionConflictError    `expected_version` is not the session's version
-    │   ├── OverloadedError         too much waits, or the session's lease was lost; nothing has changed
+    │   ├── OverloadedError         too much is waiting, or the session's lease was lost
     │   ├── ClassesChangedError     the state was written by other classes than those loaded
     │   ├── CallIdReusedError       the call_id belongs to another call
     │   ├── DeadlineError           the request itself took too long
     │   ├── VersionNotRetainedError the version is gone from the history
     │   └── StateDamagedError       stored state fails its keyed hash, or can't be read back
-    └── ClientError                 what the Python client raises
-        ├── ReplyError              the server answered with an error: code, message, data
-        ├── NoReplyError            no answer came, however often it was asked
-        ├── RemoteFunctionError     a function on the server raised what this process has no exception for
-        └── EnvironmentDiffersError an environment here isn't the one on the server
+    ├── InternalError               a fault of the server, which has logged it
+    ├── HttpRefusedError            refuses the request before it reaches JSON-RPC, with an HTTP status
+    ├── ClientError                 raised by the Python client
+    │   ├── ReplyError              the server answered with an error: code, message, data
+    │   ├── NoReplyError            no answer came, however often the request was sent
+    │   ├── RemoteFunctionError     a function on the server raised what this process has no exception for
+    │   └── EnvironmentDiffersError an environment here isn't the one on the server
+    └── InternalSignal              between two modules of the server; no caller of the server ever sees it
+        ├── UnsupportedObjectError  snapshots: one object can't be stored
+        ├── CycleError              snapshots: an object that hashes by value is part of a cycle
+        ├── CallFailedError         rpc: a call failed that is to be answered with a JSON-RPC error
+        ├── MissingBlobError        stores: a blob that was referred to isn't there
+        ├── NotTogetherError        stores: several commits can't go in with one statement
+        └── RowGoneError            stores: a session was deleted between two reads
+    Interrupted (a BaseException)   ends a function that has passed its deadline
 """
 
 from typing import Any
 
 
 class ToolpackServerError(Exception):
-    """Base class of all errors below."""
+    """Base class of all exceptions below, except `Interrupted`."""
 
 
 class StartError(ToolpackServerError):
@@ -51,11 +61,11 @@ class RegistrationError(StartError, ValueError):
 
 
 class ToolpackUnavailable(StartError):  # noqa: N818 - no error: the server starts without it
-    """Raised by a toolpack module on import where an optional package is missing; the text says how to get it."""
+    """Raised by a toolpack module on import if an optional package is missing; the text says how to install it."""
 
 
 class NoEnvironmentError(ToolpackServerError, ValueError):
-    """A function with dependencies was to run on no environment: a programmer's mistake, never told to an agent."""
+    """A function with dependencies was to run without an environment: a programmer's mistake, never an agent's."""
 
 
 class CallError(ToolpackServerError):
@@ -67,9 +77,9 @@ class ToolNotFoundError(CallError):
 
 
 class SnapshotError(CallError):
-    """The environment holds something that can't be kept exactly.
+    """The environment holds something that can't be stored exactly.
 
-    The text names the path to it and its type.
+    The text names its path and type.
     """
 
 
@@ -90,7 +100,7 @@ class InvalidParamsError(RequestError):
 
 
 class SessionNotFoundError(RequestError):
-    """No session of the caller's has this id."""
+    """The caller has no session with this id."""
 
     def __init__(self) -> None:
         super().__init__("No session has this id: it is unknown, closed or expired. Create one with create_session.")
@@ -124,7 +134,7 @@ class CallIdReusedError(RequestError):
 
 
 class DeadlineError(RequestError):
-    """The request took too long, and was given up; nothing has changed."""
+    """The request took too long and was abandoned; nothing has changed."""
 
 
 class VersionNotRetainedError(RequestError):
@@ -139,6 +149,25 @@ class StateDamagedError(RequestError):
     """Stored state fails its keyed hash, or can't be read back."""
 
 
+class InternalError(ToolpackServerError):
+    """A fault of the server; the log has the details, the caller gets this sentence."""
+
+    def __init__(self) -> None:
+        super().__init__("The server failed to handle this request; its log says why.")
+
+
+class HttpRefusedError(ToolpackServerError):
+    """Refuses a request before it reaches JSON-RPC.
+
+    Attributes:
+        status: The HTTP status.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class ClientError(ToolpackServerError):
     """The Python client didn't get what it asked for."""
 
@@ -147,9 +176,9 @@ class ReplyError(ClientError):
     """The server answered with an error.
 
     Attributes:
-        code: Its JSON-RPC code; -32000 for what HTTP refused.
+        code: Its JSON-RPC code; -32000 if the request was refused at the HTTP level.
         message: What went wrong.
-        data: What the server says beyond that.
+        data: Further details.
     """
 
     def __init__(self, code: int, message: str, data: dict[str, Any]) -> None:
@@ -161,7 +190,7 @@ class ReplyError(ClientError):
 
 
 class NoReplyError(ClientError):
-    """No answer came, however often it was asked; the server may have done what was asked for or not."""
+    """No answer came, however often the request was sent; the server may have handled it or not."""
 
 
 class RemoteFunctionError(ClientError):
@@ -170,3 +199,39 @@ class RemoteFunctionError(ClientError):
 
 class EnvironmentDiffersError(ClientError):
     """An environment in this process isn't the one that the session on the server has."""
+
+
+class InternalSignal(ToolpackServerError):  # noqa: N818 - a signal, not an error
+    """Passes between two modules of the server, which handle it; no caller of the server sees it."""
+
+
+class UnsupportedObjectError(InternalSignal):
+    """One object can't be stored in a snapshot; the text says why."""
+
+
+class CycleError(InternalSignal):
+    """An instance that hashes by value is part of a cycle."""
+
+
+class CallFailedError(InternalSignal):
+    """A call failed that is to be answered with a JSON-RPC error; `outcome` says how."""
+
+    def __init__(self, outcome: Any) -> None:
+        super().__init__(outcome.error)
+        self.outcome = outcome
+
+
+class MissingBlobError(InternalSignal, LookupError):
+    """A blob that was referred to isn't in the store, or no longer."""
+
+
+class NotTogetherError(InternalSignal):
+    """Some of these commits must be refused, or examined one by one."""
+
+
+class RowGoneError(InternalSignal, LookupError):
+    """A session was deleted between two reads."""
+
+
+class Interrupted(BaseException):
+    """Raised inside a function that has passed its deadline, to end it; nobody else ever sees it."""

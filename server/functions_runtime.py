@@ -1,26 +1,24 @@
 """Functions that an agent can call, and the runtime that calls them on an environment.
 
 The names and their meanings are those of AgentDojo's `agentdojo.functions_runtime`, so whoever knows that module knows
-this one; the README lists the few deliberate differences. The rule: this file works in one process with nothing else
-of the server running, and knows neither sessions nor snapshots.
+this one; docs/agentdojo.md lists the few deliberate differences. The rule: this module works in one process with
+nothing else of the server running, and knows neither sessions nor snapshots. It must not move or be renamed, because
+stored snapshots name its classes.
 """
 
-import asyncio
-import concurrent.futures
 import copy
 import inspect
 import re
-import threading
-import warnings
-from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
+from typing import Any, TypeVar
 
-import docstring_parser
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model
+from pydantic import BaseModel, PrivateAttr
 from pydantic_core import PydanticCustomError, ValidationError
 
-from server.errors import NoEnvironmentError, RegistrationError, ToolNotFoundError
+from server.coroutines import run_coroutine
+from server.errors import NoEnvironmentError, ToolNotFoundError
+from server.signatures import read_signature
 
 __all__ = [
     "Depends",
@@ -124,115 +122,18 @@ def make_function(function: Callable[..., Any]) -> Function:
     Raises:
         RegistrationError: The docstring, the signature or a type doesn't allow it; the text says what to change.
     """
-    name = getattr(function, "__name__", None)
-    if name is None:
-        raise RegistrationError(f"{function!r} has no name: wrap it in a function with `def`.")
-    if not function.__doc__:
-        raise RegistrationError("there is no docstring: add one whose first line says what the function does.")
-    docs = docstring_parser.parse(function.__doc__)
-    if not docs.short_description:
-        raise RegistrationError("the docstring has no short description: say in its first line what the function does.")
-    try:
-        hints = get_type_hints(function, include_extras=True)
-        signature = inspect.signature(function)
-    except Exception as error:
-        raise RegistrationError(f"its type hints can't be read ({error}): import or correct the names.") from error
-    dependencies = {
-        parameter: dependency
-        for parameter, hint in hints.items()
-        if (dependency := _dependency(hint)) is not None and parameter in signature.parameters
-    }
-    descriptions = _descriptions(docs.params)
-    _check_signature(signature, hints, descriptions, dependencies)
+    signature = read_signature(function)
     made = Function.model_construct(
-        name=name,
-        description="\n".join(filter(None, [docs.short_description, docs.long_description])).replace("None", "null"),
-        parameters=_parameters_model(name, signature, hints, descriptions),
-        dependencies=dependencies,
+        name=signature.name,
+        description=signature.description,
+        parameters=signature.parameters,
+        dependencies=signature.dependencies,
         run=function,
-        full_docstring=function.__doc__,
-        return_type=get_type_hints(function).get("return"),
+        full_docstring=function.__doc__ or "",
+        return_type=signature.return_type,
     )
-    # A mutable default that agents don't see would otherwise be one object for all sessions.
-    made._fresh_defaults = {  # noqa: SLF001 - made here
-        parameter.name: parameter.default
-        for parameter in signature.parameters.values()
-        if parameter.default is not parameter.empty
-        and parameter.name not in descriptions
-        and parameter.name not in dependencies
-        and _is_copied(parameter.default)
-    }
+    made._fresh_defaults = signature.fresh_defaults  # noqa: SLF001 - made here
     return made
-
-
-def _is_copied(default: Any) -> bool:
-    """Whether a default can change and can be copied; what can't, like a lock or a sentinel, stays the same object."""
-    if isinstance(default, str | int | float | bool | bytes | None) or type(default) is object:
-        return False
-    try:
-        return copy.deepcopy(default) is not default
-    except Exception:  # noqa: BLE001 - copying runs the code of its class
-        return False
-
-
-def _dependency(hint: Any) -> Any:
-    if get_origin(hint) is not Annotated:
-        return None
-    return next((mark for mark in hint.__metadata__ if hasattr(mark, "extract_dep_from_env")), None)
-
-
-def _descriptions(params: Sequence[docstring_parser.DocstringParam]) -> dict[str, str]:
-    # NumPy style documents several parameters in one entry: `x, y : float`.
-    return {name.strip(): param.description or "" for param in params for name in param.arg_name.split(",")}
-
-
-def _check_signature(
-    signature: inspect.Signature,
-    hints: Mapping[str, Any],
-    descriptions: Mapping[str, str],
-    dependencies: Mapping[str, Any],
-) -> None:
-    for name, description in descriptions.items():
-        if name not in signature.parameters:
-            raise RegistrationError(f"the docstring describes `{name}`, which is no parameter: correct or remove it.")
-        if name in dependencies:
-            raise RegistrationError(
-                f"the docstring describes `{name}`, which comes from the environment: remove it, agents don't pass it."
-            )
-        if not description:
-            raise RegistrationError(f"the docstring says nothing of parameter `{name}`: describe it.")
-    for name, parameter in signature.parameters.items():
-        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
-            raise RegistrationError(f"`{parameter}` takes any argument: name each parameter.")
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise RegistrationError(f"parameter `{name}` is positional-only, but agents pass names: remove the `/`.")
-        if name in dependencies:
-            continue
-        if parameter.default is parameter.empty and name not in descriptions:
-            raise RegistrationError(f"parameter `{name}` has no default and isn't described: describe it.")
-        if name in descriptions and name not in hints:
-            raise RegistrationError(f"parameter `{name}` has no type hint: add one.")
-
-
-def _parameters_model(
-    function_name: str, signature: inspect.Signature, hints: Mapping[str, Any], descriptions: Mapping[str, str]
-) -> type[BaseModel]:
-    fields: dict[str, Any] = {}
-    for name, description in descriptions.items():
-        default = signature.parameters[name].default
-        default = ... if default is inspect.Parameter.empty else default
-        fields[name] = (hints[name], Field(description=description, default=default))
-    config = ConfigDict(extra="forbid", protected_namespaces=(), arbitrary_types_allowed=False)
-    try:
-        with warnings.catch_warnings():
-            # A parameter may be named like a method of BaseModel (`copy`, `json`): `bind` copes with that.
-            warnings.simplefilter("ignore", UserWarning)
-            model = create_model(f"Input schema for `{function_name}`", __config__=config, **fields)
-            model.model_json_schema()
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise RegistrationError(f"no JSON Schema can be made of its parameters ({reason}): use other types.") from error
-    return model
 
 
 class FunctionsRuntime:
@@ -329,7 +230,7 @@ _INFORMATION_LINE = re.compile(r"\n    For further information visit https://err
 def error_text(error: BaseException) -> str:
     """Describe an exception as AgentDojo does, `ErrorType: message`, less pydantic's information lines."""
     if isinstance(error, ValidationError) and error.error_count() > MAX_LISTED_ERRORS:
-        # Each would be told in some hundred characters, and a small request can cause a million.
+        # A small request can cause a million errors, each of which takes some hundred characters.
         return f"ValidationError: {error.error_count()} validation errors for {error.title}, too many to list"
     try:
         message = str(error)
@@ -339,52 +240,3 @@ def error_text(error: BaseException) -> str:
         message = _INFORMATION_LINE.sub("", message)
     # A lone surrogate has no place in JSON.
     return f"{type(error).__name__}: {message}".encode("utf-8", "replace").decode()
-
-
-# The event loop that each thread keeps for async functions: making one costs more than most functions.
-_runners: dict[int, asyncio.Runner] = {}
-
-
-def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end from sync code, inside a running event loop too, and return its result."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return _run_on_own_loop(coroutine)
-    with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:
-        return elsewhere.submit(asyncio.run, coroutine).result()
-
-
-def wake_loop(thread: int) -> None:
-    """Make another thread's event loop, if it has one, go through Python code once, where it can be interrupted."""
-    runner = _runners.get(thread)
-    if runner is not None:
-        runner.get_loop().call_soon_threadsafe(lambda: None)
-
-
-def close_loop() -> None:
-    """Close this thread's event loop, if it has one."""
-    runner = _runners.pop(threading.get_ident(), None)
-    if runner is not None:
-        runner.close()
-
-
-def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    if threading.current_thread() is threading.main_thread():
-        return asyncio.run(coroutine)
-    runner = _runners.get(threading.get_ident())
-    if runner is None:
-        runner = _runners[threading.get_ident()] = asyncio.Runner()
-    try:
-        return runner.run(coroutine)
-    finally:
-        # What the function left running would otherwise wake up inside somebody else's call.
-        leftovers = asyncio.all_tasks(runner.get_loop())
-        if leftovers:
-            runner.run(_cancel(leftovers))
-
-
-async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

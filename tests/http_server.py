@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import httpx
 import uvicorn
 
-from server.app import create_app
-from server.catalog import Catalog
+from server.packs.catalog import Catalog
+from server.service import Service
 from server.settings import Settings
+from server.web.app import create_app
 
 PATIENCE = 20.0
 
@@ -29,7 +30,9 @@ class _Server(uvicorn.Server):
 @contextlib.contextmanager
 def running(catalog: Catalog, **settings) -> Iterator[str]:
     """Serve on a free port, and give the URL."""
-    config = uvicorn.Config(create_app(Settings(**settings), catalog), port=0, log_level="error", access_log=False)
+    config = uvicorn.Config(
+        create_app(Service(Settings(**settings), catalog)), port=0, log_level="error", access_log=False
+    )
     server, listener = _Server(config), config.bind_socket()
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
@@ -55,7 +58,7 @@ class RestartingTransport(httpx.BaseTransport):
 
     async def _answer(self, request: httpx.Request) -> httpx.Response:
         self.starts += 1
-        app = create_app(self._settings, self._catalog)
+        app = create_app(Service(self._settings, self._catalog))
         content = request.read()
         async with (
             app.router.lifespan_context(app),

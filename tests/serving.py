@@ -11,14 +11,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from server.catalog import Catalog, load_catalog
-from server.jsonrpc import JsonRpc
-from server.methods import Caller, Methods
-from server.openrpc import openrpc_document
-from server.sessions import SessionManager
+from server.packs.catalog import Catalog
+from server.packs.loading import load_catalog
+from server.rpc.methods import Caller
+from server.service import Service
 from server.settings import Settings
 from server.stores import open_store
-from server.strict_json import Fragment, dumps
 
 PACKS = Path(__file__).parent / "packs"
 FIXTURES = ("ledger", "vault", "nasty", "halves")
@@ -59,21 +57,17 @@ def result_of(reply: bytes | None) -> Any:
 
 
 class Bench:
-    """A whole server but for HTTP, on an event loop in a thread of its own."""
+    """A whole server but for HTTP, whose event loop runs on a thread of its own."""
 
     def __init__(self, catalog: Catalog | None = None, store: Any = "memory:", key: bytes = KEY, **settings: Any):
         self.store = open_store(store) if isinstance(store, str) else store
         self._closes_store = isinstance(store, str)
-        self.settings = Settings(**{"store": "memory:", **settings})
+        self.settings = Settings(**{"store": "memory:", "log_calls": "off", **settings})
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._run(self._open(catalog or CATALOG, key))
-
-    async def _open(self, catalog: Catalog, key: bytes) -> None:
-        self.sessions = SessionManager(catalog, self.store, self.settings, key)
-        methods = Methods(self.sessions, lambda: Fragment(dumps(openrpc_document(methods.all()))))
-        self._addresses = {False: JsonRpc(methods.all(), self.settings), True: JsonRpc(methods.agents(), self.settings)}
+        self.service = Service(self.settings, catalog or CATALOG, store=self.store, key=key)
+        self.sessions = self.service.sessions
 
     def _run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
@@ -83,7 +77,8 @@ class Bench:
 
     async def _answer(self, body: bytes | str, owner: str, agent_key: str | None) -> bytes | None:
         text = body.encode() if isinstance(body, str) else body
-        return await self._addresses[agent_key is not None].answer(Caller(owner, agent_key), text)
+        rpc = self.service.rpc if agent_key is None else self.service.agents
+        return await rpc.answer(Caller(owner, agent_key), text)
 
     def later(self, method: str, /, *, owner: str = "", agent_key: str | None = None, **params: Any) -> Future[Any]:
         """Send a request without waiting for its answer."""
@@ -118,6 +113,11 @@ class Bench:
     def version(self, session_id: str) -> int:
         return self.rpc("get_session", session_id=session_id)["version"]
 
+    def world(self, session_id: str, version: int) -> dict[str, Any]:
+        """Thaw a version's environments."""
+        head = self.store.get(session_id)[1]
+        return self._run(self.sessions.read(lambda reader: reader.world(session_id, head, version)))
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Hold the event loop still: what is sent meanwhile arrives in one turn."""
@@ -129,7 +129,7 @@ class Bench:
             gate.set()
 
     def close(self) -> None:
-        self.sessions.mailboxes.stop()
+        self.sessions.stop()
         if self._closes_store:
             self.store.close()
         self._loop.call_soon_threadsafe(self._loop.stop)

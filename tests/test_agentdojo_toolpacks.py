@@ -8,9 +8,9 @@ import serving
 from agentdojo.task_suite.load_suites import get_suites
 from agentdojo.task_suite.task_suite import TaskSuite
 
-from server.catalog import inspect_toolpacks, load_catalog
 from server.errors import InvalidParamsError
-from server.graph import difference
+from server.packs.loading import inspect_toolpacks, load_catalog
+from server.snapshots.graph import difference
 
 SUITES = ("workspace", "travel", "banking", "slack")
 NAMES = tuple(f"agentdojo-{name}" for name in SUITES)

@@ -11,7 +11,7 @@ import pytest
 import server_process
 import serving
 
-from server.call_log import CallLog, EndedCall, accept_request_id, request_id
+from server.observability.call_log import CallLog, EndedCall, accept_request_id, request_id
 
 FIELDS = ["time", "request_id", "session", "owner", "function", "outcome", "duration_ms"]
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"

@@ -9,12 +9,12 @@ import httpx
 import pytest
 from http_server import running
 
-from server import client as client_module
-from server.catalog import load_catalog
 from server.client import AsyncClient, Client
-from server.client_methods import Methods, method
+from server.client import clients as client_module
+from server.client.methods import ClientMethods, method
 from server.errors import NoReplyError, ReplyError
-from server.methods import Methods as ServerMethods
+from server.packs.loading import load_catalog
+from server.rpc.methods import Methods as ServerMethods
 
 OK = {"jsonrpc": "2.0", "id": 1, "result": {"result": 1, "error": None}}
 OVERLOADED = {"code": -32006, "message": "Too much waits.", "data": {"retry_after_seconds": 2.5}}
@@ -88,7 +88,7 @@ def error(code, message="No.", **data):
 
 def test_there_is_a_method_with_the_same_parameters_for_every_one_of_the_server():
     for wanted in ServerMethods.all(ServerMethods.__new__(ServerMethods)):
-        made = vars(Methods)[wanted.name.removeprefix("rpc.")]
+        made = vars(ClientMethods)[wanted.name.removeprefix("rpc.")]
         assert isinstance(made, method)
         parameters = set(inspect.signature(made._prepare).parameters) - {"self"}
         assert parameters == set(wanted.params.model_fields), wanted.name

@@ -37,7 +37,7 @@ def test_a_loop_is_answered_at_its_deadline_and_its_late_writes_reach_nothing(st
     }
     goes_on(stored_bench, session_id)
     opened.set()
-    wait_until(lambda: stored_bench.sessions.mailboxes.threads.stuck_threads() == 0, "the end of the thread")
+    wait_until(lambda: stored_bench.sessions.queues.threads.stuck_threads() == 0, "the end of the thread")
     assert entries(stored_bench, session_id) == [7, 1]
     assert stored_bench.result(session_id, "total") == 8
     if function == "add_and_swallow":
@@ -48,7 +48,7 @@ def test_a_python_loop_is_ended(bench):
     session_id = bench.create()
     gate("for ever")
     assert bench.call(session_id, "add_and_spin", name="for ever")["error"].startswith("TimeoutError: ")
-    wait_until(lambda: bench.sessions.mailboxes.threads.stuck_threads() == 0, "the end of the loop")
+    wait_until(lambda: bench.sessions.queues.threads.stuck_threads() == 0, "the end of the loop")
     assert "for ever" not in ledger.late
 
 
@@ -68,9 +68,9 @@ def test_a_function_that_waits_in_c_is_answered_and_left_alone(bench):
     envelope = bench.call(session_id, "add_and_hold", {"timeout_seconds": 0.1}, name="in C")
     assert envelope["error"].startswith("TimeoutError: `add_and_hold` took longer than 0.1 s")
     goes_on(bench, session_id)
-    assert bench.sessions.mailboxes.threads.stuck_threads() == 1
+    assert bench.sessions.queues.threads.stuck_threads() == 1
     opened.set()
-    wait_until(lambda: bench.sessions.mailboxes.threads.stuck_threads() == 0, "the end of the thread")
+    wait_until(lambda: bench.sessions.queues.threads.stuck_threads() == 0, "the end of the thread")
     assert entries(bench, session_id) == [7, 1]
 
 
@@ -81,7 +81,7 @@ def test_an_async_function_has_the_same_deadline_and_is_ended(stored_bench):
         "TimeoutError: `add_and_await` took longer"
     )
     goes_on(stored_bench, session_id)
-    wait_until(lambda: stored_bench.sessions.mailboxes.threads.stuck_threads() == 0, "the end of the coroutine")
+    wait_until(lambda: stored_bench.sessions.queues.threads.stuck_threads() == 0, "the end of the coroutine")
     assert stored_bench.result(session_id, "add_later", amount=1) == 9
 
 

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from server import jsonrpc
-from server.methods import Methods
+from server.rpc import codes
+from server.rpc.methods import Methods
 from server.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +41,7 @@ def test_every_setting_is_in_the_readme():
 
 
 def test_every_method_is_in_the_readme_with_its_parameters_in_order():
-    methods = Methods(None, None).all()
+    methods = Methods(None, None, None).all()
     table = {row[0].strip("`"): row for row in rows(r"`[a-z_.]+`")}
     assert list(table) == [method.name for method in methods]
     for method in methods:
@@ -51,8 +51,8 @@ def test_every_method_is_in_the_readme_with_its_parameters_in_order():
 
 
 def test_every_error_code_is_in_the_readme():
-    codes = {*jsonrpc.STANDARD, *jsonrpc.CODES.values(), *jsonrpc.FAILURE_CODES.values(), -32000}
-    assert sorted(int(row[0]) for row in rows(r"-32\d\d\d")) == sorted(codes)
+    known = {*codes.STANDARD, *codes.CODES.values(), *codes.FAILURE_CODES.values(), -32000}
+    assert sorted(int(row[0]) for row in rows(r"-32\d\d\d")) == sorted(known)
 
 
 def image(instruction):

@@ -152,7 +152,7 @@ def test_a_call_counts_as_read_only_only_if_every_inner_call_is(bench):
 
 def test_an_error_that_a_function_raises_is_its_own_whatever_its_name():
     from server import ToolNotFoundError, Toolpack  # noqa: PLC0415
-    from server.catalog import Catalog  # noqa: PLC0415
+    from server.packs.catalog import Catalog  # noqa: PLC0415
 
     pack = Toolpack("imitator")
 

@@ -32,10 +32,11 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, PrivateAttr, RootMo
 from pydantic_core import MultiHostUrl, TzInfo, Url
 from typing_extensions import TypeAliasType, TypedDict
 
-from server.classes import ClassTable, fingerprint
 from server.errors import ClassesChangedError, RegistrationError, SnapshotError, StateDamagedError
-from server.graph import difference
-from server.snapshot import FORMAT, freeze, seal, thaw, unseal
+from server.snapshots.classes import ClassTable, fingerprint
+from server.snapshots.graph import difference
+from server.snapshots.pickling import freeze, thaw
+from server.snapshots.seal import FORMAT, seal, unseal
 
 T = TypeVar("T")
 ran: list[str] = []
@@ -641,11 +642,11 @@ def test_the_table_holds_what_annotations_reach():
     assert {"World", "Account", "Savings", "Hidden", "Color", "Point", "Leaf", "Cat", "Dog", "Keyed"} <= names
     assert "Unknown" not in names
     assert any(name.startswith("Box[") for name in names)
-    assert CLASSES.name_of(Owner) == f"{__name__}:Owner"
-    assert CLASSES.name_of(Unknown) is None
+    assert CLASSES.names[f"{__name__}:Owner"] is Owner
+    assert Unknown not in CLASSES.names.values()
     assert len(CLASSES) == len(CLASSES.names)
     typed = ClassTable([Options])
-    assert typed.name_of(Leaf)
+    assert Leaf in typed.names.values()
 
 
 @pytest.mark.parametrize("root", [Any, object, BaseModel, enum.Enum, list[Any], collections.abc.Sequence, dict])
@@ -705,7 +706,7 @@ def test_the_fingerprint_covers_private_attributes_members_and_slots():
 
 def test_fingerprint_and_names_are_the_same_in_every_process():
     code = (
-        "import test_exactness as t; from server.classes import fingerprint as f;"
+        "import test_exactness as t; from server.snapshots.classes import fingerprint as f;"
         "print(f([t.World], t.STATE_TYPES), t.freeze(t.Account(), t.CLASSES).hex())"
     )
     here = pathlib.Path(__file__).parent

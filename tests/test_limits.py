@@ -16,9 +16,10 @@ from serving import CATALOG, RpcError, ledger, result_of, wait_until
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from server import protocol
-from server.app import create_app
+from server.service import Service
 from server.settings import Settings
+from server.web import connections
+from server.web.app import create_app
 
 HEAD = b"POST /rpc HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 PING = b'{"jsonrpc": "2.0", "method": "list_sessions", "id": 1}'
@@ -219,7 +220,7 @@ def test_the_size_of_a_result():
 
 def protocol_on_h11():
     """The module as it is where httptools isn't installed."""
-    spec = importlib.util.spec_from_file_location("protocol_on_h11", protocol.__file__)
+    spec = importlib.util.spec_from_file_location("protocol_on_h11", connections.__file__)
     module = importlib.util.module_from_spec(spec)
     found, auto.AutoHTTPProtocol = auto.AutoHTTPProtocol, H11Protocol
     try:
@@ -251,9 +252,9 @@ class Endpoint:
 @contextlib.contextmanager
 def served(http, **limits):
     settings = Settings(store="memory:", **limits)
-    made = (protocol_on_h11() if http == "h11" else protocol).limited_protocol(settings)
+    made = (protocol_on_h11() if http == "h11" else connections).limited_protocol(settings)
     assert issubclass(made, H11Protocol) is (http == "h11" or auto.AutoHTTPProtocol is H11Protocol)
-    app = create_app(settings, CATALOG)
+    app = create_app(Service(settings, CATALOG))
     server = _Server(uvicorn.Config(app, port=0, log_level="error", access_log=False, http=made, ws="none"))
     listener = server.config.bind_socket()
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -25,13 +25,13 @@ from agentdojo.types import text_content_block_from_string
 from http_server import RestartingTransport, running
 from pydantic_core import to_json
 
-from server.catalog import load_catalog
 from server.client import Client
+from server.client.remote_runtime import RemoteRuntime
 from server.functions_runtime import error_text
-from server.graph import difference
-from server.remote_runtime import RemoteRuntime
+from server.packs.loading import load_catalog
 from server.settings import Settings
-from server.snapshot import thaw
+from server.snapshots.graph import difference
+from server.snapshots.pickling import thaw
 
 NEWEST = "v1.2.2"
 SUITES = ("workspace", "travel", "banking", "slack")
@@ -74,9 +74,7 @@ def client():
 
 
 @pytest.fixture
-def restarting(tmp_path, monkeypatch):
-    # It takes most of the time of a start, and nobody reads it here.
-    monkeypatch.setattr("server.app.openrpc_document", lambda *_: {}, raising=False)
+def restarting(tmp_path):
     settings = Settings(store=f"sqlite:///{tmp_path / 'sessions.db'}", secret_key="only for this test", port=0)
     with Client("http://127.0.0.1", transport=RestartingTransport(catalog(), settings)) as made:
         yield made

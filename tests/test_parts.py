@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, PrivateAttr
 
 from server import Depends, FunctionCall, FunctionsRuntime, TaskEnvironment, Toolpack
-from server.catalog import Catalog
-from server.graph import difference
-from server.parts import divide, environments, holds, toolpack_of
-from server.snapshot import freeze, thaw
+from server.execution.parts import divide, environments, holds, toolpack_of
+from server.packs.catalog import Catalog
+from server.snapshots.graph import difference
+from server.snapshots.pickling import freeze, thaw
 
 
 class Note(BaseModel):
@@ -297,7 +297,7 @@ def test_a_session_in_parts_is_always_what_one_process_makes_of_one_environment(
                 environment = thaw(kept, catalog.classes)
             assert bench.call(session, name, **wire)["error"] == error
         version = bench.version(session)
-        kept = bench.sessions.reader.world(session, bench.store.get(session)[1], version)["desk"]
+        kept = bench.world(session, version)["desk"]
         assert difference(environment, kept) is None
     finally:
         bench.close()

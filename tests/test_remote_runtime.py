@@ -9,12 +9,11 @@ from agentdojo.task_suite.load_suites import get_suites
 from http_server import running
 from pydantic import ValidationError
 
-from server import remote_runtime
-from server.catalog import load_catalog
-from server.client import Client
+from server.client import Client, remote_runtime
+from server.client.remote_runtime import RemoteRuntime
 from server.errors import EnvironmentDiffersError, RemoteFunctionError, ReplyError
-from server.graph import difference
-from server.remote_runtime import RemoteRuntime
+from server.packs.loading import load_catalog
+from server.snapshots.graph import difference
 
 SUITE = get_suites("v1.2.2")["workspace"]
 PACK = "agentdojo-workspace"

@@ -7,9 +7,9 @@ from typing import Annotated
 import pytest
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from server.json_view import to_json
-from server.revival import revive
-from server.strict_json import loads
+from server.jsonio.revive import revive
+from server.jsonio.strict import loads
+from server.jsonio.view import to_json
 
 
 class Colour(Enum):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server import FunctionCall, FunctionsRuntime
-from server.json_view import to_json
+from server.jsonio.view import to_json
 
 PACK = serving.CATALOG.toolpacks["halves"]
 

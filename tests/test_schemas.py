@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 from server import Toolpack
-from server.catalog import Catalog
 from server.cli import cli
-from server.function_formats import FORMATS, returns_schema
+from server.packs.catalog import Catalog
+from server.packs.formats import FORMATS, returns_schema
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 

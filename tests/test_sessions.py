@@ -11,8 +11,8 @@ import serving
 from serving import Bench, RpcError, wait_until
 
 from server import TaskEnvironment, Toolpack
-from server.catalog import Catalog
-from server.snapshot import thaw
+from server.packs.catalog import Catalog
+from server.snapshots.pickling import thaw
 
 
 def refused(code, call, /, *args, **kwargs):

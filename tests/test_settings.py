@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from server.auth import check_exposure
 from server.errors import SettingsError
 from server.settings import Settings, load_settings
+from server.web.auth import check_exposure
 
 
 @pytest.fixture(autouse=True)

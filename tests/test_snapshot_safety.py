@@ -20,10 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, PrivateAttr
 
-from server import operators
-from server.classes import ClassTable
 from server.errors import ClassesChangedError, StateDamagedError
-from server.snapshot import freeze, seal, thaw, unseal
+from server.snapshots import operators
+from server.snapshots.classes import ClassTable
+from server.snapshots.pickling import freeze, thaw
+from server.snapshots.seal import seal, unseal
 
 ran: list[str] = []
 KEY = b"key" * 10
@@ -113,7 +114,7 @@ def shape():
     """Everything about the fixture classes, their members and the operators that an attack might alter."""
     classes = (Color, Rights, Guarded, Thing, Slim, Word, Outside, BaseModel, enum.Enum, Decimal)
     members = (*Color, *Rights)
-    known = operators.codec_of(CLASSES)
+    known = operators.operators_of(CLASSES)
     return (
         [dict(vars(cls)) for cls in classes],
         [dict(vars(member)) for member in members],
@@ -349,11 +350,11 @@ def test_real_bytes_name_operators_alone():
     value = [Guarded(), Color.RED, Decimal(1), Rights(3), Word("w"), Thing.__new__(Thing)]
     ran.clear()
     found = {arg for opcode, arg, _ in pickletools.genops(freeze(value, CLASSES)) if "GLOBAL" in opcode.name}
-    assert found == {f"toolpack {name}" for _, name in operators.codec_of(CLASSES).find}
+    assert found == {f"toolpack {name}" for _, name in operators.operators_of(CLASSES).find}
 
 
 def test_operators_have_no_state():
-    for operator in operators.codec_of(CLASSES).find.values():
+    for operator in operators.operators_of(CLASSES).find.values():
         assert not hasattr(operator, "__dict__")
         assert not hasattr(operator, "__setstate__")
         for name in ("__call__", "__class__", "__doc__", "anything"):
@@ -452,7 +453,7 @@ def test_mutated_bytes():
 
 
 def test_random_opcodes():
-    names = [name for _, name in operators.codec_of(CLASSES).find]
+    names = [name for _, name in operators.operators_of(CLASSES).find]
     dice, outcomes = random.Random(2), set()
     pieces = [
         *(op(name) for name in names),

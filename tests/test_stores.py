@@ -22,21 +22,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from server.errors import (
+    MissingBlobError,
     OverloadedError,
     SessionNotFoundError,
     SettingsError,
     StateDamagedError,
     VersionNotRetainedError,
 )
-from server.stores import Commit, Head, Lease, MissingBlobError, Record, Session, open_store
-from server.stores.sqlite_file import SqliteFile
+from server.stores import open_store
+from server.stores.base import Commit, Head, Lease, Record, StoredSession
+from server.stores.sqlite.file import SqliteFile
 
 numbers = count()
 
 
 def session(**changes):
     number = next(numbers)
-    plain = Session(
+    plain = StoredSession(
         id=f"s{number:06}",
         agent_key=f"key{number}",
         owner="alice",
@@ -520,11 +522,11 @@ class TestLeases:
 
     def test_a_dead_holders_lease_goes_to_who_watched_it(self, store, one):
         claim(store, one, "w1")
-        store.beat("w1")
-        store.beat("w1")
+        store.heartbeat("w1")
+        store.heartbeat("w1")
         seen = claim(store, one, "w2")
         assert seen == Lease("w1", 2)
-        store.beat("w1")
+        store.heartbeat("w1")
         assert claim(store, one, "w2", seen) == Lease("w1", 3)
         assert claim(store, one, "w2", Lease("w3", 3)) == Lease("w1", 3)
         assert claim(store, one, "w2", Lease("w1", 3)).epoch == 2
@@ -538,8 +540,7 @@ class TestLeases:
 
 
 class TestLifetime:
-    def test_attributes(self, store, url):
-        assert store.durable == (not url.startswith("memory"))
+    def test_whether_it_is_shared(self, store, url):
         assert store.shared == ("shared" in url or url.startswith("redis"))
 
     def test_ping(self, store):
@@ -551,7 +552,7 @@ class TestLifetime:
         store.close()
         again = open_store(url, exclusive="shared" not in url)
         try:
-            assert (again.get(one.id) is not None) == again.durable
+            assert (again.get(one.id) is not None) == (not url.startswith("memory"))
         finally:
             again.close()
 
@@ -656,7 +657,7 @@ class Comparison(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(["w1", "w2"]), kept=sessions, epoch=st.integers(0, 2))
     def beat_and_release(self, worker, kept, epoch):
-        self.both(lambda store: store.beat(worker))
+        self.both(lambda store: store.heartbeat(worker))
         self.both(lambda store: store.release(kept.id, epoch))
 
     def same(self, session_id, version):
@@ -746,9 +747,10 @@ def use_and_delete(store):
 
 COMMIT_UNTIL_KILLED = """
 import sys
-from server.stores import Commit, Record, Session, open_store
+from server.stores.base import Commit, Record, StoredSession
+from server.stores import open_store
 store = open_store(sys.argv[1])
-kept = Session("s", "k", "", (), {}, {}, {}, 1.0, 0.0, 0.0)
+kept = StoredSession("s", "k", "", (), {}, {}, {}, 1.0, 0.0, 0.0)
 store.create([kept], {"bank": "b"}, {"b": b"x"})
 for index in range(10**6):
     blob = f"b{index}"
@@ -808,10 +810,11 @@ def test_sqlite_starts_epochs_again_when_it_is_alone(tmp_path):
 
 OPEN_AND_COMMIT = """
 import sys
-from server.stores import Session, open_store
+from server.stores.base import StoredSession
+from server.stores import open_store
 store = open_store(sys.argv[1], exclusive=False)
 for n in range(20):
-    store.create([Session(sys.argv[2] + str(n), sys.argv[2] + str(n), "", (), {}, {}, {}, 1.0, 0.0, 0.0)], {}, {})
+    store.create([StoredSession(sys.argv[2] + str(n), sys.argv[2] + str(n), "", (), {}, {}, {}, 1.0, 0.0, 0.0)], {}, {})
 store.close()
 """
 
@@ -993,7 +996,7 @@ def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_u
 
 
 def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
-    connection = pytest.importorskip("server.stores.redis_connection")
+    connection = pytest.importorskip("server.stores.redis.connection")
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
     with redis_server.start(tmp_path) as (url, process):
         store = open_store(url)
@@ -1031,7 +1034,7 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
 
 def test_without_redis_py_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
-    for name in ("server.stores.redis", "server.stores.redis_connection"):
+    for name in ("server.stores.redis.store", "server.stores.redis.connection"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(SettingsError, match=r"pip install 'toolpack-server\[redis\]'"):
         open_store("redis://127.0.0.1:1/0")

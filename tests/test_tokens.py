@@ -15,11 +15,11 @@ import server_process
 import serving
 from serving import PACKS, result_of
 
-from server.auth import Gate, RefusedError, new_token
 from server.cli import serve
-from server.errors import SettingsError
-from server.methods import Methods
+from server.errors import HttpRefusedError, SettingsError
+from server.rpc.methods import Methods
 from server.settings import Settings
+from server.web.auth import TokenGate, new_token
 
 ANN, BOB, FILED = "ann-s3cret-token", "bob-s3cret-token", "filed-s3cret-token"
 JSON = {"Content-Type": "application/json"}
@@ -91,7 +91,7 @@ def test_a_hash_is_no_token(server, folder):
 
 def gate(tmp_path, text, **settings):
     (tmp_path / "tokens").write_text(text)
-    return Gate(Settings(tokens_file=tmp_path / "tokens", **settings))
+    return TokenGate(Settings(tokens_file=tmp_path / "tokens", **settings))
 
 
 def owner(gate, token):
@@ -105,7 +105,7 @@ def test_the_command_makes_a_line_that_works(tmp_path):
     assert len(token) >= 32
     made = gate(tmp_path, done.stdout)
     assert owner(made, token) == "carol"
-    with pytest.raises(RefusedError):
+    with pytest.raises(HttpRefusedError):
         owner(made, token + "x")
 
 
@@ -136,7 +136,7 @@ def test_a_wrong_file_is_told_by_its_line_and_shows_nothing(tmp_path, text, says
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(SettingsError, match=r"can't be read: No such file or directory\. Correct TOOLPACK_TOKENS_FILE"):
-        Gate(Settings(tokens_file=tmp_path / "none"))
+        TokenGate(Settings(tokens_file=tmp_path / "none"))
 
 
 @pytest.mark.parametrize("name", ["", "#x", " x", "x\n", "a\nb", "\x1b"])
@@ -153,7 +153,7 @@ def every_method(session_id):
     asked = {name: {"session_id": session_id} for name in (
         "list_functions", "get_session", "get_environment", "diff_environment", "get_trace", "fork_session",
         "reset_session", "close_session", "export_session")}  # fmt: skip
-    taking = {method.name for method in Methods(None, None).all() if "session_id" in method.params.model_fields}
+    taking = {method.name for method in Methods(None, None, None).all() if "session_id" in method.params.model_fields}
     assert taking == {*asked, "run_function"}
     run = {"session_id": session_id, "function": "add", "kwargs": {"amount": 1}}
     return [
@@ -202,7 +202,7 @@ def test_lists_and_closings_reach_ones_own_sessions_alone(ann, bob):
 def test_an_agent_has_two_methods_and_no_word_about_others(server, ann):
     session = ann.rpc("create_session", toolpacks=["ledger"])
     agent = Client(server)
-    for method in Methods(None, None).all():
+    for method in Methods(None, None, None).all():
         told = agent.post(session["agent_path"], request(method.name)).json()
         if method.name in {"list_functions", "run_function"}:
             continue

@@ -8,8 +8,9 @@ import serving
 from pydantic import BaseModel
 
 from server import Depends, EmptyEnv, TaskEnvironment, Toolpack
-from server.catalog import Catalog, inspect_toolpacks, load_catalog
 from server.errors import InvalidParamsError, RegistrationError
+from server.packs.catalog import Catalog
+from server.packs.loading import inspect_toolpacks, load_catalog
 
 HEAD = '"""A pack."""\nfrom server import TaskEnvironment, Toolpack\nfrom server.errors import ToolpackUnavailable\n\n'
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from server.errors import SessionNotFoundError, VersionNotRetainedError
-from server.stores import Commit, Head, Lease, MissingBlobError, Record, Session
+from server.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
+from server.stores.base import Commit, Head, Lease, Record, StoredSession
 from server.stores.history import Change, parts_at, trim
 
 
@@ -21,7 +21,7 @@ from server.stores.history import Change, parts_at, trim
 class _Entry:
     """A session and all that is its own; `oldest` is the oldest version that is kept, version 0 aside."""
 
-    session: Session
+    session: StoredSession
     expires_at: float
     parts: Mapping[str, str]
     changes: list[Change]
@@ -32,7 +32,7 @@ class _Entry:
     records: list[Record] = field(default_factory=list)
     calls: dict[str, Record] = field(default_factory=dict)
 
-    def view(self) -> Session:
+    def view(self) -> StoredSession:
         if self.session.expires_at != self.expires_at:
             self.session = dataclasses.replace(self.session, expires_at=self.expires_at)
         return self.session
@@ -45,7 +45,6 @@ class MemoryStore:
     """Keeps sessions in dictionaries; the meaning of each method is `SessionStore`'s."""
 
     shared = False
-    durable = False
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +56,7 @@ class MemoryStore:
         self._references: Counter[str] = Counter()
         self._beats: defaultdict[str, int] = defaultdict(int)
 
-    def create(self, sessions: Sequence[Session], parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
+    def create(self, sessions: Sequence[StoredSession], parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
         """Add sessions, each at version 0 with these parts."""
         parts = dict(parts)  # one copy, which all of them share until they change something
         changes = [Change(0, part, blob) for part, blob in parts.items()]
@@ -73,7 +72,7 @@ class MemoryStore:
             self._ids.extend(session.id for session in new)
             self._ids.sort()
 
-    def get(self, session_id: str) -> tuple[Session, Head] | None:
+    def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
         """Get a session and where it stands."""
         with self._lock:
             entry = self._entries.get(session_id)
@@ -167,7 +166,7 @@ class MemoryStore:
 
     def list(
         self, owner: str | None, labels: Mapping[str, str], after: str, limit: int
-    ) -> Sequence[tuple[Session, int]]:
+    ) -> Sequence[tuple[StoredSession, int]]:
         """Get sessions of an owner (None: of all) that carry all these labels, with their versions, by id."""
         with self._lock:
             later = islice(self._ids, bisect_right(self._ids, after), None)
@@ -229,8 +228,8 @@ class MemoryStore:
             if entry is not None and entry.epoch == epoch:
                 entry.holder = None
 
-    def beat(self, holder: str) -> None:
-        """Show that a worker lives: add 1 to its number."""
+    def heartbeat(self, holder: str) -> None:
+        """Show that a worker is alive: add 1 to its number."""
         with self._lock:
             self._beats[holder] += 1
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from server.stores import Session
+from server.stores.base import StoredSession
 
 
 def dump(value: object) -> bytes:
@@ -35,7 +35,7 @@ class Recipes:
     def __init__(self) -> None:
         self._written: dict[tuple[object, ...], tuple[bytes, bytes]] = {}
 
-    def dump(self, session: Session) -> tuple[bytes, bytes]:
+    def dump(self, session: StoredSession) -> tuple[bytes, bytes]:
         """Get the digest and the text of a session's recipe."""
         same = (
             session.toolpacks,

@@ -10,9 +10,9 @@ import json
 from collections import Counter
 
 from server import FunctionsRuntime, TaskEnvironment
-from server.catalog import load_catalog
-from server.execution import nested_calls
-from server.json_view import to_json
+from server.execution.call import nested_calls
+from server.jsonio.view import to_json
+from server.packs.loading import load_catalog
 from tests.faults.world import PACKS
 
 PAGE = 1000

@@ -9,7 +9,7 @@ from fuzz.oracle import check_reply, require
 from fuzz.values import Target, bodies, heavy, strict_request
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from server.jsonrpc import FAILURE_CODES
+from server.rpc.codes import FAILURE_CODES
 
 OWNER, OTHER = "fuzz", "another"
 ANSWER_SECONDS = 10.0

@@ -1,0 +1,39 @@
+"""The command `toolpack-server`, one module for each group of subcommands.
+
+The rule: whatever goes wrong is said in one sentence on standard error, with exit status 1; a traceback is a bug.
+"""
+
+import sys
+
+import click
+
+from server.cli.call import call
+from server.cli.packs import check, list_toolpacks
+from server.cli.schemas import schemas
+from server.cli.serve import serve
+from server.cli.token import token
+from server.errors import ToolpackServerError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="toolpack-server")
+def cli() -> None:
+    """Serve functions, and the worlds they change, to agents."""
+
+
+for command in (serve, check, list_toolpacks, call, schemas, token):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command; see the module's docstring for the rule."""
+    try:
+        cli(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except ToolpackServerError as error:
+        click.echo(f"toolpack-server: {error}", err=True)
+        sys.exit(1)

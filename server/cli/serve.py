@@ -1,0 +1,73 @@
+"""`toolpack-server serve`: serves toolpacks until interrupted."""
+
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from server.cli.options import packs_options
+from server.errors import SettingsError
+from server.packs.catalog import Catalog
+from server.packs.loading import load_catalog
+from server.processes.listen import listen
+from server.processes.supervisor import Supervisor
+from server.processes.worker import run_worker
+from server.settings import Settings, load_settings
+from server.web.auth import check_exposure
+
+
+@click.command()
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port to listen on; 0 takes a free one.  [default: 8000]")
+@click.option("--workers", type=int, help="Worker processes.  [default: 1]")
+@click.option("--store", help="memory:, sqlite:///path or redis://host.  [default: SQLite in the data directory]")
+@click.option("--data-dir", type=Path, help="Folder for the store and the key.  [default: .toolpack-server]")
+@packs_options
+@click.option("--no-auth", is_flag=True, default=None, help="Serve without tokens on an address that isn't loopback.")
+def serve(**flags: Any) -> None:
+    """Serve toolpacks until interrupted."""
+    flags["pack_dir"] = flags["pack_dir"] or None
+    settings = load_settings(**flags)
+    check_exposure(settings)
+    in_memory = settings.store_url.startswith("memory:")
+    if in_memory and settings.workers > 1:
+        raise SettingsError(
+            f"{settings.workers} workers can't share memory: use the default store or redis://, or one worker."
+        )
+    catalog = load_catalog(settings.pack_dir, settings.packs)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    listener = listen(settings.host, settings.port)
+    banner(settings, catalog, listener.getsockname()[1])
+    if in_memory:
+        run_worker(settings, catalog, listener)
+        return
+    with tempfile.TemporaryDirectory(prefix="toolpack-metrics-") as folder:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # before anything imports prometheus-client
+        Supervisor(settings, catalog, listener).run()
+
+
+def banner(settings: Settings, catalog: Catalog, port: int) -> None:
+    """Say where the server listens, what it has loaded, and what to try first."""
+    click.echo(f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url}")
+    for pack in catalog.toolpacks.values():
+        click.echo(f"  {pack.name}: {len(pack.functions)} functions{' (opt-in)' if pack.opt_in else ''}")
+    for notice in [] if catalog.toolpacks else catalog.notices:
+        click.echo(f"  note: {notice}")
+    token = " -H 'Authorization: Bearer <token>'" if settings.tokens or settings.tokens_file else ""
+    # What listens on all addresses is reached on this one.
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    click.echo("Try:")
+    click.echo(
+        f"""  curl -s {_url(local, port)}/rpc -H 'Content-Type: application/json'{token} """
+        """-d '{"jsonrpc": "2.0", "id": 1, "method": "create_session"}'"""
+    )
+    sys.stdout.flush()
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

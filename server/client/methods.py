@@ -1,0 +1,216 @@
+"""The methods of the clients: what each sends, and the type of what comes back.
+
+The rule: a method is written once. `method` gives it to both clients, so that a type checker and an editor see
+`Session` at `Client.create_session(...)` and something to await at `AsyncClient.create_session(...)`.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
+
+from server.results import Envelope, Export, FunctionList, Json, Record, Session
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Format = Literal["native", "openai", "anthropic", "gemini", "mcp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[T]):
+    """A request that is answered with a `T`.
+
+    Attributes:
+        method: The method.
+        params: Its parameters; those that are None are left to the server.
+        repeatable: It is idempotent.
+    """
+
+    method: str
+    params: Mapping[str, Any]
+    repeatable: bool = True
+
+    def body(self) -> bytes:
+        """Write it as JSON-RPC."""
+        params = {name: value for name, value in self.params.items() if value is not None}
+        message = {"jsonrpc": "2.0", "id": 1, "method": self.method, "params": params}
+        return json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
+
+
+class Sends(Protocol):
+    """A client that sends requests and waits for their results."""
+
+    def send(self, request: Request[T]) -> T:
+        """Send a request and get its result."""
+
+
+class AsyncSends(Protocol):
+    """A client whose results are awaited."""
+
+    async def send(self, request: Request[T]) -> T:
+        """Send a request and get its result."""
+
+
+class method(Generic[P, T]):  # noqa: N801 - a decorator
+    """Makes a method of both clients from a function that says what to send."""
+
+    def __init__(self, prepare: Callable[Concatenate[Any, P], Request[T]]) -> None:
+        self._prepare = prepare
+        self.__doc__ = prepare.__doc__
+
+    @overload
+    def __get__(self, client: Sends, owner: type) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: AsyncSends, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, client: None, owner: type) -> Self: ...
+
+    def __get__(self, client: Sends | AsyncSends | None, owner: type) -> Any:
+        """Get the method, bound to a client."""
+        if client is None:
+            return self
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.send(self._prepare(client, *args, **kwargs))
+
+        call.__name__ = call.__qualname__ = self._prepare.__name__
+        call.__doc__ = self.__doc__
+        return call
+
+
+class ClientMethods:
+    """The JSON-RPC methods; the server's OpenRPC document describes each parameter."""
+
+    @method
+    def create_session(
+        self,
+        toolpacks: Sequence[str] | None = None,
+        *,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        environment: Mapping[str, Any] | None = None,
+        ttl_seconds: float | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Request[Session]:
+        """Create a session: a private world made of toolpacks."""
+        return Request(
+            "create_session",
+            {
+                "toolpacks": toolpacks,
+                "options": options,
+                "environment": environment,
+                "ttl_seconds": ttl_seconds,
+                "labels": labels,
+            },
+            repeatable=False,
+        )
+
+    @method
+    def list_functions(self, session_id: str | None = None, *, format: Format = "native") -> Request[FunctionList]:  # noqa: A002 - the contract's name
+        """List a session's functions; without a session, all that are loaded."""
+        return Request("list_functions", {"session_id": session_id, "format": format})
+
+    @method
+    def run_function(
+        self,
+        session_id: str,
+        function: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        raise_on_error: bool = False,
+        call_id: str | None = None,
+        expected_version: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Request[Envelope]:
+        """Run a function; with `raise_on_error` a failed call raises `ReplyError`."""
+        return Request(
+            "run_function",
+            {
+                "session_id": session_id,
+                "function": function,
+                "kwargs": {} if kwargs is None else kwargs,
+                "raise_on_error": raise_on_error,
+                "call_id": str(uuid.uuid4()) if call_id is None else call_id,
+                "expected_version": expected_version,
+                "timeout_seconds": timeout_seconds,
+            },
+        )
+
+    @method
+    def get_session(self, session_id: str) -> Request[Session]:
+        """Describe a session."""
+        return Request("get_session", {"session_id": session_id})
+
+    @method
+    def get_environment(self, session_id: str, *, version: int | None = None, pointer: str = "") -> Request[Any]:
+        """Get the JSON of a session's environments, by toolpack, or the part that a JSON Pointer names."""
+        return Request("get_environment", {"session_id": session_id, "version": version, "pointer": pointer})
+
+    @method
+    def diff_environment(
+        self, session_id: str, *, from_version: int = 0, to_version: int | None = None
+    ) -> Request[list[dict[str, Json]]]:
+        """Get the JSON Patch that leads from one version's environments to another's."""
+        return Request(
+            "diff_environment", {"session_id": session_id, "from_version": from_version, "to_version": to_version}
+        )
+
+    @method
+    def get_trace(self, session_id: str, *, after: int = -1, limit: int = 100) -> Request[list[Record]]:
+        """Get a session's records, in order."""
+        return Request("get_trace", {"session_id": session_id, "after": after, "limit": limit})
+
+    @method
+    def fork_session(
+        self,
+        session_id: str,
+        *,
+        version: int | None = None,
+        count: int = 1,
+        labels: Mapping[str, str] | None = None,
+        ttl_seconds: float | None = None,
+    ) -> Request[list[Session]]:
+        """Create sessions that start from a version of this one."""
+        return Request(
+            "fork_session",
+            {
+                "session_id": session_id,
+                "version": version,
+                "count": count,
+                "labels": labels,
+                "ttl_seconds": ttl_seconds,
+            },
+            repeatable=False,
+        )
+
+    @method
+    def reset_session(self, session_id: str, *, version: int = 0) -> Request[Session]:
+        """Commit a new version whose content is that of an older one."""
+        return Request("reset_session", {"session_id": session_id, "version": version}, repeatable=False)
+
+    @method
+    def close_session(self, session_id: str) -> Request[bool]:
+        """Close a session and forget all of it."""
+        return Request("close_session", {"session_id": session_id}, repeatable=False)
+
+    @method
+    def close_sessions(self, labels: Mapping[str, str]) -> Request[int]:
+        """Close all sessions that carry these labels, and get their number."""
+        return Request("close_sessions", {"labels": labels}, repeatable=False)
+
+    @method
+    def list_sessions(
+        self, *, labels: Mapping[str, str] | None = None, after: str = "", limit: int = 100
+    ) -> Request[list[Session]]:
+        """List the caller's sessions, by session_id."""
+        return Request("list_sessions", {"labels": labels, "after": after, "limit": limit})
+
+    @method
+    def export_session(self, session_id: str, *, version: int | None = None) -> Request[Export]:
+        """Get an exact snapshot of a session, for a client that has the same classes and trusts the server."""
+        return Request("export_session", {"session_id": session_id, "version": version})
+
+    @method
+    def discover(self) -> Request[dict[str, Any]]:
+        """Get the OpenRPC document of the server."""
+        return Request("rpc.discover", {})

@@ -1,0 +1,60 @@
+"""Run coroutines from synchronous code, each thread on an event loop of its own.
+
+The rule: a coroutine leaves nothing behind. Tasks that it started and didn't await are cancelled when it ends.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+# Each thread keeps its event loop: creating one costs more than most functions take.
+_runners: dict[int, asyncio.Runner] = {}
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end from sync code, inside a running event loop too, and return its result."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run_on_own_loop(coroutine)
+    with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:
+        return elsewhere.submit(asyncio.run, coroutine).result()
+
+
+def wake_loop(thread: int) -> None:
+    """Make another thread's event loop, if it has one, go through Python code once, where it can be interrupted."""
+    runner = _runners.get(thread)
+    if runner is not None:
+        with contextlib.suppress(RuntimeError):  # the loop has just been closed
+            runner.get_loop().call_soon_threadsafe(lambda: None)
+
+
+def close_loop() -> None:
+    """Close this thread's event loop, if it has one."""
+    runner = _runners.pop(threading.get_ident(), None)
+    if runner is not None:
+        runner.close()
+
+
+def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    if threading.current_thread() is threading.main_thread():
+        return asyncio.run(coroutine)
+    runner = _runners.get(threading.get_ident())
+    if runner is None:
+        runner = _runners[threading.get_ident()] = asyncio.Runner()
+    try:
+        return runner.run(coroutine)
+    finally:
+        # What the function left running would otherwise wake up inside somebody else's call.
+        leftovers = asyncio.all_tasks(runner.get_loop())
+        if leftovers:
+            runner.run(_cancel(leftovers))
+
+
+async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,68 @@
+"""Interrupting a function that has passed its deadline.
+
+The interpreter can raise an exception in another thread (`PyThreadState_SetAsyncExc`), between any two steps of that
+thread. In the wrong place it would leave a lock held or a transaction open; from Python 3.14 on even a `with` statement
+can be left with its lock held (cpython issue 148874).
+
+The rule: the exception is raised only while the function itself runs, and this module takes no lock. Function and
+interrupter race for one token: `list.pop` gives it to exactly one of them.
+"""
+
+import ctypes
+import threading
+import time
+
+from server.coroutines import wake_loop
+from server.errors import Interrupted
+
+_WAIT_SECONDS = 0.0005
+
+
+def _raise_in(thread: int, exception: type[BaseException] | None) -> None:
+    """Raise an exception in a thread as soon as it runs Python code; None takes back one that isn't raised yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), None if exception is None else ctypes.py_object(exception)
+    )
+
+
+class Interruptible:
+    """A context manager, used by one thread, whose block another thread may interrupt once, for ever."""
+
+    def __init__(self) -> None:
+        self._thread = 0
+        self._token: list[None] = []  # there while the block runs and nobody has interrupted it
+        self._wanted = False
+        self._raised = False
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
+        self._token.append(None)
+        if self._wanted:
+            self._leave()
+
+    def __exit__(self, *_exception: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        """Leave the block, and end in `Interrupted` if somebody wants that."""
+        try:
+            self._token.pop()
+        except IndexError:
+            # The interrupter was faster. Its exception comes now, or was swallowed by the function: wait until it has
+            # been raised, and take it back if it is still on its way, so that it can't hit anything after this block.
+            while not self._raised:
+                time.sleep(_WAIT_SECONDS)
+            _raise_in(self._thread, None)
+        if self._wanted:
+            raise Interrupted
+
+    def interrupt(self) -> None:
+        """End the block if it is running, and every later one at its beginning."""
+        self._wanted = True
+        try:
+            self._token.pop()
+        except IndexError:  # no block is running
+            return
+        _raise_in(self._thread, Interrupted)
+        self._raised = True
+        wake_loop(self._thread)

@@ -1,0 +1,227 @@
+"""What runs on a thread while somebody waits for it: operations on sessions, and other work that blocks.
+
+The rule: `run` only notes its result, and `complete` makes that the answer. A thread that has passed its deadline can
+therefore no longer change an answer.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from server.engine.state import CLOSED, Result, SessionState
+from server.engine.threads import Job
+from server.errors import (
+    CallError,
+    DeadlineError,
+    InternalError,
+    Interrupted,
+    MissingBlobError,
+    OverloadedError,
+    RequestError,
+    SessionNotFoundError,
+    StateDamagedError,
+)
+from server.stores.base import Commit
+
+log = logging.getLogger("toolpack_server")
+
+NOT_KEPT = "The call before this one could not be kept; nothing was changed. Send it again."
+
+StartClock = Callable[[float], None]
+"""Starts the deadline of the running job, which is so many seconds from now."""
+
+
+class Operation(Protocol):
+    """Something to do in a session, when its turn has come.
+
+    Attributes:
+        session_id: The session.
+        owner: The owner that the session must have; None for any.
+        after_commits: It reads from the store what earlier operations have done, so it starts after their commits.
+    """
+
+    session_id: str
+    owner: str | None
+    after_commits: bool
+
+    def run(self, state: SessionState, start_clock: StartClock) -> Result:
+        """Do the work, in a thread; may block.
+
+        Raises:
+            RequestError: It is refused, and nothing has changed.
+        """
+
+    def on_timeout(self, state: SessionState) -> Result:
+        """Get the result of having passed the deadline. `run` may still be running. Brief: called under a lock.
+
+        Raises:
+            RequestError: That is the answer.
+        """
+
+
+class Task(Job):
+    """A job that somebody waits for.
+
+    Attributes:
+        answer: What the waiter gets.
+        error: The exception that the waiter gets instead.
+    """
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.answer: Any = None
+        self.error: Exception | None = None
+        self._returned: Any = None
+        self._raised: Exception | None = None
+
+    def run(self) -> None:
+        """Do the work, and note its result."""
+        try:
+            self._returned = self.work()
+        except Interrupted:
+            raise
+        except (RequestError, CallError) as error:
+            self._raised = error
+        except MissingBlobError:
+            self._raised = StateDamagedError(
+                "A snapshot of the session is missing from the store: restore it, or reset the session."
+            )
+        except BaseException:  # SystemExit too: it must not end the thread
+            log.exception("A request failed")
+            self._raised = InternalError()
+
+    def work(self) -> Any:
+        """Do the work; may raise."""
+        raise NotImplementedError
+
+    def start_clock(self, seconds: float) -> None:
+        """Start the deadline."""
+        self.deadline = time.monotonic() + seconds
+
+    def deliver(self) -> None:
+        """Answer the waiter, if there still is one; called on the event loop."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.answer)
+
+
+def deliver(loop: asyncio.AbstractEventLoop, tasks: Sequence[Task]) -> None:
+    """Answer the waiters of tasks on their event loop, from any thread."""
+    try:
+        loop.call_soon_threadsafe(_deliver, tasks)
+    except RuntimeError:  # the event loop is closed: nobody waits any more
+        log.debug("%d answers had no receiver", len(tasks))
+
+
+def _deliver(tasks: Sequence[Task]) -> None:
+    for task in tasks:
+        task.deliver()
+
+
+class Errand(Task):
+    """Work on the store or on an environment that has no turn in a session's queue.
+
+    Args:
+        work: The work.
+        timeout_seconds: Its deadline.
+    """
+
+    def __init__(self, work: Callable[[], Any], timeout_seconds: float) -> None:
+        super().__init__()
+        self._work = work
+        self._timeout_seconds = timeout_seconds
+
+    def work(self) -> Any:
+        """See `Task.work`."""
+        self.start_clock(self._timeout_seconds)
+        return self._work()
+
+    def complete(self, *, timed_out: bool) -> bool:
+        """See `Job.complete`."""
+        if timed_out:
+            self.error = DeadlineError(f"The request took longer than {self._timeout_seconds:g} s and was given up.")
+        else:
+            self.answer, self.error = self._returned, self._raised
+        return True
+
+
+class Turns(Protocol):
+    """What an operation's job needs of the queues."""
+
+    def enter(self, operation: Operation) -> SessionState | None:
+        """Get the state of the session as of the operation's turn; None if another worker holds its lease."""
+
+    def leave(self, job: "SessionJob", *, timed_out: bool) -> bool:
+        """Apply what a job has done and let the next one start; say if the job is done. Called under the lock."""
+
+
+class SessionJob(Task):
+    """An operation in its session's queue.
+
+    Attributes:
+        operation: The operation.
+        arrived: When it came, on the monotonic clock.
+        state: The session's state, from `run` on.
+        commit: What is to be committed, once the result is applied.
+        committed: The commit is in the store.
+    """
+
+    def __init__(self, turns: Turns, operation: Operation) -> None:
+        super().__init__()
+        self._turns = turns
+        self.operation = operation
+        self.arrived = time.monotonic()
+        self.state: SessionState | None = None
+        self.commit: Commit | None = None
+        self.committed = False
+
+    def work(self) -> Result | None:
+        """Enter the session, then run the operation there."""
+        self.state = self._turns.enter(self.operation)
+        return self.operation.run(self.state, self.start_clock) if self.state else None
+
+    def complete(self, *, timed_out: bool) -> bool:
+        """See `Job.complete`."""
+        return self._turns.leave(self, timed_out=timed_out)
+
+    def waits_for_lease(self) -> bool:
+        """Whether the session couldn't be entered because another worker holds its lease."""
+        return self.state is None and self._raised is None
+
+    def apply(self, *, timed_out: bool, release: bool) -> None:
+        """Move the session's state on by the operation's result, and note what is to be committed.
+
+        Args:
+            timed_out: The operation has passed its deadline.
+            release: Give the lease back with the commit.
+        """
+        state = self.state
+        if state is None or (self._raised is not None and not timed_out):
+            self.error = self._raised
+            return
+        try:
+            result: Result = self.operation.on_timeout(state) if timed_out else self._returned
+            self.answer = result.answer
+            self.commit = state.apply(result, release=release)
+        except RequestError as error:
+            self.error = error
+        except Exception:
+            log.exception("The result of a request could not be applied")
+            self.error, state.invalid = InternalError(), NOT_KEPT
+
+    def settle(self) -> None:
+        """Note how the commit has ended; the error says so where the session's state has become invalid."""
+        state = self.state
+        if state is None:
+            return
+        if self.committed and self.commit is not None:
+            state.committed(self.commit.record)
+        elif state.invalid and not isinstance(self.error, InternalError):
+            closed = state.invalid == CLOSED
+            self.error = SessionNotFoundError() if closed else OverloadedError(state.invalid)

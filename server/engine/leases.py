@@ -1,0 +1,186 @@
+"""Leases: which worker may commit to a session that several processes could commit to.
+
+The rule: a lease only keeps workers from doing each other's work. A commit is safe because of its epoch, which the
+store compares, so a mistake here costs time and never data. No clocks of two machines are compared: a worker adds to
+its heartbeat in the store, and whoever waits for its lease watches that number on its own clock.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from server.engine.state import CLOSED, SessionState
+from server.engine.threads import Job, Threads
+from server.errors import OverloadedError
+from server.stores.base import Head, Lease, SessionStore
+
+log = logging.getLogger("toolpack_server")
+
+HEARTBEAT_SECONDS = 1.0
+DEAD_SECONDS = 5.0
+# The most that one look counts: while the store, or the worker that looks, stood still, no heartbeat could be seen.
+LOOK_SECONDS = 0.25
+
+
+class _Watch:
+    """How long a worker's heartbeat has been seen to stand still."""
+
+    __slots__ = ("heartbeat", "looked", "still")
+
+    def __init__(self, heartbeat: int, now: float) -> None:
+        self.heartbeat = heartbeat
+        self.looked = now
+        self.still = 0.0
+
+
+class Leases:
+    """The gate to sessions: acquires and releases leases if the store is shared, else lets everybody through.
+
+    Args:
+        store: The store.
+
+    Attributes:
+        required: The store is shared, so that commits need leases.
+    """
+
+    def __init__(self, store: SessionStore) -> None:
+        self.required = store.shared
+        self._store = store
+        self._holder = secrets.token_hex(8)
+        self._watched: dict[str, _Watch] = {}
+        self._lock = threading.Lock()  # of the two dictionaries
+        self._unreleased: dict[str, int | None] = {}  # session -> epoch; None where the answer to `claim` was lost
+        self._last_heartbeat = float("-inf")
+        self._reachable = True
+
+    def acquire(self, states: Sequence[SessionState]) -> None:
+        """Acquire the leases of sessions, and with each the session's head; `leased` then says which were given.
+
+        A session that is gone becomes invalid.
+
+        Raises:
+            OverloadedError: The store can't be used.
+        """
+        if not self.required:
+            for state in states:
+                state.leased = True
+            return
+        by_id = {state.session.id: state for state in states}
+        try:
+            claimed = self._claim([*by_id])
+        except OverloadedError:
+            with self._lock:
+                self._unreleased.update(dict.fromkeys(by_id))
+            raise
+        with self._lock:
+            for session_id, found in claimed.items():
+                state = by_id[session_id]
+                if found is None:
+                    state.invalid = CLOSED
+                elif isinstance(found, Head):
+                    self._unreleased.pop(session_id, None)  # that was an earlier epoch
+                    state.follow(found)
+                    state.leased = True
+
+    def _claim(self, session_ids: Sequence[str]) -> dict[str, Head | Lease | None]:
+        claimed = dict(zip(session_ids, self._store.claim(session_ids, self._holder), strict=True))
+        dead = {id_: lease for id_, lease in claimed.items() if isinstance(lease, Lease) and self._is_dead(lease)}
+        if dead:
+            taken = self._store.claim([*dead], self._holder, {*dead.values()})
+            claimed.update(zip(dead, taken, strict=True))
+        return claimed
+
+    def release(self, state: SessionState, *, committed: bool = False) -> None:
+        """Release the lease of a session.
+
+        Args:
+            state: The session's state.
+            committed: The last commit has released it already; otherwise the store is told soon.
+        """
+        if not self.required or not state.leased:
+            return
+        state.leased = False
+        if not committed:
+            with self._lock:
+                self._unreleased[state.session.id] = state.epoch
+
+    def keep_up(self, is_busy: Callable[[str], bool]) -> None:
+        """Send a heartbeat if one is due, and tell the store which leases were released; called again and again.
+
+        Args:
+            is_busy: Whether this worker has something to do in a session, so will acquire the lease itself.
+        """
+        if not self.required:
+            return
+        try:
+            if time.monotonic() - self._last_heartbeat >= HEARTBEAT_SECONDS:
+                self._store.heartbeat(self._holder)
+                self._last_heartbeat = time.monotonic()
+            if self._unreleased:
+                self._release(is_busy)
+        except Exception as error:
+            if self._reachable:
+                log.warning("The store can't be told that this worker is alive: %s", error)
+                log.debug("The cause was:", exc_info=True)
+            self._reachable = False
+        else:
+            self._reachable = True
+
+    def _release(self, is_busy: Callable[[str], bool]) -> None:
+        with self._lock:
+            unreleased = list(self._unreleased.items())
+        for session_id, epoch in unreleased:
+            if epoch is not None:
+                self._store.release(session_id, epoch)
+            elif is_busy(session_id):
+                continue
+            else:
+                self._release_if_held(session_id)
+            with self._lock:
+                if self._unreleased.get(session_id, -1) == epoch:
+                    del self._unreleased[session_id]
+
+    def _release_if_held(self, session_id: str) -> None:
+        (claimed,) = self._store.claim([session_id], self._holder)
+        if isinstance(claimed, Head):
+            self._store.release(session_id, claimed.epoch)
+
+    def _is_dead(self, lease: Lease) -> bool:
+        """Look at a lease's holder once more; say whether its heartbeat has stood still for long enough."""
+        now = time.monotonic()
+        with self._lock:
+            watch = self._watched.get(lease.holder)
+            if watch is None or watch.heartbeat != lease.heartbeat:
+                self._watched[lease.holder] = _Watch(lease.heartbeat, now)
+                return False
+            watch.still += min(now - watch.looked, LOOK_SECONDS)
+            watch.looked = now
+            return watch.still > DEAD_SECONDS
+
+
+class AcquireTogether(Job):
+    """Acquires the leases of several sessions, then starts the jobs that wait for them."""
+
+    def __init__(self, leases: Leases, threads: Threads, states: Sequence[SessionState], jobs: Sequence[Job]) -> None:
+        self._leases = leases
+        self._threads = threads
+        self._states = states
+        self._jobs = jobs
+
+    def run(self) -> None:
+        """Acquire them. If that fails, each job finds out for itself."""
+        try:
+            self._leases.acquire(self._states)
+        except OverloadedError:
+            pass
+        except Exception:
+            log.exception("Leases could not be acquired")
+
+    def complete(self, *, timed_out: bool) -> bool:
+        """See `Job.complete`."""
+        del timed_out  # it has no deadline
+        for job in self._jobs:
+            self._threads.submit(job)
+        return False

@@ -1,0 +1,317 @@
+"""The queues of sessions: who has the next turn, and what is committed together.
+
+Every session with something to do has a queue. Its operations run one after the other, in order of arrival, each on
+what the one before it left. When no more are ready, what operations of all sessions have done is committed at once, and
+only then answered.
+
+If other processes may commit to the same sessions, a queue first acquires its session's lease. It releases the lease
+with its last commit, or when other workers should have their turn.
+
+The rule: queues change under the lock of the threads alone, which is held briefly and never while the store is asked.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from server.engine.cache import SessionCache
+from server.engine.commits import Committer
+from server.engine.jobs import Operation, SessionJob, Task, deliver
+from server.engine.leases import HEARTBEAT_SECONDS, AcquireTogether, Leases
+from server.engine.state import CLOSED, SessionState
+from server.engine.threads import Threads
+from server.errors import OverloadedError, SessionNotFoundError
+from server.settings import Settings
+from server.stores.base import SessionStore
+
+POLL_SECONDS = 0.005  # how soon a lease is asked for again; less often for operations that have waited long
+SLOW_POLL_SECONDS = 0.02
+TURN_SECONDS = 0.5  # how long a queue that is never empty keeps its lease from other workers
+YIELD_SECONDS = 0.025  # long enough for all that poll to ask once
+STOP_SECONDS = 2.0
+
+
+class _Queue:
+    """The operations that wait for one session.
+
+    Attributes:
+        jobs: Those that haven't started.
+        running: One of them is running.
+        unfinished: How many have run and wait for their commit.
+        state: The session's state as the last operation left it, committed or not.
+        closing: The lease is released with the last commit, so nothing starts before that has ended.
+        turn_began: Since when the session has been worked on without a pause, on the monotonic clock.
+        parked_until: When to ask for the lease again, on the monotonic clock; None if it needn't be waited for.
+    """
+
+    __slots__ = ("closing", "jobs", "parked_until", "running", "state", "turn_began", "unfinished")
+
+    def __init__(self) -> None:
+        self.jobs: deque[SessionJob] = deque()
+        self.running = False
+        self.unfinished = 0
+        self.state: SessionState | None = None
+        self.closing = False
+        self.turn_began = time.monotonic()
+        self.parked_until: float | None = None
+
+    def is_empty(self) -> bool:
+        return not (self.jobs or self.running or self.unfinished)
+
+    def can_start(self) -> bool:
+        if self.running or self.closing or not self.jobs or self.parked_until is not None:
+            return False
+        return not (self.unfinished and self.jobs[0].operation.after_commits)
+
+
+class Queues:
+    """All queues of a worker, with the threads that empty them.
+
+    Args:
+        store: Where commits go.
+        settings: Limits and retention.
+
+    Attributes:
+        cache: The states of the sessions that were used last.
+        threads: The threads.
+        waiting: How many operations haven't started.
+    """
+
+    def __init__(self, store: SessionStore, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+        self.cache = SessionCache(settings.cache_bytes)
+        self.threads = Threads(self._finish)
+        self.waiting = 0
+        self._lock = self.threads.lock
+        self._queues: dict[str, _Queue] = {}
+        self._arrived: list[SessionJob] = []
+        self._came_alone = False
+        self._leases = Leases(store)
+        self._committer = Committer(store, settings)
+        self._stopped = threading.Event()
+        self._keeper = threading.Thread(target=self._keep_time, name="leases", daemon=True)
+        self._keeper.start()
+
+    async def run(self, operation: Operation) -> object:
+        """Run an operation when its turn has come, and get its answer once that is committed.
+
+        Raises:
+            RequestError: It was refused, and nothing has changed.
+        """
+        job = SessionJob(self, operation)
+        self._submit(job)
+        answer: object = await job.future
+        return answer
+
+    def _submit(self, job: SessionJob) -> None:
+        """Put a job into its session's queue.
+
+        Jobs that come in one turn of the event loop go to the threads together, at its end: the leading thread then
+        finds all of them, and the event loop finishes its turn without sharing the interpreter with it. If the last one
+        came alone, the next that finds everything quiet goes at once.
+        """
+        self._arrived.append(job)
+        if len(self._arrived) > 1:
+            return
+        if self._came_alone and not self._queues:
+            self._admit()
+        else:
+            job.loop.call_soon(self._admit)
+
+    def _admit(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        self._came_alone = len(arrived) == 1
+        started: list[SessionJob] = []
+        with self._lock:
+            for job in arrived:
+                refused = self._refusal(job)
+                if refused is not None:
+                    job.error = refused
+                    job.deliver()
+                    continue
+                queue = self._queues.get(job.operation.session_id)
+                if queue is None:
+                    queue = self._queues[job.operation.session_id] = _Queue()
+                queue.jobs.append(job)
+                self.waiting += 1
+                started += self._take_next(queue)
+            if self._leases.required:
+                started = self._acquire_together(started)
+            for job in started:
+                self.threads.submit(job)
+
+    def _refusal(self, job: SessionJob) -> Exception | None:
+        """Say why a job may not wait for its session."""
+        queue = self._queues.get(job.operation.session_id)
+        state = queue.state if queue else None
+        if state is not None and job.operation.owner not in {None, state.session.owner}:
+            # Answered at once, as for a session that doesn't exist: it must neither wait nor fill another's queue.
+            return SessionNotFoundError()
+        settings = self._settings
+        in_session = len(queue.jobs) if queue else 0
+        if in_session >= settings.max_waiting_per_session or self.waiting >= settings.max_waiting:
+            return OverloadedError("Too many calls wait already; nothing was changed. Send it later.")
+        return None
+
+    def _acquire_together(self, jobs: list[SessionJob]) -> list[SessionJob]:
+        """Acquire the leases of several sessions in one step of the store, then start their jobs; get the others."""
+        states: dict[str, SessionState] = {}
+        for job in jobs:
+            operation = job.operation
+            state = self.cache.get(operation.session_id)
+            if state is None or state.invalid or self._queues[operation.session_id].state is not None:
+                continue
+            if operation.owner in {None, state.session.owner}:
+                states[operation.session_id] = state
+        if len(states) < 2:  # noqa: PLR2004 - a single job acquires its lease itself
+            return jobs
+        for session_id, state in states.items():
+            self._queues[session_id].state = state
+        together = [job for job in jobs if job.operation.session_id in states]
+        self.threads.submit(AcquireTogether(self._leases, self.threads, [*states.values()], together))
+        return [job for job in jobs if job.operation.session_id not in states]
+
+    def forget(self, session_ids: Iterable[str]) -> None:
+        """Forget what is known of sessions that were closed."""
+        with self._lock:
+            for session_id in session_ids:
+                queue = self._queues.get(session_id)
+                for state in (queue.state if queue else None, self.cache.get(session_id)):
+                    if state is not None:
+                        state.invalid = CLOSED
+                self.cache.discard(session_id)
+
+    def is_idle(self) -> bool:
+        """Whether there is nothing to wait for: no session has anything to do, or the threads have stopped."""
+        return not (self._queues or self._arrived) or self._stopped.is_set()
+
+    def stop(self) -> None:
+        """Stop the threads, and release all leases: what still runs now will not be committed."""
+        self.threads.stop()
+        with self._lock:
+            for queue in self._queues.values():
+                if queue.state is not None:
+                    self._leases.release(queue.state)
+        self._stopped.set()
+        self._keeper.join(STOP_SECONDS)
+
+    def enter(self, operation: Operation) -> SessionState | None:
+        """See `Turns.enter`.
+
+        Raises:
+            SessionNotFoundError: There is no such session, it has expired, or it is another owner's.
+        """
+        queue = self._queues[operation.session_id]
+        state = queue.state
+        if state is None or state.invalid:
+            state = self.cache.get(operation.session_id)
+        if state is None or state.invalid or state.expires_at <= time.time():
+            found = self._store.get(operation.session_id)
+            if found is None:
+                raise SessionNotFoundError
+            if state is None or state.invalid:
+                state = SessionState(*found)
+            state.expires_at = found[0].expires_at  # which another worker may have renewed
+        if state.expires_at <= time.time() or operation.owner not in {None, state.session.owner}:
+            raise SessionNotFoundError
+        queue.state = state
+        if not state.leased:
+            self._leases.acquire([state])
+            if state.invalid:
+                raise SessionNotFoundError
+        return state if state.leased else None
+
+    def leave(self, job: SessionJob, *, timed_out: bool) -> bool:
+        """See `Turns.leave`."""
+        queue = self._queues[job.operation.session_id]
+        queue.running = False
+        now = time.monotonic()
+        if not timed_out and job.waits_for_lease():
+            queue.parked_until = now + min(max(POLL_SECONDS, (now - job.arrived) / 50), SLOW_POLL_SECONDS)
+            queue.jobs.appendleft(job)
+            self.waiting += 1
+            return False
+        queue.unfinished += 1
+        leased = self._leases.required and queue.state is not None and queue.state.leased
+        queue.closing = leased and (not queue.jobs or now - queue.turn_began > TURN_SECONDS)
+        job.apply(timed_out=timed_out, release=queue.closing)
+        self._start_next(queue)
+        return True
+
+    def _start_next(self, queue: _Queue) -> None:
+        for job in self._take_next(queue):
+            self.threads.submit(job)
+
+    def _take_next(self, queue: _Queue) -> list[SessionJob]:
+        """Take the next job of a queue, if it may start, to be submitted now."""
+        if not queue.can_start():
+            return []
+        queue.running = True
+        self.waiting -= 1
+        return [queue.jobs.popleft()]
+
+    def _finish(self, tasks: list[Task]) -> None:
+        """Commit what jobs have done, then answer them."""
+        jobs = [task for task in tasks if isinstance(task, SessionJob)]
+        self._committer.commit(jobs)
+        with self._lock:
+            for job in jobs:
+                job.settle()
+                queue = self._queues[job.operation.session_id]
+                queue.unfinished -= 1
+                if not queue.unfinished and not queue.running:
+                    self._pause(job, queue)
+        by_loop: dict[asyncio.AbstractEventLoop, list[Task]] = {}
+        for task in tasks:
+            by_loop.setdefault(task.loop, []).append(task)
+        for loop, answered in by_loop.items():
+            deliver(loop, answered)
+
+    def _pause(self, last: SessionJob, queue: _Queue) -> None:
+        """Put the state of a session back whose jobs are all committed; release its lease unless more jobs wait."""
+        state = queue.state
+        if state is not None and (queue.closing or state.invalid or not queue.jobs):
+            released = last.committed and last.commit is not None and last.commit.release
+            self._leases.release(state, committed=released)
+        if state is not None and state.invalid:
+            self.cache.discard(last.operation.session_id)
+            queue.state = None
+        elif state is not None:
+            self.cache.put(state)
+        now = time.monotonic()
+        if queue.closing and queue.jobs and now - queue.turn_began > TURN_SECONDS:
+            queue.turn_began = queue.parked_until = now + YIELD_SECONDS
+        queue.closing = False
+        self._start_next(queue)
+        self._discard_if_empty(last.operation.session_id, queue)
+
+    def _discard_if_empty(self, session_id: str, queue: _Queue) -> None:
+        if queue.is_empty():
+            del self._queues[session_id]
+
+    def _keep_time(self) -> None:
+        """Refuse what has waited too long; send heartbeats; ask for leases again."""
+        while not self._stopped.wait(POLL_SECONDS if self._leases.required else HEARTBEAT_SECONDS):
+            self._leases.keep_up(self._queues.__contains__)
+            with self._lock:
+                now = time.monotonic()
+                for session_id, queue in list(self._queues.items()):
+                    if queue.parked_until is not None and now >= queue.parked_until:
+                        queue.parked_until = None
+                    self._expire_waiting(queue, now)
+                    self._start_next(queue)
+                    self._discard_if_empty(session_id, queue)
+        self._leases.keep_up(self._queues.__contains__)
+
+    def _expire_waiting(self, queue: _Queue, now: float) -> None:
+        limit = self._settings.queue_timeout_seconds
+        while queue.jobs and now - queue.jobs[0].arrived > limit:
+            job = queue.jobs.popleft()
+            self.waiting -= 1
+            job.error = OverloadedError(
+                f"The call waited {limit:g} s for its session; nothing was changed. Send it again."
+            )
+            deliver(job.loop, [job])

@@ -1,0 +1,128 @@
+"""What a worker knows of one session, and how the result of an operation moves it on.
+
+The rule: a state belongs to one operation at a time, and forgetting it changes nothing but speed. It may be ahead of
+the store by the commits that are on their way; where one of them is refused, the state is invalid.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from server.stores.base import Commit, Head, Record, StoredSession
+from server.times import expiry
+
+LIVE_FACTOR = 8  # a live environment takes about this many times the bytes of its snapshot
+STATE_BYTES = 8192
+
+CLOSED = "The session was closed meanwhile."
+
+
+@dataclass(slots=True)
+class Result:
+    """What an operation has done to a session.
+
+    Attributes:
+        answer: What the caller gets.
+        record: The record to commit; None if there is nothing to commit.
+        parts: The new blob id of each part that changed.
+        new_blobs: The bytes of those blobs that the store doesn't have yet, by id.
+        blobs: The current bytes of parts, as far as they are known.
+        live: The live environments that equal those bytes.
+    """
+
+    answer: Any
+    record: Record | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+    new_blobs: Mapping[str, bytes] = field(default_factory=dict)
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    live: Mapping[str, BaseModel] = field(default_factory=dict)
+
+
+class SessionState:
+    """What is known of one session.
+
+    Attributes:
+        session: The session as created.
+        expires_at: Its expiry as stored last.
+        index: The index of its last record.
+        version: Its version.
+        parts: The blob id of each part.
+        epoch: The epoch of its lease.
+        leased: This worker holds the lease.
+        blobs: The bytes of those parts that were needed so far.
+        live: The environments that equal those bytes; an operation takes them out while it runs.
+        uncommitted: The records whose commit is on its way, by call_id.
+        invalid: Why nothing may build upon this state, for example because a commit was refused; "" if it is valid.
+    """
+
+    __slots__ = (
+        *("session", "expires_at", "index", "version", "parts", "epoch"),
+        *("leased", "blobs", "live", "uncommitted", "invalid"),
+    )
+
+    def __init__(self, session: StoredSession, head: Head) -> None:
+        self.session = session
+        self.expires_at = session.expires_at
+        self.blobs: dict[str, bytes] = {}
+        self.live: dict[str, BaseModel] = {}
+        self.parts: dict[str, str] = {}
+        self.uncommitted: dict[str, Record] = {}
+        self.leased = False
+        self.invalid = ""
+        self.follow(head)
+
+    def follow(self, head: Head) -> None:
+        """Take over the session's head from the store, and keep the bytes and objects that still belong to it."""
+        for part, blob_id in self.parts.items():
+            if head.parts.get(part) != blob_id:
+                self.blobs.pop(part, None)
+                self.live.pop(part, None)
+        self.index, self.version, self.epoch = head.index, head.version, head.epoch
+        self.parts = dict(head.parts)
+
+    def take_live(self) -> dict[str, BaseModel]:
+        """Take the live environments out: should the operation pass its deadline, no other one meets them again."""
+        live, self.live = self.live, {}
+        return live
+
+    def apply(self, result: Result, *, release: bool) -> Commit | None:
+        """Move on by what an operation has done, and get what is to be committed.
+
+        Args:
+            result: What the operation has done.
+            release: Give the lease back with this commit.
+        """
+        self.blobs.update(result.blobs)
+        self.live.update(result.live)
+        record = result.record
+        if record is None:
+            return None
+        self.index, self.version = record.index, record.version
+        if result.parts:
+            self.parts = {**self.parts, **result.parts}
+        if record.call_id is not None:
+            self.uncommitted[record.call_id] = record
+        return Commit(
+            self.session.id, self.epoch, record, result.parts, result.new_blobs, self._renewed_expiry(), release
+        )
+
+    def committed(self, record: Record) -> None:
+        """Note that a record is in the store."""
+        if record.call_id is not None:
+            self.uncommitted.pop(record.call_id, None)
+
+    def _renewed_expiry(self) -> float | None:
+        """Renew the session, and get its new expiry if that has to be written."""
+        now, ttl = time.time(), self.session.ttl_seconds
+        if self.expires_at >= now + ttl:
+            return None
+        self.expires_at = expiry(ttl, now)
+        return self.expires_at
+
+    def size(self) -> int:
+        """Estimate the memory that this takes, in bytes."""
+        live = sum(len(self.blobs.get(part, b"")) for part in self.live)
+        return STATE_BYTES + sum(map(len, self.blobs.values())) + LIVE_FACTOR * live

@@ -1,0 +1,113 @@
+"""Running one call, as a pure function of a plan and a snapshot.
+
+The rule: no I/O, no lock, no clock. Whatever a function does, the answer is an `Outcome`; until somebody commits that,
+the call has not happened.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import ValidationError
+
+from server.errors import RequestError, TooLargeError, ToolNotFoundError
+from server.execution.codec import Codec
+from server.execution.runtime import Plan
+from server.execution.world import Snapshot, World
+from server.functions_runtime import MAX_LISTED_ERRORS, error_text
+from server.jsonio.view import to_json
+
+
+class Failure(StrEnum):
+    """Why a call failed, which the text in the envelope doesn't tell for certain."""
+
+    NOT_FOUND = "not_found"
+    ARGUMENTS = "arguments"
+    RAISED = "raised"
+    TOO_LARGE = "too_large"
+    DEADLINE = "deadline"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The outcome of a call.
+
+    Attributes:
+        result: The result as JSON text; None after an error.
+        error: `ErrorType: message`, or None.
+        failure: Why it failed, or None.
+        errors: What is wrong with the arguments, each {loc, msg, type}.
+        changes: The call may change the environment, so the version moves on.
+        blobs: The new bytes of each part of an environment that it may have changed.
+        live: The parts that it took, which equal their bytes.
+        toolpack: The toolpack of the function; "" if there is no such function.
+    """
+
+    result: bytes | None = None
+    error: str | None = None
+    failure: Failure | None = None
+    errors: list[dict[str, Any]] | None = None
+    changes: bool = False
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    live: dict[str, BaseModel] = field(default_factory=dict)
+    toolpack: str = ""
+
+
+def call(
+    plan: Plan,
+    snapshot: Snapshot,
+    codec: Codec,
+    max_result_bytes: int,
+    interruptible: AbstractContextManager[object] | None = None,
+) -> Outcome:
+    """Run a function and freeze what it may have changed.
+
+    Args:
+        plan: What to run.
+        snapshot: The session's environments; the call takes live objects out of it.
+        codec: Reads and writes their bytes.
+        max_result_bytes: The largest result, as JSON.
+        interruptible: See `World`.
+
+    Raises:
+        RequestError: The stored environment can't be used; the call has not begun.
+    """
+    world = World(snapshot, codec, plan.footprint, read_only=plan.read_only, interruptible=interruptible)
+    try:
+        value = plan.runtime.call(world, plan.function, plan.arguments)
+        result = to_json(value)
+        if len(result) > max_result_bytes:
+            raise TooLargeError(f"the result has {len(result)} bytes as JSON; {max_result_bytes} are allowed.")
+        blobs = {part: codec.encode(part, world.touched[part]) for part in world.dirty}
+        return Outcome(result, changes=not plan.read_only, blobs=blobs, live=world.touched)
+    # BaseException: if a function raises SystemExit or KeyboardInterrupt, that is its failure, not the server's.
+    except BaseException as error:
+        if isinstance(error, RequestError) and not world.raised:
+            raise
+        return _failed(error, raised=world.raised)
+
+
+def _failed(error: BaseException, *, raised: bool) -> Outcome:
+    errors = None
+    if raised:
+        failure = Failure.RAISED
+    elif isinstance(error, ToolNotFoundError):
+        failure = Failure.NOT_FOUND
+    elif isinstance(error, TooLargeError):
+        failure = Failure.TOO_LARGE
+    elif isinstance(error, ValidationError):
+        failure, errors = Failure.ARGUMENTS, _argument_errors(error)
+    else:
+        failure = Failure.RAISED
+    return Outcome(error=error_text(error), failure=failure, errors=errors)
+
+
+def _argument_errors(error: ValidationError) -> list[dict[str, Any]]:
+    if error.error_count() > MAX_LISTED_ERRORS:
+        return []
+    return [
+        {"loc": list(problem["loc"]), "msg": problem["msg"], "type": problem["type"]}
+        for problem in error.errors(include_url=False, include_context=False, include_input=False)
+    ]

@@ -1,0 +1,77 @@
+"""Environments of the loaded toolpacks as sealed blobs and back, part by part.
+
+The rule: the only place that joins classes, fingerprints and the key. What it decodes has passed the keyed hash.
+"""
+
+import itertools
+import secrets
+import time
+
+from pydantic import BaseModel
+
+from server.errors import ClassesChangedError, TooLargeError
+from server.execution.parts import divide, toolpack_of
+from server.packs.catalog import Catalog
+from server.snapshots.pickling import freeze, thaw
+from server.snapshots.seal import seal, unseal
+
+
+class Codec:
+    """Turns environments of the loaded toolpacks into sealed blobs and back.
+
+    Args:
+        catalog: The loaded toolpacks.
+        key: The key of the hash on every blob.
+        max_bytes: The largest blob that is written.
+    """
+
+    def __init__(self, catalog: Catalog, key: bytes, max_bytes: int) -> None:
+        self.catalog = catalog
+        self._key = key
+        self._max_bytes = max_bytes
+        # Made here, not at import: workers are forked after that, and must not share it.
+        self._ids = f"{int(time.time()):08x}{secrets.token_hex(6)}"
+        self._serial = itertools.count()
+
+    def new_blob_id(self) -> str:
+        """Make an id that no blob has; ids grow with time, which keeps a store's index compact."""
+        return f"{self._ids}{next(self._serial):010x}"
+
+    def encode(self, part: str, environment: BaseModel) -> bytes:
+        """Freeze and seal a part of a toolpack's environment.
+
+        Raises:
+            SnapshotError: It holds something that can't be kept exactly.
+            TooLargeError: It is too large to keep.
+        """
+        toolpack = toolpack_of(part)
+        payload = freeze(environment, self.catalog.classes)
+        if len(payload) > self._max_bytes:
+            raise TooLargeError(
+                f"the environment of {toolpack!r} has grown to {len(payload)} bytes; {self._max_bytes} are allowed."
+            )
+        return seal(payload, self.catalog.fingerprints[toolpack], self._key)
+
+    def decode(self, part: str, blob: bytes) -> BaseModel:
+        """Check and thaw a part of a toolpack's environment.
+
+        Raises:
+            ClassesChangedError: It was written by other classes than those that are loaded.
+            StateDamagedError: Its hash is wrong, or it can't be read.
+        """
+        toolpack = toolpack_of(part)
+        fingerprint = self.catalog.fingerprints.get(toolpack)
+        if fingerprint is None:
+            raise ClassesChangedError(f"Toolpack {toolpack!r} is not loaded any more: load it, or close the session.")
+        environment: BaseModel = thaw(unseal(blob, fingerprint, self._key), self.catalog.classes)
+        return environment
+
+    def write(self, toolpack: str, environment: BaseModel) -> dict[str, tuple[str, bytes]]:
+        """Divide a whole environment, and get the new id and the bytes of each part.
+
+        Raises:
+            SnapshotError: It holds something that can't be kept exactly.
+            TooLargeError: It is too large to keep.
+        """
+        parts = divide(self.catalog.toolpacks[toolpack], environment)
+        return {part: (self.new_blob_id(), self.encode(part, held)) for part, held in parts.items()}

@@ -1,0 +1,150 @@
+"""The functions of a session, and the plan of a call: what is known of it before it runs.
+
+The rule: whatever follows from the functions alone is worked out once, when the runtime is made. A plan is made once a
+call, and answers every question about it.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from server.execution.parts import footprint
+from server.execution.world import World
+from server.functions_runtime import FunctionCall, FunctionsRuntime
+from server.packs.toolpack import PackFunction
+
+Footprint = Mapping[str, frozenset[str] | None]
+"""For each toolpack, the attributes of its environment that a call takes; None means it can't be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is known of a call before it runs.
+
+    Attributes:
+        runtime: The functions of the session.
+        function: The name of the function.
+        arguments: Its arguments, with a `FunctionCall` where a call is nested.
+        toolpack: The toolpack of the function; "" if there is no such function.
+        footprint: The attributes of each toolpack's environment that the call and its nested calls take.
+        read_only: The call and its nested calls promise to leave the environments unchanged.
+        timeout_seconds: The function's own deadline, or the default; the caller may have shortened it.
+    """
+
+    runtime: "SessionRuntime"
+    function: str
+    arguments: Mapping[str, Any]
+    toolpack: str
+    footprint: Footprint
+    read_only: bool
+    timeout_seconds: float
+
+
+class SessionRuntime(FunctionsRuntime):
+    """The functions of a session's toolpacks, each acting on its own toolpack's environment in a `World`.
+
+    Args:
+        functions: The functions.
+        timeout_seconds: The deadline of functions that set none.
+    """
+
+    def __init__(self, functions: Mapping[str, PackFunction], timeout_seconds: float) -> None:
+        super().__init__([function.function for function in functions.values()])
+        self._registered = functions
+        self._timeout_seconds = timeout_seconds
+        self._footprints: dict[str, Footprint] = {
+            name: {function.toolpack: footprint(function.function)} if function.function.dependencies else {}
+            for name, function in functions.items()
+        }
+
+    def plan(self, name: str, kwargs: Mapping[str, Any], timeout_seconds: float | None = None) -> Plan:
+        """Make the plan of a call.
+
+        Args:
+            name: The name of the function; there may be no such function.
+            kwargs: Its arguments as they were sent.
+            timeout_seconds: A shorter deadline than the function's own.
+        """
+        function = self._registered.get(name)
+        arguments = nested_calls(kwargs)
+        own = (function and function.timeout_seconds) or self._timeout_seconds
+        return Plan(
+            runtime=self,
+            function=name,
+            arguments=arguments,
+            toolpack=function.toolpack if function else "",
+            footprint=self._footprint(name, arguments),
+            read_only=self._is_read_only(name, arguments),
+            timeout_seconds=own if timeout_seconds is None else min(own, timeout_seconds),
+        )
+
+    def _footprint(self, name: str, arguments: Mapping[str, Any]) -> Footprint:
+        found = self._footprints.get(name, {})
+        for argument in arguments.values():
+            if isinstance(argument, FunctionCall):
+                found = _united(found, self._footprint(argument.function, argument.args))
+        return found
+
+    def _is_read_only(self, name: str, arguments: Mapping[str, Any]) -> bool:
+        function = self._registered.get(name)
+        return (
+            function is not None
+            and function.read_only
+            and all(self._is_read_only(a.function, a.args) for a in arguments.values() if isinstance(a, FunctionCall))
+        )
+
+    def dependencies(self, env: World, function: Any) -> dict[str, Any]:
+        """Take a function's dependencies from its own toolpack's environment."""
+        registered = self._registered[function.name]
+        if not function.dependencies:
+            return {}
+        environment = env.environment(registered.toolpack)
+        if not registered.read_only:
+            env.may_change(registered.toolpack)
+        return super().dependencies(environment, function)
+
+    def nested_result(self, env: World, outer: str, call: FunctionCall, depth: int) -> Any:
+        """Run a nested call; between two toolpacks its result is copied, since they share nothing."""
+        result = super().nested_result(env, outer, call, depth)
+        toolpack = self._registered[outer].toolpack
+        if toolpack != self._registered[call.function].toolpack:
+            return copy.deepcopy(result)
+        # The result may be a part of the environment, which the outer function can then change without a `Depends`.
+        if not self._registered[outer].read_only:
+            env.may_change(toolpack)
+        return result
+
+    def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Any:
+        """Run the plain function, and note whether the function itself raised."""
+        try:
+            with env.interruptible:
+                return super().run(env, function, arguments)
+        except BaseException:
+            env.raised = True
+            raise
+
+
+def _united(footprint: Footprint, other: Footprint) -> Footprint:
+    united = dict(footprint)
+    for toolpack, more in other.items():
+        known = united.get(toolpack, frozenset())
+        united[toolpack] = None if known is None or more is None else known | more
+    return united
+
+
+def nested_calls(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace each argument that is exactly `{"$call": {"function": …, "args": {…}}}` by a `FunctionCall`."""
+    return {
+        name: _nested_call(value) if type(value) is dict and "$call" in value else value
+        for name, value in arguments.items()
+    }
+
+
+def _nested_call(value: dict[str, Any]) -> Any:
+    call = value["$call"]
+    if len(value) != 1 or type(call) is not dict or call.keys() != {"function", "args"}:
+        return value
+    if not isinstance(call["function"], str) or not isinstance(call["args"], dict):
+        return value
+    return FunctionCall.model_construct(function=call["function"], args=nested_calls(call["args"]))

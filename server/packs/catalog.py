@@ -1,0 +1,67 @@
+"""The toolpacks that a server has loaded, and what follows from them together.
+
+The rule: everything here is settled before the first request, and never changes afterwards.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from server.errors import InvalidParamsError
+from server.packs.toolpack import PackFunction, Toolpack
+from server.snapshots.classes import ClassTable, fingerprint
+
+
+@dataclass
+class Catalog:
+    """Toolpacks by name, in the order in which they were loaded.
+
+    Attributes:
+        toolpacks: The toolpacks.
+        notices: What to install to get those that are unavailable.
+        classes: All classes that their environments may hold.
+        fingerprints: For each toolpack, the fingerprint of its environment's classes.
+    """
+
+    toolpacks: dict[str, Toolpack]
+    notices: list[str] = field(default_factory=list)
+    classes: ClassTable = field(init=False)
+    fingerprints: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        packs = self.toolpacks.values()
+        self.classes = ClassTable(
+            [pack.environment_class for pack in packs], [kind for pack in packs for kind in pack.state_types]
+        )
+        self.fingerprints = {
+            name: fingerprint([pack.environment_class], pack.state_types) for name, pack in self.toolpacks.items()
+        }
+
+    def choose(self, names: Iterable[str] | None) -> tuple[str, ...]:
+        """Get the names of the toolpacks that a session gets: those asked for, or all that are not `opt_in`.
+
+        Raises:
+            InvalidParamsError: A name is unknown, or functions of the chosen toolpacks have the same name.
+        """
+        if names is None:
+            return tuple(name for name, pack in self.toolpacks.items() if not pack.opt_in)
+        chosen = tuple(dict.fromkeys(names))
+        for name in chosen:
+            if name not in self.toolpacks:
+                raise InvalidParamsError(f"There is no toolpack {name!r}: choose from {', '.join(self.toolpacks)}.")
+        clashes = clashing_functions([self.toolpacks[name] for name in chosen])
+        if clashes:
+            raise InvalidParamsError(f"These toolpacks can't be in one session: {'; '.join(clashes)}. Choose fewer.")
+        return chosen
+
+    def functions(self, names: Iterable[str]) -> dict[str, PackFunction]:
+        """Get the functions of some toolpacks, by name, in registration order."""
+        return {function.name: function for name in names for function in self.toolpacks[name].functions.values()}
+
+
+def clashing_functions(packs: Iterable[Toolpack]) -> list[str]:
+    """Say which function names stand in more than one of these toolpacks."""
+    owners: dict[str, list[str]] = {}
+    for pack in packs:
+        for name in pack.functions:
+            owners.setdefault(name, []).append(pack.name)
+    return [f"function {name!r} is in {' and '.join(of)}" for name, of in owners.items() if len(of) > 1]

@@ -1,0 +1,51 @@
+"""Checks that run a toolpack's code: its initial environment, and functions that are falsely read-only.
+
+The rule: whatever a check changes is thrown away.
+"""
+
+from pydantic import BaseModel
+
+from server.errors import InvalidParamsError, RegistrationError, SnapshotError
+from server.functions_runtime import FunctionsRuntime
+from server.packs.catalog import Catalog
+from server.packs.registration import place
+from server.packs.toolpack import Toolpack
+from server.snapshots.classes import ClassTable
+from server.snapshots.graph import difference
+from server.snapshots.pickling import freeze, thaw
+
+
+def initial_problem(pack: Toolpack, classes: ClassTable) -> RegistrationError | None:
+    """Build the initial environment, freeze and thaw it, and say if that loses anything."""
+    source = place(pack.environment_class)
+    if _requires(pack.options):
+        return None  # only a session's own options can build it
+    try:
+        environment = pack.build({})
+        lost = difference(environment, thaw(freeze(environment, classes), classes))
+    except (InvalidParamsError, SnapshotError) as error:
+        return RegistrationError(f"{source}: the initial environment of {pack.name!r} can't be used: {error}")
+    if lost:
+        return RegistrationError(f"{source}: the initial environment of {pack.name!r} can't be kept exactly: {lost}")
+    return None
+
+
+def falsely_read_only(catalog: Catalog) -> list[str]:
+    """Find functions that promise to be read-only but change the environment, among those that need no arguments."""
+    found = []
+    for pack in catalog.toolpacks.values():
+        for function in pack.functions.values():
+            if not function.read_only or _requires(function.function.parameters) or _requires(pack.options):
+                continue
+            environment = pack.build({})
+            before = thaw(freeze(environment, catalog.classes), catalog.classes)
+            FunctionsRuntime([function.function]).run_function(environment, function.name, {})
+            change = difference(before, environment)
+            if change:
+                found.append(f"{place(function.function)}: it promises read_only=True but changes {change}.")
+    return found
+
+
+def _requires(model: type[BaseModel] | None) -> bool:
+    """Whether a model of arguments can't do without any."""
+    return model is not None and any(field.is_required() for field in model.model_fields.values())

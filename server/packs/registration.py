@@ -1,0 +1,56 @@
+"""How problems with toolpacks are reported: with file, line and name, one by one or all together.
+
+The rule: one sentence says where the problem is, what it is and how to mend it.
+"""
+
+import inspect
+import sys
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from server.errors import RegistrationError
+from server.functions_runtime import error_text
+
+# While a list is set here, problems are added to it instead of being raised, so that all of a module's are found.
+collected_problems: ContextVar[list[RegistrationError] | None] = ContextVar("collected_problems", default=None)
+
+
+class located:  # noqa: N801 - used like a function
+    """A context manager that puts the place of `subject` in front of a RegistrationError, and collects or raises it."""
+
+    def __init__(self, subject: object) -> None:
+        self._subject = subject
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> bool:
+        if error is None or not isinstance(error, Exception):
+            return False
+        reason = str(error) if isinstance(error, RegistrationError) else error_text(error)
+        placed = RegistrationError(f"{place(self._subject)}: {reason}")
+        collected = collected_problems.get()
+        if collected is None:
+            raise placed from error
+        collected.append(placed)
+        return True
+
+
+def caller_place(name: str) -> str:
+    """Get the place where the toolpack of this name is being made: the caller of the caller."""
+    frame = sys._getframe(2)  # noqa: SLF001 - there is no other way to tell it in good time
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}: Toolpack({name!r})"
+
+
+def place(subject: Any) -> str:
+    """Say where a function or class stands: its file, line and name; a string says so itself."""
+    if isinstance(subject, str):
+        return subject
+    subject = getattr(subject, "run", subject)
+    name = getattr(subject, "__qualname__", None) or type(subject).__qualname__
+    try:
+        plain = inspect.unwrap(subject)
+        return f"{Path(inspect.getsourcefile(plain) or '?')}:{inspect.getsourcelines(plain)[1]}: {name}"
+    except (TypeError, OSError):
+        return f"{getattr(subject, '__module__', '?')}: {name}"

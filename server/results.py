@@ -1,0 +1,114 @@
+"""The shapes of the methods' results: one description for the OpenRPC document, the schemas and the client's types.
+
+The rule: types only. Whatever a method answers is described here and nowhere else.
+"""
+
+from typing import Any, Literal
+
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+Json = Any
+"""Any JSON value."""
+
+
+class Envelope(TypedDict):
+    """A call's result or its error; `result` is "" where there is an error."""
+
+    result: Json
+    error: str | None
+
+
+class Parent(TypedDict):
+    """The session and the version that a session was forked from."""
+
+    session_id: str
+    version: int
+
+
+class Session(TypedDict):
+    """A session; `agent_path` is the address for the agent under test."""
+
+    session_id: str
+    agent_path: str
+    toolpacks: list[str]
+    version: int
+    labels: dict[str, str]
+    created_at: str
+    expires_at: str
+    parent: Parent | None
+
+
+class Function(TypedDict):
+    """A function in the native format."""
+
+    name: str
+    description: str
+    parameters: dict[str, Json]
+    returns: dict[str, Json] | None
+    toolpack: str
+    read_only: bool
+
+
+class FunctionList(TypedDict):
+    """The functions in registration order, each in the format that was asked for."""
+
+    result: list[Function] | list[dict[str, Json]]
+    error: None
+
+
+class CallRecord(TypedDict):
+    """The record of a call."""
+
+    index: int
+    kind: Literal["call"]
+    call_id: str | None
+    function: str
+    kwargs: dict[str, Json]
+    result: Json
+    error: str | None
+    version: int
+    started_at: str
+    duration_ms: float
+
+
+class ResetRecord(TypedDict):
+    """The record of a reset."""
+
+    index: int
+    kind: Literal["reset"]
+    to_version: int
+    version: int
+    started_at: str
+    duration_ms: float
+
+
+Record = CallRecord | ResetRecord
+
+
+class Export(TypedDict):
+    """An exact snapshot, in base64, with the fingerprints of the classes that it needs."""
+
+    format: str
+    toolpacks: list[str]
+    fingerprints: dict[str, str]
+    version: int
+    snapshot: str
+
+
+RESULTS: dict[str, Any] = {
+    "create_session": Session,
+    "list_functions": FunctionList,
+    "run_function": Envelope,
+    "get_session": Session,
+    "get_environment": Json,
+    "diff_environment": list[dict[str, Json]],
+    "get_trace": list[Record],
+    "fork_session": list[Session],
+    "reset_session": Session,
+    "close_session": Literal[True],
+    "close_sessions": int,
+    "list_sessions": list[Session],
+    "export_session": Export,
+    "rpc.discover": dict[str, Json],
+}
+"""The result of each method."""

@@ -1,0 +1,100 @@
+"""The one table of error codes: which code, message and data tell of which exception.
+
+The rule: no other module knows a code. The five codes of the JSON-RPC 2.0 specification (section 5.1) carry its own
+messages and a sentence in `data.detail`; ours have a sentence as their message.
+"""
+
+import logging
+from typing import Any
+
+from jsonrpcserver.codes import (
+    ERROR_INTERNAL_ERROR,
+    ERROR_INVALID_PARAMS,
+    ERROR_INVALID_REQUEST,
+    ERROR_METHOD_NOT_FOUND,
+    ERROR_PARSE_ERROR,
+)
+
+from server import errors
+from server.execution.call import Failure, Outcome
+from server.jsonio.strict import dumps
+
+log = logging.getLogger("toolpack_server")
+
+Described = tuple[int, str, Any]
+"""Code, message and data of an error."""
+
+STANDARD = {
+    ERROR_PARSE_ERROR: "Parse error",
+    ERROR_INVALID_REQUEST: "Invalid Request",
+    ERROR_METHOD_NOT_FOUND: "Method not found",
+    ERROR_INVALID_PARAMS: "Invalid params",
+    ERROR_INTERNAL_ERROR: "Internal error",
+}
+
+CODES: dict[type[Exception], int] = {
+    errors.InvalidParamsError: ERROR_INVALID_PARAMS,
+    errors.InternalError: ERROR_INTERNAL_ERROR,
+    errors.SessionNotFoundError: -32001,
+    errors.CallError: -32002,
+    errors.VersionConflictError: -32005,
+    errors.OverloadedError: -32006,
+    errors.TooLargeError: -32007,
+    errors.ClassesChangedError: -32008,
+    errors.CallIdReusedError: -32009,
+    errors.DeadlineError: -32010,
+    errors.VersionNotRetainedError: -32011,
+    errors.StateDamagedError: -32012,
+}
+
+FAILURE_CODES = {
+    Failure.RAISED: -32002,
+    Failure.NOT_FOUND: -32003,
+    Failure.ARGUMENTS: -32004,
+    Failure.TOO_LARGE: -32007,
+    Failure.DEADLINE: -32010,
+}
+
+# Further details of an error: the attribute of the exception, which is also the member of `data`.
+DETAILS = {
+    errors.VersionConflictError: "version",
+    errors.OverloadedError: "retry_after_seconds",
+    errors.VersionNotRetainedError: "oldest",
+}
+
+
+def describe(error: Exception) -> Described:
+    """Get the code, message and data of the error that an exception is answered with."""
+    if isinstance(error, errors.CallFailedError):
+        return _failed(error.outcome)
+    code = next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), None)
+    if code is None:
+        log.error("A request failed", exc_info=error)
+        return standard(ERROR_INTERNAL_ERROR, str(errors.InternalError()))
+    message = str(error).encode("utf-8", "replace").decode()
+    if code in STANDARD:
+        return standard(code, message)
+    data: dict[str, Any] = {"type": type(error).__name__}
+    detail = DETAILS.get(type(error))
+    if detail:
+        data[detail] = getattr(error, detail)
+    return code, message, data
+
+
+def _failed(outcome: Outcome) -> Described:
+    kind, _, message = (outcome.error or "").partition(": ")
+    data: dict[str, Any] = {"type": kind}
+    if outcome.errors is not None:
+        data["errors"] = outcome.errors
+    return FAILURE_CODES[outcome.failure or Failure.RAISED], message or kind, data
+
+
+def standard(code: int, detail: str) -> Described:
+    """Get one of the specification's errors, with a sentence."""
+    return code, STANDARD[code], {"detail": detail}
+
+
+def error_reply(request_id: Any, code: int, message: str, data: Any) -> bytes:
+    """Write the reply that carries an error."""
+    error = {"code": code, "message": message, "data": data}
+    return b'{"jsonrpc":"2.0","error":%b,"id":%b}' % (dumps(error), dumps(request_id))

@@ -1,0 +1,174 @@
+"""JSON-RPC 2.0: bytes in, bytes out. Parsing, batches and dispatch.
+
+The rule: the specification (jsonrpc.org/specification) holds in full, and every request gets an answer that it allows.
+`jsonrpcserver` finds the method and its parameters. Where it does otherwise than the specification or safety asks, it
+isn't used: a batch is split here, in order, and no exception reaches it.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from jsonrpcserver import Error, Success
+from jsonrpcserver.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, ERROR_PARSE_ERROR
+from jsonrpcserver.dispatcher import dispatch_request
+from jsonrpcserver.request import Request
+from jsonrpcserver.sentinels import NOID
+from pydantic import ValidationError
+
+from server import errors
+from server.jsonio.strict import dumps, loads
+from server.rpc.codes import describe, error_reply, standard
+from server.rpc.limits import has_more_values, is_deeper
+from server.rpc.methods import Caller, Method
+from server.rpc.parameters import Params
+from server.settings import Settings
+
+MOST_PROBLEMS = 100
+
+
+class _AnyArguments(inspect.Signature):
+    """A signature that accepts anything: `Params` say better and faster than jsonrpcserver what is wrong."""
+
+    def bind(self, *_args: Any, **_kwargs: Any) -> Any:
+        return None
+
+
+class JsonRpc:
+    """Answers the requests of one address.
+
+    Args:
+        methods: The methods that the address has.
+        settings: Limits.
+    """
+
+    def __init__(self, methods: Iterable[Method], settings: Settings) -> None:
+        self._methods = {method.name: _callable(method) for method in methods}
+        self._settings = settings
+
+    async def answer(self, caller: Caller, body: bytes) -> bytes | None:
+        """Get the reply to a request's body; None where there is nothing to say."""
+        if has_more_values(body, self._settings.max_json_values):
+            too_large = errors.TooLargeError(
+                f"The body has more than {self._settings.max_json_values} values: send less, or raise "
+                f"TOOLPACK_MAX_JSON_VALUES."
+            )
+            return error_reply(None, *describe(too_large))
+        try:
+            request = loads(body)
+        except ValueError as error:
+            return error_reply(None, *standard(ERROR_PARSE_ERROR, f"The body is no JSON: {error}."))
+        if is_deeper(body, request, self._settings.max_json_depth):
+            detail = f"The body is nested more than {self._settings.max_json_depth} deep: send flatter JSON."
+            return error_reply(None, *standard(ERROR_INVALID_REQUEST, detail))
+        if not isinstance(request, list):
+            return await self._answer_one(caller, request)
+        if not request:
+            return error_reply(None, *standard(ERROR_INVALID_REQUEST, "The batch is empty: send at least one request."))
+        if len(request) > self._settings.max_batch:
+            too_large = errors.TooLargeError(
+                f"The batch has {len(request)} members; {self._settings.max_batch} are allowed: send several."
+            )
+            return error_reply(None, *describe(too_large))
+        return await self._answer_batch(caller, request)
+
+    async def _answer_batch(self, caller: Caller, batch: list[Any]) -> bytes | None:
+        replies: list[bytes] = []
+        size, most = 0, self._settings.max_body_bytes
+        for member in batch:
+            if size > most and isinstance(member, dict) and "id" in member and not _request_problem(member):
+                # One small request may ask for a large answer; a thousand of them must not fill the memory.
+                full = errors.TooLargeError(f"The answers before this one have {size} bytes: send it in another batch.")
+                reply: bytes | None = error_reply(member["id"], *describe(full))
+            else:
+                reply = await self._answer_one(caller, member)
+            if reply is not None:
+                replies.append(reply)
+                size += len(reply)
+        return b"[%b]" % b",".join(replies) if replies else None
+
+    async def _answer_one(self, caller: Caller, request: Any) -> bytes | None:
+        problem = _request_problem(request)
+        if problem:
+            return error_reply(None, *standard(ERROR_INVALID_REQUEST, problem))
+        call = _Call(caller)
+        asked = Request(request["method"], request.get("params", []), request.get("id", NOID))
+        _, found = dispatch_request(self._methods, call, asked)
+        error = None
+        if call.answer is not None:
+            try:
+                result = await call.answer
+            except Exception as exception:  # noqa: BLE001 - `describe` logs what it doesn't know
+                error = describe(exception)
+        else:
+            refused = found._error  # noqa: SLF001 - jsonrpcserver's result type has no other way in
+            error = refused.code, refused.message, refused.data
+            if refused.code == ERROR_METHOD_NOT_FOUND:
+                detail = f"There is no method {request['method']!r} here: {', '.join(self._methods)}."
+                error = standard(ERROR_METHOD_NOT_FOUND, detail)
+        if asked.id is NOID:  # a notification
+            return None
+        if error is None:
+            return b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (dumps(result), dumps(asked.id))
+        return error_reply(asked.id, *error)
+
+
+class _Call:
+    """A call on its way through jsonrpcserver, which finds the method and its parameters.
+
+    It is awaited afterwards, outside: jsonrpcserver's own way to await costs a task for each call.
+    """
+
+    __slots__ = ("answer", "caller")
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.answer: Awaitable[Any] | None = None
+
+
+def _callable(method: Method) -> Callable[..., Any]:
+    names = tuple(sorted(method.params.model_fields, key=lambda name: name != "session_id"))
+
+    def begin(call: _Call, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            call.answer = method.answer(call.caller, _bound(method.params, names, args, kwargs))
+        except Exception as error:  # noqa: BLE001 - jsonrpcserver would send its text out
+            return Error(*describe(error))
+        return Success()
+
+    begin.__signature__ = _AnyArguments()  # type: ignore[attr-defined]
+    return begin
+
+
+def _bound(params: type[Params], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Params:
+    if len(args) > len(names):
+        raise errors.InvalidParamsError(
+            f"There are {len(args)} parameters; at most {len(names)} are taken: {', '.join(names)}."
+        )
+    try:
+        return params.model_validate(dict(zip(names, args, strict=False)) if args else kwargs)
+    except ValidationError as error:
+        if error.error_count() > MOST_PROBLEMS:  # to tell them all would take minutes, and the reply much memory
+            raise errors.InvalidParamsError(
+                f"{error.error_count()} things are wrong with the parameters, too many to be told. "
+                f"The parameters are: {', '.join(names) or 'none'}."
+            ) from None
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'params'}: {e['msg']}" for e in error.errors(include_url=False)]
+        taken = ", ".join(names) or "none"
+        raise errors.InvalidParamsError(f"{'; '.join(problems)}. The parameters are: {taken}.") from None
+
+
+def _request_problem(request: Any) -> str | None:
+    """Say why this is no request object, if it is none (specification, section 4)."""
+    if not isinstance(request, dict):
+        return "A request is an object."
+    if request.get("jsonrpc") != "2.0":
+        return 'A request has "jsonrpc": "2.0".'
+    if not isinstance(request.get("method"), str):
+        return 'A request has a "method", which is a string.'
+    if not isinstance(request.get("params", {}), dict | list):
+        return 'The "params" of a request are an object or an array.'
+    request_id = request.get("id")
+    if not (request_id is None or (isinstance(request_id, str | int | float) and not isinstance(request_id, bool))):
+        return 'The "id" of a request is a string, a number or null.'
+    return None

@@ -1,0 +1,218 @@
+"""The JSON-RPC methods: what each asks of the sessions, and how it answers.
+
+The rule: a method does nothing that its caller isn't allowed to do. An agent has a key, which stands for one session.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from server.errors import CallFailedError
+from server.execution.call import Outcome
+from server.jsonio.strict import Fragment, dumps
+from server.packs.formats import FORMATS
+from server.rpc.parameters import (
+    AgentListFunctions,
+    AgentRunFunction,
+    CloseSession,
+    CloseSessions,
+    CreateSession,
+    DiffEnvironment,
+    Discover,
+    ExportSession,
+    ForkSession,
+    GetEnvironment,
+    GetSession,
+    GetTrace,
+    ListFunctions,
+    ListSessions,
+    Params,
+    ResetSession,
+    RunFunction,
+)
+from server.sessions.calls import CallRequest
+from server.sessions.manager import SessionManager
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request.
+
+    Attributes:
+        owner: The name whose token it carries, "" where there are no tokens.
+        agent_key: What an agent has instead: the secret part of its address, which implies its session.
+    """
+
+    owner: str = ""
+    agent_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method: its name, its parameters' class, and what answers it."""
+
+    name: str
+    params: type[Params]
+    answer: Callable[[Caller, Any], Awaitable[Any]]
+
+    @property
+    def summary(self) -> str:
+        """One sentence that says what it does."""
+        return (self.params.__doc__ or "").strip()
+
+
+Observe = Callable[[str, str | None, CallRequest, Outcome | None, float], None]
+"""Gets the session's id, the owner, the call, its outcome (None if it was refused) and the seconds that it took."""
+
+
+def envelope(outcome: Outcome) -> Fragment:
+    """Write the envelope of a call."""
+    if outcome.result is not None:
+        return Fragment(b'{"result":%b,"error":null}' % outcome.result)
+    return Fragment(b'{"result":"","error":%b}' % dumps(outcome.error))
+
+
+class Methods:
+    """The methods, bound to the sessions that they work on.
+
+    Args:
+        sessions: The sessions.
+        document: Gets the OpenRPC document.
+        observe: Called after each call.
+    """
+
+    def __init__(self, sessions: SessionManager, document: Callable[[], Fragment], observe: Observe) -> None:
+        self._sessions = sessions
+        self._observe = observe
+        self._document = document
+        self._listings: dict[tuple[tuple[str, ...], str], Fragment] = {}
+
+    def all(self) -> list[Method]:
+        """Get the methods of `/rpc`."""
+        return [
+            Method("create_session", CreateSession, self.create_session),
+            Method("list_functions", ListFunctions, self.list_functions),
+            Method("run_function", RunFunction, self.run_function),
+            Method("get_session", GetSession, self.get_session),
+            Method("get_environment", GetEnvironment, self.get_environment),
+            Method("diff_environment", DiffEnvironment, self.diff_environment),
+            Method("get_trace", GetTrace, self.get_trace),
+            Method("fork_session", ForkSession, self.fork_session),
+            Method("reset_session", ResetSession, self.reset_session),
+            Method("close_session", CloseSession, self.close_session),
+            Method("close_sessions", CloseSessions, self.close_sessions),
+            Method("list_sessions", ListSessions, self.list_sessions),
+            Method("export_session", ExportSession, self.export_session),
+            Method("rpc.discover", Discover, self.discover),
+        ]
+
+    def agents(self) -> list[Method]:
+        """Get the methods of an agent's address, where the session is implied."""
+        return [
+            Method("list_functions", AgentListFunctions, self.list_functions),
+            Method("run_function", AgentRunFunction, self.run_function),
+        ]
+
+    async def _session(self, caller: Caller, params: Any) -> tuple[Any, str | None]:
+        """Get the session that a request is about, and the owner that it must have; an agent's key stands for both."""
+        if caller.agent_key is None:
+            return params.session_id, caller.owner
+        return await self._sessions.agent_session(caller.agent_key), None
+
+    async def run_function(self, caller: Caller, params: AgentRunFunction) -> Fragment:
+        """Run a function; see `RunFunction`."""
+        session_id, owner = await self._session(caller, params)
+        request = CallRequest(
+            params.function, params.kwargs, params.call_id, params.expected_version, params.timeout_seconds
+        )
+        outcome = await self._observed(session_id, owner, request)
+        if params.raise_on_error and outcome.error is not None:
+            raise CallFailedError(outcome)
+        return envelope(outcome)
+
+    async def _observed(self, session_id: str, owner: str | None, request: CallRequest) -> Outcome:
+        began = time.perf_counter()
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._sessions.run_function(session_id, owner, request)
+        finally:
+            self._observe(session_id, owner, request, outcome, time.perf_counter() - began)
+        return outcome
+
+    async def list_functions(self, caller: Caller, params: ListFunctions | AgentListFunctions) -> Fragment:
+        """List functions; see `ListFunctions`."""
+        session_id, owner = await self._session(caller, params)
+        catalog = self._sessions.catalog
+        if session_id is None:
+            toolpacks = tuple(catalog.toolpacks)
+        else:
+            toolpacks = await self._sessions.toolpacks(session_id, owner)
+        listing = self._listings.get((toolpacks, params.format))
+        if listing is None:
+            describe = FORMATS[params.format]
+            functions = [f for name in toolpacks for f in catalog.toolpacks[name].functions.values()]
+            result = dumps([describe(function) for function in functions])
+            listing = self._listings[toolpacks, params.format] = Fragment(b'{"result":%b,"error":null}' % result)
+        return listing
+
+    async def create_session(self, caller: Caller, params: CreateSession) -> Any:
+        """See `CreateSession`."""
+        return await self._sessions.create(
+            caller.owner, params.toolpacks, params.options, params.environment, params.ttl_seconds, params.labels
+        )
+
+    async def get_session(self, caller: Caller, params: GetSession) -> Any:
+        """See `GetSession`."""
+        return await self._sessions.read(lambda reader: reader.describe(params.session_id, caller.owner))
+
+    async def get_environment(self, caller: Caller, params: GetEnvironment) -> Any:
+        """See `GetEnvironment`."""
+        return await self._sessions.read(
+            lambda reader: reader.environment(params.session_id, caller.owner, params.version, params.pointer)
+        )
+
+    async def diff_environment(self, caller: Caller, params: DiffEnvironment) -> Any:
+        """See `DiffEnvironment`."""
+        return await self._sessions.read(
+            lambda reader: reader.diff(params.session_id, caller.owner, params.from_version, params.to_version)
+        )
+
+    async def get_trace(self, caller: Caller, params: GetTrace) -> Any:
+        """See `GetTrace`."""
+        return await self._sessions.read(
+            lambda reader: reader.trace(params.session_id, caller.owner, params.after, params.limit)
+        )
+
+    async def fork_session(self, caller: Caller, params: ForkSession) -> Any:
+        """See `ForkSession`."""
+        return await self._sessions.fork(
+            params.session_id, caller.owner, params.version, params.count, params.labels, params.ttl_seconds
+        )
+
+    async def reset_session(self, caller: Caller, params: ResetSession) -> Any:
+        """See `ResetSession`."""
+        return await self._sessions.reset(params.session_id, caller.owner, params.version)
+
+    async def close_session(self, caller: Caller, params: CloseSession) -> bool:
+        """See `CloseSession`."""
+        await self._sessions.close(params.session_id, caller.owner)
+        return True
+
+    async def close_sessions(self, caller: Caller, params: CloseSessions) -> int:
+        """See `CloseSessions`."""
+        return await self._sessions.close_all(caller.owner, params.labels)
+
+    async def list_sessions(self, caller: Caller, params: ListSessions) -> Any:
+        """See `ListSessions`."""
+        return await self._sessions.read(
+            lambda reader: reader.list_sessions(caller.owner, params.labels, params.after, params.limit)
+        )
+
+    async def export_session(self, caller: Caller, params: ExportSession) -> Any:
+        """See `ExportSession`."""
+        return await self._sessions.read(lambda reader: reader.export(params.session_id, caller.owner, params.version))
+
+    async def discover(self, caller: Caller, params: Discover) -> Fragment:  # noqa: ARG002 - a method's signature
+        """See `Discover`."""
+        return self._document()

@@ -1,0 +1,125 @@
+"""The whole server but for HTTP: store, toolpacks, sessions, methods, metrics and call log, wired in one place.
+
+The rule: application, command line and tests all start from here. Nothing is wired anywhere else, and nothing happens
+at import.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+from server.execution.call import Outcome
+from server.jsonio.strict import Fragment, dumps
+from server.observability.call_log import CallLog, EndedCall, request_id
+from server.packs.catalog import Catalog
+from server.packs.loading import load_catalog
+from server.rpc.jsonrpc import JsonRpc
+from server.rpc.methods import Methods
+from server.rpc.openrpc import openrpc_document
+from server.secret_key import secret_key
+from server.sessions.calls import CallRequest
+from server.sessions.context import SessionContext
+from server.sessions.manager import SessionManager
+from server.settings import Settings
+from server.stores import open_store
+from server.stores.base import SessionStore
+
+MEASURE_SECONDS = 1.0
+
+
+class Service:
+    """A server that takes bytes of JSON-RPC and answers with bytes.
+
+    Args:
+        settings: The settings.
+        catalog: The loaded toolpacks; None loads those that the settings name.
+        store: The store; None opens the one that the settings name.
+        key: The key of the hash on stored snapshots; None takes the one that the settings name.
+
+    Attributes:
+        sessions: All that can be done with sessions.
+        rpc: Answers the requests of `/rpc`.
+        agents: Answers the requests of agents' addresses.
+        metrics: Metrics for Prometheus.
+
+    Raises:
+        StartError: A toolpack, the store or a setting can't be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog | None = None,
+        *,
+        store: SessionStore | None = None,
+        key: bytes | None = None,
+    ) -> None:
+        self.settings = settings
+        if catalog is None:
+            catalog = load_catalog(settings.pack_dir, settings.packs)
+        if key is None:
+            key = secret_key(settings)
+        # Not at the top: prometheus-client decides when it is imported whether there are several workers.
+        from server.observability.metrics import MeasuredStore, Metrics  # noqa: PLC0415
+
+        self.metrics = Metrics()
+        self._store = store or open_store(settings.store_url, exclusive=settings.workers == 1)
+        context = SessionContext(catalog, MeasuredStore(self._store, self.metrics), settings, key)
+        self.sessions = SessionManager(context)
+        self._methods = Methods(self.sessions, self.document, self._observe)
+        self.rpc = JsonRpc(self._methods.all(), settings)
+        self.agents = JsonRpc(self._methods.agents(), settings)
+        self._log = CallLog(settings.log_calls, arguments=settings.log_arguments)
+        self._ended: list[tuple[str, EndedCall]] = []  # in this turn of the event loop, with their toolpacks
+        self._document: Fragment | None = None
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Do the regular work of a server; at the end let calls finish, and close the store."""
+        regular = [asyncio.create_task(self.sessions.sweep()), asyncio.create_task(self._measure())]
+        try:
+            yield
+        finally:
+            for task in regular:
+                task.cancel()
+            await self.sessions.drain()
+            self._store.close()
+
+    def is_unfit(self) -> bool:
+        """Whether this process holds so many stuck threads that it should be replaced."""
+        return self.sessions.stuck_threads() > self.settings.max_stuck_threads
+
+    def document(self) -> Fragment:
+        """Get the OpenRPC document, made when it is first asked for."""
+        if self._document is None:
+            self._document = Fragment(dumps(openrpc_document(self._methods.all())))
+        return self._document
+
+    def _observe(
+        self, session_id: str, owner: str | None, request: CallRequest, outcome: Outcome | None, seconds: float
+    ) -> None:
+        """Note that a call has ended; it is counted and logged when its answer is on its way."""
+        if outcome is None:
+            toolpack, name, result = "", "refused", None
+        else:
+            toolpack, name = outcome.toolpack, outcome.failure or "ok"
+            result = outcome.result or outcome.error
+        ended = EndedCall(
+            time.time(), request_id.get(), session_id, owner, request.function, request.kwargs, name, result, seconds
+        )
+        self._ended.append((toolpack, ended))
+        if len(self._ended) == 1:
+            asyncio.get_running_loop().call_soon(self._report)
+
+    def _report(self) -> None:
+        """Count and log the calls that have ended."""
+        ended, self._ended = self._ended, []
+        for toolpack, call in ended:
+            self.metrics.called(toolpack, call.function if toolpack else "", call.outcome, call.seconds)
+        self._log.write(call for _, call in ended)
+
+    async def _measure(self) -> None:
+        while True:
+            self.metrics.measured(*self.sessions.load())
+            await asyncio.sleep(MEASURE_SECONDS)

@@ -1,0 +1,142 @@
+"""What a call means to a session: recorded once, and committed together with what it changes.
+
+The rule: a record and the environment after it are one commit. Whatever is refused before the function starts leaves
+neither.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from server.engine.jobs import StartClock
+from server.engine.state import Result, SessionState
+from server.engine.threads import interruptible
+from server.errors import CallIdReusedError, VersionConflictError
+from server.execution.call import Failure, Outcome, call
+from server.execution.runtime import Plan
+from server.execution.world import Snapshot
+from server.jsonio.strict import Fragment, dumps, loads
+from server.sessions.context import SessionContext
+from server.stores.base import Record, SessionStore
+from server.times import timestamp
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """A call as a client sent it; `rpc.parameters.RunFunction` describes each attribute."""
+
+    function: str
+    kwargs: Mapping[str, Any]
+    call_id: str | None = None
+    expected_version: int | None = None
+    timeout_seconds: float | None = None
+
+
+class CallOperation:
+    """Runs a function in a session; see `Operation`."""
+
+    after_commits = False
+
+    def __init__(self, context: SessionContext, session_id: str, owner: str | None, request: CallRequest) -> None:
+        self.session_id = session_id
+        self.owner = owner
+        self._context = context
+        self._request = request
+        self._plan: Plan | None = None
+        self._kwargs = b""
+        self._started_at = 0.0
+
+    def run(self, state: SessionState, start_clock: StartClock) -> Result:
+        """Answer from the record if there is one, else run the function."""
+        request, context = self._request, self._context
+        plan = context.runtime(state.session.toolpacks).plan(request.function, request.kwargs, request.timeout_seconds)
+        recorded = self._recorded(state)
+        if recorded is not None:
+            recorded.toolpack = plan.toolpack
+            return Result(recorded)
+        if request.expected_version is not None and request.expected_version != state.version:
+            raise VersionConflictError(request.expected_version, state.version)
+        blobs = _Blobs(context.store, state)
+        snapshot = Snapshot(state.parts, blobs, state.take_live())
+        self._plan, self._kwargs, self._started_at = plan, dumps(request.kwargs), time.time()
+        began = time.perf_counter()
+        start_clock(plan.timeout_seconds)
+        outcome = call(plan, snapshot, context.codec, context.settings.max_result_bytes, interruptible())
+        outcome.toolpack = plan.toolpack
+        parts = {part: context.codec.new_blob_id() for part in outcome.blobs}
+        blobs.update(outcome.blobs)
+        return Result(
+            outcome,
+            self._record(state, outcome, time.perf_counter() - began),
+            parts=parts,
+            new_blobs={parts[part]: blob for part, blob in outcome.blobs.items()},
+            blobs=blobs,
+            live=snapshot.live | outcome.live,
+        )
+
+    def on_timeout(self, state: SessionState) -> Result:
+        """Record that the deadline has passed; nothing has changed."""
+        plan = self._plan
+        if plan is None:
+            raise AssertionError("the clock starts when there is a plan")
+        outcome = Outcome(
+            error=f"TimeoutError: `{plan.function}` took longer than {plan.timeout_seconds:g} s and was given up; "
+            f"nothing has changed.",
+            failure=Failure.DEADLINE,
+            toolpack=plan.toolpack,
+        )
+        return Result(outcome, self._record(state, outcome, plan.timeout_seconds))
+
+    def _recorded(self, state: SessionState) -> Outcome | None:
+        """Get the outcome that is recorded under the request's call_id."""
+        call_id = self._request.call_id
+        if call_id is None:
+            return None
+        record = state.uncommitted.get(call_id) or self._context.store.record_of_call(self.session_id, call_id)
+        if record is None:
+            return None
+        shown, failure = map(loads, record.body.split(b"\n"))
+        sent = dumps([self._request.function, self._request.kwargs], sort_keys=True)
+        if dumps([shown["function"], shown["kwargs"]], sort_keys=True) != sent:
+            raise CallIdReusedError(
+                f"call_id {call_id!r} was used for another call of {shown['function']!r} or with other kwargs: "
+                "make a new one."
+            )
+        if shown["error"] is not None:
+            return Outcome(error=shown["error"], failure=Failure(failure["failure"]), errors=failure["errors"])
+        return Outcome(result=dumps(shown["result"]))
+
+    def _record(self, state: SessionState, outcome: Outcome, seconds: float) -> Record:
+        """Write the record: a line that clients see, and one with what only the repeat of a call needs."""
+        index, version = state.index + 1, state.version + outcome.changes
+        shown = {
+            "index": index,
+            "kind": "call",
+            "call_id": self._request.call_id,
+            "function": self._request.function,
+            "kwargs": Fragment(self._kwargs),
+            "result": "" if outcome.result is None else Fragment(outcome.result),
+            "error": outcome.error,
+            "version": version,
+            "started_at": timestamp(self._started_at),
+            "duration_ms": round(seconds * 1000, 3),
+        }
+        failure = None
+        if outcome.failure is not None:
+            failure = {"failure": outcome.failure, "errors": outcome.errors}
+        return Record(index, version, self._request.call_id, dumps(shown) + b"\n" + dumps(failure))
+
+
+class _Blobs(dict[str, bytes]):
+    """The bytes of a session's parts, read from the store when they are first needed."""
+
+    def __init__(self, store: SessionStore, state: SessionState) -> None:
+        super().__init__(state.blobs)
+        self._store = store
+        self._parts = state.parts
+
+    def __missing__(self, part: str) -> bytes:
+        blob_id = self._parts[part]
+        blob = self[part] = self._store.blobs([blob_id])[blob_id]
+        return blob

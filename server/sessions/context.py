@@ -1,0 +1,71 @@
+"""What operations on sessions work with: the store, the environments and the functions.
+
+The rule: made once, when the server starts, and never changed afterwards.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from server.errors import ClassesChangedError
+from server.execution.codec import Codec
+from server.execution.initial import InitialEnvironments
+from server.execution.runtime import SessionRuntime
+from server.packs.catalog import Catalog
+from server.settings import Settings
+from server.stores.base import SessionStore
+
+INITIAL_BYTES = 64 * 2**20
+
+
+class SessionContext:
+    """What operations on sessions work with.
+
+    Args:
+        catalog: The loaded toolpacks.
+        store: Where sessions are kept.
+        settings: Limits and defaults.
+        key: The key of the hash on stored snapshots.
+    """
+
+    def __init__(self, catalog: Catalog, store: SessionStore, settings: Settings, key: bytes) -> None:
+        self.catalog = catalog
+        self.store = store
+        self.settings = settings
+        self.codec = Codec(catalog, key, settings.max_environment_bytes)
+        self._initial = InitialEnvironments(self.codec, INITIAL_BYTES)
+        self._runtimes: dict[tuple[str, ...], SessionRuntime] = {}
+
+    def runtime(self, toolpacks: tuple[str, ...]) -> SessionRuntime:
+        """Get the functions of a session with these toolpacks.
+
+        Raises:
+            ClassesChangedError: One of the toolpacks is not loaded any more.
+        """
+        runtime = self._runtimes.get(toolpacks)
+        if runtime is None:
+            missing = [name for name in toolpacks if name not in self.catalog.toolpacks]
+            if missing:
+                raise ClassesChangedError(
+                    f"The session's toolpack {missing[0]!r} is not loaded any more: load it, or close the session."
+                )
+            functions = self.catalog.functions(toolpacks)
+            runtime = self._runtimes[toolpacks] = SessionRuntime(functions, self.settings.timeout_seconds)
+        return runtime
+
+    def initial_parts(
+        self, toolpacks: tuple[str, ...], options: Mapping[str, Any], environment: Mapping[str, Any]
+    ) -> tuple[dict[str, str], dict[str, bytes]]:
+        """Get the blob ids by part, and the blobs, of the environments that a session starts with.
+
+        Raises:
+            InvalidParamsError: The options or the given environments don't fit.
+        """
+        parts, blobs = {}, {}
+        for toolpack in toolpacks:
+            if toolpack in environment:
+                built = self.codec.write(toolpack, self.catalog.toolpacks[toolpack].parse(environment[toolpack]))
+            else:
+                built = self._initial.get(toolpack, options.get(toolpack, {}))
+            for part, (blob_id, blob) in built.items():
+                parts[part], blobs[blob_id] = blob_id, blob
+        return parts, blobs

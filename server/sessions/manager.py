@@ -1,0 +1,213 @@
+"""All that can be done with sessions, for the methods of JSON-RPC to call.
+
+The rule: whatever blocks or runs a toolpack's code is done in a thread, with a deadline; the event loop only waits.
+What is read is what is committed.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from server.engine.jobs import Errand
+from server.engine.queues import Queues
+from server.errors import InternalError, InvalidParamsError, RequestError, SessionNotFoundError
+from server.execution.call import Outcome
+from server.results import Session
+from server.sessions.calls import CallOperation, CallRequest
+from server.sessions.context import SessionContext
+from server.sessions.factory import SessionFactory
+from server.sessions.reader import SessionReader
+from server.sessions.resets import ResetOperation
+
+T = TypeVar("T")
+
+SWEEP_SECONDS = 1.0
+PING_SECONDS = 1.0
+SWEEP_AT_ONCE = 200
+AGENTS_REMEMBERED = 100_000
+
+
+class SessionManager:
+    """All that can be done with sessions.
+
+    An `owner` is the name whose token a request carries, "" if there are no tokens. Nobody sees another owner's
+    sessions. None, for the server itself and an agent's address, sees all.
+
+    Args:
+        context: What sessions work with.
+    """
+
+    def __init__(self, context: SessionContext) -> None:
+        self.catalog = context.catalog
+        self._context = context
+        self._store = context.store
+        self._settings = context.settings
+        self._agents: dict[str, str] = {}
+        self.queues = Queues(context.store, context.settings)
+        self._reader = SessionReader(context, self.queues.cache)
+        self._factory = SessionFactory(context, self._reader)
+
+    # Creating sessions
+
+    async def create(
+        self,
+        owner: str,
+        toolpacks: Sequence[str] | None,
+        options: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        ttl_seconds: float | None,
+        labels: Mapping[str, str],
+    ) -> Session:
+        """Create a session.
+
+        Raises:
+            InvalidParamsError: Toolpacks, options or environment don't fit.
+        """
+        chosen = self.catalog.choose(toolpacks)
+        for given in [*options, *environment]:
+            if given not in chosen:
+                raise InvalidParamsError(
+                    f"Toolpack {given!r} is not among the session's: {', '.join(chosen) or 'none'}."
+                )
+        both = options.keys() & environment.keys()
+        if both:
+            raise InvalidParamsError(f"Toolpack {min(both)!r} has options and an environment: give one of them.")
+        return await self._do(lambda: self._factory.create(owner, chosen, options, environment, labels, ttl_seconds))
+
+    async def fork(
+        self,
+        session_id: str,
+        owner: str,
+        version: int | None,
+        count: int,
+        labels: Mapping[str, str] | None,
+        ttl_seconds: float | None,
+    ) -> list[Session]:
+        """Create sessions that start from a version of this one."""
+        return await self._do(lambda: self._factory.fork(session_id, owner, version, count, labels, ttl_seconds))
+
+    # Operations, which wait for their turn
+
+    async def run_function(self, session_id: str, owner: str | None, request: CallRequest) -> Outcome:
+        """Run a function in a session.
+
+        Raises:
+            RequestError: It was refused, and nothing has changed.
+        """
+        return cast("Outcome", await self.queues.run(CallOperation(self._context, session_id, owner, request)))
+
+    async def reset(self, session_id: str, owner: str, version: int) -> Session:
+        """Commit a new version with the content of an older one."""
+        await self.queues.run(ResetOperation(self._context, session_id, owner, version))
+        return await self.read(lambda reader: reader.describe(session_id, owner))
+
+    # Reading sessions
+
+    async def read(self, read: Callable[[SessionReader], T]) -> T:
+        """Read sessions, in a thread: `await sessions.read(lambda reader: reader.describe(session_id, owner))`."""
+        return await self._do(lambda: read(self._reader))
+
+    async def toolpacks(self, session_id: str, owner: str | None) -> tuple[str, ...]:
+        """Get the names of a session's toolpacks, all of which are loaded."""
+        session, _ = await self.read(lambda reader: reader.find(session_id, owner))
+        self._context.runtime(session.toolpacks)
+        return session.toolpacks
+
+    async def agent_session(self, agent_key: str) -> str:
+        """Get the id of the session that an agent's key opens."""
+        session_id = self._agents.get(agent_key)
+        if session_id is None:
+            session_id = await self._do(lambda: self._store.find_agent(agent_key))
+            if session_id is None:
+                raise SessionNotFoundError
+            if len(self._agents) >= AGENTS_REMEMBERED:
+                self._agents.clear()
+            self._agents[agent_key] = session_id
+        return session_id
+
+    # Ending sessions
+
+    async def close(self, session_id: str, owner: str) -> None:
+        """Close a session and delete all of it."""
+
+        def close() -> None:
+            self._reader.find(session_id, owner)
+            self._delete([session_id])
+
+        await self._do(close)
+
+    async def close_all(self, owner: str, labels: Mapping[str, str]) -> int:
+        """Close the owner's sessions that carry all these labels, and get their number."""
+
+        def close_some() -> int:
+            found = self._store.list(owner, labels, "", SWEEP_AT_ONCE)
+            return self._delete([session.id for session, _ in found])
+
+        closed = 0
+        while some := await self._do(close_some):
+            closed += some
+        return closed
+
+    async def sweep(self) -> None:
+        """Delete expired sessions, every second, until cancelled."""
+
+        def sweep_some() -> int:
+            expired = self._store.expired(time.time(), SWEEP_AT_ONCE)
+            return self._delete(list(expired)) if expired else 0
+
+        while True:
+            # Failures are logged; the next round deletes what this one should have.
+            with contextlib.suppress(InternalError, RequestError):
+                while await self._do(sweep_some) == SWEEP_AT_ONCE:
+                    pass
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    def _delete(self, session_ids: list[str]) -> int:
+        deleted = self._store.delete(session_ids)
+        self.queues.forget(session_ids)
+        return deleted
+
+    # The worker as a whole
+
+    async def count(self) -> int:
+        """Count the sessions in the store, everybody's."""
+        return await self._do(self._store.count)
+
+    async def is_store_reachable(self) -> bool:
+        """Whether the store answers."""
+        try:
+            await asyncio.wait_for(self._do(self._store.ping), PING_SECONDS)
+        except Exception:  # noqa: BLE001 - whatever it is, the store doesn't answer
+            return False
+        return True
+
+    def is_idle(self) -> bool:
+        """Whether no session has anything to do."""
+        return self.queues.is_idle()
+
+    def load(self) -> tuple[int, int, int]:
+        """Count the calls that wait, the stuck threads, and the sessions in the cache."""
+        return self.queues.waiting, self.stuck_threads(), len(self.queues.cache)
+
+    def stuck_threads(self) -> int:
+        """Count the threads that are still in a function that has passed its deadline."""
+        return self.queues.threads.stuck_threads()
+
+    async def drain(self) -> None:
+        """Wait until nothing runs any more, for as long as the settings allow, then stop the threads."""
+        deadline = time.monotonic() + self._settings.drain_seconds
+        while not self.is_idle() and time.monotonic() < deadline:  # noqa: ASYNC110 - threads end it
+            await asyncio.sleep(0.01)
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the threads: what still runs will not be committed."""
+        self.queues.stop()
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        """Do work that blocks, in a thread."""
+        errand = Errand(work, self._settings.timeout_seconds)
+        self.queues.threads.submit(errand)
+        return cast("T", await errand.future)

@@ -1,0 +1,149 @@
+"""Reading sessions: descriptions, environments as JSON, differences, traces, exact snapshots.
+
+The rule: all of this blocks and may run a toolpack's code, so it is called in threads only. What is read is what is
+committed. Whoever reads a session renews it.
+"""
+
+import base64
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import jsonpointer
+from pydantic import BaseModel
+
+from server.engine.cache import SessionCache
+from server.errors import InvalidParamsError, MissingBlobError, SessionNotFoundError, VersionNotRetainedError
+from server.execution.parts import environments
+from server.jsonio.strict import Fragment, dumps, loads
+from server.jsonio.view import to_json
+from server.results import Export, Json, Session
+from server.sessions.context import SessionContext
+from server.sessions.views import json_patch, session_view
+from server.snapshots.pickling import freeze
+from server.snapshots.seal import FORMAT
+from server.stores.base import Head, StoredSession
+from server.times import expiry
+
+SHOWN = 200  # characters of a pointer in an error
+
+
+class SessionReader:
+    """Reads sessions for their owner; None, for the server itself and an agent's address, reads anybody's.
+
+    Args:
+        context: What sessions work with.
+        cache: What this worker knows of sessions; it learns of renewals.
+    """
+
+    def __init__(self, context: SessionContext, cache: SessionCache) -> None:
+        self._store = context.store
+        self._codec = context.codec
+        self._catalog = context.catalog
+        self._cache = cache
+
+    def find(self, session_id: str, owner: str | None) -> tuple[StoredSession, Head]:
+        """Get a session and its head, and renew it.
+
+        Raises:
+            SessionNotFoundError: It is unknown, closed, expired or another's.
+        """
+        found = self._store.get(session_id)
+        now = time.time()
+        if found is None or found[0].expires_at <= now or owner not in {None, found[0].owner}:
+            raise SessionNotFoundError
+        session, head = found
+        if session.expires_at < now + session.ttl_seconds:
+            session = replace(session, expires_at=expiry(session.ttl_seconds, now))
+            self._store.renew(session_id, session.expires_at)
+            cached = self._cache.get(session_id)
+            if cached is not None:
+                cached.expires_at = max(cached.expires_at, session.expires_at)
+        return session, head
+
+    def parts(self, session_id: str, head: Head, version: int) -> Mapping[str, str]:
+        """Get the blob id of each part of a version.
+
+        Raises:
+            VersionNotRetainedError: The version is gone, or hasn't come yet.
+        """
+        return head.parts if version == head.version else self._store.parts_at(session_id, version)
+
+    def describe(self, session_id: str, owner: str | None) -> Session:
+        """Describe a session."""
+        session, head = self.find(session_id, owner)
+        return session_view(session, head.version)
+
+    def list_sessions(self, owner: str, labels: Mapping[str, str], after: str, limit: int) -> list[Session]:
+        """Describe the owner's sessions that carry all these labels and haven't expired, by id."""
+        now = time.time()
+        alive: list[tuple[StoredSession, int]] = []
+        while len(alive) < limit:
+            found = self._store.list(owner, labels, after, limit)
+            alive += [(session, version) for session, version in found if session.expires_at > now]
+            if len(found) < limit:
+                break
+            after = found[-1][0].id
+        # Listing a session doesn't renew it: it was called last when its expiry was written.
+        return [
+            session_view(session, version, called_at=session.expires_at - expiry(session.ttl_seconds, 0))
+            for session, version in alive[:limit]
+        ]
+
+    def environment(self, session_id: str, owner: str, version: int | None, pointer: str) -> Fragment:
+        """Get the JSON of a version's environments, or of what a JSON Pointer (RFC 6901) names in it.
+
+        Raises:
+            InvalidParamsError: The pointer names nothing.
+        """
+        text = self._view(session_id, owner, version)
+        if not pointer:
+            return Fragment(text)
+        try:
+            found = jsonpointer.resolve_pointer(loads(text), pointer)
+        except jsonpointer.JsonPointerException:
+            raise InvalidParamsError(f"The pointer {pointer[:SHOWN]!r} names nothing in this environment.") from None
+        if isinstance(found, jsonpointer.EndOfList):
+            raise InvalidParamsError(f"The pointer {pointer[:SHOWN]!r} names the place after the last element.")
+        return Fragment(dumps(found))
+
+    def diff(self, session_id: str, owner: str, from_version: int, to_version: int | None) -> list[dict[str, Json]]:
+        """Get the JSON Patch that leads from one version's environments to another's."""
+        before = self._view(session_id, owner, from_version)
+        return json_patch(loads(before), loads(self._view(session_id, owner, to_version)))
+
+    def trace(self, session_id: str, owner: str, after: int, limit: int) -> list[Fragment]:
+        """Get the records after an index."""
+        self.find(session_id, owner)
+        return [Fragment(record.body.partition(b"\n")[0]) for record in self._store.records(session_id, after, limit)]
+
+    def export(self, session_id: str, owner: str, version: int | None) -> Export:
+        """Get a version's environments as an exact snapshot, for a client that has the same classes."""
+        session, head = self.find(session_id, owner)
+        at = head.version if version is None else version
+        world = self.world(session_id, head, at)
+        return {
+            "format": FORMAT,
+            "toolpacks": [*session.toolpacks],
+            "fingerprints": {name: self._catalog.fingerprints[name] for name in session.toolpacks},
+            "version": at,
+            "snapshot": base64.b64encode(freeze(world, self._catalog.classes)).decode(),
+        }
+
+    def world(self, session_id: str, head: Head, version: int) -> dict[str, BaseModel]:
+        """Thaw a version's environments, by toolpack.
+
+        Raises:
+            VersionNotRetainedError: The version is gone, or hasn't come yet.
+        """
+        parts = self.parts(session_id, head, version)
+        try:
+            blobs = self._store.blobs([*parts.values()])
+        except MissingBlobError:  # trimmed in between
+            raise VersionNotRetainedError(version, head.version) from None
+        return environments({part: self._codec.decode(part, blobs[blob_id]) for part, blob_id in parts.items()})
+
+    def _view(self, session_id: str, owner: str, version: int | None) -> bytes:
+        _, head = self.find(session_id, owner)
+        world = self.world(session_id, head, head.version if version is None else version)
+        return dumps({toolpack: Fragment(to_json(environment)) for toolpack, environment in world.items()})

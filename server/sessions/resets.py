@@ -1,0 +1,82 @@
+"""What a reset means to a session: a new version whose content is that of an older one.
+
+The rule: records and call_ids stay; nothing of the history is rewritten.
+"""
+
+import time
+from collections.abc import Mapping
+
+from server.engine.jobs import StartClock
+from server.engine.state import Result, SessionState
+from server.errors import ClassesChangedError, DeadlineError
+from server.execution.parts import emptied, toolpack_of
+from server.jsonio.strict import dumps
+from server.sessions.context import SessionContext
+from server.stores.base import Record, StoredSession
+from server.times import timestamp
+
+
+class ResetOperation:
+    """Commits a new version with the content of an older one; see `Operation`."""
+
+    after_commits = True
+
+    def __init__(self, context: SessionContext, session_id: str, owner: str | None, version: int) -> None:
+        self.session_id = session_id
+        self.owner = owner
+        self._context = context
+        self._to_version = version
+
+    def run(self, state: SessionState, start_clock: StartClock) -> Result:
+        """Find the older version's parts; if its classes have changed, build version 0 again."""
+        context = self._context
+        start_clock(context.settings.timeout_seconds)
+        state.take_live()
+        parts = context.store.parts_at(self.session_id, self._to_version)
+        blobs: Mapping[str, bytes] = context.store.blobs(list(parts.values()))
+        new_blobs: Mapping[str, bytes] = {}
+        try:
+            for part, blob_id in parts.items():
+                context.codec.decode(part, blobs[blob_id])
+        except ClassesChangedError:
+            loaded = context.catalog.toolpacks
+            if self._to_version != 0 or any(toolpack not in loaded for toolpack in state.session.toolpacks):
+                raise
+            parts, blobs = self._built_again(state.session, parts)
+            new_blobs = blobs
+        return Result(
+            None,
+            self._record(state),
+            parts=parts,
+            new_blobs=new_blobs,
+            blobs={part: blobs[blob_id] for part, blob_id in parts.items()},
+        )
+
+    def on_timeout(self, state: SessionState) -> Result:  # noqa: ARG002 - an operation's signature
+        """Refuse it."""
+        seconds = self._context.settings.timeout_seconds
+        raise DeadlineError(f"The reset took longer than {seconds:g} s; nothing has changed.")
+
+    def _built_again(
+        self, session: StoredSession, old: Mapping[str, str]
+    ) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
+        """Build the initial environments with the classes of today."""
+        context = self._context
+        parts, blobs = context.initial_parts(session.toolpacks, session.options, session.environment)
+        # A store forgets no part; a part that the new classes don't have is left empty.
+        for part in old.keys() - parts.keys():
+            empty = emptied(context.catalog.toolpacks[toolpack_of(part)].build({}))
+            parts[part] = context.codec.new_blob_id()
+            blobs[parts[part]] = context.codec.encode(part, empty)
+        return parts, blobs
+
+    def _record(self, state: SessionState) -> Record:
+        shown = {
+            "index": state.index + 1,
+            "kind": "reset",
+            "to_version": self._to_version,
+            "version": state.version + 1,
+            "started_at": timestamp(time.time()),
+            "duration_ms": 0.0,
+        }
+        return Record(state.index + 1, state.version + 1, None, dumps(shown) + b"\nnull")

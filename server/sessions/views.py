@@ -1,0 +1,41 @@
+"""Sessions and environments as clients see them: plain JSON values.
+
+The rule: pure. What a view needs is handed in.
+"""
+
+import time
+from typing import Any
+
+import jsonpatch
+import jsonpointer
+
+from server.jsonio.strict import dumps
+from server.results import Session
+from server.stores.base import StoredSession
+from server.times import timestamp
+
+
+def session_view(session: StoredSession, version: int, *, called_at: float | None = None) -> Session:
+    """Describe a session; it expires its TTL after `called_at`, which is by default now."""
+    called_at = time.time() if called_at is None else called_at
+    return {
+        "session_id": session.id,
+        "agent_path": f"/agents/{session.agent_key}",
+        "toolpacks": list(session.toolpacks),
+        "version": version,
+        "labels": dict(session.labels),
+        "created_at": timestamp(session.created_at),
+        "expires_at": timestamp(called_at + session.ttl_seconds),
+        "parent": {"session_id": session.parent[0], "version": session.parent[1]} if session.parent else None,
+    }
+
+
+def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:
+    """Get a JSON Patch (RFC 6902) that leads from one JSON value to another."""
+    patch: list[dict[str, Any]] = jsonpatch.make_patch(before, after).patch
+    try:
+        exact = dumps(jsonpatch.apply_patch(before, patch), sort_keys=True) == dumps(after, sort_keys=True)
+    except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException):
+        exact = False
+    # The library takes 1, 1.0 and true for equal; then the whole value is replaced.
+    return patch if exact else [{"op": "replace", "path": "", "value": after}]

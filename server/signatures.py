@@ -1,0 +1,151 @@
+"""What a plain function's signature and docstring say about the function, or what is wrong with them.
+
+The rule: nothing is guessed. What an agent couldn't use correctly is refused, with one sentence that says what to
+change.
+"""
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, get_origin, get_type_hints
+
+import docstring_parser
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from server.errors import RegistrationError
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSignature:
+    """What agents see of a function, and how its arguments are found.
+
+    Attributes:
+        name: The function's name.
+        description: The docstring's short and long description.
+        parameters: The model that validates the documented parameters.
+        dependencies: The parameters that the environment provides, with their `Depends`.
+        fresh_defaults: Mutable defaults of hidden parameters; each call gets a copy, so that sessions share none.
+        return_type: The return annotation, or None.
+    """
+
+    name: str
+    description: str
+    parameters: type[BaseModel]
+    dependencies: dict[str, Any]
+    fresh_defaults: dict[str, Any]
+    return_type: Any | None
+
+
+def read_signature(function: Callable[..., Any]) -> FunctionSignature:
+    """Read a plain function's type hints and docstring.
+
+    Raises:
+        RegistrationError: The docstring, the signature or a type can't be used; the text says what to change.
+    """
+    name = getattr(function, "__name__", None)
+    if name is None:
+        raise RegistrationError(f"{function!r} has no name: wrap it in a function with `def`.")
+    if not function.__doc__:
+        raise RegistrationError("there is no docstring: add one whose first line says what the function does.")
+    docs = docstring_parser.parse(function.__doc__)
+    if not docs.short_description:
+        raise RegistrationError("the docstring has no short description: say in its first line what the function does.")
+    try:
+        hints = get_type_hints(function, include_extras=True)
+        signature = inspect.signature(function)
+    except Exception as error:
+        raise RegistrationError(f"its type hints can't be read ({error}): import or correct the names.") from error
+    dependencies = {
+        parameter: dependency
+        for parameter, hint in hints.items()
+        if (dependency := _dependency(hint)) is not None and parameter in signature.parameters
+    }
+    descriptions = _descriptions(docs.params)
+    _check(signature, hints, descriptions, dependencies)
+    return FunctionSignature(
+        name=name,
+        description="\n".join(filter(None, [docs.short_description, docs.long_description])).replace("None", "null"),
+        parameters=_parameters_model(name, signature, hints, descriptions),
+        dependencies=dependencies,
+        fresh_defaults={
+            parameter.name: parameter.default
+            for parameter in signature.parameters.values()
+            if parameter.default is not parameter.empty
+            and parameter.name not in descriptions
+            and parameter.name not in dependencies
+            and _is_copied(parameter.default)
+        },
+        return_type=get_type_hints(function).get("return"),
+    )
+
+
+def _is_copied(default: Any) -> bool:
+    """Whether a default can change and can be copied; what can't, like a lock or a sentinel, stays the same object."""
+    if isinstance(default, str | int | float | bool | bytes | None) or type(default) is object:
+        return False
+    try:
+        return copy.deepcopy(default) is not default
+    except Exception:  # noqa: BLE001 - copying runs the code of its class
+        return False
+
+
+def _dependency(hint: Any) -> Any:
+    if get_origin(hint) is not Annotated:
+        return None
+    return next((mark for mark in hint.__metadata__ if hasattr(mark, "extract_dep_from_env")), None)
+
+
+def _descriptions(params: Sequence[docstring_parser.DocstringParam]) -> dict[str, str]:
+    # NumPy style documents several parameters in one entry: `x, y : float`.
+    return {name.strip(): param.description or "" for param in params for name in param.arg_name.split(",")}
+
+
+def _check(
+    signature: inspect.Signature,
+    hints: Mapping[str, Any],
+    descriptions: Mapping[str, str],
+    dependencies: Mapping[str, Any],
+) -> None:
+    for name, description in descriptions.items():
+        if name not in signature.parameters:
+            raise RegistrationError(f"the docstring describes `{name}`, which is no parameter: correct or remove it.")
+        if name in dependencies:
+            raise RegistrationError(
+                f"the docstring describes `{name}`, which comes from the environment: remove it, agents don't pass it."
+            )
+        if not description:
+            raise RegistrationError(f"the docstring says nothing of parameter `{name}`: describe it.")
+    for name, parameter in signature.parameters.items():
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+            raise RegistrationError(f"`{parameter}` takes any argument: name each parameter.")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise RegistrationError(f"parameter `{name}` is positional-only, but agents pass names: remove the `/`.")
+        if name in dependencies:
+            continue
+        if parameter.default is parameter.empty and name not in descriptions:
+            raise RegistrationError(f"parameter `{name}` has no default and isn't described: describe it.")
+        if name in descriptions and name not in hints:
+            raise RegistrationError(f"parameter `{name}` has no type hint: add one.")
+
+
+def _parameters_model(
+    function_name: str, signature: inspect.Signature, hints: Mapping[str, Any], descriptions: Mapping[str, str]
+) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    for name, description in descriptions.items():
+        default = signature.parameters[name].default
+        default = ... if default is inspect.Parameter.empty else default
+        fields[name] = (hints[name], Field(description=description, default=default))
+    config = ConfigDict(extra="forbid", protected_namespaces=(), arbitrary_types_allowed=False)
+    try:
+        with warnings.catch_warnings():
+            # A parameter may be named like a method of BaseModel (`copy`, `json`): `bind` copes with that.
+            warnings.simplefilter("ignore", UserWarning)
+            model = create_model(f"Input schema for `{function_name}`", __config__=config, **fields)
+            model.model_json_schema()
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise RegistrationError(f"no JSON Schema can be made of its parameters ({reason}): use other types.") from error
+    return model

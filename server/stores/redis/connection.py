@@ -1,0 +1,101 @@
+"""The connection behind the Redis store: what it asks of the server, and what happens when there is no answer.
+
+The rule: whatever goes through here is atomic, and done twice it comes to the same. So it is sent again when its answer
+was lost, for some seconds; then the caller hears that the store can't be reached.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from server.errors import OverloadedError, SettingsError
+
+try:
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+except ImportError:
+    raise SettingsError("A redis:// store needs redis-py: pip install 'toolpack-server[redis]'.") from None
+
+SCHEMA = b"1"
+OLDEST = (6, 2)
+ANSWER_SECONDS = 2.0  # to wait for one answer
+GIVE_UP_SECONDS = 5.0  # to try in all, but for the last answer
+
+# What passes: a lost connection, a primary that has become a replica, a server that is loading its data.
+PASSING = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
+
+
+class RedisConnection:
+    """Connections to one Redis, as many as threads use it at the same time.
+
+    Args:
+        url: `redis://user:password@host:port/0`, or `rediss://…` for TLS.
+        prefix: What all keys begin with.
+
+    Raises:
+        SettingsError: The URL is wrong, or the server can't be used; the text says why.
+    """
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self._prefix = prefix
+        try:
+            self._client: Any = redis.Redis.from_url(
+                url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS, retry=Retry(NoBackoff(), 0)
+            )
+        except ValueError as error:
+            raise SettingsError(f"The store's URL is wrong: {error}.") from None
+        self._script = self._client.register_script(Path(__file__).with_name("script.lua").read_bytes())
+        try:
+            self._check()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OverloadedError):
+                reason = str(error.__cause__).rstrip(".")
+                raise SettingsError(f"The Redis store can't be used: {reason}.") from None
+            raise
+
+    def _check(self) -> None:
+        server = self._send(self._client.info)
+        version = tuple(map(int, server["redis_version"].split(".")[:2]))
+        if version < OLDEST:
+            raise SettingsError(f"Redis {server['redis_version']} is too old: 6.2 is needed.")
+        if server.get("cluster_enabled"):
+            raise SettingsError("Redis Cluster isn't supported: name a Redis that is one primary.")
+        self.command("SET", self.key("schema"), SCHEMA, "NX")
+        if self.command("GET", self.key("schema")) != SCHEMA:
+            raise SettingsError("The Redis store was written by another version of toolpack-server: name another /db.")
+
+    def key(self, name: str) -> str:
+        """Get the key of a name."""
+        return self._prefix + name
+
+    def run(self, step: str, *arguments: str | bytes | float) -> Any:
+        """Run a step of `script.lua`."""
+        return self._send(lambda: self._script(args=(step, self._prefix, *arguments)))
+
+    def command(self, *words: str | bytes | float) -> Any:
+        """Run a command of Redis."""
+        return self._send(lambda: self._client.execute_command(*words))
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def _send(self, send: Callable[[], Any]) -> Any:
+        """Send, and send again while the store can't be reached."""
+        give_up = time.monotonic() + GIVE_UP_SECONDS
+        pause = 0.02
+        while True:
+            try:
+                return send()
+            except PASSING as error:
+                if isinstance(error, redis.AuthenticationError) or time.monotonic() + pause > give_up:
+                    raise OverloadedError(
+                        "The store can't be reached: send the request again, with the same call_id."
+                    ) from error
+            except redis.RedisError as error:  # out of memory, can't write to its disk, no script may run now …
+                raise OverloadedError("The store refuses to change anything now; nothing was changed.") from error
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)

@@ -1,0 +1,271 @@
+-- The atomic steps of the Redis store. ARGV: the step's name, the prefix of all keys, the step's arguments.
+--
+-- Keys behind the prefix, with what stands in them:
+--   sessions         hash    session -> its facts: [agent_key, owner, recipe] as JSON, a newline, the rest
+--   agents           hash    agent_key -> session
+--   owners           set     those who have sessions
+--   owner:<owner>    zset    the owner's sessions, all at 0, so in order of their ids
+--   expires          zset    sessions by time of expiry
+--   head:<session>   hash    version, oldest, epoch, holder where they aren't 0, 1, 0 and nobody; "/part" -> blob
+--   history:<session> zset   [version, part, blob, size] as JSON, by version
+--   records:<session> list   records, each at its index
+--   calls:<session>  hash    call_id as JSON -> index
+--   blob:<blob>      string  a blob or a recipe
+--   references       hash    blob or recipe -> how many rows of a history, or sessions, refer to it
+--   beat:<holder>    string  how often a worker has shown that it lives
+
+local call = redis.call
+local prefix = ARGV[2]
+local SESSIONS, AGENTS, OWNERS = prefix .. 'sessions', prefix .. 'agents', prefix .. 'owners'
+local EXPIRES, REFERENCES = prefix .. 'expires', prefix .. 'references'
+
+local function key(kind, id)
+  return prefix .. kind .. ':' .. id
+end
+
+local position = 2
+local function take()
+  position = position + 1
+  return ARGV[position]
+end
+
+local function take_pairs()
+  local pairs_ = {}
+  for i = 1, tonumber(take()) do
+    pairs_[i] = {take(), take()}
+  end
+  return pairs_
+end
+
+local function take_map()
+  local map = {}
+  for i = 1, tonumber(take()) do
+    local name = take()
+    map[name] = take()
+  end
+  return map
+end
+
+local function complete(parts, blobs)
+  for _, pair in ipairs(parts) do
+    if not blobs[pair[2]] and call('EXISTS', key('blob', pair[2])) == 0 then
+      return false
+    end
+  end
+  return true
+end
+
+local function refer(blob, blobs, count)
+  if blobs[blob] then
+    call('SETNX', key('blob', blob), blobs[blob])
+  end
+  call('HINCRBY', REFERENCES, blob, count)
+end
+
+local function forget(blob)
+  if call('HINCRBY', REFERENCES, blob, -1) <= 0 then
+    call('HDEL', REFERENCES, blob)
+    call('UNLINK', key('blob', blob))
+  end
+end
+
+local function change(session, version, part, blob)
+  local row = cjson.encode({version, part, blob, call('STRLEN', key('blob', blob))})
+  call('HSET', key('head', session), '/' .. part, blob)
+  call('ZADD', key('history', session), version, row)
+end
+
+local function look(session)
+  return {
+    call('HGET', SESSIONS, session),
+    call('ZSCORE', EXPIRES, session),
+    call('LLEN', key('records', session)),
+    call('HGETALL', key('head', session)),
+  }
+end
+
+local function commit()
+  local session, epoch, index, version, call_id, record = take(), take(), tonumber(take()), take(), take(), take()
+  local expires_at, release, parts, blobs = take(), take(), take_pairs(), take_map()
+  if call('HEXISTS', SESSIONS, session) == 0 then
+    return 0
+  end
+  local head, records, calls = key('head', session), key('records', session), key('calls', session)
+  local length = call('LLEN', records)
+  if index < length then
+    return call('LINDEX', records, index) == record and 1 or 0
+  end
+  if index > length
+    or (call('HGET', head, 'epoch') or '0') ~= epoch
+    or (call_id ~= 'null' and call('HEXISTS', calls, call_id) == 1)
+    or not complete(parts, blobs)
+  then
+    return 0
+  end
+  call('RPUSH', records, record)
+  call('HSET', head, 'version', version)
+  if call_id ~= 'null' then
+    call('HSET', calls, call_id, index)
+  end
+  for _, pair in ipairs(parts) do
+    refer(pair[2], blobs, 1)
+    change(session, tonumber(version), pair[1], pair[2])
+  end
+  if expires_at ~= '' then
+    call('ZADD', EXPIRES, expires_at, session)
+  end
+  if release ~= '' then
+    call('HDEL', head, 'holder')
+  end
+  return 1
+end
+
+local steps = {}
+
+function steps.create()
+  local parts, blobs, added = take_pairs(), take_map(), 0
+  if not complete(parts, blobs) then
+    return 0
+  end
+  -- References first: a size is that of the blob that is kept.
+  for _, pair in ipairs(parts) do
+    refer(pair[2], blobs, 1)
+  end
+  for i = 1, tonumber(take()) do
+    local session, agent_key, owner, recipe, facts, expires_at = take(), take(), take(), take(), take(), take()
+    if call('HSETNX', SESSIONS, session, facts) == 1 then
+      added = added + 1
+      call('HSET', AGENTS, agent_key, session)
+      call('SADD', OWNERS, owner)
+      call('ZADD', key('owner', owner), 0, session)
+      call('ZADD', EXPIRES, expires_at, session)
+      refer(recipe, blobs, 1)
+      for _, pair in ipairs(parts) do
+        change(session, 0, pair[1], pair[2])
+      end
+    end
+  end
+  for _, pair in ipairs(parts) do
+    call('HINCRBY', REFERENCES, pair[2], added)
+    forget(pair[2])
+  end
+  return 1
+end
+
+function steps.get()
+  return look(take())
+end
+
+function steps.commit()
+  local kept = {}
+  for i = 1, tonumber(take()) do
+    kept[i] = commit()
+  end
+  return kept
+end
+
+function steps.list()
+  local found = {}
+  for i = 1, tonumber(take()) do
+    found[i] = look(take())
+  end
+  return found
+end
+
+function steps.record_of_call()
+  local session = take()
+  local index = call('HGET', key('calls', session), take())
+  return index and {index, call('LINDEX', key('records', session), index)}
+end
+
+function steps.history()
+  local session = take()
+  local head = call('HMGET', key('head', session), 'version', 'oldest')
+  return {
+    call('HEXISTS', SESSIONS, session), head[1] or '0', head[2] or '1',
+    call('ZRANGE', key('history', session), 0, -1),
+  }
+end
+
+function steps.trim()
+  local session, oldest, unneeded = take(), take(), take_pairs()
+  local head = key('head', session)
+  if call('HEXISTS', SESSIONS, session) == 1 and tonumber(oldest) > tonumber(call('HGET', head, 'oldest') or '1') then
+    call('HSET', head, 'oldest', oldest)
+  end
+  for _, pair in ipairs(unneeded) do
+    if call('ZREM', key('history', session), pair[1]) == 1 then
+      forget(pair[2])
+    end
+  end
+end
+
+local function delete(session)
+  local facts = call('HGET', SESSIONS, session)
+  if not facts then
+    return 0
+  end
+  local agent_key, owner, recipe = unpack(cjson.decode(string.match(facts, '^[^\n]*')))
+  for _, row in ipairs(call('ZRANGE', key('history', session), 0, -1)) do
+    forget(cjson.decode(row)[3])
+  end
+  forget(recipe)
+  call('HDEL', SESSIONS, session)
+  call('HDEL', AGENTS, agent_key)
+  call('ZREM', EXPIRES, session)
+  call('ZREM', key('owner', owner), session)
+  if call('EXISTS', key('owner', owner)) == 0 then
+    call('SREM', OWNERS, owner)
+  end
+  call('UNLINK', key('head', session), key('history', session), key('records', session), key('calls', session))
+  return 1
+end
+
+function steps.delete()
+  local deleted = 0
+  for i = 1, tonumber(take()) do
+    deleted = deleted + delete(take())
+  end
+  return deleted
+end
+
+local function claim(session, holder, dead)
+  if call('HEXISTS', SESSIONS, session) == 0 then
+    return {}
+  end
+  local head = key('head', session)
+  local other = call('HGET', head, 'holder')
+  if other and other ~= holder then
+    local beat = call('GET', key('beat', other)) or '0'
+    if dead[other] ~= beat then
+      return {0, other, beat}
+    end
+  end
+  call('HSET', head, 'holder', holder)
+  call('HINCRBY', head, 'epoch', 1)
+  return {1, unpack(look(session))}
+end
+
+function steps.claim()
+  local holder, dead, claimed = take(), take_map(), {}
+  while position < #ARGV do
+    claimed[#claimed + 1] = claim(take(), holder, dead)
+  end
+  return claimed
+end
+
+function steps.release()
+  local session, epoch = take(), take()
+  local head = key('head', session)
+  if (call('HGET', head, 'epoch') or '0') == epoch then
+    call('HDEL', head, 'holder')
+  end
+end
+
+function steps.beat()
+  local beat = key('beat', take())
+  call('INCR', beat)
+  call('EXPIRE', beat, 86400) -- a worker that has been dead for a day may be forgotten
+end
+
+return steps[ARGV[1]]()

@@ -1,0 +1,273 @@
+"""A store in Redis, or what speaks like it: for several machines.
+
+The rule: every method is one script (`script.lua`) or one command on the way, so each is atomic.
+
+It needs a connection to one primary, 6.2 or newer; Redis Cluster isn't supported, as a script touches keys of several
+sessions. What outlives a crash of Redis is what its persistence (appendonly, appendfsync) and its replicas keep.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import orjson
+
+from server.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
+from server.stores.base import Commit, Head, Lease, Record, StoredSession
+from server.stores.history import Change, parts_at, trim
+from server.stores.redis.connection import RedisConnection
+from server.stores.rows import Recipes, dump, load
+
+PAGE = 100  # sessions that `list` reads at least at a time, as most may lack the labels
+DELETED_AT_ONCE = 100  # sessions: Redis does nothing else meanwhile
+
+
+class RedisStore:
+    """Keeps sessions in Redis; the meaning of each method is `SessionStore`'s."""
+
+    shared = True
+
+    def __init__(self, connection: RedisConnection) -> None:
+        self._redis = connection
+        self._recipe = lru_cache(maxsize=32)(self._read_recipe)  # named by their digest, so they never change
+
+    @classmethod
+    def from_url(cls, url: str) -> "RedisStore":
+        """Open the store of a URL like `redis://user:password@host:port/0`, or `rediss://…` for TLS."""
+        return cls(RedisConnection(url, prefix="toolpack:"))
+
+    def create(self, sessions: Sequence[StoredSession], parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
+        """Add sessions, each at version 0 with these parts."""
+        recipes = Recipes()
+        texts: dict[str, bytes] = {}
+        rows: list[str | bytes | float] = []
+        for session in sessions:
+            digest, text = recipes.dump(session)
+            recipe = "recipe:" + digest.hex()
+            texts[recipe] = text
+            facts = dump([session.agent_key, session.owner, recipe]) + b"\n" + _facts(session)
+            rows += (session.id, session.agent_key, session.owner, recipe, facts, session.expires_at)
+        if not self._redis.run("create", *_pairs(parts), *_pairs({**blobs, **texts}), len(sessions), *rows):
+            raise MissingBlobError
+
+    def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
+        """Get a session and where it stands."""
+        return self._session(session_id, self._redis.run("get", session_id))
+
+    def find_agent(self, agent_key: str) -> str | None:
+        """Get the id of the session with this agent key."""
+        found = self._redis.command("HGET", self._redis.key("agents"), agent_key)
+        return found.decode() if found else None
+
+    def commit(self, commits: Sequence[Commit]) -> list[bool]:
+        """Keep commits, in their order, in one transaction; say for each whether it was kept."""
+        arguments = chain.from_iterable(map(_commit, commits))
+        return [bool(kept) for kept in self._redis.run("commit", len(commits), *arguments)]
+
+    def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """Get blobs by id."""
+        if not ids:
+            return {}
+        bodies = self._redis.command("MGET", *(self._redis.key(f"blob:{blob}") for blob in ids))
+        found = dict(zip(ids, bodies, strict=True))
+        if None in found.values():
+            raise MissingBlobError(*(blob for blob, body in found.items() if body is None))
+        return found
+
+    def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
+        """Get the blob id of each part of a version."""
+        found = self._history(session_id)
+        if found is None:
+            raise SessionNotFoundError
+        kept, rows = found
+        if version != 0 and version not in kept:
+            raise VersionNotRetainedError(version, kept.start)
+        return parts_at((Change(*row[:3]) for row in map(orjson.loads, rows)), version)
+
+    def record_of_call(self, session_id: str, call_id: str) -> Record | None:
+        """Get the record of a call_id, if the session has one."""
+        found = self._redis.run("record_of_call", session_id, dump(call_id))
+        return found and _record(int(found[0]), found[1])
+
+    def records(self, session_id: str, after: int, limit: int) -> list[Record]:
+        """Get up to `limit` records whose index is above `after`, in order."""
+        first = max(after + 1, 0)
+        if limit <= 0:
+            return []
+        texts = self._redis.command("LRANGE", self._redis.key(f"records:{session_id}"), first, first + limit - 1)
+        return [_record(index, text) for index, text in enumerate(texts, first)]
+
+    def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
+        """Forget old versions, never their records.
+
+        What to forget is worked out before the step that does it: meanwhile a session only gets newer versions.
+        """
+        found = self._history(session_id)
+        if found is None:
+            return
+        kept, texts = found
+        rows = [orjson.loads(text) for text in texts]
+        by_change = {Change(*row[:3]): text for row, text in zip(rows, texts, strict=True)}
+        sizes = {blob: size for _, _, blob, size in rows}
+        oldest, unneeded = trim(list(by_change), kept, sizes, keep_versions, keep_bytes)
+        if oldest > kept.start:
+            self._redis.run(
+                "trim", session_id, oldest, *_pairs({by_change[change]: change.blob for change in unneeded})
+            )
+
+    def renew(self, session_id: str, expires_at: float) -> None:
+        """Set a session's time of expiry."""
+        self._redis.command("ZADD", self._redis.key("expires"), "XX", expires_at, session_id)
+
+    def list(
+        self, owner: str | None, labels: Mapping[str, str], after: str, limit: int
+    ) -> Sequence[tuple[StoredSession, int]]:
+        """Get sessions of an owner (None: of all) that carry all these labels, with their versions, by id."""
+        page = max(limit, PAGE)
+        found: list[tuple[StoredSession, int]] = []
+        while len(found) < limit:
+            ids = self._ids(owner, after, page)
+            facts = self._redis.command("HMGET", self._redis.key("sessions"), *ids) if ids else []
+            matching = [id_ for id_, text in zip(ids, facts, strict=True) if text and _carries(text, labels)]
+            looks = self._redis.run("list", len(matching), *matching)
+            seen = map(self._session, matching, looks)
+            found.extend((each[0], each[1].version) for each in seen if each)
+            if len(ids) < page:
+                break
+            after = ids[-1]
+        return found[:limit]
+
+    def count(self, owner: str | None = None) -> int:
+        """Count the sessions of an owner, or all."""
+        if owner is None:
+            return int(self._redis.command("HLEN", self._redis.key("sessions")))
+        return int(self._redis.command("ZCARD", self._redis.key(f"owner:{owner}")))
+
+    def expired(self, now: float, limit: int) -> Sequence[str]:
+        """Get the ids of up to `limit` sessions whose time of expiry is at or before `now`."""
+        ids = self._redis.command("ZRANGEBYSCORE", self._redis.key("expires"), "-inf", now, "LIMIT", 0, limit)
+        return [id_.decode() for id_ in ids]
+
+    def delete(self, session_ids: Sequence[str]) -> int:
+        """Delete sessions with all that is theirs, and say how many there were."""
+        deleted = 0
+        for start in range(0, len(session_ids), DELETED_AT_ONCE):
+            some = session_ids[start : start + DELETED_AT_ONCE]
+            deleted += self._redis.run("delete", len(some), *some)
+        return deleted
+
+    def claim(
+        self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
+    ) -> Sequence[Head | Lease | None]:
+        """Take the leases of sessions; get for each where it stands, or else who has it, or None if it is gone."""
+        watched = _pairs({lease.holder: str(lease.heartbeat) for lease in dead})
+        return [_claimed(answer) for answer in self._redis.run("claim", holder, *watched, *session_ids)]
+
+    def release(self, session_id: str, epoch: int) -> None:
+        """Give a lease back without a commit; does nothing if `epoch` is not the session's."""
+        self._redis.run("release", session_id, epoch)
+
+    def heartbeat(self, holder: str) -> None:
+        """Show that a worker is alive: add 1 to its number."""
+        self._redis.run("beat", holder)
+
+    def ping(self) -> None:
+        """Raise an exception if the store can't be reached."""
+        self._redis.command("PING")
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        self._redis.close()
+
+    def _ids(self, owner: str | None, after: str, limit: int) -> Sequence[str]:
+        """Get ids in order. Redis has them in order for each owner."""
+        start = f"({after}" if after else "-"
+        everybody = self._redis.command("SMEMBERS", self._redis.key("owners")) if owner is None else [owner.encode()]
+        ids: set[bytes] = set()
+        for each in everybody:
+            key = self._redis.key("owner:" + each.decode())
+            ids.update(self._redis.command("ZRANGEBYLEX", key, start, "+", "LIMIT", 0, limit))
+        return [id_.decode() for id_ in sorted(ids)[:limit]]
+
+    def _history(self, session_id: str) -> tuple[range, Sequence[bytes]] | None:
+        """Get the versions that are kept, version 0 aside, and the rows of the history."""
+        there, version, oldest, rows = self._redis.run("history", session_id)
+        return (range(int(oldest), int(version) + 1), rows) if there else None
+
+    def _session(self, session_id: str, looked: Sequence[Any]) -> tuple[StoredSession, Head] | None:
+        """Read what the script saw of a session; None if it is gone."""
+        facts, expires_at, *_ = looked
+        if facts is None:
+            return None
+        first, _, rest = facts.partition(b"\n")
+        labels, ttl_seconds, created_at, parent = load(rest)
+        agent_key, owner, recipe = load(first)
+        try:
+            toolpacks, options, environment = self._recipe(recipe)
+        except MissingBlobError:  # deleted since
+            return None
+        session = StoredSession(
+            session_id,
+            agent_key,
+            owner,
+            tuple(toolpacks),
+            options,
+            environment,
+            labels,
+            ttl_seconds,
+            created_at,
+            float(expires_at),
+            parent and (parent[0], parent[1]),
+        )
+        return session, _head(looked)
+
+    def _read_recipe(self, recipe: str) -> tuple[Any, ...]:
+        return tuple(load(self.blobs([recipe])[recipe]))
+
+
+def _facts(session: StoredSession) -> bytes:
+    return dump([session.labels, session.ttl_seconds, session.created_at, session.parent])
+
+
+def _carries(facts: bytes, labels: Mapping[str, str]) -> bool:
+    """Say whether the session with these facts carries all these labels."""
+    return not labels or bool(labels.items() <= load(facts.partition(b"\n")[2])[0].items())
+
+
+def _head(looked: Sequence[Any]) -> Head:
+    """Read a head from what the script saw of a session."""
+    _, _, length, pairs = looked
+    fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    parts = {name[1:].decode(): blob.decode() for name, blob in fields.items() if name.startswith(b"/")}
+    return Head(length - 1, int(fields.get(b"version", 0)), parts, int(fields.get(b"epoch", 0)))
+
+
+def _claimed(answer: Sequence[Any]) -> Head | Lease | None:
+    """Read what the script says of one session's lease."""
+    if not answer:
+        return None
+    given, *rest = answer
+    return _head(rest) if given else Lease(rest[0].decode(), int(rest[1]))
+
+
+def _commit(commit: Commit) -> Iterator[str | bytes | float]:
+    record = commit.record
+    yield from (commit.session_id, commit.epoch, record.index, record.version, dump(record.call_id))
+    yield dump([record.version, record.call_id]) + b"\n" + record.body
+    yield "" if commit.expires_at is None else commit.expires_at
+    yield "release" if commit.release else ""
+    yield from _pairs(commit.parts)
+    yield from _pairs(commit.blobs)
+
+
+def _record(index: int, text: bytes) -> Record:
+    first, _, body = text.partition(b"\n")
+    version, call_id = load(first)
+    return Record(index, version, call_id, body)
+
+
+def _pairs(mapping: Mapping[str, str] | Mapping[str, bytes] | Mapping[bytes, str]) -> Iterator[str | bytes | float]:
+    yield len(mapping)
+    for pair in mapping.items():
+        yield from pair

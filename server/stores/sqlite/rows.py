@@ -1,0 +1,137 @@
+"""The rows that a session, a blob and a commit come to in the SQLite store.
+
+The rule: this runs within a transaction, and a commit that must be refused is refused before its first row is written,
+so that the rest of its batch can go on. Several commits go in together, for a statement costs more than its rows; where
+one of them can't, the transaction is rolled back and each goes in for itself.
+"""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+from server.errors import MissingBlobError, NotTogetherError
+from server.stores.base import Commit, StoredSession
+from server.stores.rows import dump
+from server.stores.sqlite import statements as sql
+
+ROWS = 64  # that one statement inserts at most
+
+
+def session_row(session: StoredSession, digest: bytes) -> tuple[object, ...]:
+    """Get the values of `ADD_SESSION`."""
+    parent, parent_version = session.parent or (None, None)
+    return (
+        session.id,
+        session.agent_key,
+        session.owner,
+        dump(session.labels),
+        session.ttl_seconds,
+        session.created_at,
+        session.expires_at,
+        parent,
+        parent_version,
+        digest,
+    )
+
+
+def _find_blob(writer: sqlite3.Connection, blob: str) -> tuple[int, int] | None:
+    found: tuple[int, int] | None = writer.execute(
+        "SELECT key, length(body) FROM blobs WHERE id = ?", (blob,)
+    ).fetchone()
+    return found
+
+
+def add_blob(writer: sqlite3.Connection, blob: str, blobs: Mapping[str, bytes]) -> tuple[int, int]:
+    """Get the key and the size of a blob, which is added if it is new."""
+    if (body := blobs.get(blob)) is not None:
+        added = writer.execute("INSERT INTO blobs (id, body) VALUES (?, ?) ON CONFLICT DO NOTHING", (blob, body))
+        if added.rowcount and added.lastrowid:
+            return added.lastrowid, len(body)
+    found = _find_blob(writer, blob)
+    if found is None:
+        raise MissingBlobError(blob)
+    return found
+
+
+def add_commit(writer: sqlite3.Connection, commit: Commit) -> bool:
+    """Add what a commit brings, or nothing; say whether it is there now."""
+    record = commit.record
+    row = {
+        "session": commit.session_id,
+        "epoch": commit.epoch,
+        "place": record.index,
+        "version": record.version,
+        "call_id": record.call_id,
+        "body": record.body,
+    }
+    complete = all(blob in commit.blobs or _find_blob(writer, blob) for blob in commit.parts.values())
+    added = writer.execute(sql.ADD_RECORD, row).fetchall() if complete else None
+    if not added:
+        return writer.execute(sql.SAME_RECORD, row).fetchone() is not None
+    ((session,),) = added
+    for part, blob in commit.parts.items():
+        writer.execute(sql.ADD_CHANGE, (session, record.version, part, *add_blob(writer, blob, commit.blobs)))
+    if commit.expires_at is not None:
+        writer.execute("UPDATE sessions SET expires_at = ? WHERE key = ?", (commit.expires_at, session))
+    if commit.release:
+        writer.execute("UPDATE sessions SET holder = NULL WHERE key = ?", (session,))
+    return True
+
+
+def add_together(writer: sqlite3.Connection, commits: Sequence[Commit]) -> None:
+    """Add what commits bring, all of it.
+
+    Raises:
+        NotTogetherError: They don't all follow what is there. Rows may have been written: roll them back.
+        MissingBlobError: One refers to a missing blob; likewise.
+    """
+    keys, heads = {}, {}
+    for session, key, epoch, place in writer.execute(sql.HEADS, (dump([*{c.session_id for c in commits}]),)):
+        keys[session], heads[session] = key, (epoch, place)
+    for commit in commits:
+        if heads.get(commit.session_id) != (commit.epoch, commit.record.index - 1):
+            raise NotTogetherError
+        heads[commit.session_id] = commit.epoch, commit.record.index
+    records = [(keys[c.session_id], c.record.index, c.record.version, c.record.call_id, c.record.body) for c in commits]
+    _insert(writer, "records (session, place, version, call_id, body)", records)
+    blobs = [blob for commit in commits for blob in commit.blobs.items()]
+    added = {id_: (key, size) for id_, key, size in _insert(writer, "blobs (id, body)", blobs, "id, key, length(body)")}
+    changes = [
+        (keys[commit.session_id], commit.record.version, part, *(added.get(blob) or add_blob(writer, blob, {})))
+        for commit in commits
+        for part, blob in commit.parts.items()
+    ]
+    _insert(writer, "changes (session, version, part, blob, size)", changes)
+    for commit in commits:
+        if commit.expires_at is not None:
+            writer.execute(
+                "UPDATE sessions SET expires_at = ? WHERE key = ?", (commit.expires_at, keys[commit.session_id])
+            )
+    released = {keys[commit.session_id] for commit in commits if commit.release}
+    if released:
+        writer.execute(sql.RELEASE, (dump([*released]),))
+
+
+def _insert(
+    writer: sqlite3.Connection, into: str, rows: Sequence[tuple[object, ...]], returning: str = ""
+) -> list[Any]:
+    """Insert rows, and get what is to be returned of them; raises `NotTogetherError` if one is there already."""
+    returned = []
+    for start in range(0, len(rows), ROWS):
+        some = rows[start : start + ROWS]
+        inserted = writer.execute(_insertion(into, len(some), len(some[0]), returning), [*chain.from_iterable(some)])
+        returned += inserted.fetchall()
+        if inserted.rowcount != len(some):
+            raise NotTogetherError
+    return returned
+
+
+@lru_cache(maxsize=3 * ROWS)
+def _insertion(into: str, rows: int, columns: int, returning: str) -> str:
+    row = f"({', '.join('?' * columns)})"
+    return (
+        f"INSERT INTO {into} VALUES {', '.join([row] * rows)} ON CONFLICT DO NOTHING"  # noqa: S608 - from constants
+        f"{returning and ' RETURNING '}{returning}"
+    )

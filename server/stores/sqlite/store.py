@@ -1,0 +1,288 @@
+"""A store in one SQLite file: embedded, durable, for one process or several on one machine.
+
+The rule: a read is one statement, a change is one short transaction. A commit's compare-and-swap is the unique place of
+its record: the row goes in, or somebody was faster.
+
+Nothing counts references: a blob or a recipe goes when no row names it any more. A deleted session is gone at once for
+everybody; its rows go in short steps afterwards, in the same call or, if that is cut off, in the next one.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from server.errors import (
+    MissingBlobError,
+    NotTogetherError,
+    RowGoneError,
+    SessionNotFoundError,
+    VersionNotRetainedError,
+)
+from server.stores.base import Commit, Head, Lease, Record, StoredSession
+from server.stores.history import Change, trim
+from server.stores.rows import Recipes, load
+from server.stores.sqlite import statements as sql
+from server.stores.sqlite.file import SqliteFile
+from server.stores.sqlite.rows import add_blob, add_commit, add_together, session_row
+
+CHUNK = 200  # sessions or records that one transaction deletes
+GIVE_WAY_SECONDS = 0.0005  # after each: a thread that lets go of a lock and takes it again overtakes those that wait
+PAGE = 100  # sessions that `list` reads at least at a time, as most may lack the labels
+
+
+class SqliteStore:
+    """Keeps sessions in a SQLite file; the meaning of each method is `SessionStore`'s."""
+
+    def __init__(self, file: SqliteFile, *, shared: bool) -> None:
+        self.shared = shared
+        self._file = file
+        # Decoding a large environment takes longer than all the rest of `get`; a recipe never changes, nor does its key
+        # ever mean another one.
+        self._recipe = lru_cache(maxsize=32)(self._read_recipe)
+
+    @classmethod
+    def from_url(cls, url: str, *, exclusive: bool) -> "SqliteStore":
+        """Open the store of a URL like `sqlite:///relative.db` or `sqlite:////absolute/path.db`."""
+        return cls(SqliteFile.from_url(url, exclusive=exclusive), shared=not exclusive)
+
+    def create(self, sessions: Sequence[StoredSession], parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
+        """Add sessions, each at version 0 with these parts."""
+        recipes = Recipes()
+        rows = [(recipes.dump(session), session) for session in sessions]
+        with self._file.write() as writer:
+            before = writer.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'sessions'")
+            (last,) = before.fetchone()
+            kept = {blob: add_blob(writer, blob, blobs) for blob in parts.values()}
+            writer.executemany(
+                "INSERT INTO recipes (digest, text) VALUES (?, ?) ON CONFLICT DO NOTHING",
+                {recipe for recipe, _ in rows},
+            )
+            writer.executemany(sql.ADD_SESSION, (session_row(session, digest) for (digest, _), session in rows))
+            for part, blob in parts.items():
+                writer.execute(
+                    "INSERT INTO changes SELECT key, 0, ?, ?, ? FROM sessions WHERE key > ?", (part, *kept[blob], last)
+                )
+            # Where all those sessions were there already, a blob may have come that nobody refers to.
+            writer.executemany(sql.FREE_BLOB, ((key,) for key, _ in kept.values()))
+
+    def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
+        """Get a session and where it stands."""
+        with suppress(RowGoneError):
+            for *session, version, index, epoch, parts in self._file.read(sql.GET, session_id):
+                return self._session(session), _head(index, version, parts, epoch)
+        return None
+
+    def find_agent(self, agent_key: str) -> str | None:
+        """Get the id of the session with this agent key."""
+        rows = self._file.read("SELECT id FROM sessions WHERE agent_key = ?", agent_key)
+        return rows[0][0] if rows else None
+
+    def commit(self, commits: Sequence[Commit]) -> list[bool]:
+        """Keep commits, in their order, in one transaction; say for each whether it was kept."""
+        if len(commits) > 1:
+            with suppress(NotTogetherError, MissingBlobError), self._file.write() as writer:
+                add_together(writer, commits)
+                return [True] * len(commits)
+        with self._file.write() as writer:
+            return [add_commit(writer, commit) for commit in commits]
+
+    def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """Get blobs by id."""
+        found = {}
+        for blob in ids:
+            rows = self._file.read("SELECT body FROM blobs WHERE id = ?", blob)
+            if not rows:
+                raise MissingBlobError(blob)
+            found[blob] = rows[0][0]
+        return found
+
+    def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
+        """Get the blob id of each part of a version."""
+        rows = self._file.read(sql.PARTS_AT, version, session_id)
+        if not rows:
+            raise SessionNotFoundError
+        oldest, current = rows[0][:2]
+        if version != 0 and not oldest <= version <= current:
+            raise VersionNotRetainedError(version, oldest)
+        return {part: blob for _, _, part, blob, _ in rows if part is not None}
+
+    def record_of_call(self, session_id: str, call_id: str) -> Record | None:
+        """Get the record of a call_id, if the session has one."""
+        rows = self._file.read(
+            "SELECT place, version, call_id, body FROM records"
+            " WHERE session = (SELECT key FROM sessions WHERE id = ?) AND call_id = ?",
+            session_id,
+            call_id,
+        )
+        return Record(*rows[0]) if rows else None
+
+    def records(self, session_id: str, after: int, limit: int) -> list[Record]:
+        """Get up to `limit` records whose index is above `after`, in order."""
+        rows = self._file.read(
+            "SELECT place, version, call_id, body FROM records"
+            " WHERE session = (SELECT key FROM sessions WHERE id = ?) AND place > ? ORDER BY place LIMIT ?",
+            session_id,
+            after,
+            limit,
+        )
+        return [Record(*row) for row in rows]
+
+    def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
+        """Forget old versions, never their records.
+
+        What to forget is worked out before the transaction: meanwhile a session only gets newer versions.
+        """
+        rows = self._file.read(sql.HISTORY, session_id)
+        if not rows:
+            return
+        key, oldest, version = rows[0][:3]
+        changes = [Change(*row[3:6]) for row in rows if row[3] is not None]
+        sizes = {row[5]: row[6] for row in rows}
+        keep_from, unneeded = trim(changes, range(oldest, version + 1), sizes, keep_versions, keep_bytes)
+        if keep_from == oldest:
+            return
+        with self._file.write() as writer:
+            writer.execute("UPDATE sessions SET oldest = max(oldest, ?) WHERE key = ?", (keep_from, key))
+            places = [(change.version, change.part) for change in unneeded]
+            writer.execute(sql.FORGET_CHANGES, (key, orjson.dumps(places)))
+            writer.execute(sql.FREE_BLOBS, (orjson.dumps([int(change.blob) for change in unneeded]),))
+
+    def renew(self, session_id: str, expires_at: float) -> None:
+        """Set a session's time of expiry."""
+        with self._file.write() as writer:
+            writer.execute("UPDATE sessions SET expires_at = ? WHERE id = ?", (expires_at, session_id))
+
+    def list(
+        self, owner: str | None, labels: Mapping[str, str], after: str, limit: int
+    ) -> Sequence[tuple[StoredSession, int]]:
+        """Get sessions of an owner (None: of all) that carry all these labels, with their versions, by id."""
+        page = max(limit, PAGE)
+        found: list[tuple[StoredSession, int]] = []
+        while len(found) < limit:
+            if owner is None:
+                rows = self._file.read(sql.LIST, after, page)
+            else:
+                rows = self._file.read(sql.LIST_OWNER, owner, after, page)
+            for *session, version in rows:
+                if labels.items() <= load(session[4]).items():
+                    with suppress(RowGoneError):
+                        found.append((self._session(session), version))
+            if len(rows) < page:
+                break
+            after = rows[-1][1]
+        return found[:limit]
+
+    def count(self, owner: str | None = None) -> int:
+        """Count the sessions of an owner, or all."""
+        if owner is None:
+            return int(self._file.read("SELECT count(*) FROM sessions")[0][0])
+        return int(self._file.read("SELECT count(*) FROM sessions WHERE owner = ?", owner)[0][0])
+
+    def expired(self, now: float, limit: int) -> Sequence[str]:
+        """Get the ids of up to `limit` sessions whose time of expiry is at or before `now`."""
+        rows = self._file.read("SELECT id FROM sessions WHERE expires_at <= ? ORDER BY expires_at LIMIT ?", now, limit)
+        return [id_ for (id_,) in rows]
+
+    def delete(self, session_ids: Sequence[str]) -> int:
+        """Delete sessions with all that is theirs, and say how many there were."""
+        deleted = 0
+        for start in range(0, len(session_ids), CHUNK):
+            with self._file.write() as writer:
+                gone: list[tuple[int, int]] = []
+                for session_id in session_ids[start : start + CHUNK]:
+                    gone += writer.execute("DELETE FROM sessions WHERE id = ? RETURNING key, recipe", (session_id,))
+                writer.executemany("INSERT INTO deleted VALUES (?)", ((key,) for key, _ in gone))
+                writer.executemany(sql.FREE_RECIPE, {(recipe,) for _, recipe in gone})
+                deleted += len(gone)
+            time.sleep(GIVE_WAY_SECONDS)
+        while self._sweep():
+            time.sleep(GIVE_WAY_SECONDS)
+        return deleted
+
+    def _sweep(self) -> bool:
+        """Delete some rows of deleted sessions; say whether there may be more."""
+        some = "SELECT session FROM deleted ORDER BY session LIMIT 100"
+        with self._file.write() as writer:
+            records = f"SELECT rowid FROM records WHERE session IN ({some}) LIMIT {CHUNK}"  # noqa: S608
+            if writer.execute(f"DELETE FROM records WHERE rowid IN ({records})").rowcount < CHUNK:  # noqa: S608
+                blobs = set(writer.execute(f"DELETE FROM changes WHERE session IN ({some}) RETURNING blob"))  # noqa: S608
+                writer.executemany(sql.FREE_BLOB, blobs)
+                writer.execute(f"DELETE FROM deleted WHERE session IN ({some})")  # noqa: S608
+            return writer.execute("SELECT 1 FROM deleted LIMIT 1").fetchone() is not None
+
+    def claim(
+        self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
+    ) -> Sequence[Head | Lease | None]:
+        """Take the leases of sessions; get for each where it stands, or else who has it, or None if it is gone."""
+        ids = orjson.dumps([*session_ids])
+        # Looked at first without a write: whoever waits for a lease asks often.
+        leases = _leases(self._file.read(sql.LEASES, ids))
+        if not _takeable(leases, holder, dead):
+            return [leases.get(session_id) for session_id in session_ids]
+        with self._file.write() as writer:
+            leases = _leases(writer.execute(sql.LEASES, (ids,)))
+            taken: dict[str, Head] = {}
+            for session_id in _takeable(leases, holder, dead):
+                writer.execute("UPDATE sessions SET holder = ?, epoch = epoch + 1 WHERE id = ?", (holder, session_id))
+                *_, version, index, epoch, parts = writer.execute(sql.GET, (session_id,)).fetchone()
+                taken[session_id] = _head(index, version, parts, epoch)
+        return [taken.get(session_id) or leases.get(session_id) for session_id in session_ids]
+
+    def release(self, session_id: str, epoch: int) -> None:
+        """Give a lease back without a commit; does nothing if `epoch` is not the session's."""
+        with self._file.write() as writer:
+            writer.execute("UPDATE sessions SET holder = NULL WHERE id = ? AND epoch = ?", (session_id, epoch))
+
+    def heartbeat(self, holder: str) -> None:
+        """Show that a worker is alive: add 1 to its number."""
+        with self._file.write() as writer:
+            writer.execute(
+                "INSERT INTO workers VALUES (?, 1) ON CONFLICT (holder) DO UPDATE SET beat = beat + 1", (holder,)
+            )
+
+    def ping(self) -> None:
+        """Raise an exception if the store can't be reached."""
+        self._file.read("SELECT 1 FROM sqlite_master")
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        self._file.close()
+
+    def _session(self, row: Sequence[Any]) -> StoredSession:
+        recipe, id_, agent_key, owner, labels, ttl_seconds, created_at, expires_at, parent, parent_version = row
+        toolpacks, options, environment = self._recipe(recipe)
+        return StoredSession(
+            id_,
+            agent_key,
+            owner,
+            tuple(toolpacks),
+            options,
+            environment,
+            load(labels),
+            ttl_seconds,
+            created_at,
+            expires_at,
+            None if parent is None else (parent, parent_version),
+        )
+
+    def _read_recipe(self, key: int) -> tuple[Any, ...]:
+        rows = self._file.read("SELECT text FROM recipes WHERE key = ?", key)
+        if not rows:
+            raise RowGoneError
+        return tuple(load(rows[0][0]))
+
+
+def _leases(rows: Iterable[tuple[Any, ...]]) -> dict[str, Lease]:
+    return {id_: Lease(holder, beat) for id_, holder, beat in rows}
+
+
+def _takeable(leases: Mapping[str, Lease], holder: str, dead: Collection[Lease]) -> Sequence[str]:
+    return [id_ for id_, lease in leases.items() if lease.holder in {None, holder} or lease in dead]
+
+
+def _head(index: int | None, version: int, parts: str, epoch: int) -> Head:
+    return Head(-1 if index is None else index, version, orjson.loads(parts), epoch)

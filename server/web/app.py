@@ -1,0 +1,78 @@
+"""The HTTP application: which path is answered by which endpoint.
+
+The rule: what reached JSON-RPC is answered 200 with a JSON-RPC body. Everything else gets its HTTP status and a body of
+the same shape that says what to do.
+"""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from server.service import Service
+from server.web.auth import check_exposure
+from server.web.endpoints import (
+    AgentEndpoint,
+    DocumentEndpoint,
+    Gateway,
+    HealthEndpoint,
+    MetricsEndpoint,
+    ReadyEndpoint,
+    RpcEndpoint,
+)
+from server.web.refusals import refusal
+
+REMEDIES = {
+    404: "There is nothing at this path: POST to /rpc, or to an agent's /agents/<key>.",
+    405: "This path doesn't accept this method: POST JSON-RPC requests, GET everything else.",
+}
+
+
+def create_app(service: Service) -> Starlette:
+    """Make the application.
+
+    Raises:
+        SettingsError: Other machines could use it without a token, or the tokens file can't be used.
+    """
+    check_exposure(service.settings)
+    gateway = Gateway(service)
+    rpc = RpcEndpoint(gateway)
+    app = Application(
+        lifespan=gateway.lifespan,
+        exception_handlers={HTTPException: _not_routed},
+        routes=[
+            Route("/rpc", rpc, methods=["POST"]),
+            Route("/agents/{key}", AgentEndpoint(gateway), methods=["POST"]),
+            Route("/healthz", HealthEndpoint(), methods=["GET"]),
+            Route("/readyz", ReadyEndpoint(gateway), methods=["GET"]),
+            Route("/metrics", MetricsEndpoint(gateway), methods=["GET"]),
+            Route("/openrpc.json", DocumentEndpoint(gateway), methods=["GET"]),
+        ],
+    )
+    app.router.redirect_slashes = False
+    app.state.gateway = gateway
+    app.state.rpc = rpc
+    return app
+
+
+class Application(Starlette):
+    """Starlette, with a short cut for the path that carries nearly all load.
+
+    A POST to `/rpc` goes straight to its endpoint: the middleware and the router would take as long as a call does.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http" and scope["path"] == "/rpc" and scope["method"] == "POST":
+            await self.state.rpc(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+async def _not_routed(_request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    headers = getattr(error, "headers", None)
+    body = refusal(status, REMEDIES.get(status, "This can't be done here."))
+    return Response(body, status, headers, media_type="application/json")

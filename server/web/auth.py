@@ -1,0 +1,136 @@
+"""Authentication: bearer tokens; on loopback without tokens the Host and Origin headers.
+
+The rule: a token is compared in constant time and never logged. Without tokens only loopback is served, and only to
+programs on this machine, not to web pages that a browser on it has loaded.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import secrets
+from collections.abc import Mapping
+
+from server.errors import HttpRefusedError, SettingsError
+from server.settings import Settings
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name stands for this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(settings: Settings) -> None:
+    """Refuse to listen to other machines without tokens.
+
+    Raises:
+        SettingsError: The address isn't loopback, and there are neither tokens nor `--no-auth`.
+    """
+    if is_loopback(settings.host) or settings.tokens or settings.tokens_file or settings.no_auth:
+        return
+    raise SettingsError(
+        f"{settings.host} can be reached from other machines, so tokens are needed. In a container:\n"
+        f"  TOKEN=$(openssl rand -hex 16); "
+        f"docker run -p 8000:8000 -v toolpack-data:/data -e TOOLPACK_TOKENS=me:$TOKEN toolpack-server\n"
+        f"Elsewhere set TOOLPACK_TOKENS=name:token, or pass --no-auth to serve everybody."
+    )
+
+
+def new_token(name: str) -> tuple[str, str]:
+    """Make a token: what its holder sends, and the line for the tokens file, which can't be turned back into it.
+
+    Raises:
+        SettingsError: The name can't stand in the file.
+    """
+    if not name or name.startswith("#") or name != name.strip() or not name.isprintable():
+        raise SettingsError("A name is printable text, without a # or a space before it: choose another.")
+    token = secrets.token_urlsafe(32)
+    return token, f"{name}:{_digest(token).hex()}"
+
+
+def _hashed_tokens(settings: Settings) -> dict[bytes, str]:
+    names = {_digest(token.get_secret_value()): name for name, token in settings.tokens.items()}
+    if settings.tokens_file is None:
+        return names
+    try:
+        lines = settings.tokens_file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise SettingsError(f"The tokens file can't be read: {reason}. Correct TOOLPACK_TOKENS_FILE.") from None
+    for number, line in enumerate(lines, 1):
+        name, _, digest = line.strip().rpartition(":")
+        if not line.strip() or line.strip().startswith("#"):
+            continue
+        if not name or not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise SettingsError(f"Line {number} of the tokens file is not name:hash: use `toolpack-server token NAME`.")
+        if names.setdefault(bytes.fromhex(digest), name) != name:
+            raise SettingsError(f"Line {number} of the tokens file is another name's token too: make a new one.")
+    if not names:
+        raise SettingsError("The tokens file has no token: add a line from `toolpack-server token NAME`.")
+    return names
+
+
+class TokenGate:
+    """Accepts or refuses requests by their headers.
+
+    Args:
+        settings: Tokens and address.
+
+    Raises:
+        SettingsError: The tokens file can't be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._names = _hashed_tokens(settings)
+        self._only_local = not self._names and is_loopback(settings.host)
+
+    def owner(self, headers: Mapping[bytes, bytes]) -> str:
+        """Get the name whose token a request carries; "" if there are no tokens.
+
+        Raises:
+            HttpRefusedError: It carries no valid token, or comes from a web page.
+        """
+        self.check_origin(headers)
+        if not self._names:
+            return ""
+        scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise HttpRefusedError(401, "A token is needed: send the header Authorization: Bearer <token>.")
+        # All are compared, whichever matches, and hashes rather than tokens: time tells nothing.
+        digest = _digest(token.strip())
+        found = [name for known, name in self._names.items() if hmac.compare_digest(known, digest)]
+        if not found:
+            raise HttpRefusedError(401, "The token is not known: check it, or ask whoever runs the server for one.")
+        return found[0]
+
+    def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
+        """On loopback without tokens, refuse what a web page could have sent.
+
+        Raises:
+            HttpRefusedError: Host or Origin are not this machine's.
+        """
+        if not self._only_local:
+            return
+        host = _host(headers.get(b"host", b"").decode("latin-1"))
+        if not is_loopback(host):
+            raise HttpRefusedError(
+                403, f"The Host header names {host!r}, but only this machine is served: use 127.0.0.1."
+            )
+        origin = headers.get(b"origin")
+        if origin is not None and not is_loopback(_host(origin.decode("latin-1").partition("://")[2])):
+            raise HttpRefusedError(403, "A web page of another origin may not use this server: call it from a program.")
+
+
+def _host(header: str) -> str:
+    """Get the name or address of a Host header, without its port; "" where there is anything else in it."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s\[\]:@/\\?#]+))(?::\d{0,5})?", header)
+    return (found[1] or found[2]).lower() if found else ""
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), digest_size=32).digest()

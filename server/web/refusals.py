@@ -1,0 +1,31 @@
+"""Responses, and above all the answers to requests that never reach JSON-RPC.
+
+The rule: whatever refuses a request, the body has the same shape and says what to do.
+"""
+
+from starlette.types import Send
+
+from server.jsonio.strict import dumps
+
+NO_CONTENT, UNAUTHORIZED = 204, 401
+
+
+def refusal(status: int, message: str) -> bytes:
+    """Write the body that answers a request which never reached JSON-RPC."""
+    error = {"code": -32000, "message": message, "data": {"status": status}}
+    return dumps({"jsonrpc": "2.0", "id": None, "error": error})
+
+
+async def send_response(
+    send: Send, status: int, body: bytes, media_type: bytes = b"application/json", request_id: bytes | None = None
+) -> None:
+    """Send a whole response."""
+    headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type)]
+    if status == NO_CONTENT:
+        headers = []
+    if status == UNAUTHORIZED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if request_id is not None:
+        headers.append((b"x-request-id", request_id))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
