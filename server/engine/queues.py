@@ -13,13 +13,13 @@ The rule: queues change under the lock of the threads alone, which is held brief
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 
 from server.engine.cache import SessionCache
 from server.engine.commits import Committer
 from server.engine.jobs import Operation, SessionJob, Task, deliver
 from server.engine.leases import HEARTBEAT_SECONDS, AcquireTogether, Leases
+from server.engine.session_queue import SessionQueue
 from server.engine.state import CLOSED, SessionState
 from server.engine.threads import Threads
 from server.errors import OverloadedError, SessionNotFoundError
@@ -31,39 +31,6 @@ SLOW_POLL_SECONDS = 0.02
 TURN_SECONDS = 0.5  # how long a queue that is never empty keeps its lease from other workers
 YIELD_SECONDS = 0.025  # long enough for all that poll to ask once
 STOP_SECONDS = 2.0
-
-
-class _Queue:
-    """The operations that wait for one session.
-
-    Attributes:
-        jobs: Those that haven't started.
-        running: One of them is running.
-        unfinished: How many have run and wait for their commit.
-        state: The session's state as the last operation left it, committed or not.
-        closing: The lease is released with the last commit, so nothing starts before that has ended.
-        turn_began: Since when the session has been worked on without a pause, on the monotonic clock.
-        parked_until: When to ask for the lease again, on the monotonic clock; None if it needn't be waited for.
-    """
-
-    __slots__ = ("closing", "jobs", "parked_until", "running", "state", "turn_began", "unfinished")
-
-    def __init__(self) -> None:
-        self.jobs: deque[SessionJob] = deque()
-        self.running = False
-        self.unfinished = 0
-        self.state: SessionState | None = None
-        self.closing = False
-        self.turn_began = time.monotonic()
-        self.parked_until: float | None = None
-
-    def is_empty(self) -> bool:
-        return not (self.jobs or self.running or self.unfinished)
-
-    def can_start(self) -> bool:
-        if self.running or self.closing or not self.jobs or self.parked_until is not None:
-            return False
-        return not (self.unfinished and self.jobs[0].operation.after_commits)
 
 
 class Queues:
@@ -86,7 +53,7 @@ class Queues:
         self.threads = Threads(self._finish)
         self.waiting = 0
         self._lock = self.threads.lock
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[str, SessionQueue] = {}
         self._arrived: list[SessionJob] = []
         self._came_alone = False
         self._leases = Leases(store)
@@ -134,7 +101,7 @@ class Queues:
                     continue
                 queue = self._queues.get(job.operation.session_id)
                 if queue is None:
-                    queue = self._queues[job.operation.session_id] = _Queue()
+                    queue = self._queues[job.operation.session_id] = SessionQueue()
                 queue.jobs.append(job)
                 self.waiting += 1
                 started += self._take_next(queue)
@@ -241,11 +208,11 @@ class Queues:
         self._start_next(queue)
         return True
 
-    def _start_next(self, queue: _Queue) -> None:
+    def _start_next(self, queue: SessionQueue) -> None:
         for job in self._take_next(queue):
             self.threads.submit(job)
 
-    def _take_next(self, queue: _Queue) -> list[SessionJob]:
+    def _take_next(self, queue: SessionQueue) -> list[SessionJob]:
         """Take the next job of a queue, if it may start, to be submitted now."""
         if not queue.can_start():
             return []
@@ -270,7 +237,7 @@ class Queues:
         for loop, answered in by_loop.items():
             deliver(loop, answered)
 
-    def _pause(self, last: SessionJob, queue: _Queue) -> None:
+    def _pause(self, last: SessionJob, queue: SessionQueue) -> None:
         """Put the state of a session back whose jobs are all committed; release its lease unless more jobs wait."""
         state = queue.state
         if state is not None and (queue.closing or state.invalid or not queue.jobs):
@@ -288,7 +255,7 @@ class Queues:
         self._start_next(queue)
         self._discard_if_empty(last.operation.session_id, queue)
 
-    def _discard_if_empty(self, session_id: str, queue: _Queue) -> None:
+    def _discard_if_empty(self, session_id: str, queue: SessionQueue) -> None:
         if queue.is_empty():
             del self._queues[session_id]
 
@@ -306,7 +273,7 @@ class Queues:
                     self._discard_if_empty(session_id, queue)
         self._leases.keep_up(self._queues.__contains__)
 
-    def _expire_waiting(self, queue: _Queue, now: float) -> None:
+    def _expire_waiting(self, queue: SessionQueue, now: float) -> None:
         limit = self._settings.queue_timeout_seconds
         while queue.jobs and now - queue.jobs[0].arrived > limit:
             job = queue.jobs.popleft()

@@ -1,0 +1,45 @@
+"""The queue of one session.
+
+The rule: it holds what the queues know of the session, and decides nothing but whether the next operation may start.
+"""
+
+import time
+from collections import deque
+
+from server.engine.jobs import SessionJob
+from server.engine.state import SessionState
+
+
+class SessionQueue:
+    """The operations that wait for one session.
+
+    Attributes:
+        jobs: Those that haven't started.
+        running: One of them is running.
+        unfinished: How many have run and wait for their commit.
+        state: The session's state as the last operation left it, committed or not.
+        closing: The lease is released with the last commit, so nothing starts before that has ended.
+        turn_began: Since when the session has been worked on without a pause, on the monotonic clock.
+        parked_until: When to ask for the lease again, on the monotonic clock; None if it needn't be waited for.
+    """
+
+    __slots__ = ("closing", "jobs", "parked_until", "running", "state", "turn_began", "unfinished")
+
+    def __init__(self) -> None:
+        self.jobs: deque[SessionJob] = deque()
+        self.running = False
+        self.unfinished = 0
+        self.state: SessionState | None = None
+        self.closing = False
+        self.turn_began = time.monotonic()
+        self.parked_until: float | None = None
+
+    def is_empty(self) -> bool:
+        """Whether the session has nothing to do."""
+        return not (self.jobs or self.running or self.unfinished)
+
+    def can_start(self) -> bool:
+        """Whether the next operation may start now."""
+        if self.running or self.closing or not self.jobs or self.parked_until is not None:
+            return False
+        return not (self.unfinished and self.jobs[0].operation.after_commits)

@@ -1,0 +1,53 @@
+"""How the code is laid out: what import-linter (see pyproject.toml) can't say."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import server
+
+SERVER = Path(server.__file__).parent
+FILES = sorted(SERVER.rglob("*.py"))
+CLIENT_MAY_IMPORT = {"client", "errors", "functions_runtime", "jsonio", "results", "snapshots"}
+
+
+def name(path):
+    return str(path.relative_to(SERVER))
+
+
+def imported_packages(path):
+    """The packages and modules directly below `server` that a file imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "server":
+            yield from (alias.name for alias in node.names)
+        names = [node.module] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        yield from (found.split(".")[1] for found in names if found and found.startswith("server."))
+
+
+def test_the_client_imports_the_results_shapes_snapshots_json_and_errors_and_nothing_else():
+    found = {package for path in (SERVER / "client").rglob("*.py") for package in imported_packages(path)}
+    assert found == CLIENT_MAY_IMPORT
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_file_has_at_most_300_lines_and_says_why_it_exists(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 300
+    assert ast.get_docstring(ast.parse(text))
+
+
+def test_authors_import_these_names():
+    assert set(server.__all__) == {
+        "Depends",
+        "EmptyEnv",
+        "Function",
+        "FunctionCall",
+        "FunctionsRuntime",
+        "TaskEnvironment",
+        "ToolNotFoundError",
+        "Toolpack",
+        "make_function",
+    }
+    assert all(hasattr(server, exported) for exported in server.__all__)
