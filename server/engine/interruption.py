@@ -38,13 +38,10 @@ class Interruptible:
         self._thread = threading.get_ident()
         self._token.append(None)
         if self._wanted:
-            self._leave()
+            self.__exit__()
 
     def __exit__(self, *_exception: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        """Leave the block, and end in `Interrupted` if somebody wants that."""
+        """End the block, in `Interrupted` if somebody wants that."""
         try:
             self._token.pop()
         except IndexError:

@@ -14,6 +14,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from server.engine.cache import SessionCache
 from server.engine.commits import Committer
@@ -62,16 +63,14 @@ class Queues:
         self._keeper = threading.Thread(target=self._keep_time, name="leases", daemon=True)
         self._keeper.start()
 
-    async def run(self, operation: Operation) -> object:
-        """Run an operation when its turn has come, and get its answer once that is committed.
+    def run(self, operation: Operation) -> asyncio.Future[Any]:
+        """Run an operation when its turn has come; await its answer, which comes once everything is committed.
 
-        Raises:
-            RequestError: It was refused, and nothing has changed.
+        Awaiting raises `RequestError` if the operation was refused, and nothing has changed.
         """
         job = SessionJob(self, operation)
         self._submit(job)
-        answer: object = await job.future
-        return answer
+        return job.future
 
     def _submit(self, job: SessionJob) -> None:
         """Put a job into its session's queue.
@@ -103,8 +102,11 @@ class Queues:
                 if queue is None:
                     queue = self._queues[job.operation.session_id] = SessionQueue()
                 queue.jobs.append(job)
-                self.waiting += 1
-                started += self._take_next(queue)
+                next_job = queue.take_next()
+                if next_job is None:
+                    self.waiting += 1
+                else:
+                    started.append(next_job)
             if self._leases.required:
                 started = self._acquire_together(started)
             for job in started:
@@ -209,16 +211,10 @@ class Queues:
         return True
 
     def _start_next(self, queue: SessionQueue) -> None:
-        for job in self._take_next(queue):
+        job = queue.take_next()
+        if job is not None:
+            self.waiting -= 1
             self.threads.submit(job)
-
-    def _take_next(self, queue: SessionQueue) -> list[SessionJob]:
-        """Take the next job of a queue, if it may start, to be submitted now."""
-        if not queue.can_start():
-            return []
-        queue.running = True
-        self.waiting -= 1
-        return [queue.jobs.popleft()]
 
     def _finish(self, tasks: list[Task]) -> None:
         """Commit what jobs have done, then answer them."""

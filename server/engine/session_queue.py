@@ -1,6 +1,6 @@
 """The queue of one session.
 
-The rule: it holds what the queues know of the session, and decides nothing but whether the next operation may start.
+The rule: it decides nothing but whether the next operation may start.
 """
 
 import time
@@ -38,8 +38,11 @@ class SessionQueue:
         """Whether the session has nothing to do."""
         return not (self.jobs or self.running or self.unfinished)
 
-    def can_start(self) -> bool:
-        """Whether the next operation may start now."""
-        if self.running or self.closing or not self.jobs or self.parked_until is not None:
-            return False
-        return not (self.unfinished and self.jobs[0].operation.after_commits)
+    def take_next(self) -> SessionJob | None:
+        """Take the next operation, which is to be started now; None if there is none that may start."""
+        if not self.jobs or self.running or self.closing or self.parked_until is not None:
+            return None
+        if self.unfinished and self.jobs[0].operation.after_commits:
+            return None
+        self.running = True
+        return self.jobs.popleft()

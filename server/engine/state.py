@@ -6,8 +6,8 @@ the store by the commits that are on their way; where one of them is refused, th
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -18,10 +18,10 @@ LIVE_FACTOR = 8  # a live environment takes about this many times the bytes of i
 STATE_BYTES = 8192
 
 CLOSED = "The session was closed meanwhile."
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(slots=True)
-class Result:
+class Result(NamedTuple):
     """What an operation has done to a session.
 
     Attributes:
@@ -35,10 +35,10 @@ class Result:
 
     answer: Any
     record: Record | None = None
-    parts: Mapping[str, str] = field(default_factory=dict)
-    new_blobs: Mapping[str, bytes] = field(default_factory=dict)
-    blobs: Mapping[str, bytes] = field(default_factory=dict)
-    live: Mapping[str, BaseModel] = field(default_factory=dict)
+    parts: Mapping[str, str] = _NONE
+    new_blobs: Mapping[str, bytes] = _NONE
+    blobs: Mapping[str, bytes] = _NONE
+    live: Mapping[str, BaseModel] = _NONE
 
 
 class SessionState:

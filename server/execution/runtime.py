@@ -18,7 +18,7 @@ Footprint = Mapping[str, frozenset[str] | None]
 """For each toolpack, the attributes of its environment that a call takes; None means it can't be told."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """What is known of a call before it runs.
 
@@ -67,32 +67,29 @@ class SessionRuntime(FunctionsRuntime):
             timeout_seconds: A shorter deadline than the function's own.
         """
         function = self._registered.get(name)
-        arguments = nested_calls(kwargs)
         own = (function and function.timeout_seconds) or self._timeout_seconds
-        return Plan(
+        plan = Plan(
             runtime=self,
             function=name,
-            arguments=arguments,
+            arguments=kwargs,
             toolpack=function.toolpack if function else "",
-            footprint=self._footprint(name, arguments),
-            read_only=self._is_read_only(name, arguments),
+            footprint=self._footprints.get(name, {}),
+            read_only=function is not None and function.read_only,
             timeout_seconds=own if timeout_seconds is None else min(own, timeout_seconds),
         )
+        if any(type(value) is dict and "$call" in value for value in kwargs.values()):
+            plan.arguments = nested_calls(kwargs)
+            self._include_nested(plan, plan.arguments)
+        return plan
 
-    def _footprint(self, name: str, arguments: Mapping[str, Any]) -> Footprint:
-        found = self._footprints.get(name, {})
+    def _include_nested(self, plan: Plan, arguments: Mapping[str, Any]) -> None:
+        """Extend a plan by what its nested calls take and change."""
         for argument in arguments.values():
             if isinstance(argument, FunctionCall):
-                found = _united(found, self._footprint(argument.function, argument.args))
-        return found
-
-    def _is_read_only(self, name: str, arguments: Mapping[str, Any]) -> bool:
-        function = self._registered.get(name)
-        return (
-            function is not None
-            and function.read_only
-            and all(self._is_read_only(a.function, a.args) for a in arguments.values() if isinstance(a, FunctionCall))
-        )
+                function = self._registered.get(argument.function)
+                plan.footprint = _united(plan.footprint, self._footprints.get(argument.function, {}))
+                plan.read_only &= function is not None and function.read_only
+                self._include_nested(plan, argument.args)
 
     def dependencies(self, env: World, function: Any) -> dict[str, Any]:
         """Take a function's dependencies from its own toolpack's environment."""

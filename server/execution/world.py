@@ -76,14 +76,15 @@ class World:
             self.dirty.update(self._entered[toolpack][1])
 
     def _enter(self, toolpack: str, footprint: frozenset[str] | None) -> tuple[BaseModel, list[str]]:
-        parts = sorted(part for part in self._snapshot.parts if toolpack_of(part) == toolpack)
-        wanted = (
-            parts if footprint is None else [part for part in parts if any(holds(part, name) for name in footprint)]
-        )
-        if len(wanted) == 1:
-            environment = self._take(wanted[0])
-            if len(parts) == 1 or (footprint is not None and footprint <= environment.__dict__.keys()):
-                return environment, wanted
+        parts = sorted([part for part in self._snapshot.parts if toolpack_of(part) == toolpack])
+        if len(parts) == 1:
+            return self._take(parts[0]), parts
+        if footprint is not None:
+            wanted = [part for part in parts if any(holds(part, name) for name in footprint)]
+            if len(wanted) == 1:
+                environment = self._take(wanted[0])
+                if footprint <= environment.__dict__.keys():
+                    return environment, wanted
         # The call takes several parts at once: a function was edited, or calls are nested. As it may connect them, they
         # are one part from now on, unless the call is read-only.
         whole = merge(self._take(part) for part in parts)

@@ -64,16 +64,14 @@ class CallOperation:
         start_clock(plan.timeout_seconds)
         outcome = call(plan, snapshot, context.codec, context.settings.max_result_bytes, interruptible())
         outcome.toolpack = plan.toolpack
+        record = self._record(state, outcome, time.perf_counter() - began)
+        snapshot.live.update(outcome.live)
+        if not outcome.blobs:
+            return Result(outcome, record, blobs=blobs, live=snapshot.live)
         parts = {part: context.codec.new_blob_id() for part in outcome.blobs}
+        new_blobs = {parts[part]: blob for part, blob in outcome.blobs.items()}
         blobs.update(outcome.blobs)
-        return Result(
-            outcome,
-            self._record(state, outcome, time.perf_counter() - began),
-            parts=parts,
-            new_blobs={parts[part]: blob for part, blob in outcome.blobs.items()},
-            blobs=blobs,
-            live=snapshot.live | outcome.live,
-        )
+        return Result(outcome, record, parts, new_blobs, blobs, snapshot.live)
 
     def on_timeout(self, state: SessionState) -> Result:
         """Record that the deadline has passed; nothing has changed."""
@@ -122,10 +120,10 @@ class CallOperation:
             "started_at": timestamp(self._started_at),
             "duration_ms": round(seconds * 1000, 3),
         }
-        failure = None
+        failure = b"null"
         if outcome.failure is not None:
-            failure = {"failure": outcome.failure, "errors": outcome.errors}
-        return Record(index, version, self._request.call_id, dumps(shown) + b"\n" + dumps(failure))
+            failure = dumps({"failure": outcome.failure, "errors": outcome.errors})
+        return Record(index, version, self._request.call_id, dumps(shown) + b"\n" + failure)
 
 
 class _Blobs(dict[str, bytes]):

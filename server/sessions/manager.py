@@ -96,7 +96,8 @@ class SessionManager:
         Raises:
             RequestError: It was refused, and nothing has changed.
         """
-        return cast("Outcome", await self.queues.run(CallOperation(self._context, session_id, owner, request)))
+        outcome: Outcome = await self.queues.run(CallOperation(self._context, session_id, owner, request))
+        return outcome
 
     async def reset(self, session_id: str, owner: str, version: int) -> Session:
         """Commit a new version with the content of an older one."""
