@@ -1,5 +1,5 @@
-"""One call: from an environment as bytes and a function call to an outcome and the next bytes.
+"""Run one call: from the bytes of an environment and a function call to an outcome and new bytes.
 
-The rule: no I/O, no clock and no thread. What a call needs is handed in, and nothing has happened until somebody
-commits its outcome.
+The rule: no I/O, no clock and no threads. What a call needs is passed in, and it has no effect until its outcome is
+committed.
 """
