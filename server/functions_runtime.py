@@ -1,9 +1,8 @@
 """Functions that an agent can call, and the runtime that calls them on an environment.
 
-The names and their meanings are those of AgentDojo's `agentdojo.functions_runtime`, so whoever knows that module knows
-this one; docs/agentdojo.md lists the few deliberate differences. The rule: this module works in one process with
-nothing else of the server running, and knows neither sessions nor snapshots. It must not move or be renamed, because
-stored snapshots name its classes.
+Names and meanings are those of AgentDojo's `agentdojo.functions_runtime`; docs/agentdojo.md lists the few deliberate
+differences. The rule: this module works in one process without the rest of the server, and knows neither sessions nor
+snapshots. It must not be moved or renamed, because stored snapshots name its classes.
 """
 
 import copy

@@ -91,7 +91,7 @@ class Commit:
         parts: The blob id of each part that the call changed; empty if the version stays the same.
         blobs: The new blobs among those, by id; one that is stored already is left unchanged.
         expires_at: The session's new time of expiry, or None to leave it.
-        release: Give the lease back with this commit.
+        release: Release the lease with this commit.
     """
 
     session_id: str
@@ -211,7 +211,7 @@ class SessionStore(Protocol):
         """
 
     def release(self, session_id: str, epoch: int) -> None:
-        """Give a lease back without a commit; does nothing if `epoch` is not the session's."""
+        """Release a lease without a commit; does nothing if `epoch` is not the session's."""
 
     def heartbeat(self, holder: str) -> None:
         """Show that a worker is alive: add 1 to its heartbeat count."""

@@ -222,7 +222,7 @@ class MemoryStore:
         return row.head()
 
     def release(self, session_id: str, epoch: int) -> None:
-        """Give a lease back without a commit; does nothing if `epoch` is not the session's."""
+        """Release a lease without a commit; does nothing if `epoch` is not the session's."""
         with self._lock:
             row = self._rows.get(session_id)
             if row is not None and row.epoch == epoch:

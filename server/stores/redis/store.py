@@ -165,7 +165,7 @@ class RedisStore:
         return [_claimed(answer) for answer in self._redis.run("claim", holder, *watched, *session_ids)]
 
     def release(self, session_id: str, epoch: int) -> None:
-        """Give a lease back without a commit; does nothing if `epoch` is not the session's."""
+        """Release a lease without a commit; does nothing if `epoch` is not the session's."""
         self._redis.run("release", session_id, epoch)
 
     def heartbeat(self, holder: str) -> None:

@@ -234,7 +234,7 @@ class SqliteStore:
         return [taken.get(session_id) or leases.get(session_id) for session_id in session_ids]
 
     def release(self, session_id: str, epoch: int) -> None:
-        """Give a lease back without a commit; does nothing if `epoch` is not the session's."""
+        """Release a lease without a commit; does nothing if `epoch` is not the session's."""
         with self._file.write() as writer:
             writer.execute("UPDATE sessions SET holder = NULL WHERE id = ? AND epoch = ?", (session_id, epoch))
 
