@@ -1,6 +1,6 @@
-"""Run coroutines from synchronous code, each thread on an event loop of its own.
+"""Run coroutines from synchronous code, each thread on its own event loop.
 
-The rule: a coroutine leaves nothing behind. Tasks that it started and didn't await are cancelled when it ends.
+The rule: a coroutine leaves nothing running. Tasks that it started and didn't await are cancelled when it ends.
 """
 
 import asyncio
@@ -10,22 +10,22 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
-# Each thread keeps its event loop: creating one costs more than most functions take.
+# Each thread keeps its event loop: creating one takes longer than most functions run.
 _runners: dict[int, asyncio.Runner] = {}
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end from sync code, inside a running event loop too, and return its result."""
+    """Run a coroutine to completion from sync code, even inside a running event loop, and return its result."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return _run_on_own_loop(coroutine)
-    with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:
-        return elsewhere.submit(asyncio.run, coroutine).result()
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        return executor.submit(asyncio.run, coroutine).result()
 
 
 def wake_loop(thread: int) -> None:
-    """Make another thread's event loop, if it has one, go through Python code once, where it can be interrupted."""
+    """Make another thread's event loop, if it has one, run some Python code, where it can be interrupted."""
     runner = _runners.get(thread)
     if runner is not None:
         with contextlib.suppress(RuntimeError):  # the loop has just been closed
@@ -48,7 +48,7 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
         return runner.run(coroutine)
     finally:
-        # What the function left running would otherwise wake up inside somebody else's call.
+        # Otherwise, tasks that the function left running would continue during another call.
         leftovers = asyncio.all_tasks(runner.get_loop())
         if leftovers:
             runner.run(_cancel(leftovers))

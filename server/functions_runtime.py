@@ -1,9 +1,8 @@
 """Functions that an agent can call, and the runtime that calls them on an environment.
 
-The names and their meanings are those of AgentDojo's `agentdojo.functions_runtime`, so whoever knows that module knows
-this one; docs/agentdojo.md lists the few deliberate differences. The rule: this module works in one process with
-nothing else of the server running, and knows neither sessions nor snapshots. It must not move or be renamed, because
-stored snapshots name its classes.
+Names and meanings are those of AgentDojo's `agentdojo.functions_runtime`; docs/agentdojo.md lists the few deliberate
+differences. The rule: this module works in one process without the rest of the server, and knows neither sessions nor
+snapshots. It must not be moved or renamed, because stored snapshots name its classes.
 """
 
 import copy
@@ -49,23 +48,23 @@ class EmptyEnv(TaskEnvironment):
 
 @dataclass(frozen=True)
 class Depends:
-    """Marks a parameter that the environment gives, not the agent: `Annotated[Account, Depends("account")]`.
+    """Marks a parameter that comes from the environment, not the agent: `Annotated[Account, Depends("account")]`.
 
     Args:
-        env_dependency: The name of the environment's attribute, or a callable that gets the environment.
+        env_dependency: The name of an attribute of the environment, or a callable that takes the environment.
     """
 
     env_dependency: str | Callable[[Any], Any]
 
     def extract_dep_from_env(self, env: BaseModel) -> Any:
-        """Get what this dependency names in `env`."""
+        """Get the value of this dependency from `env`."""
         if callable(self.env_dependency):
             return self.env_dependency(env)
         return getattr(env, self.env_dependency)
 
 
 class FunctionCall(BaseModel):
-    """One call that an agent asks for; as an argument of another call it is run first and replaced by its result."""
+    """A call that an agent requests; as an argument of another call it is run first and replaced by its result."""
 
     function: str
     args: MutableMapping[str, "FunctionCallArgTypes"]
@@ -94,7 +93,7 @@ class Function(BaseModel):
         return self.run(*args, **kwargs)
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Validate an agent's arguments into those that the plain function gets: models as models.
+        """Validate an agent's arguments and convert them to those of the plain function.
 
         Raises:
             ValidationError: An argument is missing, unknown or of the wrong type.
@@ -110,7 +109,7 @@ FUNCTION_FIELDS = frozenset(Function.model_fields)
 
 
 def is_ready(candidate: object) -> bool:
-    """Whether `candidate` has all fields of a `Function`, as AgentDojo's own objects do."""
+    """Return whether `candidate` has all fields of a `Function`, as AgentDojo's own objects do."""
     return all(hasattr(candidate, field) for field in FUNCTION_FIELDS)
 
 
@@ -120,7 +119,7 @@ def make_function(function: Callable[..., Any]) -> Function:
     Parameters with a default that the docstring leaves out are hidden from agents.
 
     Raises:
-        RegistrationError: The docstring, the signature or a type doesn't allow it; the text says what to change.
+        RegistrationError: The docstring, the signature or a type can't be used; the text says what to change.
     """
     signature = read_signature(function)
     made = Function.model_construct(
@@ -137,7 +136,7 @@ def make_function(function: Callable[..., Any]) -> Function:
 
 
 class FunctionsRuntime:
-    """Functions by name, and the way to run them on an environment.
+    """Holds functions by name and runs them on an environment.
 
     Args:
         functions: The functions to start with.
@@ -150,7 +149,7 @@ class FunctionsRuntime:
         """Add a plain function, or a ready `Function` as it is, and return what was given.
 
         Raises:
-            RegistrationError: No `Function` can be made of it.
+            RegistrationError: No `Function` can be made from it.
         """
         given: Any = function
         ready = given if is_ready(given) else make_function(given)
@@ -167,14 +166,14 @@ class FunctionsRuntime:
         """Run a function on `env`, which it may change, and return `(result, error)`.
 
         Args:
-            env: The environment; None does for functions without dependencies.
+            env: The environment; may be None for functions without dependencies.
             function: The function's name.
             kwargs: Its arguments; a `FunctionCall` among them is run first and replaced by its result.
-            raise_on_error: Let exceptions through instead of returning `("", "ErrorType: message")`.
+            raise_on_error: Raise exceptions instead of returning `("", "ErrorType: message")`.
 
         Raises:
             ToolNotFoundError: With `raise_on_error`, there is no such function.
-            ValidationError: With `raise_on_error`, the arguments don't fit.
+            ValidationError: With `raise_on_error`, the arguments are invalid.
             NoEnvironmentError: There is no environment, and the function depends on one.
         """
         try:
@@ -185,7 +184,7 @@ class FunctionsRuntime:
             return "", error_text(error)
 
     def call(self, env: Any, name: str, kwargs: Mapping[str, Any], depth: int = 0) -> Any:
-        """Run a function, and first what its arguments call, and return the result; exceptions pass through."""
+        """Run the calls among the arguments, then the function, and return its result or raise its exception."""
         function = self.functions.get(name)
         if function is None:
             raise ToolNotFoundError(f"The requested function `{name}` is not available.")
@@ -199,13 +198,13 @@ class FunctionsRuntime:
         bound.update(self.dependencies(env, function))
         return self.run(env, function, bound)
 
-    def run(self, env: Any, function: Any, arguments: dict[str, Any]) -> Any:  # noqa: ARG002 - a subclass looks at it
-        """Run the plain function, sync or async, with arguments that are ready for it."""
+    def run(self, env: Any, function: Any, arguments: dict[str, Any]) -> Any:  # noqa: ARG002 - a subclass uses it
+        """Run the plain function, sync or async, with its final arguments."""
         result = function.run(**arguments)
         return run_coroutine(result) if inspect.iscoroutine(result) else result
 
     def nested_result(self, env: Any, outer: str, call: FunctionCall, depth: int) -> Any:
-        """Run a call that stands as an argument of `outer`.
+        """Run a call that is an argument of `outer`.
 
         Raises:
             ValidationError: Calls are nested too deeply.
@@ -218,7 +217,11 @@ class FunctionsRuntime:
         return self.call(env, call.function, call.args, depth)
 
     def dependencies(self, env: Any, function: Any) -> dict[str, Any]:
-        """Take a function's dependencies from the environment."""
+        """Get a function's dependencies from the environment.
+
+        Raises:
+            NoEnvironmentError: There is no environment, and the function depends on one.
+        """
         if env is None and function.dependencies:
             raise NoEnvironmentError(f"Function {function.name} has dependencies but no environment was provided.")
         return {name: dependency.extract_dep_from_env(env) for name, dependency in function.dependencies.items()}
@@ -228,9 +231,9 @@ _INFORMATION_LINE = re.compile(r"\n    For further information visit https://err
 
 
 def error_text(error: BaseException) -> str:
-    """Describe an exception as AgentDojo does, `ErrorType: message`, less pydantic's information lines."""
+    """Format an exception like AgentDojo, `ErrorType: message`, without pydantic's information lines."""
     if isinstance(error, ValidationError) and error.error_count() > MAX_LISTED_ERRORS:
-        # A small request can cause a million errors, each of which takes some hundred characters.
+        # A small request can cause a million errors of some hundred characters each.
         return f"ValidationError: {error.error_count()} validation errors for {error.title}, too many to list"
     try:
         message = str(error)
@@ -238,5 +241,5 @@ def error_text(error: BaseException) -> str:
         message = ""
     if isinstance(error, ValidationError):
         message = _INFORMATION_LINE.sub("", message)
-    # A lone surrogate has no place in JSON.
+    # JSON can't contain a lone surrogate.
     return f"{type(error).__name__}: {message}".encode("utf-8", "replace").decode()

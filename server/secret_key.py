@@ -1,7 +1,7 @@
-"""The key of the hash on stored snapshots: who has it can write what the server will read.
+"""The secret key of the hash on stored snapshots; whoever has it can forge snapshots.
 
-The rule: it is a setting, or it is made once in the data directory, readable by the server's user alone; it never
-goes into a store or a log.
+The rule: it is a setting, or it is created once in the data directory, readable only by the server's user. It is never
+written to a store or a log.
 """
 
 import contextlib
@@ -13,10 +13,10 @@ from server.settings import Settings
 
 
 def secret_key(settings: Settings) -> bytes:
-    """Get the key of the hash on stored snapshots: the setting, or one kept in the data directory.
+    """Get the key: the setting, a file in the data directory, or a random one for a memory store.
 
     Raises:
-        SettingsError: There is none, and none can be made.
+        SettingsError: There is none, and none can be created.
     """
     if settings.secret_key is not None:
         return settings.secret_key.get_secret_value().encode()
@@ -32,17 +32,17 @@ def secret_key(settings: Settings) -> bytes:
     try:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            # Written aside and linked into place: whoever sees the file sees all of it.
-            aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            # Written to a temporary file and linked into place, so that nobody reads half a key.
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(secrets.token_hex(32))
             try:
-                path.hardlink_to(aside)
+                path.hardlink_to(temporary)
             finally:
-                aside.unlink()
+                temporary.unlink()
         return path.read_text().strip().encode()
     except OSError as error:
         raise SettingsError(
-            f"The key in the data directory can't be read or made: {error.strerror}. Set TOOLPACK_SECRET_KEY."
+            f"The key in the data directory can't be read or created: {error.strerror}. Set TOOLPACK_SECRET_KEY."
         ) from error

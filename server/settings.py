@@ -1,7 +1,7 @@
 """Every setting of the server, in one class.
 
-The rule: a setting is an environment variable `TOOLPACK_<NAME>`, and the README's table lists it with the first
-sentence of its description and its default; a test compares the two.
+The rule: a setting is an environment variable `TOOLPACK_<NAME>`. The README's table lists it with its default and the
+first sentence of its description; a test compares the two.
 """
 
 import os
@@ -34,15 +34,15 @@ def _split_pairs(value: Any) -> Any:
         if not (name and colon and token):
             raise ValueError(f"entry {number} is not of the form name:token")
         if name in pairs:
-            raise ValueError(f"the name {name!r} stands twice")
+            raise ValueError(f"the name {name!r} is given twice")
         if token in pairs.values():
-            raise ValueError(f"the token of {name!r} is another name's too")
+            raise ValueError(f"the token of {name!r} belongs to another name, too")
         pairs[name] = token
     return pairs
 
 
 class Settings(BaseSettings):
-    """How one server is to run; field by field an environment variable, and where it is a flag, both."""
+    """The settings of one server; each field is an environment variable, and some are also flags."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
@@ -117,12 +117,12 @@ class Settings(BaseSettings):
 
 
 def load_settings(**given: Any) -> Settings:
-    """Read the settings: what is `given` and not None, then the environment, then the defaults.
+    """Read the settings: values that are `given` and not None, then the environment, then the defaults.
 
     Raises:
         SettingsError: A value is wrong; the text names the setting.
     """
-    # Kubernetes sets TOOLPACK_PORT=tcp://… beside a service called `toolpack`: that is no setting of ours.
+    # Kubernetes sets TOOLPACK_PORT=tcp://… for a service called `toolpack`: that isn't our setting.
     injected = [name for name, value in os.environ.items() if name.startswith(PREFIX) and value.startswith("tcp://")]
     saved = {name: os.environ.pop(name) for name in injected}
     try:

@@ -1,7 +1,6 @@
-"""What a plain function's signature and docstring say about the function, or what is wrong with them.
+"""Read a plain function's signature and docstring, and refuse functions that agents couldn't use correctly.
 
-The rule: nothing is guessed. What an agent couldn't use correctly is refused, with one sentence that says what to
-change.
+The rule: nothing is guessed. The text of a refusal says what to change.
 """
 
 import copy
@@ -19,7 +18,7 @@ from server.errors import RegistrationError
 
 @dataclass(frozen=True, slots=True)
 class FunctionSignature:
-    """What agents see of a function, and how its arguments are found.
+    """What agents see of a function, and where its arguments come from.
 
     Attributes:
         name: The function's name.
@@ -42,7 +41,7 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
     """Read a plain function's type hints and docstring.
 
     Raises:
-        RegistrationError: The docstring, the signature or a type can't be used; the text says what to change.
+        RegistrationError: The docstring, the signature or a type can't be used.
     """
     name = getattr(function, "__name__", None)
     if name is None:
@@ -82,7 +81,7 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
 
 
 def _is_copied(default: Any) -> bool:
-    """Whether a default can change and can be copied; what can't, like a lock or a sentinel, stays the same object."""
+    """Return whether a default is mutable and can be copied; a lock or a sentinel stays the same object."""
     if isinstance(default, str | int | float | bool | bytes | None) or type(default) is object:
         return False
     try:
@@ -94,7 +93,7 @@ def _is_copied(default: Any) -> bool:
 def _dependency(hint: Any) -> Any:
     if get_origin(hint) is not Annotated:
         return None
-    return next((mark for mark in hint.__metadata__ if hasattr(mark, "extract_dep_from_env")), None)
+    return next((item for item in hint.__metadata__ if hasattr(item, "extract_dep_from_env")), None)
 
 
 def _descriptions(params: Sequence[docstring_parser.DocstringParam]) -> dict[str, str]:
@@ -141,7 +140,7 @@ def _parameters_model(
     config = ConfigDict(extra="forbid", protected_namespaces=(), arbitrary_types_allowed=False)
     try:
         with warnings.catch_warnings():
-            # A parameter may be named like a method of BaseModel (`copy`, `json`): `bind` copes with that.
+            # A parameter may be named like a method of BaseModel (`copy`, `json`): `bind` handles that.
             warnings.simplefilter("ignore", UserWarning)
             model = create_model(f"Input schema for `{function_name}`", __config__=config, **fields)
             model.model_json_schema()

@@ -44,7 +44,7 @@ def test_a_world_that_cannot_be_kept_undoes_the_call_and_says_where(stored_bench
     session_id = stored_bench.create()
     before = world(stored_bench, session_id)
     error = stored_bench.call(session_id, "add_then", how="lambda")["error"]
-    assert error.startswith("SnapshotError: `ledger.anything` can't be kept, its type is `function`")
+    assert error.startswith("SnapshotError: `ledger.anything` can't be stored, its type is `function`")
     nothing_changed(stored_bench, session_id, before, 0)
 
 

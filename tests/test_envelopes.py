@@ -56,8 +56,8 @@ CASES = [
         "add_then",
         {"how": "lambda"},
         (
-            "SnapshotError: `ledger.anything` can't be kept, its type is `function`: "
-            "code isn't state; keep a name and look the function up."
+            "SnapshotError: `ledger.anything` can't be stored, its type is `function`: "
+            "code isn't state; store its name and look the function up."
         ),
         -32002,
         "SnapshotError",

@@ -509,7 +509,7 @@ def test_members_that_hash_by_value():
 def test_a_set_that_would_lose_its_member_is_refused(kind):
     member = kind("k")
     member.link = {member}
-    assert refusal(World(data=member)).startswith("`data.link` can't be kept, its type is `set`: a member's hash")
+    assert refusal(World(data=member)).startswith("`data.link` can't be stored, its type is `set`: a member's hash")
 
 
 def test_a_hash_over_what_is_not_there_yet_is_refused():
@@ -567,7 +567,7 @@ class Unknown:
 def test_refused_with_path_and_type(kind, value):
     world = World(data={"x": [0, Account(anything=(1, value))]})
     text = refusal(world)
-    assert text.startswith("`data['x'][1].anything[1]` can't be kept")
+    assert text.startswith("`data['x'][1].anything[1]` can't be stored")
     assert kind in text.partition(": ")[0]
 
 
@@ -580,9 +580,9 @@ def test_attributes_that_would_be_lost_are_refused():
 def test_refusals_name_private_attributes_keys_and_the_environment():
     account = Account()
     account._cache["lock"] = threading.Lock()
-    assert refusal(World(account=account)).startswith("`account._cache['lock']` can't be kept")
-    assert refusal({Unknown: 1}).startswith("`[key type]` can't be kept")
-    assert refusal(Unknown()).startswith("The environment itself can't be kept")
+    assert refusal(World(account=account)).startswith("`account._cache['lock']` can't be stored")
+    assert refusal({Unknown: 1}).startswith("`[key type]` can't be stored")
+    assert refusal(Unknown()).startswith("The environment itself can't be stored")
 
 
 def nested(depth):
@@ -666,7 +666,7 @@ def test_two_classes_of_one_name_are_refused():
 
 
 def test_state_types_that_cannot_be_kept_are_refused():
-    with pytest.raises(RegistrationError, match="can't be kept in a snapshot"):
+    with pytest.raises(RegistrationError, match="can't be stored in a snapshot"):
         ClassTable([], [type(threading.Lock())])
     ClassTable([], [Decimal, datetime, Color, dict])
 

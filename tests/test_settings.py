@@ -62,8 +62,8 @@ def test_what_kubernetes_sets_for_a_service_is_ignored(monkeypatch):
         ("SECRET_KEY", "short", "should have at least 16"),
         ("TOKENS", "one", "entry 1 is not of the form name:token"),
         ("TOKENS", "ann:one,two", "entry 2 is not of the form name:token"),
-        ("TOKENS", "ann:one,ann:two", "the name 'ann' stands twice"),
-        ("TOKENS", "ann:one,bob:one", "the token of 'bob' is another name's too"),
+        ("TOKENS", "ann:one,ann:two", "the name 'ann' is given twice"),
+        ("TOKENS", "ann:one,bob:one", "the token of 'bob' belongs to another name, too"),
     ],
 )
 def test_a_wrong_value_is_told_with_the_name_of_its_setting_and_no_secret(monkeypatch, name, value, says):

@@ -140,7 +140,7 @@ def test_every_problem_is_collected(folder):
         ("class E(TaskEnvironment):\n    must: int\n\n\ntoolpack = Toolpack('p', E)\n", "must\n  Field required"),
         (
             "class E(TaskEnvironment):\n    f: object = print\n\n\ntoolpack = Toolpack('p', E)\n",
-            "`f` can't be kept, its type is `builtin_function_or_method`",
+            "`f` can't be stored, its type is `builtin_function_or_method`",
         ),
         ("toolpack = Toolpack('p', dict)\n", "dict is no pydantic model: derive it from TaskEnvironment."),
         ("toolpack = Toolpack('p', 5)\n", "neither a pydantic model class nor a factory"),
@@ -159,7 +159,7 @@ def test_every_problem_is_collected(folder):
             ),
             "built a TaskEnvironment, not the E",
         ),
-        ("toolpack = Toolpack('p', state_types=[type(lambda: 0)])\n", "can't be kept in a snapshot"),
+        ("toolpack = Toolpack('p', state_types=[type(lambda: 0)])\n", "can't be stored in a snapshot"),
     ],
 )
 def test_an_environment_that_cannot_be_used_stops_the_start(folder, code, says):

@@ -1,4 +1,4 @@
-"""What the bank starts with: plain tuples, which nobody can change, from which every environment is built anew."""
+"""The initial data of the bank, as immutable tuples: every environment is built anew from them."""
 
 CURRENT_IBAN = "DE20100500005407324931"
 SAVINGS_IBAN = "DE52100500009400018276"
@@ -10,7 +10,7 @@ _GYM = "DE69700202700010423877"
 _FRIEND = "AT611904300234573201"
 _SHOP = "DE05370502990031877045"
 
-# (day, IBAN of the other side, euros, subject), oldest first.
+# (day, IBAN of the other party, euros, subject), oldest first.
 TRANSACTIONS = (
     ("2026-01-02", _LANDLORD, "-920.00", "Rent January, Hafenstrasse 12"),
     ("2026-01-05", _POWER, "-64.50", "Electricity instalment, customer 40117"),

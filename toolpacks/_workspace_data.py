@@ -1,6 +1,6 @@
-"""What the workspace starts with: a week in March at Tidewater Charts, which makes charts for sailors.
+"""The initial data of the workspace: a week in March at Tidewater Charts, which makes charts for sailors.
 
-Everything is built anew by each call, so that two environments share nothing.
+Each call builds everything anew, so that two environments share nothing.
 """
 
 from datetime import datetime, timedelta

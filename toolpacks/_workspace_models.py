@@ -1,6 +1,6 @@
-"""What a workspace is made of: people, mails, events and files.
+"""The models of the workspace: people, mails, events and files.
 
-Mails hold the calendar's very events and the drive's very files, never copies: a change shows wherever one looks.
+Mails refer to the calendar's events and the drive's files themselves, not to copies, so a change shows in both places.
 """
 
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from server import TaskEnvironment
 
 
 def in_utc(time: datetime) -> datetime:
-    """Give a time its zone: UTC, unless it came with another."""
+    """Convert a time to UTC; a time without a zone is taken as UTC."""
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
@@ -30,7 +30,7 @@ class Person(BaseModel):
 
 
 class Answer(StrEnum):
-    """What a participant says to an invitation."""
+    """A participant's answer to an invitation."""
 
     PENDING = "pending"
     ACCEPTED = "accepted"
@@ -52,12 +52,12 @@ class Event(BaseModel):
 
 
 class Calendar(BaseModel):
-    """Events by id; a cancelled one stays, marked."""
+    """Events by id, including cancelled ones."""
 
     events: dict[int, Event] = Field(default_factory=dict)
 
     def find(self, event_id: int) -> Event:
-        """Get an event, or say how to find one."""
+        """Get an event, or raise an error that says how to find one."""
         if event_id not in self.events:
             raise ValueError(f"There is no event {event_id}: list_events shows the ids.")
         return self.events[event_id]
@@ -74,13 +74,13 @@ class Calendar(BaseModel):
         return event
 
     def between(self, start: datetime, end: datetime) -> list[Event]:
-        """Get the events that touch a period, earliest first."""
+        """Get the events that overlap a period, earliest first."""
         found = [event for event in self.events.values() if event.start < end and event.end > start]
         return sorted(found, key=lambda event: event.start)
 
 
 class TimeSlot(BaseModel):
-    """A stretch of time."""
+    """A period of time."""
 
     start: Time
     end: Time
@@ -94,7 +94,7 @@ class Permission(StrEnum):
 
 
 class File(BaseModel):
-    """A text file, and with whom it is shared."""
+    """A text file, and who it is shared with."""
 
     id: int
     name: str
@@ -120,7 +120,7 @@ class Drive(BaseModel):
     files: dict[int, File] = Field(default_factory=dict)
 
     def find(self, file_id: int) -> File:
-        """Get a file, or say how to find one."""
+        """Get a file, or raise an error that says how to find one."""
         if file_id not in self.files:
             raise ValueError(f"There is no file {file_id}: search_files shows the ids.")
         return self.files[file_id]
@@ -134,7 +134,7 @@ class Drive(BaseModel):
 
 
 class Folder(StrEnum):
-    """Where a mail lies."""
+    """The folder of a mail."""
 
     INBOX = "inbox"
     SENT = "sent"
@@ -159,7 +159,7 @@ class Mail(BaseModel):
 
 
 class MailSummary(BaseModel):
-    """A mail without its body and what it holds."""
+    """A mail without its body, event and attachments."""
 
     id: int
     folder: Folder
@@ -176,14 +176,14 @@ class Mailbox(BaseModel):
     mails: dict[int, Mail] = Field(default_factory=dict)
 
     def find(self, mail_id: int) -> Mail:
-        """Get a mail, or say how to find one."""
+        """Get a mail, or raise an error that says how to find one."""
         if mail_id not in self.mails:
             raise ValueError(f"There is no mail {mail_id}: search_mails shows the ids.")
         return self.mails[mail_id]
 
 
 class WorkspaceEnvironment(TaskEnvironment):
-    """One person's mailbox, calendar, drive and contacts at one moment; the clock stands still."""
+    """One person's mailbox, calendar, drive and contacts at one moment; the clock doesn't advance."""
 
     now: Time = datetime(2026, 3, 2, 9, 0, tzinfo=UTC)
     me: Person
@@ -195,7 +195,7 @@ class WorkspaceEnvironment(TaskEnvironment):
 
     @model_validator(mode="after")
     def _share_and_count(self) -> Self:
-        """Make one object of what has one id: in JSON, a mail's event and the calendar's event stand apart."""
+        """Make objects with the same id one object: in JSON, an event in a mail and in the calendar are separate."""
         files = dict(self.drive.files)
         for mail in self.mailbox.mails.values():
             if mail.event:
@@ -205,7 +205,7 @@ class WorkspaceEnvironment(TaskEnvironment):
         return self
 
     def new_id(self) -> int:
-        """Get a number that no mail, event or file has had, not even a deleted one."""
+        """Get an id that no mail, event or file ever had, not even a deleted one."""
         self._last_id += 1
         return self._last_id
 
@@ -219,7 +219,7 @@ class WorkspaceEnvironment(TaskEnvironment):
         event: Event | None = None,
         attachments: list[File] | None = None,
     ) -> Mail:
-        """Send a mail; it lies in the folder of sent ones."""
+        """Send a mail and put it into the folder of sent mails."""
         mail = Mail(
             id=self.new_id(),
             folder=Folder.SENT,

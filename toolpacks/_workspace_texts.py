@@ -1,4 +1,4 @@
-"""What is written in the files that the workspace starts with."""
+"""The contents of the initial files of the workspace."""
 
 PLAN = """\
 # Harbour Charts 2.0: release plan

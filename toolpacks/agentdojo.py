@@ -1,7 +1,7 @@
 """AgentDojo's suites as toolpacks: `agentdojo-workspace`, `agentdojo-travel`, `agentdojo-banking`, `agentdojo-slack`.
 
-The rule: everything comes from the installed `agentdojo` as it is. Its `Function` objects are registered unchanged, and
-its own code builds the environments; only the options are checked here, so that a wrong one is told with what is right.
+The rule: everything comes unchanged from the installed `agentdojo`. Its `Function` objects are registered as they are,
+and its own code builds the environments. Only the options are checked here, so that an error lists the valid values.
 """
 
 import ast
@@ -26,14 +26,14 @@ if importlib.util.find_spec("agentdojo") is None:
 
 
 class _Deferred(ModuleType):
-    """A module that can be imported from, but runs only when it is asked for more than a constant.
+    """A module that runs only when something other than a constant is read from it.
 
-    AgentDojo's suites import modules that import the clients of all model vendors, which takes seconds. What the suites
-    need of those is the package around their submodules, and one constant.
+    AgentDojo's suites import modules that import the clients of all model vendors, which takes seconds. The suites need
+    only the package itself, for its submodules, and one constant.
     """
 
     def __getattr__(self, name: str) -> Any:
-        # Whoever looks through all modules asks for special names (`__warningregistry__`): that is no use of this one.
+        # Code that inspects all modules reads special names (`__warningregistry__`); that must not run this one.
         if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
         with _deferred_lock:
@@ -41,7 +41,7 @@ class _Deferred(ModuleType):
             if type(self) is _Deferred and spec is not None and isinstance(spec.loader, SourceLoader):
                 with contextlib.suppress(LookupError):
                     return _constant(spec.loader.get_source(spec.name) or "", name)
-                self.__class__ = ModuleType  # type: ignore[assignment] # from here on an ordinary module
+                self.__class__ = ModuleType  # type: ignore[assignment] # from now on an ordinary module
                 try:
                     spec.loader.exec_module(self)
                 except BaseException:
@@ -62,10 +62,10 @@ def _constant(source: str, name: str) -> Any:
 
 
 def _defer(name: str) -> None:
-    """Put a module into its place without running it, unless it is there already or isn't in this version at all."""
+    """Register a module without running it, unless it is imported already or doesn't exist in this version."""
     try:
         spec = None if name in sys.modules else importlib.util.find_spec(name)
-    except ModuleNotFoundError:  # not even the package around it
+    except ModuleNotFoundError:  # its package doesn't exist either
         spec = None
     if spec is None:
         return
@@ -73,16 +73,16 @@ def _defer(name: str) -> None:
     module.__class__ = _Deferred
     sys.modules[name] = module
     package, _, last = name.rpartition(".")
-    setattr(sys.modules[package], last, module)  # as an import would have done
+    setattr(sys.modules[package], last, module)  # as an import does
 
 
 _defer("agentdojo.agent_pipeline")
 _defer("agentdojo.agent_pipeline.llms.google_llm")
 
 import yaml  # type: ignore[import-untyped] # noqa: E402 - comes with agentdojo
-from agentdojo.task_suite.load_suites import _SUITES, get_suites  # noqa: E402 - only now is it quick
+from agentdojo.task_suite.load_suites import _SUITES, get_suites  # noqa: E402 - fast only after `_defer`
 
-# AgentDojo names its versions nowhere else; an empty entry is what asking for an unknown version leaves behind.
+# AgentDojo lists its versions nowhere else; asking for an unknown version leaves an empty entry.
 _NUMBERS = {v: [int(n) for n in v[1:].split(".")] for v in _SUITES if _SUITES[v] and re.fullmatch(r"v\d+(\.\d+)*", v)}
 VERSIONS = tuple(sorted(_NUMBERS, key=_NUMBERS.__getitem__))
 NEWEST = VERSIONS[-1]
@@ -115,7 +115,7 @@ def make_toolpack(suite_name: str) -> Toolpack:
             environment = suite.load_and_inject_default_environment(injections)
         except yaml.YAMLError as error:
             raise ValueError(
-                "an injection breaks the environment's YAML, where it stands between double quotes as it is: write "
+                "an injection breaks the environment's YAML, as it is inserted between double quotes unchanged: write "
                 r"\" for a quote and \\ for a backslash"
             ) from error
         return environment if user_task is None else suite.user_tasks[user_task].init_environment(environment)

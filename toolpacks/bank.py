@@ -1,7 +1,7 @@
 """One customer's bank: a current account, a savings account and standing orders.
 
-Money is `Decimal`, so that cents are exact, and only `Account.book` changes a balance, so that every cent has its line
-in the history. The date belongs to the environment and stands still: no standing order falls due during a session.
+Money is `Decimal`, so that cents are exact, and only `Account.book` changes a balance, so that the history is complete.
+The date belongs to the environment and doesn't advance: no standing order falls due during a session.
 """
 
 from datetime import date
@@ -14,14 +14,14 @@ from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from server import Depends, TaskEnvironment, Toolpack
 from toolpacks._bank_data import CURRENT_IBAN, SAVINGS_IBAN, STANDING_ORDERS, TRANSACTIONS
 
-# What a schema can say, a type says: such an argument is refused before the function runs.
+# What JSON Schema can express is in the types, so that bad arguments are refused before a function runs.
 Iban = Annotated[str, Field(pattern=r"^[A-Z]{2}[0-9]{2}[A-Z0-9]{11,30}$")]
 Amount = Annotated[Decimal, Field(gt=0, max_digits=12, decimal_places=2)]
 Balance = Annotated[Decimal, Field(ge=0, max_digits=12, decimal_places=2)]
 
 
 class Transaction(BaseModel):
-    """One line of an account's history; a negative amount has left the account."""
+    """A transaction of an account; a negative amount is a payment from it."""
 
     id: int
     day: date
@@ -31,7 +31,7 @@ class Transaction(BaseModel):
 
 
 class Account(BaseModel):
-    """A balance and how it came about."""
+    """An account: its balance and its transactions."""
 
     iban: str
     owner: str
@@ -39,7 +39,7 @@ class Account(BaseModel):
     transactions: list[Transaction] = Field(default_factory=list)
 
     def book(self, day: date, iban: str, amount: Decimal, subject: str) -> Transaction:
-        """Change the balance and write the line that explains it."""
+        """Change the balance and add a transaction for it."""
         if self.balance + amount < 0:
             raise ValueError(f"The account holds only {self.balance} euros: choose at most that amount.")
         self.balance += amount
@@ -69,7 +69,7 @@ class StandingOrder(BaseModel):
 
 
 class StandingOrders(BaseModel):
-    """Standing orders by id; the number of a cancelled one is never given again."""
+    """Standing orders by id; ids of cancelled ones are never reused."""
 
     orders: dict[int, StandingOrder] = Field(default_factory=dict)
     _last_id: int = PrivateAttr(default=0)
@@ -80,19 +80,19 @@ class StandingOrders(BaseModel):
         return self
 
     def new_id(self) -> int:
-        """Get a number that no order has had."""
+        """Get an id that was never used."""
         self._last_id += 1
         return self._last_id
 
     def find(self, order_id: int) -> StandingOrder:
-        """Get an order, or say how to find one."""
+        """Get an order, or raise an error that says how to find one."""
         if order_id not in self.orders:
             raise ValueError(f"There is no standing order {order_id}: list_standing_orders shows the ids.")
         return self.orders[order_id]
 
 
 class Statement(BaseModel):
-    """What a period did to an account: opening + received - spent = closing."""
+    """The totals of an account for a period: opening + received - spent = closing."""
 
     opening: Decimal
     received: Decimal
@@ -174,7 +174,7 @@ def get_savings_balance(savings: SavingsAccount) -> Decimal:
 def list_transactions(account: CurrentAccount, count: Annotated[int, Field(ge=1)] = 10) -> list[Transaction]:
     """List the latest transactions of the current account, newest first.
 
-    :param count: How many at most.
+    :param count: Maximum number of transactions.
     """
     return account.transactions[: -count - 1 : -1]
 
@@ -185,7 +185,7 @@ def search_transactions(
 ) -> list[Transaction]:
     """Find transactions of the current account by subject or IBAN, oldest first.
 
-    :param text: What the subject or the IBAN contains; upper and lower case are the same.
+    :param text: Text in the subject or the IBAN; case is ignored.
     :param first: Earliest day.
     :param last: Latest day.
     """
@@ -200,7 +200,7 @@ def search_transactions(
 
 @toolpack.function(read_only=True)
 def get_statement(account: CurrentAccount, first: date, last: date) -> Statement:
-    """Sum up what a period did to the current account.
+    """Get the totals of the current account for a period.
 
     :param first: First day of the period.
     :param last: Last day of the period.
@@ -267,7 +267,7 @@ def create_standing_order(
     interval: Interval,
     first_day: date,
 ) -> StandingOrder:
-    """Pay the same amount again and again.
+    """Create a standing order, which pays the same amount at regular intervals.
 
     :param recipient: IBAN to credit, without spaces.
     :param amount: Euros to pay each time.
@@ -316,7 +316,7 @@ def change_standing_order(
 
 @toolpack.function
 def cancel_standing_order(standing_orders: CurrentOrders, order_id: int) -> StandingOrder:
-    """Cancel a standing order and get what it was.
+    """Cancel a standing order and return it.
 
     :param order_id: Number of the standing order.
     """

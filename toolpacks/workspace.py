@@ -1,7 +1,7 @@
-"""An office: mails, a calendar and files that point at one another, and the people who share them.
+"""An office: mails, a calendar and files that refer to one another, and the people who share them.
 
-An invitation holds the calendar's very event and an attachment is the drive's very file, so cancelling or editing one
-shows in both places. The clock belongs to the environment and stands still; all times are UTC.
+An invitation holds the calendar's event itself and an attachment is the drive's file itself, so a change shows in both
+places. The clock belongs to the environment and doesn't advance; all times are UTC.
 """
 
 from datetime import UTC, date, datetime, time, timedelta
@@ -38,7 +38,7 @@ Contacts = Annotated[list[Person], Depends("contacts")]
 MyMailbox = Annotated[Mailbox, Depends("mailbox")]
 MyCalendar = Annotated[Calendar, Depends("calendar")]
 MyDrive = Annotated[Drive, Depends("drive")]
-# Depends also takes a callable: this one gives the whole environment to functions that touch many of its parts.
+# Depends also takes a callable: this one gives the whole environment to functions that use much of it.
 Workspace = Annotated[WorkspaceEnvironment, Depends(lambda environment: environment)]
 
 Participants = Annotated[list[Address], Field(min_length=1)]
@@ -81,7 +81,7 @@ def search_mails(
 
 @toolpack.function
 def read_mail(mailbox: MyMailbox, mail_id: int) -> Mail:
-    """Open a mail with its event and attachments; it counts as read from then on.
+    """Open a mail with its event and attachments, and mark it as read.
 
     :param mail_id: Number of the mail.
     """
@@ -158,10 +158,10 @@ def list_events(calendar: MyCalendar, first_day: date, last_day: date, query: st
 def find_free_time(
     calendar: MyCalendar, me: Me, day: date, minutes: Annotated[int, Field(ge=1)] = 30
 ) -> list[TimeSlot]:
-    """Find the free stretches of a working day, 08:00 to 17:00.
+    """Find the free time slots of a working day, 08:00 to 17:00.
 
     :param day: Day to look at.
-    :param minutes: How long a stretch must be at least.
+    :param minutes: Minimum length of a slot.
     """
     free_from, end_of_day = _midnight(day) + timedelta(hours=8), _midnight(day) + timedelta(hours=17)
     slots = []
@@ -219,7 +219,7 @@ def reschedule_event(calendar: MyCalendar, me: Me, event_id: int, start: Time, e
 
     :param event_id: Number of the event.
     :param start: When it starts now.
-    :param end: When it ends now; without it, the event stays as long as it was.
+    :param end: When it ends now; without it, the event keeps its length.
     """
     event = calendar.find_own(event_id, me)
     end = end or start + (event.end - event.start)

@@ -1,7 +1,7 @@
-"""Running one call, as a pure function of a plan and a snapshot.
+"""Run one call, as a pure function of a plan and a snapshot.
 
-The rule: no I/O, no lock, no clock. Whatever a function does, the answer is an `Outcome`; until somebody commits that,
-the call has not happened.
+The rule: no I/O, no lock, no clock. Whatever a function does, the answer is an `Outcome`; the call has no effect until
+that is committed.
 """
 
 from contextlib import AbstractContextManager
@@ -21,7 +21,7 @@ from server.jsonio.view import to_json
 
 
 class Failure(StrEnum):
-    """Why a call failed, which the text in the envelope doesn't tell for certain."""
+    """Why a call failed, which can't be read reliably from the text in the envelope."""
 
     NOT_FOUND = "not_found"
     ARGUMENTS = "arguments"
@@ -39,9 +39,9 @@ class Outcome:
         error: `ErrorType: message`, or None.
         failure: Why it failed, or None.
         errors: What is wrong with the arguments, each {loc, msg, type}.
-        changes: The call may change the environment, so the version moves on.
-        blobs: The new bytes of each part of an environment that it may have changed.
-        live: The parts that it took, which equal their bytes.
+        changes: The call may have changed the environment, so the version increases.
+        blobs: The new bytes of each part that it may have changed.
+        live: The objects of the parts that it used, equal to their bytes.
         toolpack: The toolpack of the function; "" if there is no such function.
     """
 
@@ -62,17 +62,17 @@ def call(
     max_result_bytes: int,
     interruptible: AbstractContextManager[object] | None = None,
 ) -> Outcome:
-    """Run a function and freeze what it may have changed.
+    """Run a function and freeze the parts that it may have changed.
 
     Args:
         plan: What to run.
         snapshot: The session's environments; the call takes live objects out of it.
         codec: Reads and writes their bytes.
-        max_result_bytes: The largest result, as JSON.
+        max_result_bytes: The largest size of the result as JSON.
         interruptible: See `World`.
 
     Raises:
-        RequestError: The stored environment can't be used; the call has not begun.
+        RequestError: The stored environment can't be used; the call had no effect.
     """
     world = World(snapshot, codec, plan.footprint, read_only=plan.read_only, interruptible=interruptible)
     try:

@@ -1,6 +1,7 @@
-"""Environments of the loaded toolpacks as sealed blobs and back, part by part.
+"""Convert environments of the loaded toolpacks to sealed blobs and back, part by part.
 
-The rule: the only place that joins classes, fingerprints and the key. What it decodes has passed the keyed hash.
+The rule: only this module combines classes, fingerprints and the key. Nothing is decoded before its keyed hash is
+checked.
 """
 
 import itertools
@@ -17,32 +18,32 @@ from server.snapshots.seal import seal, unseal
 
 
 class Codec:
-    """Turns environments of the loaded toolpacks into sealed blobs and back.
+    """Converts environments of the loaded toolpacks to sealed blobs and back.
 
     Args:
         catalog: The loaded toolpacks.
-        key: The key of the hash on every blob.
-        max_bytes: The largest blob that is written.
+        key: The secret key of the hash on every blob.
+        max_bytes: The largest snapshot of a part that is written.
     """
 
     def __init__(self, catalog: Catalog, key: bytes, max_bytes: int) -> None:
         self.catalog = catalog
         self._key = key
         self._max_bytes = max_bytes
-        # Made here, not at import: workers are forked after that, and must not share it.
+        # Created here, not on import: workers are forked after that and must not share it.
         self._ids = f"{int(time.time()):08x}{secrets.token_hex(6)}"
         self._serial = itertools.count()
 
     def new_blob_id(self) -> str:
-        """Make an id that no blob has; ids grow with time, which keeps a store's index compact."""
+        """Make a unique blob id; ids increase with time, which keeps a store's index compact."""
         return f"{self._ids}{next(self._serial):010x}"
 
     def encode(self, part: str, environment: BaseModel) -> bytes:
         """Freeze and seal a part of a toolpack's environment.
 
         Raises:
-            SnapshotError: It holds something that can't be kept exactly.
-            TooLargeError: It is too large to keep.
+            SnapshotError: It holds something that can't be stored exactly.
+            TooLargeError: It is too large.
         """
         toolpack = toolpack_of(part)
         payload = freeze(environment, self.catalog.classes)
@@ -70,8 +71,8 @@ class Codec:
         """Divide a whole environment, and get the new id and the bytes of each part.
 
         Raises:
-            SnapshotError: It holds something that can't be kept exactly.
-            TooLargeError: It is too large to keep.
+            SnapshotError: It holds something that can't be stored exactly.
+            TooLargeError: A part is too large.
         """
         parts = divide(self.catalog.toolpacks[toolpack], environment)
-        return {part: (self.new_blob_id(), self.encode(part, held)) for part, held in parts.items()}
+        return {part: (self.new_blob_id(), self.encode(part, piece)) for part, piece in parts.items()}

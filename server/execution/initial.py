@@ -1,6 +1,6 @@
 """The environments that sessions start with: built by their toolpacks once for each set of options, then shared.
 
-The rule: an initial environment that can't be restored exactly is refused. They live in memory alone, so a restart
+The rule: an initial environment that can't be restored exactly is refused. They are cached in memory only, so a restart
 builds them again and an edited toolpack never starts from old data.
 """
 
@@ -17,11 +17,11 @@ from server.snapshots.graph import difference
 
 
 class InitialEnvironments:
-    """The parts of initial environments, built once for the same options and shared by the sessions that use them.
+    """The parts of initial environments, built once for each set of options and shared between sessions.
 
     Args:
-        codec: Writes them.
-        max_bytes: How many bytes of them are kept for the next session.
+        codec: Encodes them.
+        max_bytes: How many bytes of them are cached.
     """
 
     def __init__(self, codec: Codec, max_bytes: int) -> None:
@@ -35,21 +35,21 @@ class InitialEnvironments:
         """Get the id and the bytes of each part of a toolpack's initial environment.
 
         Raises:
-            InvalidParamsError: The options don't fit.
-            SnapshotError: The environment holds something that can't be kept exactly.
+            InvalidParamsError: The options are invalid.
+            SnapshotError: The environment holds something that can't be stored exactly.
         """
         key = toolpack, dumps(options, sort_keys=True)
         with self._lock:
             if key in self._built:
                 self._built.move_to_end(key)
                 return self._built[key]
-        # Built outside the lock: it may take long, and two at once do no harm.
+        # Built outside the lock: it may take long, and building it twice is harmless.
         environment = self._codec.catalog.toolpacks[toolpack].build(options)
         built = self._codec.write(toolpack, environment)
-        kept = environments({part: self._codec.decode(part, blob) for part, (_, blob) in built.items()})
-        lost = difference(environment, kept[toolpack])
-        if lost:
-            raise SnapshotError(f"the initial environment of {toolpack!r} can't be kept exactly: {lost}")
+        restored = environments({part: self._codec.decode(part, blob) for part, (_, blob) in built.items()})
+        changed = difference(environment, restored[toolpack])
+        if changed:
+            raise SnapshotError(f"the initial environment of {toolpack!r} can't be stored exactly: {changed}")
         with self._lock:
             if key in self._built:
                 return self._built[key]

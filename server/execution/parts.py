@@ -1,13 +1,12 @@
-"""Which fields of an environment a call can touch without the others, and how to take an environment apart by them.
+"""Divide an environment into parts, so that a call costs only as much as the parts that it uses.
 
-A call pays for its footprint, not for the whole world. The footprint is known before the call runs: the fields that its
-function depends on. So an environment is divided when it is first made. Fields stay together if they share an object
-that can change, or if any one function takes them together. No function can connect two parts later, since it never
-holds both.
+The footprint of a call is known before it runs: the fields that its function depends on. So an environment is divided
+when it is created. Fields stay together if they share a mutable object or if one function uses both. No function can
+connect two parts later, as it never gets both.
 
-The rule: whatever can't be told for sure (a dependency that is a callable or no field, an environment that somebody
-refers back to, a class that keeps state of its own kind) leaves the environment in one part. A part is an environment
-of the same class that has some of the fields only.
+The rule: if in doubt (a dependency that is a callable or no field, an object that refers back to the environment, a
+class with state of its own kind), the environment stays in one part. A part is an environment of the same class that
+has only some of the fields.
 """
 
 import datetime as dt
@@ -24,13 +23,13 @@ from server.snapshots.graph import walk
 
 SEPARATOR = "/"
 
-# What can't be changed can be shared by two parts and nobody will notice.
-_UNCHANGEABLE = (
+# Two parts may share immutable objects.
+_IMMUTABLE = (
     str, int, float, complex, bytes, type(None), enum.Enum, dt.date, dt.time, dt.timedelta, dt.tzinfo,
     decimal.Decimal, uuid.UUID, type,
 )  # fmt: skip
 
-# Stands for what belongs to no field that a function can reach: the private attributes, and all fields out of reach.
+# Marks the group of what no function depends on: the private attributes and the other fields.
 _REST = ""
 
 
@@ -40,19 +39,19 @@ def toolpack_of(part: str) -> str:
 
 
 def holds(part: str, field: str) -> bool:
-    """Whether a part was made for a field; the part that is named like its toolpack is made for all."""
+    """Return whether a part was created for a field; one that is named like its toolpack was created for all."""
     _, divided, fields = part.partition(SEPARATOR)
     return not divided or field in fields.split(",")
 
 
 def footprint(function: Any) -> frozenset[str] | None:
-    """Get the attributes of the environment that a function takes; None if that can't be told."""
+    """Get the attributes of the environment that a function uses; None if that is unknown."""
     names = {getattr(dependency, "env_dependency", None) for dependency in function.dependencies.values()}
     return frozenset(names) if all(isinstance(name, str) for name in names) else None  # type: ignore[arg-type]
 
 
 def divide(toolpack: Toolpack, environment: BaseModel) -> dict[str, BaseModel]:
-    """Take an initial environment apart, as far as its toolpack's functions allow."""
+    """Divide an initial environment into parts, as far as its toolpack's functions allow."""
     footprints = [footprint(function.function) for function in toolpack.functions.values()]
     fields = list(environment.__dict__)
     if None in footprints or not _is_divisible(environment, fields):
@@ -70,19 +69,19 @@ def divide(toolpack: Toolpack, environment: BaseModel) -> dict[str, BaseModel]:
     if len(divided) <= 1:
         return {toolpack.name: environment}
     return {
-        f"{toolpack.name}{SEPARATOR}{','.join(field for field in group if field)}": _part(environment, group)
+        f"{toolpack.name}{SEPARATOR}{','.join(field for field in group if field)}": _make_part(environment, group)
         for group in divided
     }
 
 
 def merge(parts: Iterable[BaseModel]) -> BaseModel:
-    """Put an environment together again."""
+    """Combine the parts of one environment."""
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
-    held = {name: value for part in parts for name, value in part.__dict__.items()}
-    first = type(parts[0])
-    whole = _new(first, {name: held.pop(name) for name in [*first.model_fields, *held] if name in held})
+    values = {name: value for part in parts for name, value in part.__dict__.items()}
+    kind = type(parts[0])
+    whole = _new(kind, {name: values.pop(name) for name in [*kind.model_fields, *values] if name in values})
     for part in parts:
         object.__setattr__(whole, "__pydantic_fields_set__", whole.model_fields_set | part.model_fields_set)
         for name in ("__pydantic_private__", "__pydantic_extra__"):
@@ -92,7 +91,7 @@ def merge(parts: Iterable[BaseModel]) -> BaseModel:
 
 
 def environments(parts: Mapping[str, BaseModel]) -> dict[str, BaseModel]:
-    """Put the environments of all toolpacks together again, from all their parts."""
+    """Combine all parts of all toolpacks to one environment for each toolpack."""
     by_toolpack: dict[str, list[BaseModel]] = {}
     for part, environment in parts.items():
         by_toolpack.setdefault(toolpack_of(part), []).append(environment)
@@ -100,11 +99,11 @@ def environments(parts: Mapping[str, BaseModel]) -> dict[str, BaseModel]:
 
 
 def emptied(environment: BaseModel) -> BaseModel:
-    """Get an environment of the same class without anything in it."""
+    """Get an empty environment of the same class."""
     return _new(type(environment), {})
 
 
-def _part(environment: BaseModel, group: list[str]) -> BaseModel:
+def _make_part(environment: BaseModel, group: list[str]) -> BaseModel:
     part = _new(type(environment), {field: environment.__dict__[field] for field in group if field})
     object.__setattr__(part, "__pydantic_fields_set__", {f for f in group if f in environment.model_fields_set})
     if _REST in group:
@@ -113,9 +112,9 @@ def _part(environment: BaseModel, group: list[str]) -> BaseModel:
     return part
 
 
-def _new(kind: type[BaseModel], held: dict[str, Any]) -> BaseModel:
+def _new(kind: type[BaseModel], values: dict[str, Any]) -> BaseModel:
     new = object.__new__(kind)
-    object.__setattr__(new, "__dict__", held)
+    object.__setattr__(new, "__dict__", values)
     object.__setattr__(new, "__pydantic_fields_set__", set())
     object.__setattr__(new, "__pydantic_private__", None)
     object.__setattr__(new, "__pydantic_extra__", None)
@@ -123,7 +122,7 @@ def _new(kind: type[BaseModel], held: dict[str, Any]) -> BaseModel:
 
 
 def _is_divisible(environment: BaseModel, fields: list[str]) -> bool:
-    """Whether an environment of this class is no more than its fields, in their order, and pydantic's own state."""
+    """Return whether an environment holds only its fields, in their declared order, and pydantic's own state."""
     kind = type(environment)
     slots = [base for base in kind.__mro__ if base is not BaseModel and vars(base).get("__slots__")]
     declared = [name for name in kind.model_fields if name in environment.__dict__]
@@ -135,16 +134,16 @@ def _has_rest(environment: BaseModel) -> bool:
 
 
 def _unite_sharing(groups: "_Groups", environment: BaseModel) -> bool:
-    """Unite fields that share anything that could change; False where something refers to the environment itself."""
+    """Unite fields that share a mutable object; return False if an object refers to the environment itself."""
     rest = [environment.__pydantic_private__, environment.__pydantic_extra__]
     owners: dict[int, str] = {}
-    kept = []  # the values keep the ids taken
+    seen = []  # keeps the ids from being reused
     for field, value in [*environment.__dict__.items(), (_REST, rest)]:
         for _, _, found in walk(value):
             if found is environment:
                 return False
-            if not isinstance(found, _UNCHANGEABLE):
-                kept.append(found)
+            if not isinstance(found, _IMMUTABLE):
+                seen.append(found)
                 groups.unite([field, owners.setdefault(id(found), field)])
     return True
 

@@ -1,7 +1,7 @@
 """The functions of a session, and the plan of a call: what is known of it before it runs.
 
-The rule: whatever follows from the functions alone is worked out once, when the runtime is made. A plan is made once a
-call, and answers every question about it.
+The rule: what depends on the functions alone is computed once, when the runtime is created. A plan is made once per
+call, and all code that runs or stores the call uses that plan.
 """
 
 import copy
@@ -15,7 +15,7 @@ from server.functions_runtime import FunctionCall, FunctionsRuntime
 from server.packs.toolpack import PackFunction
 
 Footprint = Mapping[str, frozenset[str] | None]
-"""For each toolpack, the attributes of its environment that a call takes; None means it can't be told."""
+"""For each toolpack, the attributes of its environment that a call uses; None means unknown."""
 
 
 @dataclass(slots=True)
@@ -25,11 +25,11 @@ class Plan:
     Attributes:
         runtime: The functions of the session.
         function: The name of the function.
-        arguments: Its arguments, with a `FunctionCall` where a call is nested.
+        arguments: Its arguments, with a `FunctionCall` for each nested call.
         toolpack: The toolpack of the function; "" if there is no such function.
-        footprint: The attributes of each toolpack's environment that the call and its nested calls take.
+        footprint: The attributes of each toolpack's environment that the call and its nested calls use.
         read_only: The call and its nested calls promise to leave the environments unchanged.
-        timeout_seconds: The function's own deadline, or the default; the caller may have shortened it.
+        timeout_seconds: The deadline: the function's own or the default, possibly shortened by the caller.
     """
 
     runtime: "SessionRuntime"
@@ -46,7 +46,7 @@ class SessionRuntime(FunctionsRuntime):
 
     Args:
         functions: The functions.
-        timeout_seconds: The deadline of functions that set none.
+        timeout_seconds: The deadline for functions that set none.
     """
 
     def __init__(self, functions: Mapping[str, PackFunction], timeout_seconds: float) -> None:
@@ -92,7 +92,7 @@ class SessionRuntime(FunctionsRuntime):
                 self._include_nested(plan, argument.args)
 
     def dependencies(self, env: World, function: Any) -> dict[str, Any]:
-        """Take a function's dependencies from its own toolpack's environment."""
+        """Get a function's dependencies from its own toolpack's environment."""
         registered = self._registered[function.name]
         if not function.dependencies:
             return {}
@@ -102,18 +102,18 @@ class SessionRuntime(FunctionsRuntime):
         return super().dependencies(environment, function)
 
     def nested_result(self, env: World, outer: str, call: FunctionCall, depth: int) -> Any:
-        """Run a nested call; between two toolpacks its result is copied, since they share nothing."""
+        """Run a nested call; a result from another toolpack is copied, as two toolpacks share nothing."""
         result = super().nested_result(env, outer, call, depth)
         toolpack = self._registered[outer].toolpack
         if toolpack != self._registered[call.function].toolpack:
             return copy.deepcopy(result)
-        # The result may be a part of the environment, which the outer function can then change without a `Depends`.
+        # The result may belong to the environment, so the outer function can change that without a `Depends`.
         if not self._registered[outer].read_only:
             env.may_change(toolpack)
         return result
 
     def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Any:
-        """Run the plain function, and note whether the function itself raised."""
+        """Run the plain function, and note if its own code raised."""
         try:
             with env.interruptible:
                 return super().run(env, function, arguments)

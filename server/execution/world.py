@@ -1,7 +1,7 @@
 """The environments that one call sees.
 
-The rule: the snapshot is the truth, the live object a cache. A call takes environments out of here; whatever fails
-is just forgotten, and only a commit keeps what the call has changed.
+The rule: the snapshot is the truth, the live object a cache. A call gets its environments here. If it fails they are
+dropped; only a commit stores what it has changed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,12 +16,12 @@ from server.execution.parts import emptied, holds, merge, toolpack_of
 
 @dataclass(slots=True)
 class Snapshot:
-    """The environments of a session as a call gets them; the call may take live objects out.
+    """The environments of a session as passed to a call, which may take live objects out of it.
 
     Attributes:
         parts: The names of all parts.
         blobs: The bytes of each part.
-        live: Objects that equal the bytes of their part.
+        live: Objects that are equal to the bytes of their part.
     """
 
     parts: Iterable[str]
@@ -30,18 +30,18 @@ class Snapshot:
 
 
 class World:
-    """The environments that one call sees, each thawed when it is first touched, and only as far as its footprint.
+    """The environments that one call sees; the parts in its footprint are thawed at first use.
 
     Args:
         snapshot: The session's environments.
         codec: Reads their bytes.
-        footprint: For each toolpack, the attributes of its environment that the call takes; None means all.
+        footprint: For each toolpack, the attributes of its environment that the call uses; None means all.
         read_only: Whether the call promises to leave everything unchanged.
-        interruptible: Surrounds a function's own code, the only place where a call past its deadline is interrupted.
+        interruptible: Entered around a function's own code, the only code that a passed deadline interrupts.
 
     Attributes:
-        touched: The parts that the call has taken.
-        dirty: The names of those that it may have changed.
+        touched: The parts that the call has used.
+        dirty: The names of the parts that it may have changed.
         raised: A function's own code raised an exception, not the code around it.
     """
 
@@ -62,20 +62,20 @@ class World:
         self.touched: dict[str, BaseModel] = {}
         self.dirty: set[str] = set()
         self.raised = False
-        self._entered: dict[str, tuple[BaseModel, list[str]]] = {}
+        self._loaded: dict[str, tuple[BaseModel, list[str]]] = {}
 
     def environment(self, toolpack: str) -> BaseModel:
         """Get the environment of a toolpack, with at least the attributes in the call's footprint."""
-        if toolpack not in self._entered:
-            self._entered[toolpack] = self._enter(toolpack, self._footprint[toolpack])
-        return self._entered[toolpack][0]
+        if toolpack not in self._loaded:
+            self._loaded[toolpack] = self._load(toolpack, self._footprint[toolpack])
+        return self._loaded[toolpack][0]
 
     def may_change(self, toolpack: str) -> None:
-        """Note that the call may have changed what it has taken of a toolpack's environment."""
-        if toolpack in self._entered:
-            self.dirty.update(self._entered[toolpack][1])
+        """Note that the call may have changed the parts that it has used of a toolpack's environment."""
+        if toolpack in self._loaded:
+            self.dirty.update(self._loaded[toolpack][1])
 
-    def _enter(self, toolpack: str, footprint: frozenset[str] | None) -> tuple[BaseModel, list[str]]:
+    def _load(self, toolpack: str, footprint: frozenset[str] | None) -> tuple[BaseModel, list[str]]:
         parts = sorted([part for part in self._snapshot.parts if toolpack_of(part) == toolpack])
         if len(parts) == 1:
             return self._take(parts[0]), parts
@@ -85,8 +85,8 @@ class World:
                 environment = self._take(wanted[0])
                 if footprint <= environment.__dict__.keys():
                     return environment, wanted
-        # The call takes several parts at once: a function was edited, or calls are nested. As it may connect them, they
-        # are one part from now on, unless the call is read-only.
+        # The call uses several parts: a function was edited, or calls are nested. It may connect them, so they become
+        # one part, unless the call is read-only.
         whole = merge(self._take(part) for part in parts)
         if not self.read_only:
             self.touched.update({part: whole if part == parts[0] else emptied(whole) for part in parts})

@@ -1,4 +1,4 @@
-"""JSON: strict reading and writing, JSON as a view of Python objects, and the way back.
+"""Read and write strict JSON, and convert Python objects to JSON and back.
 
-The rule: nothing but RFC 8259 comes in or goes out.
+The rule: only RFC 8259 is read and written.
 """

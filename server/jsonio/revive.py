@@ -1,7 +1,7 @@
-"""JSON of a result back into what the function returned, as far as its return annotation tells: `json_view`'s reverse.
+"""Convert the JSON of a result to what the function returned, by its return annotation: the reverse of `view`.
 
-The rule: what comes out has exactly the JSON that came in. A class's validators may refuse or alter a value that the
-server holds nevertheless, as assignments and appends don't run them; where they would, they don't run here either.
+The rule: the object made has exactly the JSON that was given. A class's validators may refuse or change a value that
+the server holds, as assignments and appends don't run them; such an object is made here without running them, too.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from server.jsonio.view import to_json
 
 
 def revive(value: Any, annotation: Any) -> Any:
-    """Make of JSON what the annotation says, or leave it as it is where that can't be done exactly."""
+    """Convert JSON to what the annotation says, or return it unchanged if that can't be done exactly."""
     for candidate in _candidates(value, annotation):
         if _is_exact(candidate, value):
             return candidate
@@ -24,7 +24,7 @@ def revive(value: Any, annotation: Any) -> Any:
 
 
 def _candidates(value: Any, annotation: Any) -> Iterator[Any]:
-    """Try what the annotation's own validators make of the value, then look inside."""
+    """Yield what the annotation's validators make of the value, then what its pieces make without them."""
     with contextlib.suppress(Exception):  # validators and odd annotations may raise anything
         yield TypeAdapter(annotation).validate_json(dumps(value))
     origin, args = get_origin(annotation), get_args(annotation)
@@ -54,5 +54,5 @@ def _construct(model: type[BaseModel], value: dict[str, Any]) -> BaseModel:
 def _is_exact(candidate: Any, value: Any) -> bool:
     try:
         return dumps(loads(to_json(candidate)), sort_keys=True) == dumps(value, sort_keys=True)
-    except Exception:  # noqa: BLE001 - what has no JSON isn't it
+    except Exception:  # noqa: BLE001 - the candidate may have no JSON form
         return False

@@ -1,7 +1,7 @@
-"""JSON as it goes over the wire and into records: fast, strict, and exact for integers of up to 300 digits.
+"""Read and write the JSON of requests and records: fast, strict, and exact for integers of up to 300 digits.
 
-The rule: nothing but RFC 8259 comes in or goes out. orjson does the work; it alone refuses lone surrogates, NaN and
-broken UTF-8, but it turns integers above 64 bits into floats, so text that may hold one is read again by `json`.
+The rule: only RFC 8259 is read and written. orjson, unlike `json`, refuses lone surrogates, NaN and invalid UTF-8, but
+it reads integers above 64 bits as floats, so text that may contain one is read again by `json`.
 """
 
 import json
@@ -19,7 +19,7 @@ def loads(text: bytes) -> Any:
     """Read JSON text.
 
     Raises:
-        ValueError: It is no JSON.
+        ValueError: It isn't JSON, or is nested too deeply.
     """
     value = orjson.loads(text)
     if _LONG_INTEGER.search(text):
@@ -31,7 +31,7 @@ def loads(text: bytes) -> Any:
 
 
 def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
-    """Write JSON text; a `Fragment` in it is JSON text already.
+    """Write JSON text; a `Fragment` is inserted as it is.
 
     Raises:
         TypeError: It has no JSON form.
@@ -39,7 +39,7 @@ def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
     except TypeError:
-        # Integers above 64 bits; whatever else is wrong fails here too.
+        # Integers above 64 bits; anything else fails here, too.
         return json.dumps(
             value, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False, separators=(",", ":")
         ).encode()

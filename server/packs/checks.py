@@ -26,7 +26,7 @@ def initial_problem(pack: Toolpack, classes: ClassTable) -> RegistrationError | 
     except (InvalidParamsError, SnapshotError) as error:
         return RegistrationError(f"{source}: the initial environment of {pack.name!r} can't be used: {error}")
     if lost:
-        return RegistrationError(f"{source}: the initial environment of {pack.name!r} can't be kept exactly: {lost}")
+        return RegistrationError(f"{source}: the initial environment of {pack.name!r} can't be stored exactly: {lost}")
     return None
 
 

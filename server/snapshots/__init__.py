@@ -1,4 +1,4 @@
-"""Object graphs as bytes and back, exact and safe to read.
+"""Convert object graphs to bytes and back, exactly and safely.
 
-The rule: it knows neither sessions nor toolpacks. Which classes may appear is fixed before the first byte is read.
+The rule: nothing here knows sessions or toolpacks. Which classes may appear is fixed before the first byte is read.
 """

@@ -1,13 +1,13 @@
 """Which classes a snapshot may hold: those that the environments' annotations reach, and no others.
 
-A snapshot names classes; whoever reads one must not let it name any class it likes. So the classes are collected
-before the first snapshot is written, from what the pack authors declared, and the same table serves writer and reader.
-The rule: the table is made once, after all packs are loaded, and never changes; a class that isn't in it doesn't exist.
+A snapshot names classes, and forged bytes could name any class. So the allowed ones are collected before the first
+snapshot is written, from what the pack authors declared; writer and reader use the same table. The rule: the table is
+made once, after all packs are loaded, and never changes; a class that isn't in it is refused.
 
-Two sets follow from the same walk. The *core* is what the annotations reach, with the subclasses that the packs' own
-modules define at module level: it is the same in every process that loads these packs, so the fingerprint covers it.
-The *table* adds subclasses that other loaded modules define: they are admitted, but as they depend on what else
-happens to be imported, the fingerprint leaves them out.
+The walk finds two sets. The *core* is the classes that the annotations reach, and their subclasses defined at module
+level in the packs' own modules. It is the same in every process that loads these packs; the fingerprint covers it. The
+*table* also holds subclasses from other loaded modules. The fingerprint omits these, as they depend on what else is
+imported.
 """
 
 import enum
@@ -31,7 +31,7 @@ _PYDANTIC_VALUES = (
     *(pydantic.SecretStr, pydantic.SecretBytes, pydantic.Secret, pydantic.ByteSize),
     *(kind for kind in vars(networks).values() if isinstance(kind, type) and hasattr(kind, "_constraints")),
 )
-"""Pydantic's own values, always admitted: ordinary Python classes around a plain value."""
+"""Pydantic's own value types, always allowed: ordinary Python classes around a plain value."""
 
 _FOREIGN = {*sys.stdlib_module_names, "annotated_types", "pydantic", "pydantic_core", "typing_extensions"}
 
@@ -41,10 +41,10 @@ class ClassTable:
 
     Args:
         roots: Environment classes, or annotations.
-        state_types: Classes that may be held beyond what the annotations reach; plain classes too.
+        state_types: Further classes that the state may hold; plain classes too.
 
     Raises:
-        RegistrationError: Two different classes have one name, or a state type's instances can't be kept.
+        RegistrationError: Two classes have the same name, or a state type's instances can't be stored.
     """
 
     def __init__(self, roots: Iterable[Any], state_types: Iterable[type] = ()) -> None:
@@ -70,19 +70,19 @@ class ClassTable:
         for cls in state_types:
             if cls not in names.values() and cls not in PLAIN_TYPES:
                 raise RegistrationError(
-                    f"The state type `{class_name(cls)}` can't be kept in a snapshot: "
+                    f"The state type `{class_name(cls)}` can't be stored in a snapshot: "
                     "it is abstract, or its instances hold state that only C code can see."
                 )
         for cls in self.enums:
             type.__setattr__(cls, "__setstate__", _refuse_state)
         self.names: Mapping[str, type] = types.MappingProxyType(names)
-        self.operators: Any = None  # what `operators.py` prepares once for this table
+        self.operators: Any = None  # built by `operators.py` at first use
 
     @staticmethod
     def _add_unambiguous(names: dict[str, type], classes: Iterable[type]) -> None:
-        """Add subclasses, leaving out names that don't say which class they mean.
+        """Add subclasses, except where a name is ambiguous.
 
-        A class that `dataclass(slots=True)` or a reload replaced lives on among its base's subclasses for a while.
+        A class that `dataclass(slots=True)` or a reload replaced is listed by its base until it is garbage-collected.
         """
         found: dict[str, list[type]] = {}
         for cls in classes:
@@ -97,9 +97,9 @@ class ClassTable:
 
 
 def fingerprint(roots: Iterable[Any], state_types: Iterable[type] = ()) -> str:
-    """Condense names, fields, field types, private attributes, enum members and slots of the core classes.
+    """Hash the names, fields, field types, private attributes, enum members and slots of the core classes.
 
-    Functions, methods, validators and defaults don't count: editing them keeps sessions alive.
+    Functions, methods, validators and defaults are left out, so sessions survive edits to them.
     """
     walk = _Walk(roots, state_types, cached_properties=False)
     lines = sorted("\n".join(_describe_class(cls)) for cls in (*walk.classes, *walk.typed_dicts))
@@ -108,7 +108,7 @@ def fingerprint(roots: Iterable[Any], state_types: Iterable[type] = ()) -> str:
 
 
 def class_name(cls: type) -> str:
-    """Get `module:qualname`; a generic parametrisation's arguments are named as fully as itself."""
+    """Get `module:qualname`; the arguments of a parametrized generic are named in full too."""
     metadata = cls.__dict__.get("__pydantic_generic_metadata__")
     if metadata and metadata["origin"]:
         return f"{class_name(metadata['origin'])}[{', '.join(map(_describe, metadata['args']))}]"
@@ -119,20 +119,20 @@ class _Walk:
     """Collects into `classes` every class that annotations reach, in the order of discovery."""
 
     def __init__(self, roots: Iterable[Any], state_types: Iterable[type], *, cached_properties: bool) -> None:
-        self.cached_properties = cached_properties  # what they return is state, but they are functions
+        self.cached_properties = cached_properties  # cached values are state, but functions aren't fingerprinted
         self.classes: dict[type, None] = {}
         self.typed_dicts: list[type] = []  # their instances are dicts, but their shape counts
         self.aliases: list[typing_extensions.TypeAliasType] = []
-        self._seen: dict[int, Any] = {}  # by id, as annotations needn't be hashable; the value keeps the id taken
+        self._seen: dict[int, Any] = {}  # by id, as some are unhashable; the value keeps its id from being reused
         state_types = [cls for cls in state_types if cls not in PLAIN_TYPES]
-        self.classes.update(dict.fromkeys(state_types))  # admitted where a mere annotation wouldn't be enough
+        self.classes.update(dict.fromkeys(state_types))  # even if `_is_state` would refuse them
         for root in (*roots, *state_types):
             self._visit(root, None)
         self._modules = {cls.__module__ for cls in self.classes if not _is_foreign(cls)}
         self.add_subclasses(only_own_modules=True)
 
     def add_subclasses(self, *, only_own_modules: bool) -> None:
-        """Add the subclasses of the packs' own classes, and what they reach, until nothing is new."""
+        """Add the subclasses of the packs' own classes and all classes that they reach."""
         pending = list(self.classes)
         while pending:
             cls = pending.pop()
@@ -160,7 +160,7 @@ class _Walk:
             if isinstance(annotation, type) and not typing.get_origin(annotation):
                 pending += [(inner, inside) for inner, inside in self._enter(annotation)]
             else:
-                pending += [(inner, owner) for inner in _parts(annotation)]
+                pending += [(inner, owner) for inner in _inner_annotations(annotation)]
 
     def _enter(self, cls: type) -> Iterator[tuple[Any, type]]:
         if typing_extensions.is_typeddict(cls):
@@ -177,7 +177,7 @@ class _Walk:
 
 
 def _subclasses(cls: type) -> list[type]:
-    return sorted(type.__subclasses__(cls), key=class_name)  # in an order that doesn't depend on imports
+    return sorted(type.__subclasses__(cls), key=class_name)  # in an order that is independent of imports
 
 
 def _is_foreign(cls: type) -> bool:
@@ -185,14 +185,14 @@ def _is_foreign(cls: type) -> bool:
 
 
 def _is_state(cls: type) -> bool:
-    """Say whether an annotation with this class is enough to admit it."""
+    """Return whether a class is allowed because an annotation names it."""
     if issubclass(cls, enum.Enum):
         return bool(cls.__members__)
     return not _is_foreign(cls) and not getattr(cls, "_is_protocol", False)
 
 
 def _is_importable(cls: type) -> bool:
-    """Say whether the class is what its module, if loaded, has under its name."""
+    """Return whether looking up the class's name in its module gives this class."""
     found: Any = sys.modules.get(cls.__module__)
     for part in cls.__qualname__.split("."):
         found = getattr(found, part, None)
@@ -200,7 +200,7 @@ def _is_importable(cls: type) -> bool:
 
 
 def _hints(cls: type, *, cached_properties: bool) -> Iterator[tuple[Any, type]]:
-    """Give the annotations of all attributes, private ones and cached properties too, with the class that has them."""
+    """Yield the annotations of all attributes, including private ones and cached properties, each with its class."""
     for base in cls.__mro__:
         if _is_foreign(base):
             continue
@@ -212,14 +212,14 @@ def _hints(cls: type, *, cached_properties: bool) -> Iterator[tuple[Any, type]]:
 
 
 def _annotations(cls: type) -> dict[str, Any]:
-    """Give the class's own annotations, unresolved where a name isn't known."""
+    """Get the class's own annotations; an unknown name stays a forward reference."""
     return typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
 
 
 def _resolve(annotation: str | ForwardRef, owner: type | None) -> list[Any]:
-    """Look the name up where its class was defined.
+    """Evaluate an annotation in the namespace of its class.
 
-    A name that can't be found there admits nothing: if the state comes to hold its class, `freeze` says so.
+    A name that isn't found there allows nothing: `freeze` then refuses instances of its class.
     """
     if isinstance(annotation, ForwardRef) and getattr(annotation, "__forward_value__", None) is not None:
         return [annotation.__forward_value__]
@@ -232,7 +232,7 @@ def _resolve(annotation: str | ForwardRef, owner: type | None) -> list[Any]:
         return []
 
 
-def _parts(annotation: Any) -> Iterable[Any]:
+def _inner_annotations(annotation: Any) -> Iterable[Any]:
     if isinstance(annotation, (typing.TypeVar, typing_extensions.TypeVar)):
         default = getattr(annotation, "__default__", None)
         return [annotation.__bound__, *annotation.__constraints__, default]
@@ -253,7 +253,7 @@ def _parts(annotation: Any) -> Iterable[Any]:
 
 
 def _refuse_state(self: Any, state: Any) -> None:  # noqa: ARG001 - pickle's interface
-    """Stand in as `__setstate__` of enums: members live as long as the process, so no bytes may alter one."""
+    """Replace `__setstate__` of enums: the process shares their members, so no snapshot may change one."""
     raise TypeError("enum members have no state")
 
 
@@ -275,7 +275,7 @@ def _describe_class(cls: type) -> Iterator[str]:
 
 
 def _describe(annotation: Any) -> str:  # noqa: PLR0911 - one for each kind of annotation
-    """Name a type, the same in every process: no address, and no order that typing's caches may change."""
+    """Describe a type, identically in every process: no addresses, no order that typing's caches may change."""
     if isinstance(annotation, str):
         return annotation
     if isinstance(annotation, ForwardRef):

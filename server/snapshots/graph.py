@@ -1,7 +1,7 @@
-"""What an object is made of, and how two object graphs differ.
+"""Walk object graphs, and find where two of them differ.
 
-`==` can't say whether a copy behaves as its original: models compare without their private attributes, 1 equals True,
-NaN equals nothing, and no `==` sees that two names share one list. So the rule here: state is read from where it lies
+`==` can't show whether a copy behaves like its original: models compare without their private attributes, 1 equals
+True, NaN equals nothing, and `==` doesn't see that two names share one list. The rule: state is read where it is stored
 (`__dict__`, slots, a container's content), never through properties or methods of a class that isn't a builtin.
 """
 
@@ -22,10 +22,10 @@ from typing import Any
 
 import pydantic_core
 
-Parts = Iterator[tuple[str, Any]]
+Children = Iterator[tuple[str, Any]]
 
 _IDENTICAL = (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-"""What is the same only if it is the very same object."""
+"""Types whose instances are compared by identity."""
 
 _VALUES: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys((bool, int, str, bytes, type(None), type(...), type(NotImplemented)), lambda v: v),
@@ -42,7 +42,7 @@ _VALUES: dict[type, Callable[[Any], Any]] = {
     bytearray: bytes,
     random.Random: random.Random.getstate,
 }
-"""Types whose instances hold nothing but a value, with what tells two values apart."""
+"""Types whose instances hold only a value, each with a function that makes the value comparable."""
 
 _CONTENT: dict[type, Callable[[Any], Any]] = {
     int: int.__pos__,
@@ -53,23 +53,23 @@ _CONTENT: dict[type, Callable[[Any], Any]] = {
     collections.deque: lambda v: v.maxlen,
     collections.defaultdict: lambda v: v.default_factory,
 }
-"""What a subclass of these, or the class itself, holds beside its parts."""
+"""What instances of these types and of their subclasses hold besides their children."""
 
-_CHANGEABLE = (bytearray, random.Random, itertools.count)
+_MUTABLE = (bytearray, random.Random, itertools.count)
 _SHOWN_NAME = 40
 
 
 def difference(before: object, after: object) -> str | None:
-    """Say where two object graphs differ, or None if they don't.
+    """Describe the first difference between two object graphs, with its path; None if there is none.
 
-    Types, values, order, private attributes, `model_fields_set` and sharing must agree; sets are compared as sets.
-    Sharing of objects that hold nothing but an unchangeable value can't be noticed, and isn't compared.
+    Types, values, order, private attributes, `model_fields_set` and sharing must agree; sets have no order. Sharing of
+    immutable plain values has no effect, so it isn't compared.
     """
     return _Comparison().run("", before, after)
 
 
-def parts(value: Any) -> Parts:
-    """Give the objects that this one holds directly, each with its step of a path: `.name`, `[3]`, `['key']`."""
+def children(value: Any) -> Children:
+    """Yield the objects that this one holds directly, each with its step of a path: `.name`, `[3]`, `['key']`."""
     if isinstance(value, dict):
         for key, item in dict.items(value):
             yield f"[key {shown(key)}]", key
@@ -86,26 +86,26 @@ def parts(value: Any) -> Parts:
 
 
 def walk(value: Any) -> Iterator[tuple[str, int, Any]]:
-    """Give every object of the graph once, with the first path that leads to it and that path's length."""
-    seen: dict[int, Any] = {}  # the value keeps the id taken
+    """Yield every object of the graph once, with the first path to it and that path's length."""
+    seen: dict[int, Any] = {}  # the value keeps its id from being reused
     pending = [("", 0, value)]
     while pending:
         path, depth, found = pending.pop()
         if id(found) not in seen:
             seen[id(found)] = found
             yield path, depth, found
-            pending += reversed([(path + step, depth + 1, part) for step, part in parts(found)])
+            pending += reversed([(path + step, depth + 1, child) for step, child in children(found)])
 
 
 def shown(key: object) -> str:
-    """Show a key as a path does: briefly, and running no code of the key's class."""
+    """Format a key for a path: shortened, and without running code of its class."""
     if type(key) not in (str, int, bool, float, bytes, type(None)):
         return type(key).__qualname__
     text = repr(key)
     return text if len(text) <= _SHOWN_NAME else f"{text[:_SHOWN_NAME]}…"
 
 
-def _attributes(value: Any) -> Parts:
+def _attributes(value: Any) -> Children:
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items():
             is_dict = name == "__dict__" and isinstance(slot, types.GetSetDescriptorType)
@@ -124,18 +124,18 @@ def _attributes(value: Any) -> Parts:
 
 
 class _Comparison:
-    """Walks both graphs side by side and remembers which object stands for which."""
+    """Walks both graphs side by side and remembers which objects correspond."""
 
     def __init__(self) -> None:
         self.after_of: dict[int, Any] = {}
         self.before_of: dict[int, Any] = {}
-        self.keep: list[Any] = []  # ids are only good while their objects live
+        self.keep: list[Any] = []  # keeps objects alive, so that their ids aren't reused
 
     def run(self, path: str, before: Any, after: Any) -> str | None:
         pending = [(path, before, after)]
         sets: list[tuple[str, Any, Any]] = []
         while pending or sets:
-            if not pending:  # sets come last: by then most members already have their counterpart
+            if not pending:  # sets come last: by then most members have been paired
                 path, before, after = sets.pop()
                 if (reason := self._match(path, before, after)) is not None:
                     return reason
@@ -146,27 +146,27 @@ class _Comparison:
                 return f"{path.removeprefix('.') or 'the object itself'}: {reason}"
             if not descend:
                 continue
-            pairs = list(zip(parts(before), parts(after), strict=False))
+            pairs = list(zip(children(before), children(after), strict=False))
             if isinstance(before, (set, frozenset)):
                 sets.append((path, set().union(before), set().union(after)))
                 pairs = pairs[len(before) :]  # attributes of a subclass
-            # reversed, so that the first difference is the one reported
+            # Reversed, so that the first difference is the one reported.
             pending += [(path + step, left, right) for (step, left), (_, right) in reversed(pairs)]
         return None
 
     def _compare(self, before: Any, after: Any) -> tuple[str | None, bool]:
-        """Compare two objects without their parts; say also whether the parts must be looked at."""
+        """Compare two objects without their children; return also whether to compare the children."""
         kind = type(before)
         if kind is not type(after):
             return f"types differ: {kind.__qualname__} became {type(after).__qualname__}", False
         if isinstance(before, _IDENTICAL):
             return (None if before is after else "it became another object"), False
-        plain = kind in _VALUES and kind not in _CHANGEABLE
-        if not plain and not (kind in (tuple, frozenset) and len(before) == 0):  # of these there is but one
+        plain = kind in _VALUES and kind not in _MUTABLE
+        if not plain and not (kind in (tuple, frozenset) and len(before) == 0):  # those are singletons
             known = id(before) in self.after_of, id(after) in self.before_of
             if any(known):
                 same = all(known) and self.after_of[id(before)] is after
-                return (None if same else "what was shared is no longer, or the other way round"), False
+                return (None if same else "it is shared in only one of the two graphs"), False
             self.after_of[id(before)], self.before_of[id(after)] = after, before
             self.keep += (before, after)
         return self._compare_values(before, after), True
@@ -177,7 +177,7 @@ class _Comparison:
         value_of = _VALUES.get(kind) or next((_CONTENT[base] for base in kind.__mro__ if base in _CONTENT), None)
         if value_of and value_of(before) != value_of(after):
             return f"values differ: {shown(before)} became {shown(after)}"
-        steps, others = ([step for step, _ in parts(value)] for value in (before, after))
+        steps, others = ([step for step, _ in children(value)] for value in (before, after))
         if steps != others:
             gone = [step for step in steps if step not in others]
             new = [step for step in others if step not in steps]
@@ -186,7 +186,7 @@ class _Comparison:
         return f"{kind.__qualname__} can't be compared" if opaque and before is not after else None
 
     def _match(self, path: str, before: Any, after: Any) -> str | None:
-        """Find for each member of one set its counterpart in the other."""
+        """Pair the members of two sets."""
         simple = collections.Counter(
             (type(member), _VALUES[type(member)](member)) for member in before if _simple(member)
         )
@@ -211,5 +211,5 @@ class _Comparison:
 
 
 def _simple(member: object) -> bool:
-    """Say whether a value says all, so that members needn't be tried one by one."""
+    """Return whether a member can be compared by its type and value alone."""
     return type(member) in (bool, int, float, complex, str, bytes, type(None))

@@ -1,7 +1,7 @@
-"""How the instances of a class hold their state, and the ways in and out of it that run no code of the class.
+"""Where the instances of a class hold their state, and how to read and write it without running the class's code.
 
-The rule: state goes through the descriptors of `__dict__` and `__slots__` that the interpreter itself made, collected
-before the first instance is read. No property, `__getattr__`, `__setattr__`, `__init__` or validator takes part.
+The rule: state is read and written through the `__dict__` and `__slots__` descriptors that the interpreter made,
+collected before the first instance is read. No property, `__getattr__`, `__setattr__`, `__init__` or validator runs.
 """
 
 import enum
@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: set for every class that a `class` statement makes
 
-_TAKE_CONTENT: dict[type, Callable[[Any], Any]] = {
-    bool: bool,  # has no subclasses, but is one of int
+_GET_CONTENT: dict[type, Callable[[Any], Any]] = {
+    bool: bool,  # can't be subclassed, but is itself a subclass of int
     int: int.__pos__,
     float: float.__pos__,
     complex: complex.__pos__,
@@ -25,10 +25,10 @@ _TAKE_CONTENT: dict[type, Callable[[Any], Any]] = {
     dict: dict.copy,
     set: lambda value: set().union(value),
 }
-_PUT_CONTENT: dict[type, Callable[[Any, Any], Any]] = {list: list.extend, dict: dict.update, set: set.update}
+_SET_CONTENT: dict[type, Callable[[Any, Any], Any]] = {list: list.extend, dict: dict.update, set: set.update}
 
-BUILTIN_BASES = tuple(_TAKE_CONTENT)
-"""Builtin classes whose subclasses can be kept: their content is written as the plain builtin."""
+BUILTIN_BASES = tuple(_GET_CONTENT)
+"""Builtin classes whose subclasses can be stored: their content is written as the plain builtin."""
 
 
 class Unset:
@@ -38,21 +38,21 @@ class Unset:
 
 
 UNSET = Unset()
-"""Stands for an empty slot."""
+"""Marks an empty slot."""
 
 
 class Layout:
     """Where the instances of one class keep their state.
 
-    State is a tuple: the content, for a subclass of a builtin, then `__dict__`, where there is one, then all slots.
+    State is a tuple: for a subclass of a builtin its content, then `__dict__` if there is one, then all slots.
     """
 
     def __init__(self, cls: type, name: str, base: Any) -> None:
         self.cls = cls
         self.name = name
-        self.base: Any = base  # a type, though mypy takes its `__new__` for that of `type`
+        self.base: Any = base  # Any, as mypy takes `base.__new__` for `type.__new__`
         self.has_content = base is not object
-        self.unchangeable = self.has_content and base not in _PUT_CONTENT
+        self.immutable = self.has_content and base not in _SET_CONTENT
         members = [d for kind in cls.__mro__ for d in vars(kind).values() if isinstance(d, types.MemberDescriptorType)]
         dicts = [vars(kind)["__dict__"] for kind in cls.__mro__ if "__dict__" in vars(kind)]
         dicts = [d for d in dicts if isinstance(d, types.GetSetDescriptorType)]
@@ -64,65 +64,65 @@ class Layout:
         self._length = self.has_content + len(self.slots)
 
     def new(self) -> Any:
-        """Make an empty instance, to be filled later."""
-        if self.unchangeable:
-            raise pickle.UnpicklingError("what can't be changed can't be made empty")
+        """Create an empty instance, to be filled later."""
+        if self.immutable:
+            raise pickle.UnpicklingError("an immutable instance can't be created empty")
         return self.base.__new__(self.cls)
 
     def make(self, state: tuple[Any, ...]) -> Any:
-        """Make an instance and give it its state, which may be forged."""
-        if not self.unchangeable:
+        """Create an instance with this state, which may be forged."""
+        if not self.immutable:
             instance = self.base.__new__(self.cls)
         elif state and type(state[0]) is self.base:
             instance = self.base.__new__(self.cls, state[0])
         else:
             raise pickle.UnpicklingError("this isn't the content of an instance")
-        self.put(instance, state)
+        self.set_state(instance, state)
         return instance
 
-    def take(self, instance: Any) -> tuple[Any, ...]:
+    def get_state(self, instance: Any) -> tuple[Any, ...]:
         """Get the state of an instance."""
         try:
             held = tuple([get(instance) for get in self._getters])
         except AttributeError:  # a slot is empty
-            held = tuple(map(self._take_slot, self._getters, [instance] * len(self._getters)))
-        return (_TAKE_CONTENT[self.base](instance), *held) if self.has_content else held
+            held = tuple(map(self._get_slot, self._getters, [instance] * len(self._getters)))
+        return (_GET_CONTENT[self.base](instance), *held) if self.has_content else held
 
     @staticmethod
-    def _take_slot(get: Callable[[Any], Any], instance: Any) -> Any:
+    def _get_slot(get: Callable[[Any], Any], instance: Any) -> Any:
         try:
             return get(instance)
         except AttributeError:
             return UNSET
 
-    def put(self, instance: Any, state: Any) -> None:
-        """Give an empty instance its state, which may be forged."""
+    def set_state(self, instance: Any, state: Any) -> None:
+        """Fill an empty instance with this state, which may be forged."""
         if type(state) is not tuple or len(state) != self._length:
             raise pickle.UnpicklingError("this isn't the state of an instance")
         if self.has_content:
             content, *state = state
             if type(content) is not self.base:
                 raise pickle.UnpicklingError("this isn't the content of an instance")
-            if not self.unchangeable:
-                _PUT_CONTENT[self.base](instance, content)
+            if not self.immutable:
+                _SET_CONTENT[self.base](instance, content)
         if self._has_dict and type(state[0]) is not dict:
-            raise pickle.UnpicklingError("attributes come in a dict")
-        for put, value in zip(self._setters, state, strict=True):
+            raise pickle.UnpicklingError("attributes must come in a dict")
+        for set_slot, value in zip(self._setters, state, strict=True):
             if value is not UNSET:
-                put(instance, value)
+                set_slot(instance, value)
 
 
 def layout_of(cls: type, name: str) -> Layout | None:
-    """Find out where the instances keep their state; None if there is state that can't be seen from Python."""
+    """Get the layout of a class; None if its instances have state that Python code can't see."""
     if issubclass(cls, enum.Enum):
         return None
     base: Any = next((base for base in cls.__mro__ if base in BUILTIN_BASES), object)
     if cls is base or any(not kind.__flags__ & _HEAP_TYPE and kind not in (base, object) for kind in cls.__mro__):
         return None
-    if not hasattr(cls, "__del__"):  # which would meet the empty instance
+    if not hasattr(cls, "__del__"):  # `__del__` would run on the empty instance
         try:
             base.__new__(cls)
-        except TypeError:  # abstract, or made by C code that only its own __new__ can make
+        except TypeError:  # abstract, or only its own `__new__` can create it
             return None
     return Layout(cls, name, base)
 

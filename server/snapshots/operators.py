@@ -1,12 +1,12 @@
-"""The operators: all that the bytes of a snapshot can call, and the writers that name them.
+"""The operators, the only callables that a snapshot's bytes can reach, and the writers that refer to them.
 
-A snapshot fetches the operators by name, and no other name can be fetched. The rule: an operator has no state that
-could be altered, checks the exact types of its arguments, takes a class as a string that it looks up in the
-`ClassTable`, and does nothing but make one object or fill one that was made empty.
+A snapshot fetches operators by name, and can fetch nothing else. The rule: an operator has no state that could be
+altered, checks the exact types of its arguments, takes a class as a string that it looks up in the `ClassTable`, and
+only creates one object or fills an empty one.
 
-Instances are written as (new, (name,), state, fill), so that cycles close. Where a class hashes by value, an instance
-must be whole before a set takes it in: it is written as one step, (make, (name, *state)), which a cycle through it
-rules out; whoever drives the writers then starts again with `stepwise`, and reads what was written back to check it.
+Instances are written in two steps, (new, (name,), state, fill), which allows cycles. An instance that hashes by value
+must be complete before it is added to a set, so it is written in one step, (make, (name, *state)). That fails if it is
+part of a cycle: `freeze` then starts again with `two_steps`, and reads the result back to check it.
 """
 
 import collections
@@ -24,13 +24,14 @@ from server.snapshots.plain_types import FACTORIES, PLAIN, Plain
 
 
 class Progress(Protocol):
-    """What the writers know, and note, of one snapshot in the making."""
+    """What the writers read and note while one snapshot is written."""
 
-    stepwise: bool
-    """Write also what hashes by value in two steps."""
-    doubtful: bool
-    """Only reading it back shows whether sets and dicts find their members."""
-    begun: set[int]
+    two_steps: bool
+    """Write instances that hash by value in two steps as well."""
+    must_verify: bool
+    """Only reading the snapshot back shows whether sets and dicts find their members."""
+    started: set[int]
+    """The ids of the instances whose writing in one step has started."""
 
 
 Write = Callable[[Progress, Any], tuple[Any, ...]]
@@ -39,8 +40,8 @@ Write = Callable[[Progress, Any], tuple[Any, ...]]
 class OperatorTable:
     """What writing and reading need, prepared once for a table of classes.
 
-    `preamble` opens every snapshot: it fetches each operator by name into the unpickler's memo, where the rest of the
-    bytes refers to it by number. `memo` gives the pickler the same numbers. `find` has what can be fetched.
+    Every snapshot starts with `preamble`, which fetches each operator by name into the unpickler's memo; the rest of
+    the bytes refers to it by number. `memo` gives the pickler the same numbers. `find` has all that can be fetched.
     """
 
     def __init__(self, classes: ClassTable) -> None:
@@ -60,7 +61,7 @@ class OperatorTable:
 
 
 def operators_of(classes: ClassTable) -> OperatorTable:
-    """Get the operators of a table of classes, prepared at their first use."""
+    """Get the operators of a table of classes, prepared at first use."""
     operators = classes.operators
     if operators is None:
         operators = classes.operators = OperatorTable(classes)
@@ -68,14 +69,14 @@ def operators_of(classes: ClassTable) -> OperatorTable:
 
 
 def _operator(call: Callable[..., Any]) -> Any:
-    """Make a callable that holds nothing: its one-off class keeps the code, and the class is out of reach."""
+    """Make a stateless callable: its one-off class holds the code, and the bytes can't reach that class."""
     return type("Operator", (), {"__slots__": (), "__call__": staticmethod(call)})()
 
 
-def _text(name: object) -> str:
-    """Let only a plain string look something up: any other key might bring its own `__eq__`."""
+def _plain_str(name: object) -> str:
+    """Return a name if it is a plain string: any other key could bring its own `__eq__`."""
     if type(name) is not str:
-        raise pickle.UnpicklingError("a name is a string")
+        raise pickle.UnpicklingError("a name must be a string")
     return name
 
 
@@ -85,9 +86,9 @@ _Prepared = tuple[dict[str, Any], dict[type, Write]]
 
 def _refuse(_progress: Progress, value: Any) -> NoReturn:
     if isinstance(value, type):
-        raise UnsupportedObjectError("a class isn't state; keep its name instead")
+        raise UnsupportedObjectError("a class isn't state; store its name instead")
     if callable(value) and type(value).__module__ in ("builtins", "functools"):
-        raise UnsupportedObjectError("code isn't state; keep a name and look the function up")
+        raise UnsupportedObjectError("code isn't state; store its name and look the function up")
     raise UnsupportedObjectError(
         "its class is neither in the environment's annotations nor in the toolpack's `state_types`, nor a plain type"
     )
@@ -107,17 +108,17 @@ def _plain(_classes: ClassTable) -> _Prepared:
         return the_constant, (constant_names[id(value)],)
 
     def writer_for(name: str, plain: Plain) -> Write:
-        take, items, pairs = plain.take, plain.items, plain.pairs
+        arguments, items, pairs = plain.arguments, plain.items, plain.pairs
         if items:
-            return lambda _progress, value: (the_plain, (name, *take(value)), None, items(value))
+            return lambda _progress, value: (the_plain, (name, *arguments(value)), None, items(value))
         if pairs:
-            return lambda _progress, value: (the_plain, (name, *take(value)), None, None, pairs(value))
-        return lambda _progress, value: (the_plain, (name, *take(value)))
+            return lambda _progress, value: (the_plain, (name, *arguments(value)), None, None, pairs(value))
+        return lambda _progress, value: (the_plain, (name, *arguments(value)))
 
-    the_plain = _operator(lambda name, *args: by_name[_text(name)].checked(*args))
-    the_constant = _operator(lambda name: constants[_text(name)])
+    the_plain = _operator(lambda name, *args: by_name[_plain_str(name)].checked(*args))
+    the_constant = _operator(lambda name: constants[_plain_str(name)])
     writers = {plain.cls: writer_for(name, plain) for name, plain in by_name.items()}
-    write_zone = writers[timezone]  # what was UTC itself stays UTC itself
+    write_zone = writers[timezone]  # `UTC` is a singleton and stays it
     writers[timezone] = lambda progress, value: (write_constant if value is UTC else write_zone)(progress, value)
     writers |= dict.fromkeys((type(...), type(NotImplemented), type(UNSET)), write_constant)
     return {"plain": the_plain, "constant": the_constant}, writers
@@ -128,7 +129,7 @@ def _defaultdict(classes: ClassTable) -> _Prepared:
     names = {factory: name for name, factory in factories.items()}
 
     def make(name: str | None) -> collections.defaultdict[Any, Any]:
-        return collections.defaultdict(factories[None if name is None else _text(name)])
+        return collections.defaultdict(factories[None if name is None else _plain_str(name)])
 
     def write(_progress: Progress, value: Any) -> tuple[Any, ...]:
         if value.default_factory not in names:
@@ -140,11 +141,11 @@ def _defaultdict(classes: ClassTable) -> _Prepared:
 
 
 def _enums(classes: ClassTable) -> _Prepared:
-    """Members are found by name, combined flags by value as `Flag` does it: no `_missing_` of a pack runs."""
+    """Write members by name and combined flags by value, as `Flag` does; a pack's `_missing_` never runs."""
     by_name: dict[str, Any] = {name: cls for cls, name in classes.enums.items()}
 
     def flags(class_name: str, value: int) -> Any:
-        cls = by_name[_text(class_name)]
+        cls = by_name[_plain_str(class_name)]
         if type(value) is not int or not issubclass(cls, Flag):
             raise pickle.UnpicklingError("only flags can be combined, and only by number")
         found = cls._value2member_map_.get(value)
@@ -162,7 +163,7 @@ def _enums(classes: ClassTable) -> _Prepared:
             return the_flags, (classes.enums[cls], value._value_)
         raise UnsupportedObjectError("it isn't a member of its own enum")
 
-    the_member = _operator(lambda class_name, name: by_name[_text(class_name)]._member_map_[_text(name)])
+    the_member = _operator(lambda class_name, name: by_name[_plain_str(class_name)]._member_map_[_plain_str(name)])
     the_flags = _operator(flags)
     return {"member": the_member, "flags": the_flags}, dict.fromkeys(classes.enums, write)
 
@@ -170,31 +171,32 @@ def _enums(classes: ClassTable) -> _Prepared:
 def _instances(classes: ClassTable) -> _Prepared:
     layouts = classes.layouts
     by_name = {layout.name: layout for layout in layouts.values()}
-    the_new = _operator(lambda name: by_name[_text(name)].new())
-    the_fill = _operator(lambda instance, state: layouts[type(instance)].put(instance, state))
-    the_make = _operator(lambda name, *state: by_name[_text(name)].make(state))
+    the_new = _operator(lambda name: by_name[_plain_str(name)].new())
+    the_fill = _operator(lambda instance, state: layouts[type(instance)].set_state(instance, state))
+    the_make = _operator(lambda name, *state: by_name[_plain_str(name)].make(state))
 
     def writer_for(layout: Layout) -> Write:
-        name, take, args, doubtful = layout.name, layout.take, (layout.name,), layout.hashed == "by its own code"
+        name, get_state, args = layout.name, layout.get_state, (layout.name,)
+        own_hash = layout.hashed == "by its own code"
 
-        def in_steps(_progress: Progress, value: Any) -> tuple[Any, ...]:
-            return the_new, args, take(value), None, None, the_fill
+        def in_two_steps(_progress: Progress, value: Any) -> tuple[Any, ...]:
+            return the_new, args, get_state(value), None, None, the_fill
 
-        def unchangeable(_progress: Progress, value: Any) -> tuple[Any, ...]:
-            return the_make, (name, *take(value))
+        def immutable(_progress: Progress, value: Any) -> tuple[Any, ...]:
+            return the_make, (name, *get_state(value))
 
-        def whole(progress: Progress, value: Any) -> tuple[Any, ...]:
-            if progress.stepwise:
-                return in_steps(progress, value)
-            if id(value) in progress.begun:  # asked for again before it was complete
+        def in_one_step(progress: Progress, value: Any) -> tuple[Any, ...]:
+            if progress.two_steps:
+                return in_two_steps(progress, value)
+            if id(value) in progress.started:  # one of its own attributes leads back to it
                 raise CycleError
-            progress.begun.add(id(value))
-            progress.doubtful |= doubtful
-            return the_make, (name, *take(value))
+            progress.started.add(id(value))
+            progress.must_verify |= own_hash
+            return the_make, (name, *get_state(value))
 
-        if layout.unchangeable:
-            return unchangeable
-        return in_steps if layout.hashed == "by identity" else whole
+        if layout.immutable:
+            return immutable
+        return in_two_steps if layout.hashed == "by identity" else in_one_step
 
     operators = {"new": the_new, "fill": the_fill, "make": the_make}
     return operators, {cls: writer_for(layout) for cls, layout in layouts.items()}

@@ -1,8 +1,8 @@
-"""The fixed list of plain types that every snapshot may hold, with how each is taken apart and put together.
+"""The fixed list of plain types that every snapshot may hold, and how each is written and read.
 
-Pickle would write most of them itself, but then the reader would have to let the bytes name their classes. Here each
-type has one function that gives its arguments, and one that makes it of them; the rule is that reading accepts exactly
-the argument types listed, so that forged arguments never reach a constructor that would do more than construct.
+Pickle could write most of them itself, but then the bytes would have to name their classes. Here each type has a
+function that gives its constructor arguments and one that creates an instance from them. The rule: reading accepts only
+the argument types listed, so forged arguments never reach a constructor that does more than construct.
 """
 
 import collections
@@ -29,25 +29,25 @@ from server.errors import UnsupportedObjectError
 class Plain(NamedTuple):
     """One type of the list.
 
-    `items` and `pairs` give what is added after the container itself, so that it may hold itself.
+    `items` and `pairs` yield the contents, which are added after the container is created: it may contain itself.
     """
 
     cls: type
-    take: Callable[[Any], tuple[Any, ...]]
+    arguments: Callable[[Any], tuple[Any, ...]]
     accepted: set[tuple[type, ...]]
     make: Callable[..., Any]
     items: Callable[[Any], Iterator[Any]] | None = None
     pairs: Callable[[Any], Iterator[tuple[Any, Any]]] | None = None
 
     def checked(self, *args: Any) -> Any:
-        """Make an instance of arguments that may be forged."""
+        """Create an instance from arguments that may be forged."""
         if tuple(map(type, args)) not in self.accepted:
             raise pickle.UnpicklingError(f"wrong arguments for {self.cls.__name__}")
         return self.make(*args)
 
 
-def bare(value: Any, *allowed: str) -> tuple[()]:
-    """Let the value pass if nobody has set attributes on it: they would be lost."""
+def _no_attributes(value: Any, *allowed: str) -> tuple[()]:
+    """Return no arguments; refuse a value with other attributes than those allowed, as they would be lost."""
     if vars(value).keys() - {*allowed}:
         raise UnsupportedObjectError("attributes were set on it")
     return ()
@@ -56,13 +56,13 @@ def bare(value: Any, *allowed: str) -> tuple[()]:
 def _url_arguments(url: Any) -> tuple[str]:
     text = str(url)
     if str(type(url)(text)) != text:
-        raise UnsupportedObjectError("it was parsed in a way that its text doesn't show")
+        raise UnsupportedObjectError("parsing its text again gives another URL")
     return (text,)
 
 
 def _zone_arguments(zone: Any) -> tuple[str, bool]:
     if zone.key is None:
-        raise UnsupportedObjectError("it was read from a file, so no name leads back to it")
+        raise UnsupportedObjectError("it was read from a file and has no name")
     _make, (key, cached) = zone.__reduce__()
     return key, bool(cached)
 
@@ -76,7 +76,7 @@ def _uuid(number: int, safe: int | None) -> uuid.UUID:
 
 
 def _count_arguments(count: Any) -> tuple[Any, ...]:
-    # Its text is the only way to start and step that all Python versions have.
+    # In all Python versions, only its text shows start and step.
     start, step = (*literal_eval(repr(count).removeprefix("count").replace(")", ",)")), 1)[:2]
     if type(start) not in (int, float) or type(step) not in (int, float):
         raise UnsupportedObjectError("it counts something other than integers and floats")
@@ -84,13 +84,13 @@ def _count_arguments(count: Any) -> tuple[Any, ...]:
 
 
 def _random_arguments(generator: Any) -> tuple[Any, ...]:
-    bare(generator, "gauss_next")
+    _no_attributes(generator, "gauss_next")
     _version, state, gauss_next = generator.getstate()
     return state, gauss_next
 
 
 def _random(state: tuple[Any, ...], gauss_next: float | None) -> random.Random:
-    made = random.Random(0)  # noqa: S311 - it is the pack's own generator
+    made = random.Random(0)  # noqa: S311 - the pack's own generator
     made.setstate((random.Random.VERSION, state, gauss_next))
     return made
 
@@ -101,13 +101,13 @@ _any_datetime: Any = datetime
 _any_time: Any = time
 
 NATIVE = (type(None), bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset)
-"""What pickle writes with opcodes of its own, which need no class."""
+"""Types that pickle writes with their own opcodes, without naming a class."""
 
 FACTORIES = {kind.__name__: kind for kind in (*NATIVE[1:], complex, Decimal, Fraction)}
-"""What a defaultdict may make its values with, besides classes that are admitted."""
+"""Allowed factories of a defaultdict, besides the classes of the table."""
 
 
-# `replace()` checks every field again: the constructors that take packed bytes check next to nothing.
+# `replace()` checks every field again: the constructors that take packed bytes check almost nothing.
 PLAIN = (
     Plain(complex, lambda v: (v.real, v.imag), {(float, float)}, complex),
     Plain(range, lambda v: (v.start, v.stop, v.step), {(int, int, int)}, range),
@@ -152,14 +152,14 @@ PLAIN = (
     ),
     Plain(
         collections.OrderedDict,
-        lambda v: bare(v) and (),
+        _no_attributes,
         {()},
         collections.OrderedDict,
         pairs=lambda v: iter(v.items()),
     ),
-    Plain(collections.Counter, lambda v: bare(v) and (), {()}, collections.Counter, pairs=lambda v: iter(v.items())),
+    Plain(collections.Counter, _no_attributes, {()}, collections.Counter, pairs=lambda v: iter(v.items())),
 )
-"""The list, but for defaultdict, whose factory may be a class of the table."""
+"""The list, except defaultdict, whose factory may be a class of the table."""
 
 PLAIN_TYPES = frozenset({*NATIVE, *(plain.cls for plain in PLAIN), collections.defaultdict})
-"""All types that are always admitted."""
+"""All types that are always allowed."""

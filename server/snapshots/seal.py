@@ -1,7 +1,7 @@
 """The seal on stored snapshots: a keyed hash that is checked before a byte of the snapshot is read.
 
-The rule: whoever lacks the key can neither forge a snapshot nor pass one off as written by other classes. BLAKE2b with
-a key is the hash (RFC 7693).
+The rule: without the key nobody can forge a snapshot or change which classes it claims to be written by. The hash is
+keyed BLAKE2b (RFC 7693).
 """
 
 import hashlib
@@ -10,21 +10,21 @@ import hmac
 from server.errors import ClassesChangedError, StateDamagedError
 
 FORMAT = "toolpack-snapshot-1"
-"""Names the format of snapshots; the keyed hash covers it."""
+"""The name of the snapshot format; the keyed hash covers it."""
 
 _HASH_SIZE = 32
 _HEADER = FORMAT.encode()
 
 
 def seal(payload: bytes, fingerprint: str, key: bytes) -> bytes:
-    """Put a header before the payload: format, keyed hash of all the rest, fingerprint of the classes."""
-    mark = fingerprint.encode()
-    rest = bytes([len(mark)]) + mark + payload
+    """Prepend a header: format, keyed hash of all the rest, fingerprint of the classes."""
+    encoded = fingerprint.encode()
+    rest = bytes([len(encoded)]) + encoded + payload
     return _HEADER + _keyed_hash(rest, key) + rest
 
 
 def unseal(blob: bytes, fingerprint: str, key: bytes) -> bytes:
-    """Check header and hash, and return the payload.
+    """Check the header and return the payload.
 
     Raises:
         StateDamagedError: The hash is wrong: the bytes were damaged, or sealed with another key.

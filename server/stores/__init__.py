@@ -1,6 +1,6 @@
 """Stores of sessions: one protocol (`base`), three stores, and `open_store`, which opens the one that a URL names.
 
-The rule: only this package knows databases, and the stores know nothing of each other. All pass one contract test.
+The rule: only this package knows databases, and no store knows another. All pass one contract test.
 """
 
 from server.errors import SettingsError
@@ -14,7 +14,7 @@ def open_store(url: str, *, exclusive: bool = True) -> SessionStore:
 
     Args:
         url: `memory:`, `sqlite:///path` or `redis://…`.
-        exclusive: No other process uses it: an embedded store locks its data and does without leases.
+        exclusive: No other process uses it; an embedded store then locks its data and needs no leases.
 
     Raises:
         SettingsError: The URL is wrong, or the store can't be opened.

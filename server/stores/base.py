@@ -1,11 +1,11 @@
-"""The protocol of a store of sessions: the rows that it keeps and the methods that it has.
+"""The protocol of a session store: its rows and its methods.
 
-The rule: a store keeps rows and bytes. It doesn't know what a snapshot or a call means, it is called from worker
+The rule: a store keeps rows and bytes. It doesn't know what a snapshot or a call means, it is called from several
 threads and may block, and each method is one atomic step. All stores pass one contract test.
 
-A session's environment is kept in *parts*, each a *blob* that is written once and then only referred to: version *v*
-of a part is the newest blob that a commit gave it at or before *v*. So a commit costs what it changed, and a fork or a
-new session costs references. A blob that nothing refers to is deleted with the last reference.
+A session's environment is stored in *parts*. The content of a part is a *blob*, which is written once and then only
+referred to: version *v* of a part is the newest blob that a commit gave it at or before *v*. So a commit costs only
+what it changed, and a fork or a new session only references. A blob is deleted with the last reference to it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
-    """A session as it was created; of all this only `expires_at` ever changes.
+    """A session as it was created; only `expires_at` ever changes.
 
-    Its mappings are for reading: a store may keep the very objects that it was given, and give them out again.
+    The mappings must not be changed: a store may keep the objects that it was given, and return them again.
 
     Attributes:
         id: The session's id, also the order in which sessions are listed.
@@ -25,7 +25,7 @@ class StoredSession:
         owner: The name whose token created it; "" where there are no tokens.
         toolpacks: The names of its toolpacks.
         options: The options of each toolpack, as given.
-        environment: The environments that were given in place of the toolpacks' own, as JSON values.
+        environment: The environments that were given instead of the toolpacks' own, as JSON values.
         labels: The client's own labels.
         ttl_seconds: How long it lives after its last call.
         created_at: Seconds since the epoch.
@@ -48,7 +48,7 @@ class StoredSession:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a session stands.
+    """The current state of a session.
 
     Attributes:
         index: The index of its last record; -1 before the first.
@@ -68,7 +68,7 @@ class Record:
     """One line of a session's trace.
 
     Attributes:
-        index: Its place, from 0, without gaps.
+        index: Its position in the trace, from 0, without gaps.
         version: The session's version after it: the one before or the next.
         call_id: The call_id that the client sent; None where it sent none.
         body: The record as JSON text; opaque to the store.
@@ -82,16 +82,16 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A record, and what it changes, to be kept together or not at all.
+    """A record and the changes of its call, to be committed together or not at all.
 
     Attributes:
         session_id: The session.
         epoch: The epoch of the lease under which the call ran.
         record: The record; its index must follow the session's last one.
-        parts: The blob id of each part that the call changed; always empty where the version stays.
-        blobs: The new blobs among those, by id; one that is there already is left as it is.
+        parts: The blob id of each part that the call changed; empty if the version stays the same.
+        blobs: The new blobs among those, by id; one that is stored already is left unchanged.
         expires_at: The session's new time of expiry, or None to leave it.
-        release: Give the lease back with this commit.
+        release: Release the lease with this commit.
     """
 
     session_id: str
@@ -105,12 +105,12 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who may commit to a session, as one look at the store shows it.
+    """The holder of a session's lease, who alone may commit to it, as read at one moment.
 
     Attributes:
         holder: The worker that holds it.
-        heartbeat: How many heartbeats that worker has sent. Whoever waits for the lease watches this number: if it
-            stands still for long enough on the waiter's own clock, the holder is dead. No two clocks are compared.
+        heartbeat: How many heartbeats that worker has sent. A worker that waits for the lease watches this number: if
+            it doesn't change for long enough by the waiter's clock, the holder is dead. No two clocks are compared.
     """
 
     holder: str
@@ -120,13 +120,13 @@ class Lease:
 class SessionStore(Protocol):
     """Keeps sessions, their records and their snapshots; see the module's docstring for the rule.
 
-    The caller sees to it that texts can be UTF-8 and integers fit 53 bits. Besides what a method says, each may raise
-    `OverloadedError`, where the store can't be used for now: after a commit, whether it was kept is then unknown until
-    it is sent again; and `StateDamagedError`, where what is stored can't be read.
+    The caller ensures that texts can be encoded as UTF-8 and that integers fit 53 bits. Every method may also raise
+    `OverloadedError`, if the store can't be used for now (the outcome of a commit is then unknown until it is sent
+    again), and `StateDamagedError`, if stored data can't be read.
 
     Attributes:
-        shared: Other processes may commit to the same sessions, so that every commit needs a lease. A store that is
-            not shared has locked its data for this process alone; leases are then never taken and epochs stay 0.
+        shared: Other processes may commit to the same sessions, so every commit needs a lease. A store that isn't
+            shared has locked its data for this process alone; leases are then never taken and epochs stay 0.
     """
 
     shared: bool
@@ -134,41 +134,41 @@ class SessionStore(Protocol):
     def create(self, sessions: Sequence[StoredSession], parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
         """Add sessions, each at version 0 with these parts.
 
-        `blobs` holds those of the referred blobs that may be new; one that is there already is left as it is. So is a
-        session that is there already: sending again what may have been lost is harmless.
+        `blobs` holds the blobs among those that may be new. Idempotent: blobs and sessions that are stored already are
+        left unchanged.
 
         Raises:
             MissingBlobError: A part refers to a blob that is neither in the store nor in `blobs`; nothing was added.
         """
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
-        """Get a session and where it stands, expired or not; None if there is none."""
+        """Get a session, expired or not, and its head; None if there is none."""
 
     def find_agent(self, agent_key: str) -> str | None:
         """Get the id of the session with this agent key."""
 
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
-        """Keep commits, in their order, in one transaction; say for each whether it was kept.
+        """Apply commits in order, in one transaction; return for each whether it was committed.
 
-        A commit is refused, alone and whole, if its session is gone, its epoch is not the session's, a record with its
-        index exists or the one before it doesn't, its call_id is recorded already, or a part refers to a missing blob.
-        Sending a commit again whose outcome was lost is harmless: where the very same record is there already, the
-        answer is True and nothing changes.
+        A commit is refused as a whole, without affecting the others, if its session doesn't exist, its epoch is not the
+        session's, a record with its index exists or the one before it doesn't, its call_id is recorded already, or a
+        part refers to a missing blob. Idempotent: if the same record is stored already, the answer is True and nothing
+        changes.
         """
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
         """Get blobs by id.
 
         Raises:
-            MissingBlobError: One isn't there.
+            MissingBlobError: A blob isn't stored.
         """
 
     def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
         """Get the blob id of each part of a version.
 
         Raises:
-            VersionNotRetainedError: The version is gone, or hasn't come yet.
-            SessionNotFoundError: The session is gone.
+            VersionNotRetainedError: The version is no longer stored, or doesn't exist yet.
+            SessionNotFoundError: The session doesn't exist.
         """
 
     def record_of_call(self, session_id: str, call_id: str) -> Record | None:
@@ -178,10 +178,10 @@ class SessionStore(Protocol):
         """Get up to `limit` records whose index is above `after`, in order."""
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
-        """Forget old versions, never their records.
+        """Delete old versions, but never records.
 
-        Version 0 and the current one always stay; of the others the newest `keep_versions`, as long as the blobs that
-        only they need, among all versions of this session, come to at most `keep_bytes`.
+        Version 0 and the current one always stay. Of the others the newest stay: at most `keep_versions`, and only as
+        long as the blobs that they need beyond those two have at most `keep_bytes` bytes in all.
         """
 
     def renew(self, session_id: str, expires_at: float) -> None:
@@ -190,7 +190,7 @@ class SessionStore(Protocol):
     def list(
         self, owner: str | None, labels: Mapping[str, str], after: str, limit: int
     ) -> Sequence[tuple[StoredSession, int]]:
-        """Get sessions of an owner (None: of all) that carry all these labels, with their versions, by id."""
+        """Get sessions of an owner (None: of all) that have all these labels, with their versions, by id."""
 
     def count(self, owner: str | None = None) -> int:
         """Count the sessions of an owner, or all."""
@@ -199,25 +199,25 @@ class SessionStore(Protocol):
         """Get the ids of up to `limit` sessions whose time of expiry is at or before `now`."""
 
     def delete(self, session_ids: Sequence[str]) -> int:
-        """Delete sessions with all that is theirs, and say how many there were."""
+        """Delete sessions with everything that belongs to them; return how many existed."""
 
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
     ) -> Sequence[Head | Lease | None]:
-        """Take the leases of sessions; get for each where it stands, or else who has it, or None if it is gone.
+        """Take the leases of sessions; get for each its head, another holder's lease, or None if it doesn't exist.
 
-        A lease is given if nobody holds it, if `holder` itself does, or if it still stands as one of `dead`, which the
-        caller has watched for long enough to know that its holder is gone. Each time it is given the epoch grows by 1.
+        A lease is granted if nobody holds it, if `holder` itself does, or if it still equals one of `dead`: leases that
+        the caller has watched for long enough to know that their holders are dead. Each grant adds 1 to the epoch.
         """
 
     def release(self, session_id: str, epoch: int) -> None:
-        """Give a lease back without a commit; does nothing if `epoch` is not the session's."""
+        """Release a lease without a commit; does nothing if `epoch` is not the session's."""
 
     def heartbeat(self, holder: str) -> None:
-        """Show that a worker is alive: add 1 to its number."""
+        """Show that a worker is alive: add 1 to its heartbeat count."""
 
     def ping(self) -> None:
         """Raise an exception if the store can't be reached."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""

@@ -1,7 +1,7 @@
-"""How the versions of a session are made of changes, and which of them are kept.
+"""Compute a session's versions from its changes, and which versions to keep.
 
-The rule: nothing here touches a store. A store keeps one `Change` for each part that a commit changed and asks here
-what they come to, so that all stores agree about it.
+The rule: nothing here touches a store. Each store keeps one `Change` for each part that a commit changed and calls
+these functions, so that all stores agree.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Change(NamedTuple):
-    """A part got a blob with a version."""
+    """At `version`, `part` got the content `blob`."""
 
     version: int
     part: str
@@ -18,7 +18,7 @@ class Change(NamedTuple):
 
 
 def parts_at(changes: Iterable[Change], version: int) -> dict[str, str]:
-    """Get the blob id of each part of a version from the changes, which come in the order of their versions."""
+    """Get the blob id of each part of a version from changes in version order."""
     return {change.part: change.blob for change in changes if change.version <= version}
 
 
@@ -29,21 +29,21 @@ def trim(
     keep_versions: int,
     keep_bytes: int,
 ) -> tuple[int, list[Change]]:
-    """Find what `SessionStore.trim` keeps.
+    """Compute what `SessionStore.trim` keeps.
 
     Args:
-        changes: The changes that are kept now, in the order of their versions.
-        kept: The versions that are kept now, version 0 aside; the last one is the current one.
+        changes: The changes that are stored now, in version order.
+        kept: The versions that are stored now, except version 0; the last one is the current one.
         sizes: The size of each blob.
         keep_versions: How many versions to keep besides the first and the current one.
-        keep_bytes: How many bytes of blobs that only those versions need.
+        keep_bytes: How many bytes the blobs that only those versions need may have in all.
 
     Returns:
-        The oldest version to keep, version 0 aside, and the changes that no kept version needs.
+        The oldest version to keep, except version 0, and the changes that no kept version needs.
     """
     if not kept:
         return kept.start, []
-    # From one version down to the one before it only those blobs are needed in addition that the later one replaced.
+    # Keeping one more version adds only the blobs that the version after it replaced.
     replaced: dict[int, list[str]] = defaultdict(list)
     newest: dict[str, str] = {}
     for change in changes:

@@ -1,7 +1,7 @@
-"""A store in the memory of this process: nothing survives it, nobody else sees it.
+"""A store in the memory of this process, lost when the process ends.
 
-The rule: plain dictionaries behind one lock, and the contract to the letter, so that it can stand as the model that
-the other stores are compared with.
+The rule: plain dictionaries behind one lock, exactly as the protocol says, so that tests can compare the other stores
+with this one.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from server.stores.history import Change, parts_at, trim
 
 
 @dataclass(slots=True)
-class _Entry:
-    """A session and all that is its own; `oldest` is the oldest version that is kept, version 0 aside."""
+class _Row:
+    """A session and all its data; `oldest` is the oldest stored version, except version 0."""
 
     session: StoredSession
     expires_at: float
@@ -32,7 +32,7 @@ class _Entry:
     records: list[Record] = field(default_factory=list)
     calls: dict[str, Record] = field(default_factory=dict)
 
-    def view(self) -> StoredSession:
+    def current(self) -> StoredSession:
         if self.session.expires_at != self.expires_at:
             self.session = dataclasses.replace(self.session, expires_at=self.expires_at)
         return self.session
@@ -42,78 +42,78 @@ class _Entry:
 
 
 class MemoryStore:
-    """Keeps sessions in dictionaries; the meaning of each method is `SessionStore`'s."""
+    """Keeps sessions in dictionaries; `SessionStore` documents the methods."""
 
     shared = False
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[str, _Entry] = {}
+        self._rows: dict[str, _Row] = {}
         self._ids: list[str] = []  # sorted
         self._agents: dict[str, str] = {}
         self._owners: Counter[str] = Counter()
         self._blobs: dict[str, bytes] = {}
         self._references: Counter[str] = Counter()
-        self._beats: defaultdict[str, int] = defaultdict(int)
+        self._heartbeats: defaultdict[str, int] = defaultdict(int)
 
     def create(self, sessions: Sequence[StoredSession], parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
         """Add sessions, each at version 0 with these parts."""
-        parts = dict(parts)  # one copy, which all of them share until they change something
+        parts = dict(parts)  # one copy, shared by all of them until they change something
         changes = [Change(0, part, blob) for part, blob in parts.items()]
         with self._lock:
             if any(blob not in blobs and blob not in self._blobs for blob in parts.values()):
                 raise MissingBlobError
-            new = [session for session in sessions if session.id not in self._entries]
+            new = [session for session in sessions if session.id not in self._rows]
             for session in new:
-                self._entries[session.id] = _Entry(session, session.expires_at, parts, changes.copy())
+                self._rows[session.id] = _Row(session, session.expires_at, parts, changes.copy())
                 self._agents[session.agent_key] = session.id
                 self._owners[session.owner] += 1
-                self._refer(changes, blobs)
+                self._add_references(changes, blobs)
             self._ids.extend(session.id for session in new)
             self._ids.sort()
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
-        """Get a session and where it stands."""
+        """Get a session and its head."""
         with self._lock:
-            entry = self._entries.get(session_id)
-            return (entry.view(), entry.head()) if entry else None
+            row = self._rows.get(session_id)
+            return (row.current(), row.head()) if row else None
 
     def find_agent(self, agent_key: str) -> str | None:
         """Get the id of the session with this agent key."""
         return self._agents.get(agent_key)
 
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
-        """Keep commits in their order; say for each whether it was kept."""
+        """Apply commits in order; return for each whether it was committed."""
         with self._lock:
             return [self._commit(commit) for commit in commits]
 
     def _commit(self, commit: Commit) -> bool:
-        entry = self._entries.get(commit.session_id)
-        if entry is None:
+        row = self._rows.get(commit.session_id)
+        if row is None:
             return False
         record = commit.record
-        if record.index < len(entry.records):
-            return entry.records[record.index] == record
+        if record.index < len(row.records):
+            return row.records[record.index] == record
         if (
-            record.index > len(entry.records)
-            or commit.epoch != entry.epoch
-            or record.call_id in entry.calls
+            record.index > len(row.records)
+            or commit.epoch != row.epoch
+            or record.call_id in row.calls
             or any(blob not in commit.blobs and blob not in self._blobs for blob in commit.parts.values())
         ):
             return False
-        entry.records.append(record)
-        entry.version = record.version
+        row.records.append(record)
+        row.version = record.version
         if record.call_id is not None:
-            entry.calls[record.call_id] = record
+            row.calls[record.call_id] = record
         if commit.parts:
-            entry.parts = {**entry.parts, **commit.parts}
+            row.parts = {**row.parts, **commit.parts}
             changes = [Change(record.version, part, blob) for part, blob in commit.parts.items()]
-            entry.changes += changes
-            self._refer(changes, commit.blobs)
+            row.changes += changes
+            self._add_references(changes, commit.blobs)
         if commit.expires_at is not None:
-            entry.expires_at = commit.expires_at
+            row.expires_at = commit.expires_at
         if commit.release:
-            entry.holder = None
+            row.holder = None
         return True
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
@@ -127,131 +127,131 @@ class MemoryStore:
     def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
         """Get the blob id of each part of a version."""
         with self._lock:
-            entry = self._entry(session_id)
-            if version != 0 and not entry.oldest <= version <= entry.version:
-                raise VersionNotRetainedError(version, entry.oldest)
-            return parts_at(entry.changes, version)
+            row = self._row(session_id)
+            if version != 0 and not row.oldest <= version <= row.version:
+                raise VersionNotRetainedError(version, row.oldest)
+            return parts_at(row.changes, version)
 
     def record_of_call(self, session_id: str, call_id: str) -> Record | None:
         """Get the record of a call_id, if the session has one."""
         with self._lock:
-            entry = self._entries.get(session_id)
-            return entry.calls.get(call_id) if entry else None
+            row = self._rows.get(session_id)
+            return row.calls.get(call_id) if row else None
 
     def records(self, session_id: str, after: int, limit: int) -> list[Record]:
         """Get up to `limit` records whose index is above `after`, in order."""
         first = max(after + 1, 0)
         with self._lock:
-            entry = self._entries.get(session_id)
-            return entry.records[first : first + limit] if entry else []
+            row = self._rows.get(session_id)
+            return row.records[first : first + limit] if row else []
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
-        """Forget old versions, never their records."""
+        """Delete old versions, but never records."""
         with self._lock:
-            entry = self._entries.get(session_id)
-            if entry is None:
+            row = self._rows.get(session_id)
+            if row is None:
                 return
-            sizes = {change.blob: len(self._blobs[change.blob]) for change in entry.changes}
-            kept = range(entry.oldest, entry.version + 1)
-            entry.oldest, unneeded = trim(entry.changes, kept, sizes, keep_versions, keep_bytes)
-            forgotten = set(unneeded)
-            entry.changes = [change for change in entry.changes if change not in forgotten]
-            self._forget(unneeded)
+            sizes = {change.blob: len(self._blobs[change.blob]) for change in row.changes}
+            kept = range(row.oldest, row.version + 1)
+            row.oldest, unneeded = trim(row.changes, kept, sizes, keep_versions, keep_bytes)
+            removed = set(unneeded)
+            row.changes = [change for change in row.changes if change not in removed]
+            self._remove_references(unneeded)
 
     def renew(self, session_id: str, expires_at: float) -> None:
         """Set a session's time of expiry."""
         with self._lock:
-            if entry := self._entries.get(session_id):
-                entry.expires_at = expires_at
+            if row := self._rows.get(session_id):
+                row.expires_at = expires_at
 
     def list(
         self, owner: str | None, labels: Mapping[str, str], after: str, limit: int
     ) -> Sequence[tuple[StoredSession, int]]:
-        """Get sessions of an owner (None: of all) that carry all these labels, with their versions, by id."""
+        """Get sessions of an owner (None: of all) that have all these labels, with their versions, by id."""
         with self._lock:
             later = islice(self._ids, bisect_right(self._ids, after), None)
             found = (
-                (entry.view(), entry.version)
-                for entry in map(self._entries.__getitem__, later)
-                if owner in {None, entry.session.owner} and labels.items() <= entry.session.labels.items()
+                (row.current(), row.version)
+                for row in map(self._rows.__getitem__, later)
+                if owner in {None, row.session.owner} and labels.items() <= row.session.labels.items()
             )
             return list(islice(found, limit))
 
     def count(self, owner: str | None = None) -> int:
         """Count the sessions of an owner, or all."""
         with self._lock:
-            return len(self._entries) if owner is None else self._owners[owner]
+            return len(self._rows) if owner is None else self._owners[owner]
 
     def expired(self, now: float, limit: int) -> Sequence[str]:
         """Get the ids of up to `limit` sessions whose time of expiry is at or before `now`."""
         with self._lock:
-            return list(islice((id_ for id_, entry in self._entries.items() if entry.expires_at <= now), limit))
+            return list(islice((id_ for id_, row in self._rows.items() if row.expires_at <= now), limit))
 
     def delete(self, session_ids: Sequence[str]) -> int:
-        """Delete sessions with all that is theirs, and say how many there were."""
+        """Delete sessions with everything that belongs to them; return how many existed."""
         with self._lock:
-            before = len(self._entries)
+            before = len(self._rows)
             for session_id in session_ids:
-                entry = self._entries.pop(session_id, None)
-                if entry is not None:
-                    del self._agents[entry.session.agent_key]
-                    self._owners[entry.session.owner] -= 1
-                    self._forget(entry.changes)
-            deleted = before - len(self._entries)
+                row = self._rows.pop(session_id, None)
+                if row is not None:
+                    del self._agents[row.session.agent_key]
+                    self._owners[row.session.owner] -= 1
+                    self._remove_references(row.changes)
+            deleted = before - len(self._rows)
             if deleted:
-                self._ids = [id_ for id_ in self._ids if id_ in self._entries]
+                self._ids = [id_ for id_ in self._ids if id_ in self._rows]
             return deleted
 
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
     ) -> Sequence[Head | Lease | None]:
-        """Take the leases of sessions; get for each where it stands, or else who has it, or None if it is gone."""
+        """Take the leases of sessions; get for each its head, another holder's lease, or None if it doesn't exist."""
         with self._lock:
             return [self._claim(session_id, holder, dead) for session_id in session_ids]
 
     def _claim(self, session_id: str, holder: str, dead: Collection[Lease]) -> Head | Lease | None:
-        entry = self._entries.get(session_id)
-        if entry is None:
+        row = self._rows.get(session_id)
+        if row is None:
             return None
-        if entry.holder is not None and entry.holder != holder:
-            lease = Lease(entry.holder, self._beats[entry.holder])
+        if row.holder is not None and row.holder != holder:
+            lease = Lease(row.holder, self._heartbeats[row.holder])
             if lease not in dead:
                 return lease
-        entry.holder = holder
-        entry.epoch += 1
-        return entry.head()
+        row.holder = holder
+        row.epoch += 1
+        return row.head()
 
     def release(self, session_id: str, epoch: int) -> None:
-        """Give a lease back without a commit; does nothing if `epoch` is not the session's."""
+        """Release a lease without a commit; does nothing if `epoch` is not the session's."""
         with self._lock:
-            entry = self._entries.get(session_id)
-            if entry is not None and entry.epoch == epoch:
-                entry.holder = None
+            row = self._rows.get(session_id)
+            if row is not None and row.epoch == epoch:
+                row.holder = None
 
     def heartbeat(self, holder: str) -> None:
-        """Show that a worker is alive: add 1 to its number."""
+        """Show that a worker is alive: add 1 to its heartbeat count."""
         with self._lock:
-            self._beats[holder] += 1
+            self._heartbeats[holder] += 1
 
     def ping(self) -> None:
         """Do nothing: memory is always there."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing to let go of."""
+        """Do nothing: there is nothing to close."""
 
-    def _entry(self, session_id: str) -> _Entry:
+    def _row(self, session_id: str) -> _Row:
         try:
-            return self._entries[session_id]
+            return self._rows[session_id]
         except KeyError:
             raise SessionNotFoundError from None
 
-    def _refer(self, changes: Iterable[Change], blobs: Mapping[str, bytes]) -> None:
+    def _add_references(self, changes: Iterable[Change], blobs: Mapping[str, bytes]) -> None:
         for change in changes:
             if change.blob not in self._blobs:
                 self._blobs[change.blob] = blobs[change.blob]
             self._references[change.blob] += 1
 
-    def _forget(self, changes: Iterable[Change]) -> None:
+    def _remove_references(self, changes: Iterable[Change]) -> None:
         for change in changes:
             self._references[change.blob] -= 1
             if not self._references[change.blob]:

@@ -1,10 +1,10 @@
-"""A session's columns that are JSON, as bytes: for the stores that keep bytes.
+"""The JSON columns of a session as bytes, for the stores that keep bytes.
 
-The rule: what comes out equals what went in. orjson is fast, but refuses integers above 64 bits and lone surrogates,
-and reads such integers as floats; `json` then takes over, and a leading space, which JSON allows, tells the reader.
+The rule: reading gives what was written. orjson is fast, but refuses integers above 64 bits and lone surrogates, and
+reads such integers as floats. Such values are written by `json`, marked with a leading space, which JSON allows.
 
-Toolpacks, options and environment are one column, the *recipe*: a thousand forks have the same, so a store keeps it
-once, under its digest.
+Toolpacks, options and environment are one column, the *recipe*: all forks of a session have the same, so a store keeps
+it once, under its digest.
 """
 
 import hashlib
@@ -30,19 +30,16 @@ def load(text: bytes) -> Any:
 
 
 class Recipes:
-    """Writes recipes, each once for sessions that are created together."""
+    """Encodes recipes, each only once for sessions that are created together."""
 
     def __init__(self) -> None:
-        self._written: dict[tuple[object, ...], tuple[bytes, bytes]] = {}
+        self._encoded: dict[tuple[object, ...], tuple[bytes, bytes]] = {}
 
     def dump(self, session: StoredSession) -> tuple[bytes, bytes]:
         """Get the digest and the text of a session's recipe."""
-        same = (
-            session.toolpacks,
-            dump(session.options),
-            id(session.environment),
-        )  # forks share it, and it can be large
-        if same not in self._written:
+        # By id, as forks share the environment, which can be large.
+        key = (session.toolpacks, dump(session.options), id(session.environment))
+        if key not in self._encoded:
             text = dump([session.toolpacks, session.options, session.environment])
-            self._written[same] = (hashlib.blake2b(text, digest_size=16).digest(), text)
-        return self._written[same]
+            self._encoded[key] = (hashlib.blake2b(text, digest_size=16).digest(), text)
+        return self._encoded[key]

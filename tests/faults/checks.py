@@ -10,7 +10,7 @@ import json
 from collections import Counter
 
 from server import FunctionsRuntime, TaskEnvironment
-from server.execution.call import nested_calls
+from server.execution.runtime import nested_calls
 from server.jsonio.view import to_json
 from server.packs.loading import load_catalog
 from tests.faults.world import PACKS

@@ -1,1 +1,1 @@
-"""Sessions in Redis."""
+"""The Redis store."""

@@ -1,7 +1,7 @@
-"""The connection behind the Redis store: what it asks of the server, and what happens when there is no answer.
+"""The connection of the Redis store: what it requires of the server, and how it retries.
 
-The rule: whatever goes through here is atomic, and done twice it comes to the same. So it is sent again when its answer
-was lost, for some seconds; then the caller hears that the store can't be reached.
+The rule: every command and script sent here is atomic and safe to repeat. So it is sent again if its answer was lost,
+for some seconds; then it ends with `OverloadedError`.
 """
 
 import time
@@ -20,11 +20,11 @@ except ImportError:
 
 SCHEMA = b"1"
 OLDEST = (6, 2)
-ANSWER_SECONDS = 2.0  # to wait for one answer
-GIVE_UP_SECONDS = 5.0  # to try in all, but for the last answer
+ANSWER_SECONDS = 2.0  # for one answer
+GIVE_UP_SECONDS = 5.0  # for all attempts, not counting the wait for the last answer
 
-# What passes: a lost connection, a primary that has become a replica, a server that is loading its data.
-PASSING = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
+# Temporary errors: a lost connection, a primary that has become a replica, a server that is loading its data.
+TEMPORARY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
 
 
 class RedisConnection:
@@ -32,10 +32,10 @@ class RedisConnection:
 
     Args:
         url: `redis://user:password@host:port/0`, or `rediss://…` for TLS.
-        prefix: What all keys begin with.
+        prefix: The prefix of all keys.
 
     Raises:
-        SettingsError: The URL is wrong, or the server can't be used; the text says why.
+        SettingsError: The URL is wrong, or the server can't be used.
     """
 
     def __init__(self, url: str, prefix: str) -> None:
@@ -68,7 +68,7 @@ class RedisConnection:
             raise SettingsError("The Redis store was written by another version of toolpack-server: name another /db.")
 
     def key(self, name: str) -> str:
-        """Get the key of a name."""
+        """Add the prefix to a name."""
         return self._prefix + name
 
     def run(self, step: str, *arguments: str | bytes | float) -> Any:
@@ -76,7 +76,7 @@ class RedisConnection:
         return self._send(lambda: self._script(args=(step, self._prefix, *arguments)))
 
     def command(self, *words: str | bytes | float) -> Any:
-        """Run a command of Redis."""
+        """Run a Redis command."""
         return self._send(lambda: self._client.execute_command(*words))
 
     def close(self) -> None:
@@ -84,13 +84,13 @@ class RedisConnection:
         self._client.close()
 
     def _send(self, send: Callable[[], Any]) -> Any:
-        """Send, and send again while the store can't be reached."""
+        """Send, and send again after temporary errors."""
         give_up = time.monotonic() + GIVE_UP_SECONDS
         pause = 0.02
         while True:
             try:
                 return send()
-            except PASSING as error:
+            except TEMPORARY as error:
                 if isinstance(error, redis.AuthenticationError) or time.monotonic() + pause > give_up:
                     raise OverloadedError(
                         "The store can't be reached: send the request again, with the same call_id."

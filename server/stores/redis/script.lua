@@ -1,18 +1,18 @@
 -- The atomic steps of the Redis store. ARGV: the step's name, the prefix of all keys, the step's arguments.
 --
--- Keys behind the prefix, with what stands in them:
+-- Keys after the prefix, and their values:
 --   sessions         hash    session -> its facts: [agent_key, owner, recipe] as JSON, a newline, the rest
 --   agents           hash    agent_key -> session
---   owners           set     those who have sessions
---   owner:<owner>    zset    the owner's sessions, all at 0, so in order of their ids
+--   owners           set     owners that have sessions
+--   owner:<owner>    zset    the owner's sessions, all with score 0, so sorted by id
 --   expires          zset    sessions by time of expiry
---   head:<session>   hash    version, oldest, epoch, holder where they aren't 0, 1, 0 and nobody; "/part" -> blob
+--   head:<session>   hash    version, oldest, epoch, holder (if absent: 0, 1, 0, nobody); "/part" -> blob
 --   history:<session> zset   [version, part, blob, size] as JSON, by version
 --   records:<session> list   records, each at its index
 --   calls:<session>  hash    call_id as JSON -> index
 --   blob:<blob>      string  a blob or a recipe
 --   references       hash    blob or recipe -> how many rows of a history, or sessions, refer to it
---   beat:<holder>    string  how often a worker has shown that it lives
+--   beat:<holder>    string  how many heartbeats a worker has sent
 
 local call = redis.call
 local prefix = ARGV[2]
@@ -46,7 +46,7 @@ local function take_map()
   return map
 end
 
-local function complete(parts, blobs)
+local function blobs_exist(parts, blobs)
   for _, pair in ipairs(parts) do
     if not blobs[pair[2]] and call('EXISTS', key('blob', pair[2])) == 0 then
       return false
@@ -55,27 +55,27 @@ local function complete(parts, blobs)
   return true
 end
 
-local function refer(blob, blobs, count)
+local function add_references(blob, blobs, count)
   if blobs[blob] then
     call('SETNX', key('blob', blob), blobs[blob])
   end
   call('HINCRBY', REFERENCES, blob, count)
 end
 
-local function forget(blob)
+local function remove_reference(blob)
   if call('HINCRBY', REFERENCES, blob, -1) <= 0 then
     call('HDEL', REFERENCES, blob)
     call('UNLINK', key('blob', blob))
   end
 end
 
-local function change(session, version, part, blob)
+local function add_change(session, version, part, blob)
   local row = cjson.encode({version, part, blob, call('STRLEN', key('blob', blob))})
   call('HSET', key('head', session), '/' .. part, blob)
   call('ZADD', key('history', session), version, row)
 end
 
-local function look(session)
+local function read_session(session)
   return {
     call('HGET', SESSIONS, session),
     call('ZSCORE', EXPIRES, session),
@@ -98,7 +98,7 @@ local function commit()
   if index > length
     or (call('HGET', head, 'epoch') or '0') ~= epoch
     or (call_id ~= 'null' and call('HEXISTS', calls, call_id) == 1)
-    or not complete(parts, blobs)
+    or not blobs_exist(parts, blobs)
   then
     return 0
   end
@@ -108,8 +108,8 @@ local function commit()
     call('HSET', calls, call_id, index)
   end
   for _, pair in ipairs(parts) do
-    refer(pair[2], blobs, 1)
-    change(session, tonumber(version), pair[1], pair[2])
+    add_references(pair[2], blobs, 1)
+    add_change(session, tonumber(version), pair[1], pair[2])
   end
   if expires_at ~= '' then
     call('ZADD', EXPIRES, expires_at, session)
@@ -124,12 +124,12 @@ local steps = {}
 
 function steps.create()
   local parts, blobs, added = take_pairs(), take_map(), 0
-  if not complete(parts, blobs) then
+  if not blobs_exist(parts, blobs) then
     return 0
   end
-  -- References first: a size is that of the blob that is kept.
+  -- References first: add_change needs the size of the stored blob.
   for _, pair in ipairs(parts) do
-    refer(pair[2], blobs, 1)
+    add_references(pair[2], blobs, 1)
   end
   for i = 1, tonumber(take()) do
     local session, agent_key, owner, recipe, facts, expires_at = take(), take(), take(), take(), take(), take()
@@ -139,35 +139,35 @@ function steps.create()
       call('SADD', OWNERS, owner)
       call('ZADD', key('owner', owner), 0, session)
       call('ZADD', EXPIRES, expires_at, session)
-      refer(recipe, blobs, 1)
+      add_references(recipe, blobs, 1)
       for _, pair in ipairs(parts) do
-        change(session, 0, pair[1], pair[2])
+        add_change(session, 0, pair[1], pair[2])
       end
     end
   end
   for _, pair in ipairs(parts) do
     call('HINCRBY', REFERENCES, pair[2], added)
-    forget(pair[2])
+    remove_reference(pair[2])
   end
   return 1
 end
 
 function steps.get()
-  return look(take())
+  return read_session(take())
 end
 
 function steps.commit()
-  local kept = {}
+  local committed = {}
   for i = 1, tonumber(take()) do
-    kept[i] = commit()
+    committed[i] = commit()
   end
-  return kept
+  return committed
 end
 
 function steps.list()
   local found = {}
   for i = 1, tonumber(take()) do
-    found[i] = look(take())
+    found[i] = read_session(take())
   end
   return found
 end
@@ -195,7 +195,7 @@ function steps.trim()
   end
   for _, pair in ipairs(unneeded) do
     if call('ZREM', key('history', session), pair[1]) == 1 then
-      forget(pair[2])
+      remove_reference(pair[2])
     end
   end
 end
@@ -207,9 +207,9 @@ local function delete(session)
   end
   local agent_key, owner, recipe = unpack(cjson.decode(string.match(facts, '^[^\n]*')))
   for _, row in ipairs(call('ZRANGE', key('history', session), 0, -1)) do
-    forget(cjson.decode(row)[3])
+    remove_reference(cjson.decode(row)[3])
   end
-  forget(recipe)
+  remove_reference(recipe)
   call('HDEL', SESSIONS, session)
   call('HDEL', AGENTS, agent_key)
   call('ZREM', EXPIRES, session)
@@ -236,14 +236,14 @@ local function claim(session, holder, dead)
   local head = key('head', session)
   local other = call('HGET', head, 'holder')
   if other and other ~= holder then
-    local beat = call('GET', key('beat', other)) or '0'
-    if dead[other] ~= beat then
-      return {0, other, beat}
+    local heartbeat = call('GET', key('beat', other)) or '0'
+    if dead[other] ~= heartbeat then
+      return {0, other, heartbeat}
     end
   end
   call('HSET', head, 'holder', holder)
   call('HINCRBY', head, 'epoch', 1)
-  return {1, unpack(look(session))}
+  return {1, unpack(read_session(session))}
 end
 
 function steps.claim()
@@ -262,10 +262,10 @@ function steps.release()
   end
 end
 
-function steps.beat()
-  local beat = key('beat', take())
-  call('INCR', beat)
-  call('EXPIRE', beat, 86400) -- a worker that has been dead for a day may be forgotten
+function steps.heartbeat()
+  local count = key('beat', take())
+  call('INCR', count)
+  call('EXPIRE', count, 86400) -- one day: the count of a dead worker is no longer needed
 end
 
 return steps[ARGV[1]]()

@@ -1,9 +1,9 @@
-"""A store in Redis, or what speaks like it: for several machines.
+"""A store in Redis, or a compatible server, for several machines.
 
-The rule: every method is one script (`script.lua`) or one command on the way, so each is atomic.
+The rule: every change is one script (`script.lua`) or one command, so it is atomic.
 
 It needs a connection to one primary, 6.2 or newer; Redis Cluster isn't supported, as a script touches keys of several
-sessions. What outlives a crash of Redis is what its persistence (appendonly, appendfsync) and its replicas keep.
+sessions. What survives a crash of Redis depends on its persistence (appendonly, appendfsync) and its replicas.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,18 +19,18 @@ from server.stores.history import Change, parts_at, trim
 from server.stores.redis.connection import RedisConnection
 from server.stores.rows import Recipes, dump, load
 
-PAGE = 100  # sessions that `list` reads at least at a time, as most may lack the labels
-DELETED_AT_ONCE = 100  # sessions: Redis does nothing else meanwhile
+PAGE = 100  # sessions that `list` reads at a time, at least, as most may lack the labels
+DELETED_AT_ONCE = 100  # sessions in one script, during which Redis serves nobody else
 
 
 class RedisStore:
-    """Keeps sessions in Redis; the meaning of each method is `SessionStore`'s."""
+    """Keeps sessions in Redis; `SessionStore` documents the methods."""
 
     shared = True
 
     def __init__(self, connection: RedisConnection) -> None:
         self._redis = connection
-        self._recipe = lru_cache(maxsize=32)(self._read_recipe)  # named by their digest, so they never change
+        self._recipe = lru_cache(maxsize=32)(self._read_recipe)  # a recipe is named by its digest, so it never changes
 
     @classmethod
     def from_url(cls, url: str) -> "RedisStore":
@@ -52,7 +52,7 @@ class RedisStore:
             raise MissingBlobError
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
-        """Get a session and where it stands."""
+        """Get a session and its head."""
         return self._session(session_id, self._redis.run("get", session_id))
 
     def find_agent(self, agent_key: str) -> str | None:
@@ -61,9 +61,9 @@ class RedisStore:
         return found.decode() if found else None
 
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
-        """Keep commits, in their order, in one transaction; say for each whether it was kept."""
+        """Apply commits in order, in one transaction; return for each whether it was committed."""
         arguments = chain.from_iterable(map(_commit, commits))
-        return [bool(kept) for kept in self._redis.run("commit", len(commits), *arguments)]
+        return [bool(committed) for committed in self._redis.run("commit", len(commits), *arguments)]
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
         """Get blobs by id."""
@@ -99,9 +99,9 @@ class RedisStore:
         return [_record(index, text) for index, text in enumerate(texts, first)]
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
-        """Forget old versions, never their records.
+        """Delete old versions, but never records.
 
-        What to forget is worked out before the step that does it: meanwhile a session only gets newer versions.
+        What to delete is computed before the script runs: meanwhile a session can only get newer versions.
         """
         found = self._history(session_id)
         if found is None:
@@ -123,16 +123,16 @@ class RedisStore:
     def list(
         self, owner: str | None, labels: Mapping[str, str], after: str, limit: int
     ) -> Sequence[tuple[StoredSession, int]]:
-        """Get sessions of an owner (None: of all) that carry all these labels, with their versions, by id."""
+        """Get sessions of an owner (None: of all) that have all these labels, with their versions, by id."""
         page = max(limit, PAGE)
         found: list[tuple[StoredSession, int]] = []
         while len(found) < limit:
             ids = self._ids(owner, after, page)
             facts = self._redis.command("HMGET", self._redis.key("sessions"), *ids) if ids else []
-            matching = [id_ for id_, text in zip(ids, facts, strict=True) if text and _carries(text, labels)]
-            looks = self._redis.run("list", len(matching), *matching)
-            seen = map(self._session, matching, looks)
-            found.extend((each[0], each[1].version) for each in seen if each)
+            matching = [id_ for id_, text in zip(ids, facts, strict=True) if text and _has_labels(text, labels)]
+            answers = self._redis.run("list", len(matching), *matching)
+            sessions = map(self._session, matching, answers)
+            found.extend((each[0], each[1].version) for each in sessions if each)
             if len(ids) < page:
                 break
             after = ids[-1]
@@ -150,7 +150,7 @@ class RedisStore:
         return [id_.decode() for id_ in ids]
 
     def delete(self, session_ids: Sequence[str]) -> int:
-        """Delete sessions with all that is theirs, and say how many there were."""
+        """Delete sessions with everything that belongs to them; return how many existed."""
         deleted = 0
         for start in range(0, len(session_ids), DELETED_AT_ONCE):
             some = session_ids[start : start + DELETED_AT_ONCE]
@@ -160,44 +160,44 @@ class RedisStore:
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
     ) -> Sequence[Head | Lease | None]:
-        """Take the leases of sessions; get for each where it stands, or else who has it, or None if it is gone."""
+        """Take the leases of sessions; get for each its head, another holder's lease, or None if it doesn't exist."""
         watched = _pairs({lease.holder: str(lease.heartbeat) for lease in dead})
         return [_claimed(answer) for answer in self._redis.run("claim", holder, *watched, *session_ids)]
 
     def release(self, session_id: str, epoch: int) -> None:
-        """Give a lease back without a commit; does nothing if `epoch` is not the session's."""
+        """Release a lease without a commit; does nothing if `epoch` is not the session's."""
         self._redis.run("release", session_id, epoch)
 
     def heartbeat(self, holder: str) -> None:
-        """Show that a worker is alive: add 1 to its number."""
-        self._redis.run("beat", holder)
+        """Show that a worker is alive: add 1 to its heartbeat count."""
+        self._redis.run("heartbeat", holder)
 
     def ping(self) -> None:
         """Raise an exception if the store can't be reached."""
         self._redis.command("PING")
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         self._redis.close()
 
     def _ids(self, owner: str | None, after: str, limit: int) -> Sequence[str]:
-        """Get ids in order. Redis has them in order for each owner."""
+        """Get ids in order, merged from those of each owner, which Redis keeps in order."""
         start = f"({after}" if after else "-"
-        everybody = self._redis.command("SMEMBERS", self._redis.key("owners")) if owner is None else [owner.encode()]
+        owners = self._redis.command("SMEMBERS", self._redis.key("owners")) if owner is None else [owner.encode()]
         ids: set[bytes] = set()
-        for each in everybody:
-            key = self._redis.key("owner:" + each.decode())
+        for name in owners:
+            key = self._redis.key("owner:" + name.decode())
             ids.update(self._redis.command("ZRANGEBYLEX", key, start, "+", "LIMIT", 0, limit))
         return [id_.decode() for id_ in sorted(ids)[:limit]]
 
     def _history(self, session_id: str) -> tuple[range, Sequence[bytes]] | None:
-        """Get the versions that are kept, version 0 aside, and the rows of the history."""
-        there, version, oldest, rows = self._redis.run("history", session_id)
-        return (range(int(oldest), int(version) + 1), rows) if there else None
+        """Get the stored versions, except version 0, and the rows of the history."""
+        exists, version, oldest, rows = self._redis.run("history", session_id)
+        return (range(int(oldest), int(version) + 1), rows) if exists else None
 
-    def _session(self, session_id: str, looked: Sequence[Any]) -> tuple[StoredSession, Head] | None:
-        """Read what the script saw of a session; None if it is gone."""
-        facts, expires_at, *_ = looked
+    def _session(self, session_id: str, answer: Sequence[Any]) -> tuple[StoredSession, Head] | None:
+        """Decode the script's answer about a session; None if it doesn't exist."""
+        facts, expires_at, *_ = answer
         if facts is None:
             return None
         first, _, rest = facts.partition(b"\n")
@@ -205,7 +205,7 @@ class RedisStore:
         agent_key, owner, recipe = load(first)
         try:
             toolpacks, options, environment = self._recipe(recipe)
-        except MissingBlobError:  # deleted since
+        except MissingBlobError:  # deleted meanwhile
             return None
         session = StoredSession(
             session_id,
@@ -220,7 +220,7 @@ class RedisStore:
             float(expires_at),
             parent and (parent[0], parent[1]),
         )
-        return session, _head(looked)
+        return session, _head(answer)
 
     def _read_recipe(self, recipe: str) -> tuple[Any, ...]:
         return tuple(load(self.blobs([recipe])[recipe]))
@@ -230,25 +230,25 @@ def _facts(session: StoredSession) -> bytes:
     return dump([session.labels, session.ttl_seconds, session.created_at, session.parent])
 
 
-def _carries(facts: bytes, labels: Mapping[str, str]) -> bool:
-    """Say whether the session with these facts carries all these labels."""
+def _has_labels(facts: bytes, labels: Mapping[str, str]) -> bool:
+    """Return whether the session with these facts has all these labels."""
     return not labels or bool(labels.items() <= load(facts.partition(b"\n")[2])[0].items())
 
 
-def _head(looked: Sequence[Any]) -> Head:
-    """Read a head from what the script saw of a session."""
-    _, _, length, pairs = looked
+def _head(answer: Sequence[Any]) -> Head:
+    """Decode the head in the script's answer about a session."""
+    _, _, length, pairs = answer
     fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
     parts = {name[1:].decode(): blob.decode() for name, blob in fields.items() if name.startswith(b"/")}
     return Head(length - 1, int(fields.get(b"version", 0)), parts, int(fields.get(b"epoch", 0)))
 
 
 def _claimed(answer: Sequence[Any]) -> Head | Lease | None:
-    """Read what the script says of one session's lease."""
+    """Decode the script's answer about one session's lease."""
     if not answer:
         return None
-    given, *rest = answer
-    return _head(rest) if given else Lease(rest[0].decode(), int(rest[1]))
+    granted, *rest = answer
+    return _head(rest) if granted else Lease(rest[0].decode(), int(rest[1]))
 
 
 def _commit(commit: Commit) -> Iterator[str | bytes | float]:

@@ -1,12 +1,11 @@
 """The file behind the SQLite store: its path, its lock, its connections and its schema version.
 
-The rule: one connection writes, behind a lock, in transactions that begin IMMEDIATE; each read has a connection of its
-own for as long as it takes, so no reader waits for a writer. Whoever can't be served is told so at the start, in one
-sentence: a wrong URL, a folder that can't be written, a file that another process has locked, that another program
-wrote, or that a newer version of this one did.
+The rule: one connection writes, behind a lock, in transactions that begin IMMEDIATE; each read has its own connection
+while it runs, so no reader waits for a writer. What makes a file unusable is an error on opening: a wrong URL, a folder
+that can't be written, a file that another process has locked or that another program or a newer version wrote.
 
-The lock lies on a file beside the database: SQLite's own locks come and go with each transaction, and a lock on the
-database file itself would be lost with the first connection that is closed.
+The lock is on a file beside the database: SQLite holds its own locks only during a transaction, and a lock on the
+database file itself would be lost when any connection to it is closed.
 """
 
 import fcntl
@@ -24,24 +23,24 @@ from typing import Any
 from server.errors import OverloadedError, SettingsError, StateDamagedError
 from server.stores.sqlite.statements import SCHEMA
 
-APPLICATION = 0x746F6F6C  # "tool", in SQLite's application_id: tells our files from those of other programs
+APPLICATION = 0x746F6F6C  # "tool", in SQLite's application_id: marks the file as ours
 VERSION = 1
 OLDEST_SQLITE = (3, 38)  # the first with JSON functions in every build
 OPEN_AGAIN_SECONDS = 0.01
-BUSY_SECONDS = 10  # above the 5 s after which a parent kills a worker that was stopped inside a transaction
-STATEMENTS = 256  # kept prepared: inserts have one for each number of rows
-CHECKPOINT_PAGES = 4000  # 16 MB: a page that many commits change is copied back less often than with SQLite's 1000
+BUSY_SECONDS = 10  # above the 5 s after which the supervisor kills a worker that hangs inside a transaction
+STATEMENTS = 256  # prepared and cached: inserts need one for each number of rows
+CHECKPOINT_PAGES = 4000  # 16 MB, not SQLite's 1000 pages: a page that many commits change is copied back less often
 
 
 class SqliteFile:
     """A database file that this process has locked, exclusively or together with others.
 
     Args:
-        path: Where it is, or is to be.
+        path: Its path; a missing file is created.
         exclusive: No other process may open it.
 
     Raises:
-        SettingsError: It can't be opened; the text says why.
+        SettingsError: It can't be opened.
     """
 
     def __init__(self, path: Path, *, exclusive: bool) -> None:
@@ -49,7 +48,7 @@ class SqliteFile:
             raise SettingsError(f"SQLite {sqlite3.sqlite_version} is too old: 3.38 is needed.")
         self._path = path
         self._writing = threading.Lock()
-        self._readers: deque[sqlite3.Connection] = deque()  # idle ones; as many as ever read at the same time
+        self._readers: deque[sqlite3.Connection] = deque()  # idle; never more than there were reads at the same time
         self._lock_file = _lock(path, exclusive=exclusive)
         try:
             self._writer = self._connect()
@@ -86,7 +85,7 @@ class SqliteFile:
 
     def read(self, statement: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
         """Run one SELECT on a connection that nobody else uses."""
-        with _plain_errors():
+        with _translated_errors():
             try:
                 reader = self._readers.pop()
             except IndexError:
@@ -99,7 +98,7 @@ class SqliteFile:
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
         """Run the block as one transaction."""
-        with _plain_errors(), self._writing:
+        with _translated_errors(), self._writing:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._writer
@@ -118,7 +117,7 @@ class SqliteFile:
             self._lock_file.close()
 
     def _prepare(self, *, exclusive: bool) -> None:
-        """Make the tables of a new file, or make sure that they are ours."""
+        """Create the tables of a new file, or check those of an existing one."""
         execute = self._writer.execute
         execute("BEGIN IMMEDIATE")
         (application,) = execute("PRAGMA application_id").fetchone()
@@ -135,7 +134,7 @@ class SqliteFile:
                 f"The store {self._path} has schema {version}, this toolpack-server reads {VERSION}: "
                 "run the version that wrote it, or name another file."
             )
-        if exclusive:  # nobody else is alive: leases of the past mean nothing, and epochs start again
+        if exclusive:  # no other process uses it: drop old leases and restart epochs
             execute("UPDATE sessions SET epoch = 0, holder = NULL WHERE epoch <> 0")
             execute("DELETE FROM workers")
         execute("COMMIT")
@@ -144,7 +143,7 @@ class SqliteFile:
         execute("PRAGMA synchronous = NORMAL")  # in WAL mode this survives the end of the process, kill -9 included
 
     def _write_ahead(self) -> None:
-        """Switch to WAL mode, for which SQLite doesn't wait by itself where another process opens the file too."""
+        """Switch to WAL mode, with retries: SQLite doesn't wait here while another process opens the file."""
         give_up = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -158,20 +157,20 @@ class SqliteFile:
 
 
 @contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Say what SQLite says in terms of a request."""
+def _translated_errors() -> Iterator[None]:
+    """Translate SQLite's errors to those of a store."""
     try:
         yield
     except sqlite3.OperationalError as error:  # locked by another process, disk full, file not writable
         raise OverloadedError(f"The store can't be used now ({error}); nothing was changed.") from error
     except sqlite3.DatabaseError as error:
-        if type(error) is sqlite3.DatabaseError:  # not its subclasses: those are bugs of ours
-            raise StateDamagedError(f"The store's file is damaged ({error}): put back a copy of it.") from error
+        if type(error) is sqlite3.DatabaseError:  # its subclasses are bugs of ours
+            raise StateDamagedError(f"The store's file is damaged ({error}): restore a backup of it.") from error
         raise
 
 
 def _lock(path: Path, *, exclusive: bool) -> FileIO:
-    """Make a new file for this user alone, and take the lock beside it."""
+    """Create a missing file for this user only, and lock the file beside it."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(_open_private(path))  # SQLite gives its -wal and -shm files the same mode

@@ -1,8 +1,8 @@
-"""The rows that a session, a blob and a commit come to in the SQLite store.
+"""Write sessions, blobs and commits as rows of the SQLite store.
 
-The rule: this runs within a transaction, and a commit that must be refused is refused before its first row is written,
-so that the rest of its batch can go on. Several commits go in together, for a statement costs more than its rows; where
-one of them can't, the transaction is rolled back and each goes in for itself.
+The rule: this runs inside a transaction, and a commit is refused before its first row is written, so that the rest of
+its batch can continue. Several commits are inserted together, as a statement costs more than its rows; if one of them
+can't be, the transaction is rolled back and they are inserted one by one.
 """
 
 import sqlite3
@@ -16,7 +16,7 @@ from server.stores.base import Commit, StoredSession
 from server.stores.rows import dump
 from server.stores.sqlite import statements as sql
 
-ROWS = 64  # that one statement inserts at most
+ROWS = 64  # in one INSERT statement, at most
 
 
 def session_row(session: StoredSession, digest: bytes) -> tuple[object, ...]:
@@ -44,7 +44,7 @@ def _find_blob(writer: sqlite3.Connection, blob: str) -> tuple[int, int] | None:
 
 
 def add_blob(writer: sqlite3.Connection, blob: str, blobs: Mapping[str, bytes]) -> tuple[int, int]:
-    """Get the key and the size of a blob, which is added if it is new."""
+    """Get the key and the size in bytes of a blob, which is added if it is new."""
     if (body := blobs.get(blob)) is not None:
         added = writer.execute("INSERT INTO blobs (id, body) VALUES (?, ?) ON CONFLICT DO NOTHING", (blob, body))
         if added.rowcount and added.lastrowid:
@@ -56,7 +56,7 @@ def add_blob(writer: sqlite3.Connection, blob: str, blobs: Mapping[str, bytes]) 
 
 
 def add_commit(writer: sqlite3.Connection, commit: Commit) -> bool:
-    """Add what a commit brings, or nothing; say whether it is there now."""
+    """Insert the rows of a commit, or nothing; return whether it is stored now."""
     record = commit.record
     row = {
         "session": commit.session_id,
@@ -66,8 +66,8 @@ def add_commit(writer: sqlite3.Connection, commit: Commit) -> bool:
         "call_id": record.call_id,
         "body": record.body,
     }
-    complete = all(blob in commit.blobs or _find_blob(writer, blob) for blob in commit.parts.values())
-    added = writer.execute(sql.ADD_RECORD, row).fetchall() if complete else None
+    blobs_exist = all(blob in commit.blobs or _find_blob(writer, blob) for blob in commit.parts.values())
+    added = writer.execute(sql.ADD_RECORD, row).fetchall() if blobs_exist else None
     if not added:
         return writer.execute(sql.SAME_RECORD, row).fetchone() is not None
     ((session,),) = added
@@ -81,11 +81,11 @@ def add_commit(writer: sqlite3.Connection, commit: Commit) -> bool:
 
 
 def add_together(writer: sqlite3.Connection, commits: Sequence[Commit]) -> None:
-    """Add what commits bring, all of it.
+    """Insert the rows of all these commits.
 
     Raises:
-        NotTogetherError: They don't all follow what is there. Rows may have been written: roll them back.
-        MissingBlobError: One refers to a missing blob; likewise.
+        NotTogetherError: A commit doesn't follow what is stored. Rows may have been written: roll back.
+        MissingBlobError: A commit refers to a missing blob; roll back, too.
     """
     keys, heads = {}, {}
     for session, key, epoch, place in writer.execute(sql.HEADS, (dump([*{c.session_id for c in commits}]),)):
@@ -117,7 +117,7 @@ def add_together(writer: sqlite3.Connection, commits: Sequence[Commit]) -> None:
 def _insert(
     writer: sqlite3.Connection, into: str, rows: Sequence[tuple[object, ...]], returning: str = ""
 ) -> list[Any]:
-    """Insert rows, and get what is to be returned of them; raises `NotTogetherError` if one is there already."""
+    """Insert rows and get their `returning` columns; raises `NotTogetherError` if a row exists already."""
     returned = []
     for start in range(0, len(rows), ROWS):
         some = rows[start : start + ROWS]

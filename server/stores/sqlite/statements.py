@@ -1,9 +1,9 @@
-"""The tables of the SQLite store, and the longer statements about them.
+"""The tables of the SQLite store, and its longer statements.
 
-The rule: a read is one statement, so that it sees one moment. No key of a session or a recipe is ever used twice
-(AUTOINCREMENT), so what is left of a deleted session can be swept later, and a recipe read by key can be cached; the
-key of a blob can be, once no row names it. Large rows are appended and found by small indices: that writes fewer pages
-than keeping them in order.
+The rule: a read is one statement, so it sees one consistent state. Keys of sessions and recipes are never reused
+(AUTOINCREMENT), so the rows of a deleted session can be deleted later and a recipe can be cached by its key; the key of
+a blob may be reused once no row refers to it. Large rows are appended and found through small indices, which writes
+fewer pages than keeping them in order.
 """
 
 SCHEMA = """
@@ -66,13 +66,13 @@ LEASES = """
     SELECT id, sessions.holder, coalesce(beat, 0) FROM sessions LEFT JOIN workers ON workers.holder = sessions.holder
     WHERE id IN (SELECT value FROM json_each(CAST(? AS TEXT)))
 """
-# max() makes SQLite take `blob` from the very row that has the maximum.
+# max() makes SQLite take `blob` from the row that has the maximum.
 GET = f"""{_SESSION},
     (SELECT max(place) FROM records WHERE session = sessions.key), epoch,
     (SELECT json_group_object(part, (SELECT id FROM blobs WHERE key = blob))
         FROM (SELECT part, blob, max(version) FROM changes WHERE session = sessions.key GROUP BY part))
     FROM sessions WHERE id = ?
-"""  # noqa: S608 - put together from constants, here and below
+"""  # noqa: S608 - built from constants, here and below
 LIST = f"{_SESSION} FROM sessions WHERE id > ? ORDER BY id LIMIT ?"
 LIST_OWNER = f"{_SESSION} FROM sessions WHERE owner = ? AND id > ? ORDER BY id LIMIT ?"
 HISTORY = f"""

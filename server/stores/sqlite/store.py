@@ -1,10 +1,10 @@
 """A store in one SQLite file: embedded, durable, for one process or several on one machine.
 
-The rule: a read is one statement, a change is one short transaction. A commit's compare-and-swap is the unique place of
-its record: the row goes in, or somebody was faster.
+The rule: a read is one statement, a change is one short transaction. A commit is a compare-and-swap on the unique place
+of its record: the insert fails if another commit was first.
 
-Nothing counts references: a blob or a recipe goes when no row names it any more. A deleted session is gone at once for
-everybody; its rows go in short steps afterwards, in the same call or, if that is cut off, in the next one.
+References aren't counted: a blob or a recipe is deleted when no row refers to it. A deleted session disappears at once;
+its other rows are deleted afterwards in short steps, by the same call or, if that is interrupted, by the next one.
 """
 
 import time
@@ -29,19 +29,19 @@ from server.stores.sqlite import statements as sql
 from server.stores.sqlite.file import SqliteFile
 from server.stores.sqlite.rows import add_blob, add_commit, add_together, session_row
 
-CHUNK = 200  # sessions or records that one transaction deletes
-GIVE_WAY_SECONDS = 0.0005  # after each: a thread that lets go of a lock and takes it again overtakes those that wait
-PAGE = 100  # sessions that `list` reads at least at a time, as most may lack the labels
+CHUNK = 200  # sessions or records, deleted in one transaction
+GIVE_WAY_SECONDS = 0.0005  # after each: a thread that takes a lock again at once overtakes those that wait
+PAGE = 100  # sessions that `list` reads at a time, at least, as most may lack the labels
 
 
 class SqliteStore:
-    """Keeps sessions in a SQLite file; the meaning of each method is `SessionStore`'s."""
+    """Keeps sessions in a SQLite file; `SessionStore` documents the methods."""
 
     def __init__(self, file: SqliteFile, *, shared: bool) -> None:
         self.shared = shared
         self._file = file
-        # Decoding a large environment takes longer than all the rest of `get`; a recipe never changes, nor does its key
-        # ever mean another one.
+        # Decoding a large environment takes longer than the rest of `get`. A recipe never changes, and its key is never
+        # reused.
         self._recipe = lru_cache(maxsize=32)(self._read_recipe)
 
     @classmethod
@@ -56,7 +56,7 @@ class SqliteStore:
         with self._file.write() as writer:
             before = writer.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'sessions'")
             (last,) = before.fetchone()
-            kept = {blob: add_blob(writer, blob, blobs) for blob in parts.values()}
+            stored = {blob: add_blob(writer, blob, blobs) for blob in parts.values()}
             writer.executemany(
                 "INSERT INTO recipes (digest, text) VALUES (?, ?) ON CONFLICT DO NOTHING",
                 {recipe for recipe, _ in rows},
@@ -64,13 +64,14 @@ class SqliteStore:
             writer.executemany(sql.ADD_SESSION, (session_row(session, digest) for (digest, _), session in rows))
             for part, blob in parts.items():
                 writer.execute(
-                    "INSERT INTO changes SELECT key, 0, ?, ?, ? FROM sessions WHERE key > ?", (part, *kept[blob], last)
+                    "INSERT INTO changes SELECT key, 0, ?, ?, ? FROM sessions WHERE key > ?",
+                    (part, *stored[blob], last),
                 )
-            # Where all those sessions were there already, a blob may have come that nobody refers to.
-            writer.executemany(sql.FREE_BLOB, ((key,) for key, _ in kept.values()))
+            # If all sessions existed already, nothing refers to a new blob.
+            writer.executemany(sql.FREE_BLOB, ((key,) for key, _ in stored.values()))
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
-        """Get a session and where it stands."""
+        """Get a session and its head."""
         with suppress(RowGoneError):
             for *session, version, index, epoch, parts in self._file.read(sql.GET, session_id):
                 return self._session(session), _head(index, version, parts, epoch)
@@ -82,7 +83,7 @@ class SqliteStore:
         return rows[0][0] if rows else None
 
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
-        """Keep commits, in their order, in one transaction; say for each whether it was kept."""
+        """Apply commits in order, in one transaction; return for each whether it was committed."""
         if len(commits) > 1:
             with suppress(NotTogetherError, MissingBlobError), self._file.write() as writer:
                 add_together(writer, commits)
@@ -132,9 +133,9 @@ class SqliteStore:
         return [Record(*row) for row in rows]
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
-        """Forget old versions, never their records.
+        """Delete old versions, but never records.
 
-        What to forget is worked out before the transaction: meanwhile a session only gets newer versions.
+        What to delete is computed before the transaction: meanwhile a session can only get newer versions.
         """
         rows = self._file.read(sql.HISTORY, session_id)
         if not rows:
@@ -159,7 +160,7 @@ class SqliteStore:
     def list(
         self, owner: str | None, labels: Mapping[str, str], after: str, limit: int
     ) -> Sequence[tuple[StoredSession, int]]:
-        """Get sessions of an owner (None: of all) that carry all these labels, with their versions, by id."""
+        """Get sessions of an owner (None: of all) that have all these labels, with their versions, by id."""
         page = max(limit, PAGE)
         found: list[tuple[StoredSession, int]] = []
         while len(found) < limit:
@@ -188,7 +189,7 @@ class SqliteStore:
         return [id_ for (id_,) in rows]
 
     def delete(self, session_ids: Sequence[str]) -> int:
-        """Delete sessions with all that is theirs, and say how many there were."""
+        """Delete sessions with everything that belongs to them; return how many existed."""
         deleted = 0
         for start in range(0, len(session_ids), CHUNK):
             with self._file.write() as writer:
@@ -204,7 +205,7 @@ class SqliteStore:
         return deleted
 
     def _sweep(self) -> bool:
-        """Delete some rows of deleted sessions; say whether there may be more."""
+        """Delete some rows of deleted sessions; return whether there may be more."""
         some = "SELECT session FROM deleted ORDER BY session LIMIT 100"
         with self._file.write() as writer:
             records = f"SELECT rowid FROM records WHERE session IN ({some}) LIMIT {CHUNK}"  # noqa: S608
@@ -217,9 +218,9 @@ class SqliteStore:
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
     ) -> Sequence[Head | Lease | None]:
-        """Take the leases of sessions; get for each where it stands, or else who has it, or None if it is gone."""
+        """Take the leases of sessions; get for each its head, another holder's lease, or None if it doesn't exist."""
         ids = orjson.dumps([*session_ids])
-        # Looked at first without a write: whoever waits for a lease asks often.
+        # Read first, without a write transaction: a worker that waits for a lease asks often.
         leases = _leases(self._file.read(sql.LEASES, ids))
         if not _takeable(leases, holder, dead):
             return [leases.get(session_id) for session_id in session_ids]
@@ -233,12 +234,12 @@ class SqliteStore:
         return [taken.get(session_id) or leases.get(session_id) for session_id in session_ids]
 
     def release(self, session_id: str, epoch: int) -> None:
-        """Give a lease back without a commit; does nothing if `epoch` is not the session's."""
+        """Release a lease without a commit; does nothing if `epoch` is not the session's."""
         with self._file.write() as writer:
             writer.execute("UPDATE sessions SET holder = NULL WHERE id = ? AND epoch = ?", (session_id, epoch))
 
     def heartbeat(self, holder: str) -> None:
-        """Show that a worker is alive: add 1 to its number."""
+        """Show that a worker is alive: add 1 to its heartbeat count."""
         with self._file.write() as writer:
             writer.execute(
                 "INSERT INTO workers VALUES (?, 1) ON CONFLICT (holder) DO UPDATE SET beat = beat + 1", (holder,)
@@ -249,7 +250,7 @@ class SqliteStore:
         self._file.read("SELECT 1 FROM sqlite_master")
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         self._file.close()
 
     def _session(self, row: Sequence[Any]) -> StoredSession:
@@ -277,7 +278,7 @@ class SqliteStore:
 
 
 def _leases(rows: Iterable[tuple[Any, ...]]) -> dict[str, Lease]:
-    return {id_: Lease(holder, beat) for id_, holder, beat in rows}
+    return {id_: Lease(holder, heartbeat) for id_, holder, heartbeat in rows}
 
 
 def _takeable(leases: Mapping[str, Lease], holder: str, dead: Collection[Lease]) -> Sequence[str]:
