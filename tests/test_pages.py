@@ -332,6 +332,16 @@ def test_the_readme_links_to_every_page():
     assert set(PAGES) - {"README.md"} <= {link.partition("#")[0] for link in links("README.md")}
 
 
+def test_the_map_of_the_code_shows_every_package_and_module():
+    (shown,) = blocks("docs/develop.md", "Where things are", "text")
+    there = {
+        path.name + "/" if path.is_dir() else path.stem
+        for path in (ROOT / "server").iterdir()
+        if not path.name.startswith("__") and path.suffix in {"", ".py"}
+    }
+    assert set(re.findall(r"^  (\w+/?)", shown, re.MULTILINE)) == there
+
+
 def test_prose_fits_into_120_columns():
     lines = [(page, line) for page, text in PAGES.items() for line in prose(text).splitlines()]
     assert [(page, line) for page, line in lines if len(line) > 120 and not line.startswith("|")] == []
