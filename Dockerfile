@@ -8,7 +8,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && /opt/toolpack-server/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[redis]"
 
 FROM python:3.13-slim
-# A new volume takes over the owner of the folder in the image, so the user can write to it.
+# A new volume gets the owner of the folder in the image, so this user can write to it.
 RUN useradd --uid 10001 --no-create-home toolpack \
     && install --directory --owner toolpack /data /packs
 COPY --from=build /opt/toolpack-server /opt/toolpack-server
@@ -17,7 +17,7 @@ USER 10001
 WORKDIR /data
 VOLUME /data
 EXPOSE 8000
-# Whether the process lives; a store that can't be reached is no reason to kill it, and shows in /readyz.
+# Check only that the process lives. If the store can't be reached, a restart wouldn't help; /readyz reports that.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
     CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('TOOLPACK_PORT', '8000') + '/healthz', timeout=4)"]
 ENTRYPOINT ["toolpack-server"]

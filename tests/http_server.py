@@ -31,7 +31,7 @@ class _Server(uvicorn.Server):
 def running(catalog: Catalog, **settings) -> Iterator[str]:
     """Serve on a free port, and give the URL."""
     config = uvicorn.Config(
-        create_app(Service(Settings(**settings), catalog)), port=0, log_level="error", access_log=False
+        create_app(Service(Settings(**settings), catalog)), port=0, log_level="error", access_log=False, ws="none"
     )
     server, listener = _Server(config), config.bind_socket()
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

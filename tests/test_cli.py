@@ -9,6 +9,9 @@ import serving
 from click.testing import CliRunner
 
 from server.cli import cli
+from server.cli.serve import banner
+from server.packs.loading import load_catalog
+from server.settings import Settings
 
 FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault"]
 
@@ -63,6 +66,30 @@ def test_serve_stops_at_the_first_problem_and_counts_the_rest(tmp_path):
     assert len(result.stderr.splitlines()) == 1
     assert "(3 more: see `toolpack-server check`)" in result.stderr
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("made", "is_told"), [("server.py", True), ("server/__init__.py", True), ("server/x.py", False)]
+)
+def test_check_and_serve_name_a_file_that_shadows_the_package(tmp_path, monkeypatch, capsys, made, is_told):
+    (tmp_path / made).parent.mkdir(exist_ok=True)
+    (tmp_path / made).write_text("app = None\n")
+    note = f"note: {tmp_path / made} is imported instead of the package `server` by Python programs"
+    monkeypatch.chdir(tmp_path)
+    assert (note in invoke("check", *FIXTURES).stdout) is is_told
+    banner(Settings(store="memory:"), load_catalog(), 8000)
+    assert (note in capsys.readouterr().out) is is_told
+    # The same where the file is beside the toolpacks: a test that runs there imports it.
+    monkeypatch.chdir("/")
+    assert (note in invoke("check", "--pack-dir", str(tmp_path)).stdout) is is_told
+
+
+def test_a_clone_of_this_project_shadows_nothing(tmp_path, monkeypatch):
+    (tmp_path / "server").mkdir()
+    for name in ("__init__.py", "functions_runtime.py"):
+        (tmp_path / "server" / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert "note: " not in invoke("check", *FIXTURES).stdout
 
 
 def test_check_says_that_all_is_well():

@@ -14,13 +14,13 @@ from server.rpc.methods import Methods
 from server.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROTOCOL, OPERATE = ((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("protocol.md", "operate.md"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
 def rows(first_cell):
-    """The cells of the README's table rows whose first cell fits."""
-    cells = [re.split(r" *\| *", line.strip("| ")) for line in README.splitlines() if line.startswith("|")]
+    """The cells of the protocol page's table rows whose first cell fits."""
+    cells = [re.split(r" *\| *", line.strip("| ")) for line in PROTOCOL.splitlines() if line.startswith("|")]
     return [row for row in cells if re.fullmatch(first_cell, row[0])]
 
 
@@ -34,13 +34,13 @@ def settings_table():
     return lines
 
 
-def test_every_setting_is_in_the_readme():
+def test_every_setting_is_documented():
     wanted = settings_table()
-    found = [line for line in README.splitlines() if line.startswith(f"| `{PREFIX}")]
-    assert found == wanted, "the settings table of README.md must be:\n" + "\n".join(wanted)
+    found = [line for line in OPERATE.splitlines() if line.startswith(f"| `{PREFIX}")]
+    assert found == wanted, "the settings table of docs/operate.md must be:\n" + "\n".join(wanted)
 
 
-def test_every_method_is_in_the_readme_with_its_parameters_in_order():
+def test_every_method_is_documented_with_its_parameters_in_order():
     methods = Methods(None, None, None).all()
     table = {row[0].strip("`"): row for row in rows(r"`[a-z_.]+`")}
     assert list(table) == [method.name for method in methods]
@@ -50,7 +50,7 @@ def test_every_method_is_in_the_readme_with_its_parameters_in_order():
         assert shown == names, method.name
 
 
-def test_every_error_code_is_in_the_readme():
+def test_every_error_code_is_documented():
     known = {*codes.STANDARD, *codes.CODES.values(), *codes.FAILURE_CODES.values(), -32000}
     assert sorted(int(row[0]) for row in rows(r"-32\d\d\d")) == sorted(known)
 
@@ -81,7 +81,7 @@ def test_the_image_starts_with_tokens_and_is_healthy(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    given = dict(re.findall(r"-e (TOOLPACK_\w+)=(\S+)", README))
+    given = dict(re.findall(r"-e (TOOLPACK_\w+)=(\S+)", OPERATE))
     assert given.keys() == {"TOOLPACK_TOKENS", "TOOLPACK_PACKS"}
     given = {name: value.strip("`.") for name, value in given.items()}
     process = as_in_the_image(tmp_path, TOOLPACK_PORT=port, **given)

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from server.cli.options import packs_options
+from server.cli.shadowing import shadowing_files
 from server.packs.checks import falsely_read_only
 from server.packs.loading import inspect_toolpacks, load_catalog
 from server.settings import load_settings
@@ -17,6 +18,8 @@ def check(pack_dir: tuple[Path, ...], packs: str | None) -> None:
     """Load every toolpack and print every problem."""
     settings = load_settings(pack_dir=pack_dir or None, packs=packs)
     catalog, problems = inspect_toolpacks(settings.pack_dir, settings.packs)
+    for notice in shadowing_files([Path.cwd(), *settings.pack_dir]):
+        click.echo(f"note: {notice}")
     found = [str(problem) for problem in problems]
     if catalog is not None:
         found += falsely_read_only(catalog) if not found else []

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from server.cli.options import packs_options
+from server.cli.shadowing import shadowing_files
 from server.errors import SettingsError
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
@@ -56,7 +57,7 @@ def banner(settings: Settings, catalog: Catalog, port: int) -> None:
     click.echo(f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url}")
     for pack in catalog.toolpacks.values():
         click.echo(f"  {pack.name}: {len(pack.functions)} functions{' (opt-in)' if pack.opt_in else ''}")
-    for notice in [] if catalog.toolpacks else catalog.notices:
+    for notice in [*([] if catalog.toolpacks else catalog.notices), *shadowing_files([Path.cwd(), *settings.pack_dir])]:
         click.echo(f"  note: {notice}")
     token = " -H 'Authorization: Bearer <token>'" if settings.tokens or settings.tokens_file else ""
     # What listens on all addresses is reached on this one.

@@ -1,0 +1,167 @@
+"""The distribution: its dependencies are what it imports, its uvicorn fits, and its sdist passes its own tests."""
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import textwrap
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+import uvicorn
+from hatchling.builders.sdist import SdistBuilder
+from trove_classifiers import classifiers
+
+from server.web.connections import LimitedProtocol
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = ("agentdojo", "client", "redis")  # what parts of the server need; the others are for development
+
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared():
+    required = [*PROJECT["dependencies"], *(r for extra in EXTRAS for r in PROJECT["optional-dependencies"][extra])]
+    return {canonical(re.match(r"[\w.-]+", requirement)[0]) for requirement in required}
+
+
+def imported_modules(source):
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def test_what_is_imported_is_what_is_declared():
+    files = [path for package in ("server", "toolpacks") for path in (ROOT / package).rglob("*.py")]
+    modules = {name for path in files for name in imported_modules(path.read_text(encoding="utf-8"))}
+    modules -= sys.stdlib_module_names | {"server", "toolpacks"}
+    distributions = packages_distributions()
+    assert {canonical(distributions[module][0]) for module in modules} == declared()
+
+
+def test_the_classifiers_exist():
+    assert set(PROJECT["classifiers"]) <= classifiers
+
+
+# uvicorn's protocol classes have no stable interface. These are the attributes of theirs that `LimitedProtocol` uses or
+# overrides; where httptools isn't installed its class can't be imported, so the source is read.
+BOTH = {
+    "connection_lost",
+    "connection_made",
+    "connections",
+    "cycle",
+    "data_received",
+    "eof_received",
+    "loop",
+    "on_response_complete",
+    "pause_writing",
+    "resume_writing",
+    "send_400_response",
+    "timeout_keep_alive",
+    "timeout_keep_alive_handler",
+    "timeout_keep_alive_task",
+    "transport",
+    "_unsupported_upgrade_warning",
+}
+ONE = {
+    "H11Protocol": {"conn"},
+    "HttpToolsProtocol": {
+        "on_message_begin",
+        "on_headers_complete",
+        "on_body",
+        "on_message_complete",
+        "_start_asgi_task",
+    },
+}
+CYCLE = {"disconnected", "keep_alive", "response_complete", "response_started"}
+
+
+def attributes(node):
+    """The names that a class defines, or assigns to `self`."""
+    defined = {inner.name for inner in ast.walk(node) if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)}
+    names = {inner.attr for inner in attributes_of("self", node) if isinstance(inner.ctx, ast.Store)}
+    annotated = {inner.target.id for inner in node.body if isinstance(inner, ast.AnnAssign)}
+    return defined | names | annotated
+
+
+def attributes_of(owner, node):
+    """The places in a class where an attribute of `self` or of `super()` is used."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute):
+            value = inner.value.func if isinstance(inner.value, ast.Call) else inner.value
+            if isinstance(value, ast.Name) and value.id == owner:
+                yield inner
+
+
+def uvicorn_class(module, name):
+    source = (Path(uvicorn.__file__).parent / "protocols" / "http" / f"{module}.py").read_text(encoding="utf-8")
+    return next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+@pytest.mark.parametrize(("module", "name"), [("h11_impl", "H11Protocol"), ("httptools_impl", "HttpToolsProtocol")])
+def test_uvicorn_has_the_attributes_that_the_connections_use(module, name):
+    assert BOTH | ONE[name] <= attributes(uvicorn_class(module, name))
+    assert attributes(uvicorn_class(module, "RequestResponseCycle")) >= CYCLE
+
+
+def test_the_connections_use_no_other_attributes_of_uvicorn():
+    (ours,) = ast.parse(textwrap.dedent(inspect.getsource(LimitedProtocol))).body
+    used = {node.attr for node in attributes_of("self", ours)} - attributes(ours)
+    used |= {node.attr for node in attributes_of("super", ours)}
+    assert used <= BOTH | ONE["H11Protocol"] | ONE["HttpToolsProtocol"]
+    assert {node.attr for node in ast.walk(ours) if isinstance(node, ast.Attribute) and is_cycle(node.value)} <= CYCLE
+
+
+def is_cycle(node):
+    return isinstance(node, ast.Attribute) and node.attr in {"cycle", "_running"}
+
+
+def sdist(folder):
+    (path,) = SdistBuilder(str(ROOT)).build(directory=str(folder))
+    with tarfile.open(path) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / Path(path).name.removesuffix(".tar.gz")
+
+
+def files_in(folder):
+    """What is kept under version control, or without that, what is in the folders that the project has."""
+    if (folder / ".git").exists():
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+        return {name for name in listed.stdout.split("\0") if name and (folder / name).exists()}
+    folders = (".ci", "docs", "schemas", "server", "tests", "toolpacks")
+    found = [path for name in folders for path in (folder / name).rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)) for path in found if "__pycache__" not in path.parts}
+
+
+def test_the_sdist_has_every_file_of_the_project(tmp_path):
+    unpacked = sdist(tmp_path)
+    assert {name for name in files_in(ROOT) if not (unpacked / name).exists()} == set()
+
+
+@pytest.mark.skipif(os.environ.get("CI") != "true", reason="runs other tests once more: where CI=true")
+def test_the_sdist_passes_its_own_tests(tmp_path):
+    unpacked = sdist(tmp_path)
+    # These are the tests that read files of the project; the others only have to find what they import.
+    selection = ["test_pages.py", "test_docs.py", "test_settings.py", "test_schemas.py", "test_packaging.py"]
+    for arguments in (["--collect-only"], [f"tests/{name}" for name in selection]):
+        ended = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+            cwd=unpacked,
+            env=os.environ | {"CI": "", "PYTHONPATH": str(unpacked)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout

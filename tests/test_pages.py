@@ -1,0 +1,347 @@
+"""Runs the README and the pages of docs/: every command in them, as it is printed there, and compares the output.
+
+The rule: no command is edited. The server takes a free port through `TOOLPACK_PORT`, and that port replaces 8000 in
+the addresses that curl is given; ids and times are numbered in the order in which they appear, so that an id that
+occurs twice on the page must occur twice in the output. `.venv` is this very environment.
+
+Some lines can't be run here. The test command would run itself: `.ci/run` takes it from the README, and the other
+checks from docs/develop.md, and runs them. The docker lines need an engine: `test_docs.py` runs the image's command and
+its health check. The line that sets up and serves takes half a minute and the network for pip, so it is run as a whole
+if CI=true; elsewhere only its last part is, in this environment.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CHANGELOG.md"]
+}
+IN_CI = os.environ.get("CI") == "true"
+MARK = "-- the next command --"
+HOME = "/home/ann/project"  # how the pages write the folder that a reader is in
+
+
+def section(page, heading):
+    text = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", PAGES[page], re.MULTILINE | re.DOTALL)
+    assert text, f"{page} has no section {heading!r}"
+    return text[1]
+
+
+def blocks(page, heading, *languages):
+    """The code blocks of a section that are written in one of these languages."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", section(page, heading), re.MULTILINE | re.DOTALL)
+    return [block for language, block in found if language in languages]
+
+
+def commands_and_outputs(block):
+    """The commands after each `$ `, with the output below it."""
+    parts = re.split(r"^\$ ", block, flags=re.MULTILINE)
+    assert not parts[0], "a console block starts with a command"
+    return [tuple(part.partition("\n")[::2]) for part in parts[1:]]
+
+
+def environment(**more):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
+    path = os.pathsep.join([str(Path(sys.base_prefix) / "bin"), kept["PATH"]])  # a python3 that is new enough
+    return kept | {"PATH": path} | more
+
+
+@contextmanager
+def serving(command, folder, seconds=60, **more):
+    """Run a line that ends with the server; give what it prints once it listens."""
+    log = folder / "server.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=environment(TOOLPACK_PORT="0", **more),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + seconds
+        while '"create_session"}' not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield log.read_text()
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def port_of(banner):
+    return re.search(r"http://127\.0\.0\.1:(\d+)", banner)[1]
+
+
+def masked(text):
+    """The same text whatever the ids and the time."""
+    numbers = {}
+    text = re.sub(r"\b[0-9a-f]{32}\b", lambda match: f"<id {numbers.setdefault(match[0], len(numbers))}>", text)
+    return re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "<time>", text)
+
+
+def run_console(pairs, folder, port="8000"):
+    """Run commands in one bash and get each one's output."""
+    script = "".join(f"{command}\necho '{MARK}'\n" for command, _ in pairs)
+    ended = subprocess.run(
+        ["bash", "-c", script.replace("127.0.0.1:8000", f"127.0.0.1:{port}")],
+        check=False,  # some commands are there to fail
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    printed = ended.stdout.replace(f"127.0.0.1:{port}", "127.0.0.1:8000").replace(str(folder.resolve()), HOME)
+    outputs = printed.split(MARK + "\n")
+    assert len(outputs) == len(pairs) + 1
+    return [output if not output or output.endswith("\n") else output + "\n" for output in outputs[:-1]]
+
+
+def check_console(page, heading, folder, port="8000"):
+    pairs = [pair for block in blocks(page, heading, "console") for pair in commands_and_outputs(block)]
+    assert pairs
+    printed = run_console(pairs, folder, port)
+    assert masked("".join(printed)) == masked("".join(output for _, output in pairs))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where a reader stands: a folder with `.venv`."""
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    return tmp_path
+
+
+@pytest.fixture
+def curl():
+    if shutil.which("curl") is None:
+        advice = "no curl here: install it to run the pages' sessions"
+        if IN_CI:
+            pytest.fail(advice)
+        pytest.skip(advice)
+
+
+def set_up_and_serve():
+    (line,) = blocks("README.md", "Start", "sh")
+    return line.strip()
+
+
+def test_the_server_says_what_the_readme_shows(folder):
+    (shown,) = blocks("README.md", "Start", "text")
+    with serving(set_up_and_serve().split(" && ")[-1], folder) as banner:
+        # A reader who has just started hasn't the package that these toolpacks need; the tests have it.
+        plain = re.sub(r"^  agentdojo-.*\n", "", banner, flags=re.MULTILINE)
+        assert plain.replace(f":{port_of(banner)}", ":8000") == shown
+
+
+def test_the_first_command_installs_this_project_and_nothing_else():
+    assert set_up_and_serve().split(" && ")[:-1] == ["python3 -m venv .venv", ".venv/bin/pip install -q ."]
+
+
+@pytest.mark.skipif(not IN_CI, reason="installs the project anew, which takes the network: runs where CI=true")
+def test_the_first_command_sets_up_and_serves(tmp_path):
+    clone = tmp_path / "clone"
+    shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist"))
+    (shown,) = blocks("README.md", "Start", "text")
+    with serving(set_up_and_serve(), clone, seconds=300) as banner:
+        assert banner.replace(f":{port_of(banner)}", ":8000").endswith(shown)  # pip may have had something to say first
+
+
+@pytest.mark.usefixtures("curl")
+@pytest.mark.parametrize(("page", "heading"), [("README.md", "A first session"), ("docs/protocol.md", "Examples")])
+def test_a_session_in_curl(folder, page, heading):
+    with serving(".venv/bin/toolpack-server serve", folder) as banner:
+        check_console(page, heading, folder, port_of(banner))
+
+
+def test_a_first_session_takes_under_ten_lines():
+    before_the_agent = "".join(blocks("README.md", "A first session", "console")).partition("$ AGENT=")[0]
+    assert before_the_agent.count("$ ") - before_the_agent.count('"$ ') < 10
+
+
+TOOLPACKS = {"wallet": ("README.md", "Write a toolpack"), "shop": ("docs/toolpacks.md", "A larger example")}
+
+
+def write_toolpack(folder, name):
+    page, heading = TOOLPACKS[name]
+    assert f"`packs/{name}.py`" in section(page, heading)
+    (folder / "packs").mkdir()
+    (source,) = blocks(page, heading, "python")
+    (folder / "packs" / f"{name}.py").write_text(source)
+
+
+@pytest.mark.parametrize("name", TOOLPACKS)
+def test_write_a_toolpack(folder, name):
+    write_toolpack(folder, name)
+    check_console(*TOOLPACKS[name], folder)
+
+
+def test_serve_a_toolpack(folder):
+    write_toolpack(folder, "wallet")
+    (line,) = blocks("README.md", "Write a toolpack", "sh")
+    with serving(line.strip(), folder) as banner:
+        assert "wallet: 2 functions" in banner
+        assert "bank" not in banner
+
+
+def test_serve_a_toolpack_beside_a_bundled_one(folder):
+    write_toolpack(folder, "shop")
+    flags = re.search(r"`(--pack-dir packs --packs [\w,]+)`", section("docs/toolpacks.md", "How toolpacks are found"))[
+        1
+    ]
+    with serving(f".venv/bin/toolpack-server serve {flags}", folder) as banner:
+        assert "shop: 2 functions" in banner
+        assert "workspace: " in banner
+
+
+def test_test_a_toolpack(folder):
+    write_toolpack(folder, "shop")
+    (folder / "tests").mkdir()
+    (source,) = blocks("docs/toolpacks.md", "Test a toolpack", "python")
+    (folder / "tests" / "test_shop.py").write_text(source)
+    (line,) = blocks("docs/toolpacks.md", "Test a toolpack", "sh")
+    (printed,) = run_console([(line.strip(), "")], folder)
+    assert "1 passed" in printed
+
+
+def test_a_toolpack_may_have_the_name_of_a_bundled_one(folder):
+    (source,) = blocks("README.md", "Write a toolpack", "python")
+    (folder / "packs").mkdir()
+    (folder / "packs" / "bank.py").write_text(source.replace('Toolpack("wallet"', 'Toolpack("bank"'))
+    command = ".venv/bin/toolpack-server call --pack-dir packs send_money recipient=DE02120300000000202051 amount=30"
+    assert run_console([(command, "")], folder) == ["70.0\n"]
+
+
+def test_run_agentdojo(folder):
+    (program,) = blocks("docs/agentdojo.md", "Run AgentDojo against the server", "python")
+    with serving(".venv/bin/toolpack-server serve --packs agentdojo-workspace", folder) as banner:
+        (folder / "run.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+        printed = run_console([(".venv/bin/python run.py", "")], folder)
+    assert printed == ["utility: True\n"]
+
+
+@pytest.mark.usefixtures("curl")
+def test_operate(folder):
+    (make_token,) = (commands_and_outputs(block) for block in blocks("docs/operate.md", "Tokens", "console"))
+    (ask_ready,) = (commands_and_outputs(block) for block in blocks("docs/operate.md", "Health", "console"))
+    (told,) = run_console(make_token, folder)
+    assert re.sub(r"[\w-]{43}", "<token>", told) == re.sub(r"[\w-]{43}", "<token>", make_token[0][1])
+    (line,) = blocks("docs/operate.md", "Tokens", "sh")
+    with serving(line.strip(), folder) as banner:
+        assert run_console(ask_ready, folder, port_of(banner)) == [output for _, output in ask_ready]
+
+
+def test_a_file_that_shadows_the_package(folder):
+    check_console("docs/operate.md", "A `server.py` of your own", folder)
+
+
+def test_ci_runs_the_test_command_and_the_other_checks():
+    commands = "".join(blocks("README.md", "Test", "sh") + blocks("docs/develop.md", "Checks", "sh"))
+    taken = subprocess.run([ROOT / ".ci" / "run", "--print"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert taken == commands
+    assert ".venv/bin/pytest\n" in taken
+    assert ".venv/bin/ruff check .\n" in taken
+
+
+RUN = {
+    ("README.md", "Start"),
+    ("README.md", "A first session"),
+    ("README.md", "Write a toolpack"),
+    ("README.md", "Test"),
+    ("docs/agentdojo.md", "Run AgentDojo against the server"),
+    ("docs/develop.md", "Checks"),
+    ("docs/operate.md", "Tokens"),
+    ("docs/operate.md", "Health"),
+    ("docs/operate.md", "A `server.py` of your own"),
+    ("docs/protocol.md", "Examples"),
+    ("docs/toolpacks.md", "A larger example"),
+    ("docs/toolpacks.md", "Test a toolpack"),
+}
+NOT_RUN = {("docs/operate.md", "Containers")}
+ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints that has been called 2,000 times
+    ("docs/develop.md", "Where things are"),
+    ("docs/develop.md", "How one request travels"),
+    ("docs/operate.md", "Metrics"),
+    ("docs/operate.md", "Logs"),
+}
+
+
+def test_every_code_block_is_run_or_named_here():
+    fences = [line for text in PAGES.values() for line in re.findall(r"^ *(```.*)$", text, re.MULTILINE)]
+    assert set(fences) == {"```", "```sh", "```console", "```python", "```text"}
+    places = {
+        (page, heading) for page, text in PAGES.items() for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)
+    }
+    assert {place for place in places if blocks(*place, "sh", "console", "python")} == RUN | NOT_RUN
+    assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | {("README.md", "Start")}
+    outside = [line for place in NOT_RUN for block in blocks(*place, "sh") for line in block.splitlines()]
+    assert all(line.startswith(("docker ", "export ")) for line in outside)
+
+
+def test_the_readme_is_short():
+    assert len(PAGES["README.md"].splitlines()) <= 150
+
+
+def prose(text):
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text):
+    """The fragments by which a page's headings can be linked to, as GitHub and most other tools make them."""
+    headings = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page):
+    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(PAGES[page])))
+
+
+def test_every_relative_link_points_to_a_file_and_a_heading():
+    broken = []
+    for page in PAGES:
+        for link in links(page):
+            if re.match(r"[a-z]+:", link):
+                continue
+            path, _, fragment = link.partition("#")
+            target = (ROOT / page).parent / path if path else ROOT / page
+            name = str(target.resolve().relative_to(ROOT))
+            if not target.is_file() or (fragment and fragment not in anchors(PAGES[name])):
+                broken.append(f"{page}: {link}")
+    assert not broken
+
+
+def test_the_readme_links_to_every_page():
+    assert set(PAGES) - {"README.md"} <= {link.partition("#")[0] for link in links("README.md")}
+
+
+def test_the_map_of_the_code_shows_every_package_and_module():
+    (shown,) = blocks("docs/develop.md", "Where things are", "text")
+    there = {
+        path.name + "/" if path.is_dir() else path.stem
+        for path in (ROOT / "server").iterdir()
+        if not path.name.startswith("__") and path.suffix in {"", ".py"}
+    }
+    assert set(re.findall(r"^  (\w+/?)", shown, re.MULTILINE)) == there
+
+
+def test_prose_fits_into_120_columns():
+    lines = [(page, line) for page, text in PAGES.items() for line in prose(text).splitlines()]
+    assert [(page, line) for page, line in lines if len(line) > 120 and not line.startswith("|")] == []
