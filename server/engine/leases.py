@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from server.engine.lanes import Job
 from server.engine.state import CLOSED, SessionState
-from server.engine.threads import Job, Threads
+from server.engine.threads import Threads
 from server.errors import OverloadedError
 from server.stores.base import Head, Lease, SessionStore
 

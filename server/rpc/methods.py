@@ -114,11 +114,11 @@ class Methods:
             Method("run_function", AgentRunFunction, self.run_function),
         ]
 
-    async def _session(self, caller: Caller, params: Any) -> tuple[Any, str | None]:
+    async def _session(self, caller: Caller, params: Any) -> tuple[Any, str]:
         """Get the session that a request is about, and the owner that it must have; an agent's key stands for both."""
         if caller.agent_key is None:
             return params.session_id, caller.owner
-        return await self._sessions.agent_session(caller.agent_key), None
+        return await self._sessions.agent_session(caller.agent_key)
 
     async def run_function(self, caller: Caller, params: AgentRunFunction) -> Fragment:
         """Run a function; see `RunFunction`."""
@@ -126,18 +126,19 @@ class Methods:
         request = CallRequest(
             params.function, params.kwargs, params.call_id, params.expected_version, params.timeout_seconds
         )
-        outcome = await self._observed(session_id, owner, request)
+        outcome = await self._observed(caller, session_id, owner, request)
         if params.raise_on_error and outcome.error is not None:
             raise CallFailedError(outcome)
         return envelope(outcome)
 
-    async def _observed(self, session_id: str, owner: str | None, request: CallRequest) -> Outcome:
+    async def _observed(self, caller: Caller, session_id: str, owner: str, request: CallRequest) -> Outcome:
         began = time.perf_counter()
         outcome: Outcome | None = None
         try:
             outcome = await self._sessions.run_function(session_id, owner, request)
         finally:
-            self._observe(session_id, owner, request, outcome, time.perf_counter() - began)
+            shown = owner if caller.agent_key is None else None
+            self._observe(session_id, shown, request, outcome, time.perf_counter() - began)
         return outcome
 
     async def list_functions(self, caller: Caller, params: ListFunctions | AgentListFunctions) -> Fragment:
@@ -169,13 +170,15 @@ class Methods:
     async def get_environment(self, caller: Caller, params: GetEnvironment) -> Any:
         """See `GetEnvironment`."""
         return await self._sessions.read(
-            lambda reader: reader.environment(params.session_id, caller.owner, params.version, params.pointer)
+            lambda reader: reader.environment(params.session_id, caller.owner, params.version, params.pointer),
+            caller.owner,
         )
 
     async def diff_environment(self, caller: Caller, params: DiffEnvironment) -> Any:
         """See `DiffEnvironment`."""
         return await self._sessions.read(
-            lambda reader: reader.diff(params.session_id, caller.owner, params.from_version, params.to_version)
+            lambda reader: reader.diff(params.session_id, caller.owner, params.from_version, params.to_version),
+            caller.owner,
         )
 
     async def get_trace(self, caller: Caller, params: GetTrace) -> Any:
@@ -211,7 +214,9 @@ class Methods:
 
     async def export_session(self, caller: Caller, params: ExportSession) -> Any:
         """See `ExportSession`."""
-        return await self._sessions.read(lambda reader: reader.export(params.session_id, caller.owner, params.version))
+        return await self._sessions.read(
+            lambda reader: reader.export(params.session_id, caller.owner, params.version), caller.owner
+        )
 
     async def discover(self, caller: Caller, params: Discover) -> Fragment:  # noqa: ARG002 - a method's signature
         """See `Discover`."""

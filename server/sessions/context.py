@@ -33,6 +33,7 @@ class SessionContext:
         self.settings = settings
         self.codec = Codec(catalog, key, settings.max_environment_bytes)
         self._initial = InitialEnvironments(self.codec, INITIAL_BYTES)
+        self.functions = frozenset(name for pack in catalog.toolpacks.values() for name in pack.functions)
         self._runtimes: dict[tuple[str, ...], SessionRuntime] = {}
 
     def runtime(self, toolpacks: tuple[str, ...]) -> SessionRuntime:
