@@ -186,7 +186,7 @@ def test_serve_prints_where_it_listens_what_it_loaded_and_what_to_try(tmp_path):
         (["serve", "--port", "70000"], "TOOLPACK_PORT: "),
         (["serve", "--store", "mongodb://x"], "names no store"),
         (["serve", "--store", "memory:", "--workers", "2"], "can't share memory"),
-        (["serve", "--pack-dir", "nowhere"], "nowhere is no folder"),
+        (["serve", "--pack-dir", "nowhere"], "nowhere is not a folder"),
         (["serve", "--packs", "nowhere"], "no module has a toolpack 'nowhere'; found: "),
     ],
 )

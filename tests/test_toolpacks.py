@@ -67,7 +67,7 @@ def test_a_module_may_hold_several_packs_and_import_anothers(folder):
 def test_names_that_are_not_there(folder, tmp_path):
     where = folder(one=pack("one"))
     assert problem(where, names=["nope"]).startswith("no module has a toolpack 'nope'; found: one")
-    assert problem(tmp_path / "nowhere") == f"{tmp_path}/nowhere is no folder: correct --pack-dir."
+    assert problem(tmp_path / "nowhere") == f"{tmp_path}/nowhere is not a folder: correct --pack-dir."
 
 
 def test_two_packs_of_one_name(folder):
@@ -130,7 +130,7 @@ def test_every_problem_is_collected(folder):
     assert f"{folder.file('four')}:5: Environment: the initial environment of 'four' can't be used: " in told
     assert f"{folder.file('one')}:11: g: there is no docstring" in told
     assert f"{folder.file('one')}:16: h: parameter `x` has no default" in told
-    assert f"{folder.file('three')}:5: Toolpack('no name!'): 'no name!' is no name for a toolpack" in told
+    assert f"{folder.file('three')}:5: Toolpack('no name!'): 'no name!' is no valid toolpack name" in told
     assert problem(where).endswith(" (4 more: see `toolpack-server check`)")
 
 
@@ -142,9 +142,9 @@ def test_every_problem_is_collected(folder):
             "class E(TaskEnvironment):\n    f: object = print\n\n\ntoolpack = Toolpack('p', E)\n",
             "`f` can't be stored, its type is `builtin_function_or_method`",
         ),
-        ("toolpack = Toolpack('p', dict)\n", "dict is no pydantic model: derive it from TaskEnvironment."),
+        ("toolpack = Toolpack('p', dict)\n", "dict is not a pydantic model: derive it from TaskEnvironment."),
         ("toolpack = Toolpack('p', 5)\n", "neither a pydantic model class nor a factory"),
-        ("def make():\n    pass\n\n\ntoolpack = Toolpack('p', make)\n", "return annotation is no pydantic model class"),
+        ("def make():\n    pass\n\n\ntoolpack = Toolpack('p', make)\n", "annotation is not a pydantic model class"),
         (
             (
                 "class E(TaskEnvironment):\n    x: int = 1\n\n\n"
@@ -199,7 +199,7 @@ def test_a_decorated_function_stays_the_plain_function():
 
 @pytest.mark.parametrize("name", ["", "with space", "é", "-x", "x" * 65, "a/b"])
 def test_names_of_packs_are_plain(name):
-    with pytest.raises(RegistrationError, match="is no name for a toolpack"):
+    with pytest.raises(RegistrationError, match="is no valid toolpack name"):
         Toolpack(name)
 
 
