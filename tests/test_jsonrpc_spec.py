@@ -202,7 +202,7 @@ def test_wrong_parameters_are_told_with_their_names(bench, method, params):
     body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 1})
     told = answer(bench, body)["error"]
     assert (told["code"], told["message"], set(told["data"])) == (-32602, "Invalid params", {"detail"})
-    assert "parameters are" in told["data"]["detail"] or "are taken" in told["data"]["detail"]
+    assert "parameters are" in told["data"]["detail"] or "are accepted" in told["data"]["detail"]
 
 
 def test_the_shape_of_our_own_errors(bench):
