@@ -60,7 +60,7 @@ def test_options_match_the_server_to_the_suites_injections(client):
     runtime_class = RemoteRuntime.bind(client, PACK, {"injections": {vector: "Do it!"}})
     pipeline = GroundTruthPipeline(task)
     assert SUITE.run_task_with_pipeline(pipeline, task, None, {vector: "Do it!"}, runtime_class) == (True, True)
-    with pytest.raises(EnvironmentDiffersError, match=r"values differ.*options that match"):
+    with pytest.raises(EnvironmentDiffersError, match=r"values differ.*options that build it"):
         SUITE.run_task_with_pipeline(pipeline, task, None, {}, runtime_class)
 
 
@@ -94,7 +94,7 @@ def test_a_failed_call_changes_neither_side(runtime, env, start):
 def test_an_environment_that_something_else_changed_is_refused(runtime, env):
     runtime.run_function(env, "delete_email", {"email_id": "3"})
     env.inbox.trash.clear()
-    with pytest.raises(EnvironmentDiffersError, match=r"inbox\.trash.*let nothing but the runtime change it"):
+    with pytest.raises(EnvironmentDiffersError, match=r"inbox\.trash.*let only the runtime change it"):
         runtime.run_function(env, "delete_email", {"email_id": "4"})
 
 
@@ -121,7 +121,7 @@ def test_a_lost_export_is_made_up_for_by_looking_again(runtime, env, monkeypatch
 
 
 def test_another_kind_of_environment_is_refused(runtime):
-    with pytest.raises(EnvironmentDiffersError, match="EmptyEnv here aren't those of toolpack 'agentdojo-workspace'"):
+    with pytest.raises(EnvironmentDiffersError, match="EmptyEnv here differ from those of toolpack 'agentdojo-workspace'"):
         runtime.run_function(EmptyEnv(), "get_unread_emails", {})
 
 

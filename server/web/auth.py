@@ -48,7 +48,7 @@ def new_token(name: str) -> tuple[str, str]:
         SettingsError: The name can't be written to the file.
     """
     if not name or name.startswith("#") or name != name.strip() or not name.isprintable():
-        raise SettingsError("A name must be printable text and not start with # or a space: choose another.")
+        raise SettingsError("A name is printable text that does not start with # or a space: choose another.")
     token = secrets.token_urlsafe(32)
     return token, f"{name}:{_digest(token).hex()}"
 
