@@ -121,7 +121,7 @@ def test_a_lost_export_is_made_up_for_by_looking_again(runtime, env, monkeypatch
 
 
 def test_another_kind_of_environment_is_refused(runtime):
-    with pytest.raises(EnvironmentDiffersError, match="EmptyEnv here differ from those of toolpack 'agentdojo-workspace'"):
+    with pytest.raises(EnvironmentDiffersError, match="EmptyEnv here differ from those of toolpack"):
         runtime.run_function(EmptyEnv(), "get_unread_emails", {})
 
 
