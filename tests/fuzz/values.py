@@ -30,7 +30,7 @@ POINTERS = [
 # Functions that return at once; the fixtures' others wait or spin until a test releases them.
 FUNCTIONS = [
     "add", "total", "get_ledger", "append_to", "add_then", "add_and_return", "echo", "add_later", "wish", "befriend",
-    "rename_boss", "tag", "half_done", "look", "push_left", "push_right", "get_left", "put_right", "push_on",
+    "rename_boss", "tag", "half_done", "inspect_state", "push_left", "push_right", "get_left", "put_right", "push_on",
     "take_gold", "get_log", "store_list",
 ]  # fmt: skip
 ARGUMENTS = ["amount", "target", "how", "what", "value", "name", "wish", "times", "one", "other", "tags", "number",
