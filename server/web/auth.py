@@ -105,7 +105,7 @@ class TokenGate:
         digest = _digest(token.strip())
         found = [name for known, name in self._names.items() if hmac.compare_digest(known, digest)]
         if not found:
-            raise HttpRefusedError(401, "The token is not known: check it, or ask whoever runs the server for one.")
+            raise HttpRefusedError(401, "The token is not known: check it, or ask the operator of the server for one.")
         return found[0]
 
     def check_origin(self, headers: Mapping[bytes, bytes]) -> None:

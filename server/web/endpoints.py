@@ -58,7 +58,7 @@ class Gateway:
 
 
 class RpcEndpoint:
-    """`POST /rpc`: all methods, for whoever has a token."""
+    """`POST /rpc`: all methods, for callers with a token."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -122,7 +122,7 @@ class ReadyEndpoint:
 
 
 class DocumentEndpoint:
-    """`GET /openrpc.json`: the OpenRPC document, for whoever may use `/rpc`."""
+    """`GET /openrpc.json`: the OpenRPC document, for callers who may use `/rpc`."""
 
     media_type = b"application/json"
 
@@ -147,7 +147,7 @@ class DocumentEndpoint:
 
 
 class MetricsEndpoint(DocumentEndpoint):
-    """`GET /metrics`: Prometheus metrics, for whoever may use `/rpc`."""
+    """`GET /metrics`: Prometheus metrics, for callers who may use `/rpc`."""
 
     media_type = b"text/plain; version=0.0.4; charset=utf-8"
 
