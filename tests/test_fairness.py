@@ -9,7 +9,7 @@ from serving import PATIENCE, RpcError, ledger, wait_until
 
 from server.engine import threads
 from server.engine.lanes import Job, Lane
-from server.engine.pace import COMPUTES_SECONDS, QUICK_RUNS, QUICK_SECONDS, TRIALS, Pace
+from server.engine.pace import QUICK_RUNS, QUICK_SECONDS, SLOW_SECONDS, TRIALS, Pace
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_jobs_of_a_kind_are_released_together():
 # Pace
 
 
-def test_a_kind_is_quick_after_some_quick_runs_and_slow_after_one_slow_one():
+def test_a_kind_is_quick_after_some_quick_runs_and_slow_after_some_slow_ones():
     pace = Pace()
     for _ in range(QUICK_RUNS):
         assert not pace.is_quick("f")
@@ -204,10 +204,32 @@ def test_a_kind_is_quick_after_some_quick_runs_and_slow_after_one_slow_one():
     assert not pace.is_quick("f")
 
 
+def test_a_single_slow_run_on_a_busy_machine_makes_no_kind_slow_that_has_long_been_quick():
+    pace = Pace()
+    for _ in range(100):
+        pace.ran("f", QUICK_SECONDS / 2)
+    pace.ran("f", QUICK_SECONDS * 2)
+    assert pace.is_quick("f")
+    pace.ran("f", QUICK_SECONDS * 2)
+    assert not pace.is_quick("f")
+
+
+def test_a_job_that_runs_very_long_makes_its_kind_slow_at_once():
+    pace = Pace()
+    for _ in range(100):
+        pace.ran("f", QUICK_SECONDS / 2)
+    pace.is_slow("f", SLOW_SECONDS / 2, 0.0)
+    assert pace.is_quick("f")
+    pace.is_slow("f", SLOW_SECONDS * 2, 0.0)
+    assert not pace.is_quick("f")
+
+
 def test_of_a_kind_of_which_nothing_is_known_some_may_be_tried():
     pace = Pace()
     assert [pace.may_start("f") for _ in range(TRIALS + 1)] == [True] * TRIALS + [False]
-    assert pace.is_slow("f", 0.0)  # it waits
+    assert pace.is_slow("f", 0.01, 0.0)  # it waits
     assert pace.may_start("f")
-    assert not pace.is_slow("f", COMPUTES_SECONDS * 2)
+    assert not pace.is_slow("f", 0.01, 0.009)  # it computes
     assert not pace.may_start("f")
+    assert pace.is_slow("f", 1.0, 0.02)  # a moment's work at the end of a long wait
+    assert pace.may_start("f")

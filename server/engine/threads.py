@@ -214,7 +214,7 @@ class Threads:
         job = thread.job
         if job is not None and job.lane is not None:
             job.lane.occupy(job)
-            if self._pace.is_slow(job.kind, thread.used_processor()):
+            if self._pace.is_slow(job.kind, *thread.watched()):
                 self._start(self._computing.leave(job) + self._computing.release(job.kind))
             elif job.shares_processor:
                 self._computing.occupy(job)
