@@ -129,7 +129,7 @@ class SessionManager:
             name: Whose work it is.
             kind: Work of one kind takes about the same time.
         """
-        return await self._do(work, self.queues.reads, kind, name)
+        return await self._do(work, self.queues.lanes.reads, kind, name)
 
     async def toolpacks(self, session_id: str, owner: str | None) -> tuple[str, ...]:
         """Get the names of a session's toolpacks, all of which are loaded."""
