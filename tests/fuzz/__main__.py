@@ -91,7 +91,8 @@ def report(bodies, statuses):
     methods = Counter()
     for (method, code), times in bodies.items():
         methods[method] += times if code == 0 else 0
-    click.echo("  results by method: " + ", ".join(f"{method} {times}" for method, times in methods.most_common()))
+    answered = ", ".join(f"{method!a} {times}" for method, times in methods.most_common() if times)
+    click.echo(f"  results by method: {answered}")
     click.echo(f"{sum(statuses.values())} answers over HTTP, by status:")
     click.echo("  " + ", ".join(f"{status}: {times}" for status, times in statuses.most_common()))
 
