@@ -11,6 +11,7 @@ import uvicorn
 
 from server.app import create_app
 from server.catalog import Catalog
+from server.cli import listen
 from server.settings import Settings
 
 PATIENCE = 20.0
@@ -29,8 +30,8 @@ class _Server(uvicorn.Server):
 @contextlib.contextmanager
 def running(catalog: Catalog, **settings) -> Iterator[str]:
     """Serve on a free port, and give the URL."""
-    config = uvicorn.Config(create_app(Settings(**settings), catalog), port=0, log_level="error", access_log=False)
-    server, listener = _Server(config), config.bind_socket()
+    config = uvicorn.Config(create_app(Settings(**settings), catalog), log_level="error", access_log=False)
+    server, listener = _Server(config), listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
