@@ -117,7 +117,9 @@ def class_name(cls: type) -> str:
     metadata = cls.__dict__.get("__pydantic_generic_metadata__")
     if metadata and metadata["origin"]:
         return f"{class_name(metadata['origin'])}[{', '.join(map(_describe, metadata['args']))}]"
-    return f"{cls.__module__}:{cls.__qualname__}"
+    # Python 3.13 alone keeps pathlib's classes in a module within it.
+    module = "pathlib" if cls.__module__ == "pathlib._local" else cls.__module__
+    return f"{module}:{cls.__qualname__}"
 
 
 class _Walk:

@@ -684,6 +684,12 @@ def test_the_fingerprint_follows_the_shape():
     assert fingerprint([World], STATE_TYPES) == fingerprint([World], reversed(STATE_TYPES))
 
 
+def test_the_fingerprint_of_a_path_is_the_same_on_every_python():
+    # Python 3.13 has these classes in a module within pathlib.
+    print_of_paths = fingerprint([fields(a=(pathlib.Path, ...), b=(pathlib.PurePosixPath, ...))])
+    assert print_of_paths == "3885c8fecdb3451586e2389ed1b60a51"
+
+
 def test_the_fingerprint_covers_private_attributes_members_and_slots():
     def define(body):
         return type("Changing", body[0], {"__module__": __name__, "__qualname__": "Changing", **body[1]})
