@@ -8,20 +8,10 @@ safety asks, it isn't asked to do: a batch is split here, in order, and no excep
 import inspect
 import logging
 import re
+import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from jsonrpcserver import Error, Success
-from jsonrpcserver.codes import (
-    ERROR_INTERNAL_ERROR,
-    ERROR_INVALID_PARAMS,
-    ERROR_INVALID_REQUEST,
-    ERROR_METHOD_NOT_FOUND,
-    ERROR_PARSE_ERROR,
-)
-from jsonrpcserver.dispatcher import dispatch_request
-from jsonrpcserver.request import Request
-from jsonrpcserver.sentinels import NOID
 from pydantic import ValidationError
 
 from server import errors
@@ -31,6 +21,21 @@ from server.methods import Caller, CallFailedError, Method
 from server.parameters import Params
 from server.settings import Settings
 from server.strict_json import dumps, loads
+
+with warnings.catch_warnings():
+    # jsonrpcserver reads its schema by a function that Python 3.11 and 3.12 call deprecated, and later ones don't.
+    warnings.filterwarnings("ignore", r"(open|read)_text is deprecated", DeprecationWarning)
+    from jsonrpcserver import Error, Success
+    from jsonrpcserver.codes import (
+        ERROR_INTERNAL_ERROR,
+        ERROR_INVALID_PARAMS,
+        ERROR_INVALID_REQUEST,
+        ERROR_METHOD_NOT_FOUND,
+        ERROR_PARSE_ERROR,
+    )
+    from jsonrpcserver.dispatcher import dispatch_request
+    from jsonrpcserver.request import Request
+    from jsonrpcserver.sentinels import NOID
 
 log = logging.getLogger("toolpack_server")
 
