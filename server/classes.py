@@ -215,12 +215,12 @@ def _hints(cls: type, *, cached_properties: bool) -> Iterator[tuple[Any, type]]:
         for value in vars(base).values() if cached_properties else ():
             inner = getattr(value, "wrapped", value)
             if isinstance(inner, functools.cached_property):
-                yield inner.func.__annotations__.get("return"), base
+                yield _annotations(inner.func).get("return"), base
 
 
-def _annotations(cls: type) -> dict[str, Any]:
-    """Give the class's own annotations, unresolved where a name isn't known."""
-    return typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
+def _annotations(owner: Any) -> dict[str, Any]:
+    """Give the own annotations of a class or a function, unresolved where a name isn't known."""
+    return typing_extensions.get_annotations(owner, format=typing_extensions.Format.FORWARDREF)
 
 
 def _resolve(annotation: str | ForwardRef, owner: type | None) -> list[Any]:

@@ -653,6 +653,17 @@ def test_what_is_never_expanded(root):
     assert len(ClassTable([root])) == len(ClassTable([]))
 
 
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="an unknown name is an error where it is written")
+def test_names_that_are_never_defined_admit_nothing():
+    class Odd(BaseModel):
+        _private: Nowhere = PrivateAttr(None)  # noqa: F821 - on purpose
+
+        @functools.cached_property
+        def cached(self) -> Nowhere: ...  # noqa: F821 - on purpose
+
+    assert len(ClassTable([Odd])) == len(ClassTable([])) + 1
+
+
 def test_two_classes_of_one_name_are_refused():
     def define():
         class Twin(BaseModel):
