@@ -35,7 +35,10 @@ class _Child:
         self.process: BaseProcess = forking.Process(
             target=supervised_worker, args=(settings, catalog, listener, theirs, os.getpid()), name="worker"
         )
+        # Until the worker has said what SIGTERM means to it, it would take it as its parent does, and go on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         self.process.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         theirs.close()
         self.started = self.seen = time.monotonic()
         self.served = False
