@@ -21,7 +21,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "server", *arguments]
+    return [sys.executable, "-W", "error", "-m", "server", *arguments]
 
 
 class Served:

@@ -846,6 +846,28 @@ def test_sqlite_waits_for_another_process_that_opens_a_new_file_too(tmp_path, mo
     other.close()
 
 
+def test_sqlite_closes_the_connection_of_a_read_that_ends_after_it(tmp_path, monkeypatch):
+    connect, made, began, closed = SqliteFile._connect, [], threading.Event(), threading.Event()
+
+    def connect_with_a_pause(file):
+        made.append(connect(file))
+        made[-1].create_function("pause", 0, lambda: began.set() or closed.wait(10))
+        return made[-1]
+
+    monkeypatch.setattr(SqliteFile, "_connect", connect_with_a_pause)
+    file = SqliteFile(tmp_path / "read.db", exclusive=True)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(file.read, "SELECT pause()")
+        assert began.wait(10)
+        file.close()
+        closed.set()
+        assert read.result(10) == [(1,)]
+    assert len(made) == 2
+    for connection in made:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
+
+
 def test_sqlite_creates_its_folder_and_private_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = open_store("sqlite:///a/b/relative.db")

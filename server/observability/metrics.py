@@ -8,6 +8,7 @@ so this module is imported only after that is set.
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -70,12 +71,27 @@ class Metrics:
         registry = self._registry
         if FOLDER_VARIABLE in os.environ:
             registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+            _Files(registry)  # type: ignore[no-untyped-call]
         body: bytes = generate_latest(registry)
         if sessions is not None:
             body += b"# HELP toolpack_sessions Sessions in the store.\n# TYPE toolpack_sessions gauge\n"
             body += b"toolpack_sessions %d\n" % sessions
         return body
+
+
+class _Files(MultiProcessCollector):
+    """The files of all workers, but for one that a worker is just making: it is empty for a moment."""
+
+    def collect(self) -> Any:
+        files = [str(file) for file in Path(os.environ[FOLDER_VARIABLE]).glob("*.db") if _is_filled(file)]
+        return self.merge(files, accumulate=True)  # type: ignore[no-untyped-call]
+
+
+def _is_filled(file: Path) -> bool:
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:  # its worker has just died
+        return False
 
 
 class MeasuredStore:

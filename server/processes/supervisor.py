@@ -35,7 +35,10 @@ class _Child:
         self.process: BaseProcess = forking.Process(
             target=supervised_worker, args=(settings, catalog, listener, child_end, os.getpid()), name="worker"
         )
+        # Until the worker has said what SIGTERM means to it, it would take it as its parent does, and go on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         self.process.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         child_end.close()
         self.started = self.last_heartbeat = time.monotonic()
         self.served = False
