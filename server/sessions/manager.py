@@ -77,9 +77,12 @@ class SessionManager:
         both = options.keys() & environment.keys()
         if both:
             raise InvalidParamsError(f"Toolpack {min(both)!r} has options and an environment: give one of them.")
-        return await self.compute(
-            lambda: self._factory.create(owner, chosen, options, environment, labels, ttl_seconds), owner, "create"
-        )
+
+        def create() -> Session:
+            return self._factory.create(owner, chosen, options, environment, labels, ttl_seconds)
+
+        # Building or validating an environment may take long; most often it has been built already.
+        return await (self.compute(create, owner, "create") if options or environment else self._do(create))
 
     async def fork(
         self,
