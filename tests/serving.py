@@ -37,6 +37,29 @@ def wait_until(condition: Callable[[], Any], what: str = "what the test waits fo
     return found
 
 
+class Clock:
+    """Stands in for the module `time` in modules of the server: its clocks stand still until a test moves them."""
+
+    def __init__(self, monkeypatch: Any, *modules: Any) -> None:
+        # Thousandths of these are exact, so that a test can compare what was added to them.
+        self._now, self._monotonic = 1_800_000_000.25, time.monotonic()
+        for module in modules:
+            monkeypatch.setattr(module, "time", self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def time(self) -> float:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def move(self, seconds: float) -> None:
+        self._now += seconds
+        self._monotonic += seconds
+
+
 class RpcError(Exception):
     """A JSON-RPC error, as it came."""
 

@@ -2,16 +2,17 @@
 
 import base64
 import re
-import time
 from datetime import UTC, datetime, timedelta
 
 import jsonpatch
 import pytest
 import serving
-from serving import Bench, RpcError, wait_until
+from serving import Bench, RpcError
 
 from server import TaskEnvironment, Toolpack
+from server.engine import queues, state
 from server.packs.catalog import Catalog
+from server.sessions import calls, factory, manager, reader, resets, views
 from server.snapshots.pickling import thaw
 
 
@@ -27,8 +28,13 @@ def moment(text):
     return datetime.fromisoformat(text)
 
 
-def test_a_new_session_tells_all_about_itself(stored_bench):
-    before = datetime.now(UTC) - timedelta(seconds=1)
+@pytest.fixture
+def clock(monkeypatch):
+    """Stop the clock by which sessions live."""
+    return serving.Clock(monkeypatch, calls, factory, manager, queues, reader, resets, state, views)
+
+
+def test_a_new_session_tells_all_about_itself(stored_bench, clock):
     session = stored_bench.rpc("create_session", toolpacks=["ledger"], labels={"run": "é"}, ttl_seconds=60)
     assert re.fullmatch(r"[0-9a-f]{32,}", session["session_id"])
     key = re.fullmatch(r"/agents/([0-9a-f]{32,})", session["agent_path"])[1]
@@ -40,18 +46,27 @@ def test_a_new_session_tells_all_about_itself(stored_bench):
         "parent": None,
     }
     assert len(session) == 8
-    assert before <= moment(session["created_at"]) <= datetime.now(UTC) + timedelta(seconds=1)
-    assert moment(session["expires_at"]) - moment(session["created_at"]) == pytest.approx(
-        timedelta(seconds=60), abs=timedelta(milliseconds=5)
-    )
+    assert moment(session["created_at"]) == datetime.fromtimestamp(clock.time(), UTC)
+    assert moment(session["expires_at"]) - moment(session["created_at"]) == timedelta(seconds=60)
+    clock.move(10)
     got = stored_bench.rpc("get_session", session_id=session["session_id"])
-    assert got | {"expires_at": 0} == session | {"expires_at": 0}
+    assert moment(got.pop("expires_at")) - moment(session.pop("expires_at")) == timedelta(seconds=10)
+    assert got == session
 
 
+def test_the_times_of_a_new_session_are_of_one_moment(bench):
+    session = bench.rpc("create_session", toolpacks=["ledger"], ttl_seconds=60)
+    (fork,) = bench.rpc("fork_session", session_id=session["session_id"], ttl_seconds=120)
+    for made, seconds in ((session, 60), (fork, 120)):
+        lives = moment(made["expires_at"]) - moment(made["created_at"])
+        assert lives == pytest.approx(timedelta(seconds=seconds), abs=timedelta(milliseconds=1))  # they are rounded
+
+
+@pytest.mark.usefixtures("clock")
 def test_by_default_a_session_has_all_packs_that_are_not_opt_in_and_lives_a_day(bench):
     session = bench.rpc("create_session")
     assert session["toolpacks"] == ["ledger", "nasty", "halves"]
-    assert timedelta(hours=23, minutes=59) < moment(session["expires_at"]) - datetime.now(UTC) <= timedelta(days=1)
+    assert moment(session["expires_at"]) - moment(session["created_at"]) == timedelta(days=1)
 
 
 def test_ids_are_not_made_twice(bench):
@@ -151,20 +166,40 @@ def test_sessions_are_closed_by_their_labels(stored_bench):
     assert [session["labels"]["run"] for session in stored_bench.rpc("list_sessions")] == ["b"]
 
 
-def test_an_expired_session_is_gone_and_a_call_renews_it(stored_bench):
-    session_id = stored_bench.create(ttl_seconds=0.5)
-    end = time.monotonic() + 1.2
-    while time.monotonic() < end:
-        stored_bench.result(session_id, "total")
-    told = moment(stored_bench.rpc("get_session", session_id=session_id)["expires_at"])
-    assert timedelta(0) < told - datetime.now(UTC) <= timedelta(seconds=0.5)
+USES = {
+    "call": lambda bench, session_id: bench.result(session_id, "total"),
+    "failing call": lambda bench, session_id: bench.call(session_id, "add_then", how="raise"),
+    "read": lambda bench, session_id: bench.rpc("get_environment", session_id=session_id),
+    "reset": lambda bench, session_id: bench.rpc("reset_session", session_id=session_id),
+}
 
-    def is_gone():
-        return stored_bench.rpc("list_sessions") == []
 
-    wait_until(is_gone)
-    refused(-32001, stored_bench.rpc, "get_session", session_id=session_id)
+@pytest.mark.parametrize("use", USES)
+def test_whatever_uses_a_session_renews_it_and_an_unused_one_expires(stored_bench, clock, use):
+    session_id = stored_bench.create(ttl_seconds=100)
+    for seconds in (99, 3, 99, 99):
+        clock.move(seconds)
+        USES[use](stored_bench, session_id)
+    (listed,) = stored_bench.rpc("list_sessions")
+    assert timedelta(0) <= moment(listed["expires_at"]) - datetime.fromtimestamp(clock.time(), UTC)
+    clock.move(99)  # it lives for its whole TTL after the last use, and at most a twentieth longer
+    assert stored_bench.store.get(session_id)[0].expires_at > clock.time()
+    clock.move(7)
+    assert stored_bench.rpc("list_sessions") == []
+    for method in ("get_session", "get_environment", "get_trace", "fork_session", "reset_session", "list_functions",
+                   "export_session", "close_session"):  # fmt: skip
+        refused(-32001, stored_bench.rpc, method, session_id=session_id)
     refused(-32001, stored_bench.call, session_id, "total")
+    refused(-32001, stored_bench.call, session_id, "add", {"call_id": "late"}, amount=1)
+
+
+def test_listing_sessions_renews_none(stored_bench, clock):
+    session_id = stored_bench.create(ttl_seconds=100)
+    clock.move(50)
+    (listed,) = stored_bench.rpc("list_sessions")
+    assert moment(listed["expires_at"]) == datetime.fromtimestamp(clock.time() + 50, UTC)
+    clock.move(56)
+    refused(-32001, stored_bench.rpc, "get_session", session_id=session_id)
 
 
 def test_forks_start_from_any_version_and_go_their_own_way(stored_bench):
