@@ -13,10 +13,11 @@ JSON = {"Content-Type": "application/json"}
 TOKENS = {"TOOLPACK_TOKENS": "ann:ann-secret,bob:bob-secret"}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
+@pytest.fixture(scope="module", params=["httptools", "h11"])
+def server(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
-    with server_process.served(folder, "--store", "memory:", TOOLPACK_MAX_BODY_BYTES="100000") as running:
+    variables = {"TOOLPACK_MAX_BODY_BYTES": "100000", **server_process.http_on(request.param, folder)}
+    with server_process.served(folder, "--store", "memory:", **variables) as running:
         yield running
 
 

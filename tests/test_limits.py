@@ -15,6 +15,7 @@ from http_server import _Server
 from serving import CATALOG, RpcError, ledger, result_of, wait_until
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.service import Service
 from server.settings import Settings
@@ -218,11 +219,14 @@ def test_the_size_of_a_result():
 # Connections
 
 
-def protocol_on_h11():
-    """The module as it is where httptools isn't installed."""
-    spec = importlib.util.spec_from_file_location("protocol_on_h11", connections.__file__)
+PROTOCOLS = {"h11": H11Protocol, "httptools": HttpToolsProtocol}
+
+
+def connections_on(http):
+    """The module as it is where uvicorn finds this protocol."""
+    spec = importlib.util.spec_from_file_location(f"connections_on_{http}", connections.__file__)
     module = importlib.util.module_from_spec(spec)
-    found, auto.AutoHTTPProtocol = auto.AutoHTTPProtocol, H11Protocol
+    found, auto.AutoHTTPProtocol = auto.AutoHTTPProtocol, PROTOCOLS[http]
     try:
         spec.loader.exec_module(module)
     finally:
@@ -252,8 +256,8 @@ class Endpoint:
 @contextlib.contextmanager
 def served(http, **limits):
     settings = Settings(store="memory:", **limits)
-    made = (protocol_on_h11() if http == "h11" else connections).limited_protocol(settings)
-    assert issubclass(made, H11Protocol) is (http == "h11" or auto.AutoHTTPProtocol is H11Protocol)
+    made = connections_on(http).limited_protocol(settings)
+    assert [name for name, protocol in PROTOCOLS.items() if issubclass(made, protocol)] == [http]
     app = create_app(Service(settings, CATALOG))
     server = _Server(uvicorn.Config(app, port=0, log_level="error", access_log=False, http=made, ws="none"))
     listener = server.config.bind_socket()
@@ -376,7 +380,7 @@ def test_a_client_that_trickles_gets_no_more_time(endpoint):
                 with contextlib.suppress(TimeoutError):
                     if connection.recv(1):
                         break
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("pieces", [b"X: 1\r\n" * 20_000, b"X: " + b"a" * 100_000])
@@ -395,14 +399,22 @@ def test_trailers_without_end(endpoint):
         assert answer(connection)[0] in {400, 431}
 
 
-def test_too_many_connections(endpoint):
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(endpoint.connect()) for _ in range(25)]
-        # All get an answer here, those that are too many at once, and the others when their time is over.
-        told = [answer(connection) for connection in held]
-    assert [status for status, _ in told[:15]] == [408] * 15
-    assert "20 connections already" in check_refusal(told[-1], 503)
-    assert endpoint.http.get("/healthz").status_code == 200
+@pytest.mark.parametrize("http", PROTOCOLS)
+def test_too_many_connections(http):
+    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(PING)
+    with served(http, max_connections=3) as endpoint, contextlib.ExitStack() as stack:
+        held = [stack.enter_context(endpoint.connect()) for _ in range(3)]
+        wait_until(lambda: endpoint.connections() == 3, "three connections")
+        with endpoint.connect() as refused:
+            assert "3 connections already" in check_refusal(answer(refused), 503)
+            assert is_ended(refused)
+        for connection in held:  # who was there first is served
+            connection.sendall(request + PING)
+            assert answer(connection)[0] == 200
+        held[0].close()
+        wait_until(lambda: endpoint.connections() == 2, "the end of one")
+        with endpoint.connect(request, PING) as connection:
+            assert answer(connection)[0] == 200
 
 
 def test_who_has_sent_all_may_close_its_side(endpoint):
@@ -417,13 +429,12 @@ def test_another_protocol_is_not_taken_up(endpoint, protocol_name):
     upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMAAABk\r\n" % protocol_name
     with endpoint.connect(HEAD + upgrade + b"Content-Length: %d\r\n\r\n" % len(PING), PING) as connection:
         assert answer(connection)[0] == 200
-        began = time.monotonic()
-        try:
+        told = b""
+        with contextlib.suppress(ConnectionError):
             connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(PING) + PING)
-            assert answer(connection)[0] == 200
-        except (ConnectionError, AssertionError):  # its end was told with the answer
-            assert is_ended(connection)
-        assert time.monotonic() - began < WAIT_SECONDS
+            told = connection.recv(65536)
+        # It goes on, or its end was told with the answer; the client isn't left to wait until its time is over.
+        assert told[:12] in {b"HTTP/1.1 200", b""}
 
 
 def test_a_client_that_reads_nothing_is_cut_off(endpoint):
