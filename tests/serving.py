@@ -41,8 +41,8 @@ class Clock:
     """Stands in for the module `time` in modules of the server: its clocks stand still until a test moves them."""
 
     def __init__(self, monkeypatch: Any, *modules: Any) -> None:
-        # Thousandths of these are exact, so that a test can compare what was added to them.
-        self._now, self._monotonic = 1_800_000_000.25, time.monotonic()
+        # Of a second a fraction that binary numbers hold exactly, so that tests can compare what is added to it.
+        self._now, self._monotonic = time.time() // 1 + 0.25, time.monotonic()
         for module in modules:
             monkeypatch.setattr(module, "time", self)
 
@@ -143,18 +143,27 @@ class Bench:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Hold the event loop still: what is sent meanwhile arrives in one turn."""
+        """Hold the event loop still: what is sent meanwhile arrives in one turn, and is admitted together."""
         gate = threading.Event()
+        self.sessions.queues._came_alone = False
         self._loop.call_soon_threadsafe(gate.wait, PATIENCE)
         try:
             yield
         finally:
             gate.set()
 
+    async def _give_up_waiting(self) -> None:
+        """Cancel the requests that will not be answered."""
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
     def close(self) -> None:
         self.sessions.stop()
         if self._closes_store:
             self.store.close()
+        self._run(self._give_up_waiting())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE)
         self._loop.close()
