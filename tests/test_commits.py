@@ -29,7 +29,7 @@ class FailingStore:
     def __init__(self):
         self._store = open_store("memory:")
         self.fails = None
-        self.before = lambda commits: None
+        self.before = lambda _: None
         self.batches = []
 
     def __getattr__(self, name):
@@ -119,8 +119,8 @@ def test_a_repeat_that_was_answered_from_a_commit_on_its_way_fails_with_it(bench
             outcomes.append(call.result(serving.PATIENCE)["result"])
         except RpcError as refused:
             outcomes.append(refused.code)
-    # Either the repeat was refused with the call, or it came after it and was run for the first time: never acknowledged
-    # without a record.
+    # Either the repeat was refused with the call, or it came after it and was run for the first time. It is never
+    # acknowledged without a record.
     assert outcomes[0] == -32006
     acknowledged = [outcome for outcome in outcomes if outcome != -32006]
     recorded = [record for record in bench.rpc("get_trace", session_id=session_id) if record["call_id"] == "same"]

@@ -6,7 +6,10 @@ import re
 import httpx
 import pytest
 import server_process
+import serving
 from serving import RpcError, result_of
+
+from server.web.app import create_app
 
 BODY = b'{"jsonrpc": "2.0", "method": "list_sessions", "id": 1}'
 JSON = {"Content-Type": "application/json"}
@@ -174,6 +177,54 @@ def test_sessions_belong_to_the_name_of_a_token_and_an_agent_needs_none(guarded)
 def test_other_hosts_are_served_where_tokens_guard(guarded):
     headers = bearer("bob-secret") | {"Host": "tools.example"}
     assert guarded.http.post("/rpc", content=BODY, headers=headers).status_code == 200
+
+
+@pytest.fixture
+def app():
+    """An application that is asked without any HTTP library, which might refuse the request first."""
+    bench = serving.Bench()
+    made = create_app(bench.service)
+    made.state.gateway.ready = True
+
+    def ask(method, path, headers):
+        sent, body = [], iter([{"type": "http.request", "body": BODY, "more_body": False}])
+
+        async def receive():
+            return next(body)
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+                 "headers": headers, "http_version": "1.1", "scheme": "http"}  # fmt: skip
+        bench._run(made(scope, receive, send))
+        return sent[0]["status"], sent[1]["body"]
+
+    yield ask
+    bench.close()
+
+
+ONCE = {
+    b"host": b"127.0.0.1",
+    b"origin": b"http://localhost",
+    b"authorization": b"Bearer x",
+    b"content-type": b"application/json",
+    b"content-length": b"%d" % len(BODY),
+}
+
+
+@pytest.mark.parametrize(
+    "where", [("POST", "/rpc"), ("POST", "/agents/x"), ("GET", "/openrpc.json"), ("GET", "/metrics")]
+)
+@pytest.mark.parametrize("name", ONCE)
+def test_a_header_that_security_depends_on_may_be_there_only_once(app, where, name):
+    headers = [*ONCE.items(), (b"accept", b"a"), (b"accept", b"b")]
+    assert app(*where, headers)[0] == 200
+    for twice in ([*headers, (name, ONCE[name])], [(name, b"other"), *headers]):
+        status, body = app(*where, twice)
+        told = json.loads(body)["error"]
+        assert (status, told["code"], told["data"]) == (400, -32000, {"status": 400})
+        assert told["message"] == f"The header {name.decode()} is there more than once: send it once."
 
 
 def test_the_document_is_open_rpc_and_the_same_everywhere(server):

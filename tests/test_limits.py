@@ -17,7 +17,12 @@ from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from server import Toolpack
+from server.execution.codec import Codec
+from server.execution.initial import InitialEnvironments
+from server.packs.catalog import Catalog
 from server.service import Service
+from server.sessions import manager
 from server.settings import Settings
 from server.web import connections
 from server.web.app import create_app
@@ -214,6 +219,70 @@ def test_the_size_of_a_result():
         assert envelope["error"] == "TooLargeError: the result has 3000002 bytes as JSON; 65536 are allowed."
         refused(-32007, server.call, session, "add_and_return", {"raise_on_error": True}, what="much")
         assert server.version(session) == 0
+
+
+class Shops:
+    """Initial environments of a toolpack that counts how often it builds one."""
+
+    def __init__(self, fitting):
+        self.built = []
+
+        def build(name: str = "") -> ledger.LedgerEnvironment:
+            """Build it.
+
+            :param name: Makes it another one.
+            """
+            self.built.append(name)
+            return ledger.LedgerEnvironment(ledger={"anything": name})
+
+        codec = Codec(Catalog({"shop": Toolpack("shop", build, [ledger.add])}), serving.KEY, 2**20)
+        one = sum(len(blob) for _, blob in InitialEnvironments(codec, 0).get("shop", {"name": "a"}).values())
+        self.initial = InitialEnvironments(codec, fitting * one)
+        self.built.clear()
+
+    def get(self, names):
+        """Get environments, and which of them had to be built."""
+        self.built.clear()
+        for name in names:
+            self.initial.get("shop", {"name": name})
+        return "".join(self.built)
+
+
+def test_initial_environments_are_built_once_and_those_used_longest_ago_are_let_go():
+    shops = Shops(2)
+    assert shops.get("aabb") == "ab"
+    assert shops.get("ac") == "c"
+    assert shops.get("ab") == "b"
+    assert shops.get("abab") == ""
+    assert shops.get("cdefghfghfgh") == "cdefghfghfgh"
+    assert shops.get("hghg") == ""
+
+
+def test_an_initial_environment_larger_than_all_that_are_kept_is_kept_until_the_next():
+    shops = Shops(0.5)
+    assert shops.get("aaabbba") == "aba"
+
+
+def test_agents_keys_are_remembered_only_up_to_a_number(monkeypatch):
+    monkeypatch.setattr(manager, "AGENTS_REMEMBERED", 3)
+    with bench() as server:
+        keys = [server.rpc("create_session", toolpacks=["ledger"])["agent_path"].rpartition("/")[2] for _ in range(8)]
+        for key in keys + keys:
+            assert server.rpc("run_function", agent_key=key, function="add", kwargs={"amount": 1})["error"] is None
+            assert 1 <= len(server.sessions._agents) <= 3
+        # What nobody has is not remembered at all.
+        known = dict(server.sessions._agents)
+        for number in range(5):
+            refused(-32001, server.rpc, "list_functions", agent_key=str(number))
+        assert server.sessions._agents == known
+
+
+def test_a_remembered_agents_key_is_not_looked_up_again():
+    with bench() as server:
+        key = server.rpc("create_session", toolpacks=["ledger"])["agent_path"].rpartition("/")[2]
+        server.rpc("list_functions", agent_key=key)
+        server.store.find_agent = lambda _: pytest.fail("it is known")
+        server.rpc("list_functions", agent_key=key)
 
 
 # Connections

@@ -180,6 +180,38 @@ def test_parts_put_together_are_the_environment():
     assert difference(environment, environments(kept)["desk"]) is None
 
 
+def test_parts_know_which_of_their_fields_were_set():
+    environment = Desk(notes=[Note(text="x")], names={"a"})
+    environment.unused = [2]
+    parts = divide(desk(), environment)
+    assert {part.partition("/")[2]: held.model_fields_set for part, held in parts.items()} == {
+        "notes": {"notes"},
+        "pinned": set(),
+        "drafts,names": {"names"},
+        "unused": {"unused"},
+    }
+    for order in (parts, dict(reversed(parts.items()))):
+        whole = environments(order)["desk"]
+        assert whole.model_fields_set == {"notes", "names", "unused"}
+        assert list(whole.__dict__) == list(Desk.model_fields)
+        assert whole._counter == [7]
+    assert environment.model_fields_set == {"notes", "names", "unused"}
+
+
+def test_a_session_in_parts_keeps_which_fields_were_set(parted):
+    session = parted.create("desk", environment={"desk": {"notes": [{"text": "a"}], "names": ["n"]}})
+    kept = parted.world(session, 0)["desk"]
+    assert (kept.model_fields_set, kept.notes[0].model_fields_set) == ({"notes", "names"}, {"text"})
+    parted.result(session, "add_note", text="b")
+    parted.result(session, "add_draft", name="c")
+    kept = parted.world(session, 2)["desk"]
+    assert kept.model_fields_set == {"notes", "names"}
+    assert kept.model_dump(exclude_unset=True) == {
+        "notes": [{"text": "a"}, {"text": "b"}],
+        "names": {"n", "c"},
+    }
+
+
 def test_names_of_parts():
     assert toolpack_of("desk/notes,pinned") == toolpack_of("desk") == "desk"
     assert holds("desk", "anything")

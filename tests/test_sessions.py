@@ -1,16 +1,18 @@
 """Sessions: made, listed, forked, reset, closed, expired; whose they are, and what an agent may do with its own."""
 
 import base64
+import contextlib
 import re
 from datetime import UTC, datetime, timedelta
 
 import jsonpatch
 import pytest
 import serving
-from serving import Bench, RpcError
+from serving import Bench, RpcError, wait_until
 
 from server import TaskEnvironment, Toolpack
 from server.engine import queues, state
+from server.errors import OverloadedError
 from server.packs.catalog import Catalog
 from server.sessions import calls, factory, manager, reader, resets, views
 from server.snapshots.pickling import thaw
@@ -191,6 +193,51 @@ def test_whatever_uses_a_session_renews_it_and_an_unused_one_expires(stored_benc
         refused(-32001, stored_bench.rpc, method, session_id=session_id)
     refused(-32001, stored_bench.call, session_id, "total")
     refused(-32001, stored_bench.call, session_id, "add", {"call_id": "late"}, amount=1)
+
+
+@contextlib.contextmanager
+def running(bench):
+    """Do the regular work of a server, without its end."""
+    context = bench.service.running()
+    bench._run(context.__aenter__())
+    try:
+        yield
+    finally:
+        bench._run(context.__aexit__(None, None, None))
+
+
+def test_expired_sessions_are_deleted_with_all_that_is_theirs(stored_bench, clock, monkeypatch):
+    monkeypatch.setattr(manager, "SWEEP_AT_ONCE", 2)
+    monkeypatch.setattr(manager, "SWEEP_SECONDS", 3600)
+    short = [stored_bench.create(ttl_seconds=10) for _ in range(5)]
+    long = stored_bench.create(ttl_seconds=100)
+    for session_id in (*short, long):
+        stored_bench.result(session_id, "add", amount=1)
+    clock.move(11)
+    with running(stored_bench):
+        # All of them in one round, however many there are.
+        wait_until(lambda: stored_bench.store.count() == 1, "the end of the expired sessions")
+        wait_until(lambda: len(stored_bench.sessions.queues.cache) == 1, "the end of what was known of them")
+        assert stored_bench.store.records(short[0], -1, 10) == []
+        assert stored_bench.result(long, "add", amount=1) == 2
+
+
+def test_expired_sessions_are_looked_for_again_and_again_whatever_fails(bench, clock, monkeypatch, caplog):
+    monkeypatch.setattr(manager, "SWEEP_SECONDS", 0.001)
+    assert bench.create(ttl_seconds=10)
+    expired, failures = bench.store.expired, [OverloadedError("out of reach"), OSError("broken")]
+
+    def fail_first(now, limit):
+        if failures:
+            raise failures.pop()
+        return expired(now, limit)
+
+    bench.store.expired = fail_first
+    with running(bench):
+        wait_until(lambda: not failures, "two looks")
+        clock.move(11)
+        wait_until(lambda: bench.store.count() == 0, "the end of the session")
+    assert "broken" in caplog.text
 
 
 def test_listing_sessions_renews_none(stored_bench, clock):

@@ -3,6 +3,7 @@
 A store that is new passes this file before it is anything else.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -993,6 +994,19 @@ def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_u
     assert store._redis._client.keys("*blob:*") == []
     store.close()
     killer.close()
+
+
+def test_redis_forgets_the_heartbeats_of_a_worker_that_is_long_dead(redis_url):
+    redis = pytest.importorskip("redis")
+    with contextlib.closing(open_store(emptied(redis_url))) as store, redis.Redis.from_url(redis_url) as client:
+        store.heartbeat("w1")
+        (beat,) = client.keys("*beat*")
+        for beats in (1, 2):
+            # Not before any other worker would have taken its leases over, and not never.
+            assert 3600 < client.ttl(beat) <= 86_400
+            assert client.get(beat) == b"%d" % beats
+            client.expire(beat, 100)
+            store.heartbeat("w1")
 
 
 def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
