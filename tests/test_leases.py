@@ -107,6 +107,22 @@ def test_what_a_stopped_worker_still_ran_is_another_workers_now(bench, second):
     assert second.result(session_id, "total") == 5
 
 
+@pytest.mark.parametrize("error", [OverloadedError("out of reach"), RuntimeError("broken")])
+def test_the_lease_of_a_commit_that_failed_is_given_back_soon(bench, store, error):
+    session_id = bench.create()
+    commit = store.commit
+
+    def fail(_batch):
+        store.commit = commit
+        raise error
+
+    store.commit = fail
+    with pytest.raises(RpcError):
+        bench.call(session_id, "add", amount=1)
+    wait_until(lambda: is_free(store, session_id), "the end of the lease")
+    assert bench.result(session_id, "add", amount=1) == 1
+
+
 def test_a_lease_whose_answer_was_lost_is_given_back(bench, store):
     session_id = bench.create()
     real, lost = store.claim, []

@@ -1,6 +1,7 @@
 """Every limit: its setting, its default, and a clear error that leaves the sessions as they were."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import socket
@@ -18,6 +19,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server import Toolpack
+from server.engine.cache import SessionCache
+from server.engine.state import SessionState
 from server.execution.codec import Codec
 from server.execution.initial import InitialEnvironments
 from server.packs.catalog import Catalog
@@ -219,6 +222,50 @@ def test_the_size_of_a_result():
         assert envelope["error"] == "TooLargeError: the result has 3000002 bytes as JSON; 65536 are allowed."
         refused(-32007, server.call, session, "add_and_return", {"raise_on_error": True}, what="much")
         assert server.version(session) == 0
+
+
+def state(name, blob=b"", *, live=False):
+    """What a worker knows of a session."""
+    with bench() as server:
+        session_id = server.create("ledger")
+        session, head = server.store.get(session_id)
+    made = SessionState(dataclasses.replace(session, id=name), head)
+    made.blobs = {"ledger": blob}
+    made.live = {"ledger": ledger.LedgerEnvironment()} if live else {}
+    return made
+
+
+def test_what_is_known_of_sessions_takes_no_more_memory_than_allowed():
+    sizes = [state("a").size(), state("a", b"x" * 1000).size(), state("a", b"x" * 1000, live=True).size()]
+    assert sizes[0] >= 1000
+    assert sizes[1] == sizes[0] + 1000
+    assert sizes[2] > sizes[1] + 1000  # objects take more than their bytes
+    one, large = state("a"), state("large", b"x" * 3 * sizes[0])
+    cache = SessionCache(3 * sizes[0])
+    for name in "abc":
+        cache.put(state(name))
+    assert (len(cache), cache.size) == (3, 3 * sizes[0])
+    cache.put(one)  # in place of the one before, and as the one used last
+    assert cache.get("a") is one
+    assert (len(cache), cache.size) == (3, 3 * sizes[0])
+    cache.put(state("d"))
+    assert [name for name in "abcd" if cache.get(name)] == ["a", "c", "d"]
+    cache.discard("c")
+    cache.discard("c")
+    assert (len(cache), cache.size) == (2, 2 * sizes[0])
+    cache.put(state("e"))
+    assert [name for name in "abcde" if cache.get(name)] == ["a", "d", "e"]
+    cache.put(large)
+    assert (len(cache), cache.size) == (0, 0)
+    cache.put(one)
+    assert cache.get("a") is one
+
+
+def test_a_session_that_is_not_kept_ready_is_read_again():
+    with bench(cache_bytes=0) as server:
+        session = server.create("ledger")
+        assert [server.call(session, "add", amount=1)["result"] for _ in range(3)] == [1, 2, 3]
+        assert server.sessions.load()[2] == 0
 
 
 class Shops:

@@ -3,12 +3,13 @@
 import base64
 import contextlib
 import re
+import threading
 from datetime import UTC, datetime, timedelta
 
 import jsonpatch
 import pytest
 import serving
-from serving import Bench, RpcError, wait_until
+from serving import Bench, RpcError, ledger, wait_until
 
 from server import TaskEnvironment, Toolpack
 from server.engine import queues, state
@@ -16,6 +17,7 @@ from server.errors import OverloadedError
 from server.packs.catalog import Catalog
 from server.sessions import calls, factory, manager, reader, resets, views
 from server.snapshots.pickling import thaw
+from server.stores import open_store
 
 
 def refused(code, call, /, *args, **kwargs):
@@ -193,6 +195,37 @@ def test_whatever_uses_a_session_renews_it_and_an_unused_one_expires(stored_benc
         refused(-32001, stored_bench.rpc, method, session_id=session_id)
     refused(-32001, stored_bench.call, session_id, "total")
     refused(-32001, stored_bench.call, session_id, "add", {"call_id": "late"}, amount=1)
+
+
+def test_what_another_worker_has_renewed_is_alive_here_too(tmp_path, clock):
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(contextlib.closing(open_store(f"sqlite:///{tmp_path}/shared.db", exclusive=False)))
+        one, other = (Bench(store=store) for _ in range(2))
+        stack.callback(one.close)
+        stack.callback(other.close)
+        session_id = one.create(ttl_seconds=100)
+        for worker in (one, other, one, other):
+            assert worker.result(session_id, "total") == 0
+            clock.move(90)
+        other.rpc("get_session", session_id=session_id)
+        clock.move(90)
+        assert one.result(session_id, "total") == 0
+        clock.move(106)
+        refused(-32001, other.call, session_id, "total")
+        refused(-32001, one.call, session_id, "total")
+
+
+def test_a_session_that_is_closed_while_a_call_runs_is_gone_for_that_call(stored_bench):
+    session_id = stored_bench.create()
+    gate = ledger.gates["closed"] = threading.Event()
+    before = len(ledger.runs)
+    call = stored_bench.later_call(session_id, "add_and_hold", name="closed")
+    behind = stored_bench.later_call(session_id, "total")
+    wait_until(lambda: len(ledger.runs) > before, "the call")
+    assert stored_bench.rpc("close_session", session_id=session_id) is True
+    gate.set()
+    for each in (call, behind):
+        refused(-32001, each.result, serving.PATIENCE)
 
 
 @contextlib.contextmanager
