@@ -2,9 +2,11 @@
 
 import base64
 import contextlib
+import json
 import re
 import threading
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 
 import jsonpatch
 import pytest
@@ -13,9 +15,10 @@ from serving import Bench, RpcError, ledger, wait_until
 
 from server import TaskEnvironment, Toolpack
 from server.engine import queues, state
-from server.errors import OverloadedError
+from server.errors import MissingBlobError, OverloadedError
 from server.packs.catalog import Catalog
 from server.sessions import calls, factory, manager, reader, resets, views
+from server.sessions.views import json_patch
 from server.snapshots.pickling import thaw
 from server.stores import open_store
 
@@ -197,6 +200,67 @@ def test_whatever_uses_a_session_renews_it_and_an_unused_one_expires(stored_benc
     refused(-32001, stored_bench.call, session_id, "add", {"call_id": "late"}, amount=1)
 
 
+def test_a_page_of_sessions_is_full_though_some_have_expired(stored_bench, clock):
+    made = sorted((stored_bench.create(ttl_seconds=10 + 90 * (number % 2)), number % 2) for number in range(20))
+    clock.move(11)
+    alive = [session_id for session_id, lives in made if lives]
+    pages, after = [], ""
+    while page := stored_bench.rpc("list_sessions", limit=3, after=after):
+        pages.append([session["session_id"] for session in page])
+        after = pages[-1][-1]
+    assert [len(page) for page in pages] == [3, 3, 3, 1]
+    assert list(chain.from_iterable(pages)) == alive
+
+
+def test_what_is_trimmed_while_it_is_read_is_no_longer_kept(bench):
+    session_id = bench.create()
+    bench.result(session_id, "add", amount=1)
+
+    def gone(*_arguments):
+        raise MissingBlobError("gone")
+
+    create, bench.store.create = bench.store.create, gone
+    error = refused(-32011, bench.rpc, "fork_session", session_id=session_id, version=0)
+    assert error.data == {"type": "VersionNotRetainedError", "oldest": 1}
+    bench.store.create = create
+    blobs, bench.store.blobs = bench.store.blobs, gone
+    for method in ("get_environment", "diff_environment", "export_session"):
+        assert refused(-32011, bench.rpc, method, session_id=session_id).data["oldest"] == 1
+    # The current snapshot, however, must be there.
+    assert refused(-32012, bench.rpc, "reset_session", session_id=session_id).data == {"type": "StateDamagedError"}
+    bench.store.blobs = blobs
+    assert bench.result(session_id, "total") == 1
+
+
+def test_a_snapshot_that_is_missing_is_damage_and_not_a_fault(tmp_path):
+    with contextlib.closing(open_store(f"sqlite:///{tmp_path}/sessions.db")) as store:
+        first = Bench(store=store)
+        session_id = first.create()
+        first.close()
+        second = Bench(store=store)
+        blobs = store.blobs
+
+        def gone(_ids):
+            raise MissingBlobError("gone")
+
+        store.blobs = gone
+        damaged = refused(-32012, second.call, session_id, "add", amount=1)
+        assert "restore it, or reset the session" in damaged.message
+        store.blobs = blobs
+        assert second.result(session_id, "add", amount=1) == 1
+        second.close()
+
+
+def test_a_record_tells_when_its_call_began(bench, clock):
+    session_id = bench.create()
+    clock.move(3)
+    bench.result(session_id, "add", amount=1)
+    clock.move(4)
+    bench.rpc("reset_session", session_id=session_id)
+    told = [moment(record["started_at"]) for record in bench.rpc("get_trace", session_id=session_id)]
+    assert told == [datetime.fromtimestamp(clock.time() - ago, UTC) for ago in (4, 0)]
+
+
 def test_what_another_worker_has_renewed_is_alive_here_too(tmp_path, clock):
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(open_store(f"sqlite:///{tmp_path}/shared.db", exclusive=False)))
@@ -361,6 +425,18 @@ def test_the_environment_of_any_version_and_any_part_of_it(stored_bench):
         refused(-32602, stored_bench.rpc, "get_environment", session_id=session_id, pointer=pointer)
     later = refused(-32011, stored_bench.rpc, "get_environment", session_id=session_id, version=3)
     assert set(later.data) == {"type", "oldest"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(1, True), (1, 1.0), (0, False), ([0, 1], [False, 1]), ({"a": 1}, {"a": 1.0})]
+)
+def test_a_difference_tells_values_apart_that_python_takes_for_equal(bench, before, after):
+    session_id = bench.create("ledger", environment={"ledger": {"ledger": {"anything": before}}})
+    one = bench.rpc("get_environment", session_id=session_id)
+    other_id = bench.create("ledger", environment={"ledger": {"ledger": {"anything": after}}})
+    other = bench.rpc("get_environment", session_id=other_id)
+    patched = jsonpatch.apply_patch(one, json_patch(one, other))
+    assert json.dumps(patched) == json.dumps(other)
 
 
 def test_a_difference_is_a_json_patch(stored_bench):
