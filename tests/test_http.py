@@ -1,5 +1,6 @@
 """HTTP around JSON-RPC: 200 for all that reached it, and its own status and one shape of body for what did not."""
 
+import contextlib
 import json
 import re
 
@@ -9,6 +10,7 @@ import server_process
 import serving
 from serving import RpcError, result_of
 
+from server.errors import SettingsError
 from server.web.app import create_app
 
 BODY = b'{"jsonrpc": "2.0", "method": "list_sessions", "id": 1}'
@@ -179,15 +181,15 @@ def test_other_hosts_are_served_where_tokens_guard(guarded):
     assert guarded.http.post("/rpc", content=BODY, headers=headers).status_code == 200
 
 
-@pytest.fixture
-def app():
+@contextlib.contextmanager
+def asking(**settings):
     """An application that is asked without any HTTP library, which might refuse the request first."""
-    bench = serving.Bench()
+    bench = serving.Bench(**settings)
     made = create_app(bench.service)
     made.state.gateway.ready = True
 
-    def ask(method, path, headers):
-        sent, body = [], iter([{"type": "http.request", "body": BODY, "more_body": False}])
+    def ask(method, path, headers, *messages):
+        sent, body = [], iter(messages or [{"type": "http.request", "body": BODY, "more_body": False}])
 
         async def receive():
             return next(body)
@@ -200,8 +202,69 @@ def app():
         bench._run(made(scope, receive, send))
         return sent[0]["status"], sent[1]["body"]
 
-    yield ask
+    try:
+        yield ask, bench
+    finally:
+        bench.close()
+
+
+@pytest.fixture
+def app():
+    with asking() as (ask, _):
+        yield ask
+
+
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("pieces", [1, 2, 5])
+def test_a_body_may_have_exactly_as_many_bytes_as_allowed(announced, pieces):
+    with asking(max_body_bytes=5000) as (ask, _):
+        for size, status in ((5000, 200), (5001, 413)):
+            body = BODY.ljust(size)
+            headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+            headers += [(b"content-length", b"%d" % size)] * announced
+            steps = [*range(0, size, size // pieces)][:pieces]
+            chunks = [body[start:end] for start, end in zip(steps, [*steps[1:], size], strict=True)]
+            messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+            messages[-1]["more_body"] = False
+            assert ask("POST", "/rpc", headers, *messages)[0] == status
+
+
+def test_a_body_that_is_cut_off_is_not_carried_out():
+    with asking() as (ask, bench):
+        session_id = bench.create()
+        call = {"jsonrpc": "2.0", "method": "close_session", "params": [session_id], "id": 1}
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        first = {"type": "http.request", "body": json.dumps(call).encode(), "more_body": True}
+        status, body = ask("POST", "/rpc", headers, first, {"type": "http.disconnect"})
+        assert (status, json.loads(body)["error"]["message"]) == (400, "The body was cut off.")
+        assert bench.version(session_id) == 0
+
+
+def test_an_application_is_ready_only_while_it_runs():
+    bench = serving.Bench()
+    app = create_app(bench.service)
+
+    async def run():
+        states = [app.state.gateway.ready]
+        async with app.router.lifespan_context(app):
+            states.append(app.state.gateway.ready)
+        return [*states, app.state.gateway.ready]
+
+    assert bench._run(run()) == [False, True, False]
     bench.close()
+
+
+def test_an_application_that_other_machines_could_use_without_a_token_is_not_made():
+    bench = serving.Bench(host="0.0.0.0")
+    with pytest.raises(SettingsError, match="tokens are needed"):
+        create_app(bench.service)
+    bench.close()
+
+
+@pytest.mark.parametrize("scheme", ["bearer", "BEARER", "Bearer"])
+def test_the_scheme_of_a_token_is_case_insensitive(guarded, scheme):
+    headers = JSON | {"Authorization": f"{scheme} ann-secret"}
+    assert guarded.http.post("/rpc", content=BODY, headers=headers).status_code == 200
 
 
 ONCE = {

@@ -11,7 +11,7 @@ from server.engine.leases import DEAD_SECONDS, HEARTBEAT_SECONDS, Leases
 from server.engine.state import SessionState
 from server.errors import OverloadedError
 from server.stores import open_store
-from server.stores.base import Head, Lease
+from server.stores.base import Head, Lease, StoredSession
 
 OTHER = "another worker"
 
@@ -142,6 +142,36 @@ def test_a_lease_whose_answer_was_lost_is_given_back(bench, store):
     assert bench.result(session_id, "add", amount=1) == 1
 
 
+def test_a_worker_does_not_take_its_own_lease_away_from_what_it_runs(store):
+    store.create([session := stored()], {}, {})
+    made = Leases(store)
+    claimed = []
+    real = store.claim
+
+    def lose(session_ids, *more):
+        claimed.append(session_ids)
+        real(session_ids, *more)
+        raise OverloadedError("The answer was lost.")
+
+    store.claim = lose
+    states = [SessionState(*store.get(session.id)) for _ in range(2)]
+    with pytest.raises(OverloadedError):
+        made.acquire(states[:1])
+    assert not states[0].leased
+    store.claim = lambda *arguments: claimed.append(arguments[0]) or real(*arguments)
+    made.keep_up(lambda _: True)  # something waits there, which will take it
+    assert len(claimed) == 1
+    made.acquire(states[1:])
+    assert states[1].leased
+    made.keep_up(lambda _: False)
+    assert len(claimed) == 2
+    assert store.get(session.id)[1].epoch == states[1].epoch
+    assert not is_free(store, session.id)
+    made.release(states[1])
+    made.keep_up(lambda _: False)
+    assert is_free(store, session.id)
+
+
 # Two workers
 
 
@@ -259,6 +289,10 @@ def test_a_worker_whose_turn_is_not_over_keeps_its_lease_for_what_waits(bench, s
 
 
 # The dead
+
+
+def stored():
+    return StoredSession("s", "key", "", (), {}, {}, {}, 60, 0, 10**10)
 
 
 class Watcher:

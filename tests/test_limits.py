@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import re
 import socket
 import threading
 import time
@@ -330,6 +331,37 @@ def test_a_remembered_agents_key_is_not_looked_up_again():
         server.rpc("list_functions", agent_key=key)
         server.store.find_agent = lambda _: pytest.fail("it is known")
         server.rpc("list_functions", agent_key=key)
+
+
+def test_exactly_what_is_allowed_fits():
+    with bench(max_result_bytes=1024) as server:
+        session = server.create("ledger")
+        assert server.call(session, "echo", value="x" * 1022)["error"] is None  # and two quotes
+        assert server.call(session, "echo", value="x" * 1023)["error"].startswith("TooLargeError: the result has 1025 ")
+    with bench(max_environment_bytes=2**16) as server:
+        error = server.call(server.create("ledger"), "add_then", how="grow")["error"]
+        size = int(re.search(r"grown to (\d+) bytes", error)[1])
+    for less, kept in ((0, True), (1, False)):
+        with bench(max_environment_bytes=size - less) as server:
+            assert (server.call(server.create("ledger"), "add_then", how="grow")["error"] is None) is kept
+    with bench(max_json_values=1000) as server:
+        session = server.create("ledger")
+        # Beside these there are six commas and brackets more around them.
+        fitting = next(n for n in range(1000, 900, -1) if not answers_7(server, session, n))
+        assert server.call(session, "echo", value=[0] * fitting)["error"] is None
+        counted = json.dumps(
+            request("run_function", session_id=session, function="echo", kwargs={"value": [0] * fitting})
+        )
+        assert sum(map(counted.count, ",[{")) == 1000
+
+
+def answers_7(server, session, count):
+    """Whether so many values are too many."""
+    try:
+        server.call(session, "echo", value=[0] * count)
+    except RpcError as error:
+        return error.code == -32007
+    return False
 
 
 # Connections

@@ -1,6 +1,9 @@
 """Processes stop without losing what runs, are replaced when they die or hang, and never outlive their supervisor."""
 
+import asyncio
+import multiprocessing
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -14,8 +17,9 @@ import serving
 import uvicorn
 from serving import wait_until
 
-from server.errors import StartError
+from server.errors import SettingsError, StartError
 from server.processes import supervisor, worker
+from server.processes.listen import listen
 from server.processes.supervisor import HANG_SECONDS, Supervisor
 from server.processes.worker import SERVING, START_FAILED, STARTING, DrainingServer, Heartbeat
 from server.settings import Settings
@@ -353,7 +357,152 @@ def test_while_the_server_stops_no_worker_is_replaced(keeper):
     assert keeper._tended(child) is child
 
 
+@pytest.mark.parametrize(("age", "waits"), [(1.9, 1), (2.1, 0)])
+def test_a_worker_that_ends_at_once_is_replaced_after_a_pause(keeper, age, waits):
+    slept = []
+    keeper.clock.sleep = slept.append
+    child = keeper._child()
+    keeper.clock.move(age)
+    child.process.alive, child.process.exitcode = False, 1
+    keeper._tended(child)
+    assert len(slept) == waits
+
+
+# A worker's beginning and end
+
+
+def forked(monkeypatch, run, supervisor_pid=None):
+    """Be a supervised worker that runs this, in a process of its own; get its exit status."""
+    monkeypatch.setattr(worker, "run_worker", run)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    pid = os.getpid() if supervisor_pid is None else supervisor_pid
+    process = context.Process(target=worker.supervised_worker, args=(Settings(), None, None, theirs, pid))
+    process.start()
+    theirs.close()
+    process.join(serving.PATIENCE)
+    ours.close()
+    return process.exitcode
+
+
+def fail(error):
+    def run(*_arguments):
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("run", "status"),
+    [
+        (lambda *_: None, 0),
+        (fail(StartError("no")), START_FAILED),
+        (fail(ValueError("no")), 1),
+        (fail(SystemExit(0)), 1),
+    ],
+)
+def test_a_worker_says_by_its_status_how_it_ended(monkeypatch, run, status):
+    assert forked(monkeypatch, run) == status
+
+
+def test_a_worker_whose_supervisor_has_died_already_ends_at_once(monkeypatch):
+    assert forked(monkeypatch, lambda *_: None, supervisor_pid=1) == 1
+
+
+def test_a_worker_leaves_ctrl_c_to_its_supervisor(monkeypatch):
+    def run(*_arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        raise StartError("it lives")
+
+    assert forked(monkeypatch, run) == START_FAILED
+
+
+def test_a_worker_takes_all_the_open_files_that_it_may_have(monkeypatch):
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def see(_service):
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+        raise StartError if allowed else ValueError
+
+    def run(*arguments):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))
+        real(*arguments)
+
+    real = worker.run_worker
+    monkeypatch.setattr(worker, "create_app", see)
+    monkeypatch.setattr(worker, "Service", lambda *_: None)
+    assert forked(monkeypatch, run) == START_FAILED
+
+
+def test_connections_send_answers_without_delay():
+    with (
+        listen("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()) as _,
+        listener.accept()[0] as connection,
+    ):
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_an_address_that_is_taken_is_named():
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"127.0.0.1:{port} can't be listened on"):
+            listen("127.0.0.1", port)
+
+
+# Draining
+
+
+def leaving(bench, context):
+    return asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), bench._loop)
+
+
+def running_call(**settings):
+    """A server whose regular work goes on, and in which a call runs."""
+    bench = serving.Bench(**settings)
+    context = bench.service.running()
+    bench._run(context.__aenter__())
+    session_id = bench.create()
+    gate = serving.ledger.gates["draining"] = threading.Event()
+    before = len(serving.ledger.runs)
+    call = bench.later_call(session_id, "add_and_hold", name="draining")
+    wait_until(lambda: len(serving.ledger.runs) > before, "the call")
+    return bench, context, session_id, gate, call
+
+
+def test_a_drain_waits_for_what_runs_and_what_waits_behind_it():
+    bench, context, session_id, gate, call = running_call(drain_seconds=600)
+    behind = bench.later_call(session_id, "add", amount=1)
+    end = leaving(bench, context)
+    assert bench.result(bench.create(), "add", amount=1) == 1
+    assert not end.done()
+    gate.set()
+    assert call.result(serving.PATIENCE)["result"] == 3
+    assert behind.result(serving.PATIENCE)["result"] == 4
+    end.result(serving.PATIENCE)
+    bench.close()
+
+
+def test_a_drain_ends_when_its_time_is_over():
+    bench, context, session_id, gate, call = running_call(drain_seconds=0.01)
+    leaving(bench, context).result(serving.PATIENCE)
+    assert not call.done()
+    gate.set()
+    assert bench.store.get(session_id)[1].version == 0
+    bench.close()
+
+
 # Heartbeats
+
+
+def test_a_worker_ends_when_nobody_takes_its_heartbeats_any_more(monkeypatch):
+    def run(*_arguments):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        ours.close()
+        Heartbeat(theirs)
+        threading.Event().wait()
+
+    assert forked(monkeypatch, run) == 1
 
 
 class Pipe:

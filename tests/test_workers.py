@@ -190,6 +190,15 @@ def test_workers_end_with_their_supervisor_and_free_the_port(tmp_path):
         assert Client(server).call(session, "append", entry="next")["result"]["length"] == 1
 
 
+def test_a_worker_that_computes_in_c_ends_with_its_supervisor_too(tmp_path):
+    with serving(tmp_path) as server:
+        client = Client(server)
+        client.later(client.create(), "append_and_hog", entry="lost")
+        wait_until(lambda: is_running(server), PATIENCE, "the call")
+        server.kill()  # and see the end of its worker, which can't notice it by itself
+        assert server.process.poll() is not None
+
+
 def is_running(server):
     """Whether a call is on its way: it holds its session's lease."""
     with contextlib.closing(sqlite3.connect(server.folder / "sessions.db")) as database:
