@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -309,6 +310,21 @@ def test_initial_environments_are_built_once_and_those_used_longest_ago_are_let_
 def test_an_initial_environment_larger_than_all_that_are_kept_is_kept_until_the_next():
     shops = Shops(0.5)
     assert shops.get("aaabbba") == "aba"
+
+
+def test_two_that_build_the_same_initial_environment_at_once_share_one():
+    at_once = threading.Barrier(2)
+
+    def build() -> ledger.LedgerEnvironment:
+        """Build it."""
+        at_once.wait(serving.PATIENCE)
+        return ledger.LedgerEnvironment()
+
+    codec = Codec(Catalog({"shop": Toolpack("shop", build, [ledger.add])}), serving.KEY, 2**20)
+    initial = InitialEnvironments(codec, 2**20)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: initial.get("shop", {}), range(2))
+    assert one == other == initial.get("shop", {})
 
 
 def test_agents_keys_are_remembered_only_up_to_a_number(monkeypatch):

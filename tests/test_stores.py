@@ -851,6 +851,7 @@ def test_sqlite_makes_its_folder_and_private_files(tmp_path, monkeypatch):
     store.create([session()], {}, {})
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "a/b").iterdir()}
     assert modes == {f"relative.db{end}": 0o600 for end in ("", "-wal", "-shm", ".lock")}
+    assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o700
     store.close()
 
 
@@ -1044,6 +1045,74 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
         store.close()
     with pytest.raises(SettingsError, match="can't be used"):
         open_store(url)
+
+
+class FakeRedis:
+    """What speaks like Redis, as far as it is asked at the start; then it fails as often as a test wants.
+
+    Attributes:
+        failures: The exceptions that the next commands end in.
+        asked: How many commands there were.
+    """
+
+    def __init__(self, **info):
+        self._info = {"redis_version": "7.2.0", **info}
+        self.failures, self.asked = [], 0
+
+    def register_script(self, _text):
+        return None
+
+    def info(self):
+        return self._info
+
+    def execute_command(self, *words):
+        self.asked += 1
+        if self.failures:
+            raise self.failures.pop()
+        return b"1" if words[0] == "GET" else b"OK"
+
+    def close(self):
+        pass
+
+
+def opened_on(monkeypatch, client):
+    redis = pytest.importorskip("redis")
+    monkeypatch.setattr(redis.Redis, "from_url", lambda *_arguments, **_more: client)
+    return open_store("redis://somewhere/0")
+
+
+@pytest.mark.parametrize(
+    ("info", "says"),
+    [
+        ({"redis_version": "6.0.16"}, "Redis 6.0.16 is too old: 6.2 is needed."),
+        ({"redis_version": "5.9"}, "Redis 5.9 is too old: 6.2 is needed."),
+        ({"cluster_enabled": 1}, "Redis Cluster isn't supported"),
+    ],
+)
+def test_a_redis_that_does_not_do_is_refused_at_the_start(monkeypatch, info, says):
+    with pytest.raises(SettingsError, match=says):
+        opened_on(monkeypatch, FakeRedis(**info))
+
+
+@pytest.mark.parametrize("version", ["6.2.0", "6.10.1", "7.0", "10.0"])
+def test_a_redis_that_is_new_enough_does(monkeypatch, version):
+    opened_on(monkeypatch, FakeRedis(redis_version=version)).ping()
+
+
+def test_what_passes_is_waited_for_and_what_does_not_is_told_at_once(monkeypatch):
+    client = FakeRedis()
+    store = opened_on(monkeypatch, client)
+    redis = pytest.importorskip("redis")
+    client.failures = [redis.ConnectionError(), redis.TimeoutError(), redis.exceptions.ReadOnlyError()]
+    store.ping()
+    for error, says in (
+        (redis.AuthenticationError("no password"), "The store can't be reached"),
+        (redis.ResponseError("MISCONF"), "The store refuses to change anything now; nothing was changed"),
+    ):
+        client.failures, client.asked = [error], 0
+        with pytest.raises(OverloadedError, match=says):
+            store.ping()
+        assert client.asked == 1
 
 
 def test_without_redis_py_the_remedy_is_named(monkeypatch):
