@@ -7,6 +7,7 @@ import pytest
 from serving import PATIENCE, wait_until
 
 from server.coroutines import close_loop, run_coroutine
+from server.engine import interruption
 from server.engine.interruption import Interruptible
 from server.engine.threads import interruptible
 from server.errors import Interrupted
@@ -177,8 +178,6 @@ def test_an_interruption_at_the_moment_of_the_end_hits_the_block_or_nothing():
 
 def test_an_exception_that_has_not_come_when_the_block_ends_is_taken_back(monkeypatch):
     """The interrupter has won the race, but its exception is on its way only when the function has ended."""
-    from server.engine import interruption  # noqa: PLC0415
-
     block, begun, gate, order = Interruptible(), threading.Event(), threading.Event(), []
     raise_in = interruption._raise_in
 
@@ -217,6 +216,19 @@ def test_an_exception_that_has_not_come_when_the_block_ends_is_taken_back(monkey
     assert thread.ended() is None
     assert after == ["interrupted", 1000]
     assert order in ([Interrupted, None], [Interrupted])
+
+
+def test_what_is_still_on_its_way_at_the_end_of_the_block_is_taken_back(monkeypatch):
+    asked = []
+    monkeypatch.setattr(interruption, "_raise_in", lambda *arguments: asked.append(arguments))
+    block, ours = Interruptible(), threading.get_ident()
+    with pytest.raises(Interrupted), block:
+        block.interrupt()  # its exception never comes
+    assert asked == [(ours, Interrupted), (ours, None)]
+    with pytest.raises(Interrupted), block:
+        pytest.fail("it must not begin")
+    block.interrupt()
+    assert len(asked) == 2
 
 
 def test_another_thread_is_never_hit():
