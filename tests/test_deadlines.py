@@ -131,8 +131,8 @@ def test_calls_behind_the_overrunning_one_go_on_from_the_last_snapshot(bench):
         ("reset_session", "parts_at"),
     ],
 )
-def test_a_request_that_runs_no_function_has_a_deadline_too(method, step):
-    bench = serving.Bench(timeout_seconds=0.1)
+def test_a_request_that_runs_no_function_has_a_deadline_too(bench, method, step):
+    hasty = serving.Bench(store=bench.store, timeout_seconds=0.1)
     session_id = bench.create()
     bench.result(session_id, "add", amount=7)
     real, opened, left = getattr(bench.store, step), threading.Event(), threading.Event()
@@ -144,16 +144,16 @@ def test_a_request_that_runs_no_function_has_a_deadline_too(method, step):
 
     setattr(bench.store, step, hold)
     with pytest.raises(RpcError) as late:
-        bench.rpc(method, session_id=session_id)
+        hasty.rpc(method, session_id=session_id)
     assert (late.value.code, late.value.data["type"]) == (-32010, "DeadlineError")
     assert "took longer than 0.1 s" in late.value.message
     setattr(bench.store, step, real)
     goes_on(bench, session_id)
     opened.set()
     assert left.wait(PATIENCE)
-    wait_until(lambda: bench.sessions.queues.threads.stuck_threads() == 0, "the end of the thread")
+    wait_until(lambda: hasty.sessions.queues.threads.stuck_threads() == 0, "the end of the thread")
     assert entries(bench, session_id) == [7, 1]
-    bench.close()
+    hasty.close()
 
 
 class Waiting(Job):
@@ -242,14 +242,14 @@ def test_a_call_can_only_shorten_its_deadline(bench):
     assert "took longer than 0.05 s" in shorter["error"]
 
 
-def test_the_default_is_a_setting_which_a_functions_own_replaces():
-    bench = serving.Bench(timeout_seconds=0.1)
+def test_the_default_is_a_setting_which_a_functions_own_replaces(bench):
+    hasty = serving.Bench(store=bench.store, timeout_seconds=0.1)
     session_id = bench.create()
     opened = gate("default")
-    assert "took longer than 0.1 s" in bench.call(session_id, "add_and_hold", name="default")["error"]
-    assert "took longer than 0.3 s" in bench.call(session_id, "add_and_swallow", name="default")["error"]
+    assert "took longer than 0.1 s" in hasty.call(session_id, "add_and_hold", name="default")["error"]
+    assert "took longer than 0.3 s" in hasty.call(session_id, "add_and_swallow", name="default")["error"]
     opened.set()
-    bench.close()
+    hasty.close()
 
 
 @pytest.mark.parametrize("seconds", [0, -1, "1", True])

@@ -178,6 +178,14 @@ def test_draining_answers_with_503_what_is_new():
 # A whole process
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """What starts the tests in the background may have them ignore Ctrl-C, and processes pass that on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Waiting:
     """A server in which a call runs until a file is there."""
 
@@ -382,7 +390,10 @@ def forked(monkeypatch, run, supervisor_pid=None):
     theirs.close()
     process.join(serving.PATIENCE)
     ours.close()
-    return process.exitcode
+    status = process.exitcode
+    process.kill()
+    process.join()
+    return status
 
 
 def fail(error):

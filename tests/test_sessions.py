@@ -7,13 +7,14 @@ import re
 import threading
 from datetime import UTC, datetime, timedelta
 from itertools import chain
+from typing import Annotated
 
 import jsonpatch
 import pytest
 import serving
 from serving import Bench, RpcError, ledger, wait_until
 
-from server import TaskEnvironment, Toolpack
+from server import Depends, TaskEnvironment, Toolpack
 from server.engine import queues, state
 from server.errors import MissingBlobError, OverloadedError
 from server.packs.catalog import Catalog
@@ -346,6 +347,14 @@ def test_listing_sessions_renews_none(stored_bench, clock):
     refused(-32001, stored_bench.rpc, "get_session", session_id=session_id)
 
 
+def test_however_many_sessions_carry_the_labels_all_are_closed(stored_bench, monkeypatch):
+    monkeypatch.setattr(manager, "SWEEP_AT_ONCE", 2)
+    for _ in range(5):
+        stored_bench.create(labels={"run": "a"})
+    assert stored_bench.rpc("close_sessions", labels={"run": "a"}) == 5
+    assert stored_bench.rpc("list_sessions") == []
+
+
 def test_forks_start_from_any_version_and_go_their_own_way(stored_bench):
     parent = stored_bench.rpc("create_session", toolpacks=["ledger"], labels={"run": "a"}, ttl_seconds=1000)
     session_id = parent["session_id"]
@@ -566,6 +575,51 @@ def test_state_of_other_classes_is_refused_until_it_is_rebuilt(tmp_path):
     refused(-32008, third.rpc, "list_functions", session_id=session_id)
     refused(-32008, third.rpc, "reset_session", session_id=session_id)
     third.close()
+
+
+def shelves(**fields):
+    """Get a catalog with one toolpack in as many parts as its environment has fields, always under the same names."""
+    names = {"__module__": __name__, "__qualname__": "Shelves", "__annotations__": dict.fromkeys(fields, list[int])}
+    pack = Toolpack("shelves", type("Shelves", (TaskEnvironment,), names | fields))
+    for field in fields:
+
+        def put(shelf: list[int], number: int) -> list[int]:
+            """Put a number on a shelf.
+
+            :param number: The number.
+            """
+            shelf.append(number)
+            return shelf
+
+        put.__name__ = f"put_{field}"
+        put.__annotations__["shelf"] = Annotated[list[int], Depends(field)]
+        pack.function(put)
+    return Catalog({"shelves": pack})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"a": [1], "b": [2]}, {"a": [1]}),
+        ({"a": [1], "b": [2], "c": [3]}, {"a": [1], "b": [2]}),
+        ({"a": [1]}, {"a": [1], "b": [2]}),
+    ],
+)
+def test_a_world_in_parts_is_built_anew_with_other_parts(tmp_path, before, after):
+    store = f"sqlite:///{tmp_path / 'sessions.db'}"
+    first = Bench(shelves(**before), store)
+    session_id = first.create("shelves")
+    assert first.result(session_id, "put_a", number=5) == [1, 5]
+    first.close()
+    second = Bench(shelves(**after), store)
+    refused(-32008, second.call, session_id, "put_a", number=5)
+    second.rpc("reset_session", session_id=session_id)
+    assert second.rpc("get_environment", session_id=session_id) == {"shelves": after}
+    for field, numbers in after.items():
+        assert second.result(session_id, f"put_{field}", number=9) == [*numbers, 9]
+    (fork,) = second.rpc("fork_session", session_id=session_id)
+    assert second.result(fork["session_id"], "put_a", number=7) == [1, 9, 7]
+    second.close()
 
 
 def test_state_sealed_with_another_key_is_refused(tmp_path):
