@@ -148,6 +148,14 @@ def test_a_call_counts_as_read_only_only_if_every_inner_call_is(bench):
     assert bench.version(session_id) == 0
     bench.result(session_id, "echo", value=inner("total"))
     assert bench.version(session_id) == 1
+    halves = bench.create("halves")
+    bench.result(halves, "pass_on", value=inner("read_b"))
+    assert bench.version(halves) == 0
+    for version, call in enumerate((inner("push_a", number=7), inner("pass_on", value=inner("push_a", number=8))), 1):
+        bench.result(halves, "pass_on", value=call)
+        assert bench.version(halves) == version
+    assert bench.result(halves, "read_b") == [7, 8]
+    assert bench.rpc("get_environment", session_id=halves, pointer="/halves/shared_b") == [7, 8]
 
 
 def test_an_error_that_a_function_raises_is_its_own_whatever_its_name():

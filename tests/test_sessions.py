@@ -448,6 +448,14 @@ def test_a_difference_tells_values_apart_that_python_takes_for_equal(bench, befo
     assert json.dumps(patched) == json.dumps(other)
 
 
+@pytest.mark.parametrize(
+    "wrong", [[], [{"op": "remove", "path": "/none"}], [{"op": "add", "path": "/a/b/c", "value": 1}]]
+)
+def test_a_patch_that_does_not_lead_there_is_not_told(monkeypatch, wrong):
+    monkeypatch.setattr(jsonpatch, "make_patch", lambda *_: jsonpatch.JsonPatch(wrong))
+    assert json_patch({"a": 1}, {"a": 2}) == [{"op": "replace", "path": "", "value": {"a": 2}}]
+
+
 def test_a_difference_is_a_json_patch(stored_bench):
     session_id = stored_bench.create()
     for amount in (1, 10):
