@@ -141,3 +141,7 @@ def test_a_plan_knows_what_a_call_reaches_its_deadline_and_whether_it_only_reads
     assert RUNTIME.plan("none", {}).toolpack == ""
     assert RUNTIME.plan("get_log", {}).footprint == {"vault": {"vault"}}
     assert RUNTIME.plan("echo", {"value": 1}).footprint == {}
+    halves = SessionRuntime(CATALOG.functions(("halves",)), 30.0)
+    assert halves.plan("put_right", {"shelf": inner("get_left")}).footprint == {"halves": {"left", "right"}}
+    assert halves.plan("pass_on", {"value": inner("get_left")}).read_only
+    assert not halves.plan("pass_on", {"value": inner("get_right")}).read_only

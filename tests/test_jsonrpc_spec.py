@@ -205,6 +205,24 @@ def test_wrong_parameters_are_told_with_their_names(bench, method, params):
     assert "parameters are" in told["data"]["detail"] or "are taken" in told["data"]["detail"]
 
 
+@pytest.mark.parametrize("where", ["a thread", "the event loop"])
+def test_a_fault_is_told_without_its_text_which_the_log_has(bench, caplog, where):
+    session_id = bench.create()
+
+    def fail(*_arguments):
+        raise ZeroDivisionError("what nobody is to know")
+
+    if where == "a thread":
+        bench.store.get = fail
+    else:
+        bench.sessions.read = fail
+    with pytest.raises(RpcError) as fault:
+        bench.rpc("get_session", session_id=session_id)
+    assert (fault.value.code, fault.value.message) == (-32603, "Internal error")
+    assert fault.value.data == {"detail": "The server failed to handle this request; its log says why."}
+    assert "what nobody is to know" in caplog.text
+
+
 def test_the_shape_of_our_own_errors(bench):
     with pytest.raises(RpcError) as unknown:
         bench.rpc("get_session", session_id="unknown")
