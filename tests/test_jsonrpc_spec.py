@@ -5,6 +5,9 @@ import json
 import pytest
 from serving import RpcError
 
+from server.errors import InvalidParamsError, OverloadedError
+from server.rpc.codes import describe
+
 PARSE = {"code": -32700, "message": "Parse error"}
 INVALID = {"code": -32600, "message": "Invalid Request"}
 UNKNOWN = {"code": -32601, "message": "Method not found"}
@@ -203,6 +206,15 @@ def test_wrong_parameters_are_told_with_their_names(bench, method, params):
     told = answer(bench, body)["error"]
     assert (told["code"], told["message"], set(told["data"])) == (-32602, "Invalid params", {"detail"})
     assert "parameters are" in told["data"]["detail"] or "are taken" in told["data"]["detail"]
+
+
+def test_an_error_that_can_not_be_utf_8_is_told_all_the_same():
+    assert describe(InvalidParamsError("a \ud800")) == (-32602, "Invalid params", {"detail": "a ?"})
+    assert describe(OverloadedError("b \udfff", 2.5)) == (
+        -32006,
+        "b ?",
+        {"type": "OverloadedError", "retry_after_seconds": 2.5},
+    )
 
 
 @pytest.mark.parametrize("where", ["a thread", "the event loop"])

@@ -453,17 +453,17 @@ def answer(connection):
     return read(connection)[1:]
 
 
-def read(connection):
-    """Read one whole answer: its head, its status and its JSON."""
+def read(connection, *, more=False):
+    """Read one whole answer, byte by byte if there may be more: its head, its status and its JSON."""
     text = b""
     while b"\r\n\r\n" not in text:
-        data = connection.recv(65536)
+        data = connection.recv(1 if more else 65536)
         assert data, text
         text += data
     head, _, body = text.partition(b"\r\n\r\n")
     length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
     while len(body) < length:
-        data = connection.recv(65536)
+        data = connection.recv(length - len(body) if more else 65536)
         assert data, text
         body += data
     assert len(body) == length, "more than one answer"
@@ -611,17 +611,21 @@ def test_who_has_sent_all_may_close_its_side(endpoint):
         assert is_ended(connection)
 
 
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("protocol_name", [b"h2c", b"websocket"])
-def test_another_protocol_is_not_taken_up(endpoint, protocol_name):
+def test_another_protocol_is_not_taken_up(endpoint, protocol_name, together):
     upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMAAABk\r\n" % protocol_name
-    with endpoint.connect(HEAD + upgrade + b"Content-Length: %d\r\n\r\n" % len(PING), PING) as connection:
-        head, status, _ = read(connection)
+    plain = HEAD + b"Content-Length: %d\r\n\r\n" % len(PING) + PING
+    first = HEAD + upgrade + b"Content-Length: %d\r\n\r\n" % len(PING) + PING
+    with endpoint.connect(first, plain if together else b"") as connection:
+        head, status, _ = read(connection, more=together)
         assert status == 200
         # It goes on, or its end is told with the answer; the client isn't left to wait until its time is over.
         if b"connection: close" in head:
             assert is_ended(connection)
         else:
-            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(PING) + PING)
+            if not together:
+                connection.sendall(plain)
             assert answer(connection)[0] == 200
 
 
