@@ -408,8 +408,11 @@ class Endpoint:
     def rpc(self, method, **params):
         return result_of(self.http.post("/rpc", json=request(method, **params)).content)
 
+    def open(self):
+        return set(self._server.server_state.connections)
+
     def connections(self):
-        return len(self._server.server_state.connections)
+        return len(self.open())
 
     def connect(self, *pieces):
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=serving.PATIENCE)
@@ -636,12 +639,12 @@ def test_a_client_that_reads_nothing_is_cut_off(http):
         endpoint.rpc("run_function", session_id=session, function="add_then", kwargs={"how": "grow"})
         # One answer that is larger than what systems keep for a client.
         body = json.dumps([request("get_environment", number, session_id=session) for number in range(5)]).encode()
-        before = endpoint.connections()
+        before = endpoint.open()
         with endpoint.connect() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            wait_until(lambda: endpoint.connections() > before, "the connection")
+            (ours,) = wait_until(lambda: endpoint.open() - before, "the connection")
             connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            wait_until(lambda: endpoint.connections() <= before, "its end")
+            wait_until(lambda: ours not in endpoint.open(), "its end")
 
 
 @pytest.mark.parametrize("way", ["close", "reset"])

@@ -516,6 +516,24 @@ class TestLeases:
         assert claim(store, one, "w1") == Head(0, 1, {"bank": "b0", "mail": "m0"}, 3)
         store.release("gone", 0)
 
+    def test_commits_that_go_in_together_each_renew_and_give_back_their_own(self, store, one):
+        two, three = session(), session()
+        store.create([two, three], {"bank": "b0"}, {})
+        everybody = (one, two, three)
+        for each in everybody:
+            claim(store, each, "w1")
+        batch = [
+            change(one, 0, "x", epoch=1, expires_at=3000.5),
+            change(two, 0, "y", epoch=1, release=True),
+            change(one, 1, "z", epoch=1, release=True),
+            change(three, 0, "w", epoch=1, expires_at=4000.5),
+        ]
+        assert store.commit(batch) == [True] * 4
+        assert [store.get(each.id)[0].expires_at for each in everybody] == [3000.5, two.expires_at, 4000.5]
+        claimed = [claim(store, each, "w2") for each in everybody]
+        assert [getattr(each, "epoch", None) for each in claimed] == [2, 2, None]
+        assert claimed[2] == Lease("w1", 0)
+
     def test_a_refused_commit_does_not_give_the_lease_back(self, store, one):
         claim(store, one, "w1")
         assert store.commit([commit(one, 5, epoch=1, release=True)]) == [False]
