@@ -50,11 +50,11 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     finally:
         # Otherwise, tasks that the function left running would continue during another call.
         leftovers = asyncio.all_tasks(runner.get_loop())
+        for task in leftovers:  # before the event loop turns again, so that none of them takes another step
+            task.cancel()
         if leftovers:
-            runner.run(_cancel(leftovers))
+            runner.run(_wait_for(leftovers))
 
 
-async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
+async def _wait_for(tasks: set[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,6 +6,10 @@ import pytest
 import serving
 from serving import RpcError
 
+from server import ToolNotFoundError, Toolpack
+from server.errors import MissingBlobError, OverloadedError, StateDamagedError
+from server.packs.catalog import Catalog
+
 INT = "Input should be a valid integer, unable to parse string as an integer"
 UNKNOWN = "Extra inputs are not permitted"
 
@@ -148,25 +152,40 @@ def test_a_call_counts_as_read_only_only_if_every_inner_call_is(bench):
     assert bench.version(session_id) == 0
     bench.result(session_id, "echo", value=inner("total"))
     assert bench.version(session_id) == 1
+    halves = bench.create("halves")
+    bench.result(halves, "pass_on", value=inner("read_b"))
+    assert bench.version(halves) == 0
+    for version, call in enumerate((inner("push_a", number=7), inner("pass_on", value=inner("push_a", number=8))), 1):
+        bench.result(halves, "pass_on", value=call)
+        assert bench.version(halves) == version
+    assert bench.result(halves, "read_b") == [7, 8]
+    assert bench.rpc("get_environment", session_id=halves, pointer="/halves/shared_b") == [7, 8]
 
 
-def test_an_exception_of_a_function_is_not_the_servers_whatever_its_name():
-    from server import ToolNotFoundError, Toolpack  # noqa: PLC0415
-    from server.packs.catalog import Catalog  # noqa: PLC0415
-
+@pytest.mark.parametrize(
+    "error",
+    [
+        ToolNotFoundError("nothing of that name in the shop"),
+        OverloadedError("too much to do"),
+        StateDamagedError("broken"),
+        MissingBlobError("gone"),
+    ],
+)
+def test_an_error_that_a_function_raises_is_its_own_whatever_its_name(error):
     pack = Toolpack("imitator")
 
     @pack.function
     def imitate() -> None:
-        """Raise an exception of the same name as the server's."""
-        raise ToolNotFoundError("nothing of that name in the shop")
+        """Raise what the server raises."""
+        raise error
 
     bench = serving.Bench(Catalog({"imitator": pack}))
     session_id = bench.create("imitator")
-    assert bench.call(session_id, "imitate")["error"] == "ToolNotFoundError: nothing of that name in the shop"
+    assert bench.call(session_id, "imitate")["error"] == f"{type(error).__name__}: {error}"
     with pytest.raises(RpcError) as raised:
         bench.call(session_id, "imitate", {"raise_on_error": True})
     assert raised.value.code == -32002
+    assert len(bench.rpc("get_trace", session_id=session_id)) == 2
     bench.close()
 
 

@@ -3,6 +3,7 @@
 Every new store must pass these tests.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -517,6 +518,24 @@ class TestLeases:
         assert claim(store, one, "w1") == Head(0, 1, {"bank": "b0", "mail": "m0"}, 3)
         store.release("gone", 0)
 
+    def test_commits_that_go_in_together_each_renew_and_give_back_their_own(self, store, one):
+        two, three = session(), session()
+        store.create([two, three], {"bank": "b0"}, {})
+        everybody = (one, two, three)
+        for each in everybody:
+            claim(store, each, "w1")
+        batch = [
+            change(one, 0, "x", epoch=1, expires_at=3000.5),
+            change(two, 0, "y", epoch=1, release=True),
+            change(one, 1, "z", epoch=1, release=True),
+            change(three, 0, "w", epoch=1, expires_at=4000.5),
+        ]
+        assert store.commit(batch) == [True] * 4
+        assert [store.get(each.id)[0].expires_at for each in everybody] == [3000.5, two.expires_at, 4000.5]
+        claimed = [claim(store, each, "w2") for each in everybody]
+        assert [getattr(each, "epoch", None) for each in claimed] == [2, 2, None]
+        assert claimed[2] == Lease("w1", 0)
+
     def test_a_refused_commit_does_not_release_the_lease(self, store, one):
         claim(store, one, "w1")
         assert store.commit([commit(one, 5, epoch=1, release=True)]) == [False]
@@ -874,6 +893,7 @@ def test_sqlite_creates_its_folder_and_private_files(tmp_path, monkeypatch):
     store.create([session()], {}, {})
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "a/b").iterdir()}
     assert modes == {f"relative.db{end}": 0o600 for end in ("", "-wal", "-shm", ".lock")}
+    assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o700
     store.close()
 
 
@@ -1019,6 +1039,19 @@ def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_u
     killer.close()
 
 
+def test_redis_forgets_the_heartbeats_of_a_worker_that_is_long_dead(redis_url):
+    redis = pytest.importorskip("redis")
+    with contextlib.closing(open_store(emptied(redis_url))) as store, redis.Redis.from_url(redis_url) as client:
+        store.heartbeat("w1")
+        (beat,) = client.keys("*beat*")
+        for beats in (1, 2):
+            # Not before any other worker would have taken its leases over, and not never.
+            assert 3600 < client.ttl(beat) <= 86_400
+            assert client.get(beat) == b"%d" % beats
+            client.expire(beat, 100)
+            store.heartbeat("w1")
+
+
 def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
     connection = pytest.importorskip("server.stores.redis.connection")
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
@@ -1054,6 +1087,74 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
         store.close()
     with pytest.raises(SettingsError, match="can't be used"):
         open_store(url)
+
+
+class FakeRedis:
+    """What speaks like Redis, as far as it is asked at the start; then it fails as often as a test wants.
+
+    Attributes:
+        failures: The exceptions that the next commands end in.
+        asked: How many commands there were.
+    """
+
+    def __init__(self, **info):
+        self._info = {"redis_version": "7.2.0", **info}
+        self.failures, self.asked = [], 0
+
+    def register_script(self, _text):
+        return None
+
+    def info(self):
+        return self._info
+
+    def execute_command(self, *words):
+        self.asked += 1
+        if self.failures:
+            raise self.failures.pop()
+        return b"1" if words[0] == "GET" else b"OK"
+
+    def close(self):
+        pass
+
+
+def opened_on(monkeypatch, client):
+    redis = pytest.importorskip("redis")
+    monkeypatch.setattr(redis.Redis, "from_url", lambda *_arguments, **_more: client)
+    return open_store("redis://somewhere/0")
+
+
+@pytest.mark.parametrize(
+    ("info", "says"),
+    [
+        ({"redis_version": "6.0.16"}, "Redis 6.0.16 is too old: 6.2 is needed."),
+        ({"redis_version": "5.9"}, "Redis 5.9 is too old: 6.2 is needed."),
+        ({"cluster_enabled": 1}, "Redis Cluster isn't supported"),
+    ],
+)
+def test_a_redis_that_does_not_do_is_refused_at_the_start(monkeypatch, info, says):
+    with pytest.raises(SettingsError, match=says):
+        opened_on(monkeypatch, FakeRedis(**info))
+
+
+@pytest.mark.parametrize("version", ["6.2.0", "6.10.1", "7.0", "10.0"])
+def test_a_redis_that_is_new_enough_does(monkeypatch, version):
+    opened_on(monkeypatch, FakeRedis(redis_version=version)).ping()
+
+
+def test_what_passes_is_waited_for_and_what_does_not_is_told_at_once(monkeypatch):
+    client = FakeRedis()
+    store = opened_on(monkeypatch, client)
+    redis = pytest.importorskip("redis")
+    client.failures = [redis.ConnectionError(), redis.TimeoutError(), redis.exceptions.ReadOnlyError()]
+    store.ping()
+    for error, says in (
+        (redis.AuthenticationError("no password"), "The store can't be reached"),
+        (redis.ResponseError("MISCONF"), "The store refuses to change anything now; nothing was changed"),
+    ):
+        client.failures, client.asked = [error], 0
+        with pytest.raises(OverloadedError, match=says):
+            store.ping()
+        assert client.asked == 1
 
 
 def test_without_redis_py_the_error_names_the_remedy(monkeypatch):

@@ -109,6 +109,16 @@ def test_the_command_makes_a_line_that_works(tmp_path):
         owner(made, token + "x")
 
 
+def test_nothing_but_a_known_token_is_let_in(tmp_path):
+    token, line = new_token("carol")
+    made = gate(tmp_path, line)
+    for wrong in (*map(str, range(3000)), token[:-1], token + "x", token.swapcase(), line, line.rpartition(":")[2]):
+        with pytest.raises(HttpRefusedError) as refused:
+            owner(made, wrong)
+        assert refused.value.status == 401
+    assert owner(made, token) == "carol"
+
+
 def test_a_name_may_have_several_tokens_in_the_file(tmp_path):
     (one, first), (other, second) = new_token("carol"), new_token("carol")
     made = gate(tmp_path, f"{first}\r\n  # old\n{second}\n")

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ValidationError
 
-from server.errors import RequestError, TooLargeError, ToolNotFoundError
+from server.errors import InternalSignal, RequestError, TooLargeError, ToolNotFoundError
 from server.execution.codec import Codec
 from server.execution.runtime import Plan
 from server.execution.world import Snapshot, World
@@ -73,6 +73,7 @@ def call(
 
     Raises:
         RequestError: The stored environment can't be used; the call had no effect.
+        MissingBlobError: A part of it is missing from the store; likewise.
     """
     world = World(snapshot, codec, plan.footprint, read_only=plan.read_only, interruptible=interruptible)
     try:
@@ -84,7 +85,7 @@ def call(
         return Outcome(result, changes=not plan.read_only, blobs=blobs, live=world.touched)
     # BaseException: if a function raises SystemExit or KeyboardInterrupt, that is its failure, not the server's.
     except BaseException as error:
-        if isinstance(error, RequestError) and not world.raised:
+        if isinstance(error, RequestError | InternalSignal) and not world.raised:
             raise
         return _failed(error, raised=world.raised)
 

@@ -61,12 +61,7 @@ def main(seconds, seed, connections, heavy):
 
 def server(folder, http):
     """Start a server that reads HTTP with this library."""
-    variables = dict(LIMITS)
-    if http == "h11":
-        (folder / "without").mkdir()
-        (folder / "without" / "httptools.py").write_text("raise ImportError('hidden by a test')\n")
-        variables["PYTHONPATH"] = str(folder / "without")
-    return server_process.served(folder, **variables)
+    return server_process.served(folder, **LIMITS, **server_process.http_on(http, folder))
 
 
 def crowded(connections):

@@ -1,0 +1,555 @@
+"""Processes stop without losing what runs, are replaced when they die or hang, and never outlive their supervisor."""
+
+import asyncio
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import subprocess
+import threading
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import server_process
+import serving
+import uvicorn
+from serving import wait_until
+
+from server.errors import SettingsError, StartError
+from server.processes import supervisor, worker
+from server.processes.listen import listen
+from server.processes.supervisor import HANG_SECONDS, Supervisor
+from server.processes.worker import SERVING, START_FAILED, STARTING, DrainingServer, Heartbeat
+from server.settings import Settings
+from server.web.app import create_app
+
+PACK = '''
+"""A pack whose function takes as long as a file is missing."""
+
+import time
+from pathlib import Path
+
+from server import Toolpack
+
+toolpack = Toolpack("waiting")
+
+
+@toolpack.function(timeout_seconds=600)
+def wait_for(path: str) -> str:
+    """Wait for a file.
+
+    :param path: Its path.
+    """
+    Path(path + ".begun").touch()
+    while not Path(path).exists():
+        time.sleep(0.005)
+    return "seen"
+'''
+
+
+# Stopping
+
+
+class Idle:
+    """Sessions that have something to do until they are told to stop."""
+
+    def __init__(self):
+        self.idle, self.stopped, self.stuck = False, False, 0
+
+    def is_idle(self):
+        return self.idle or self.stopped
+
+    def stop(self):
+        self.stopped = True
+
+    def stuck_threads(self):
+        return self.stuck
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return serving.Clock(monkeypatch, worker)
+
+
+@pytest.fixture
+def server(clock):
+    sessions = Idle()
+    service = SimpleNamespace(settings=Settings(drain_seconds=8), sessions=sessions)
+    service.is_unfit = lambda: sessions.stuck > service.settings.max_stuck_threads
+    gateway = SimpleNamespace(ready=True, service=service)
+    made = DrainingServer(uvicorn.Config(lambda: None), gateway, Heartbeat())
+    made.gateway, made.sessions, made.clock = gateway, sessions, clock
+
+    async def tick(_self, _counter):
+        return made.should_exit
+
+    # uvicorn's own tick writes headers and counts requests, of which there are none here.
+    made.tick = lambda: _run(worker.DrainingServer.on_tick(made, 0))
+    uvicorn_tick, uvicorn.Server.on_tick = uvicorn.Server.on_tick, tick
+    yield made
+    uvicorn.Server.on_tick = uvicorn_tick
+
+
+def _run(coroutine):
+    with pytest.raises(StopIteration) as ended:
+        coroutine.send(None)
+    return ended.value.value
+
+
+def test_at_sigterm_a_worker_says_so_and_waits_for_running_calls(server, clock):
+    assert not server.tick()
+    server.handle_exit(signal.SIGTERM, None)
+    assert not server.gateway.ready
+    clock.move(7.9)
+    assert not server.tick()
+    server.sessions.idle = True
+    assert server.tick()
+    assert not server.sessions.stopped
+
+
+def test_what_runs_for_longer_than_that_is_given_up(server, clock):
+    server.handle_exit(signal.SIGTERM, None)
+    clock.move(8.1)
+    assert server.tick()
+    assert server.sessions.stopped
+
+
+def test_at_a_second_ctrl_c_a_worker_waits_no_longer(server, clock):
+    server.handle_exit(signal.SIGINT, None)
+    clock.move(0.1)
+    assert not server.tick()
+    server.handle_exit(signal.SIGINT, None)
+    clock.move(0.1)
+    assert server.tick()
+    assert server.sessions.stopped
+
+
+def test_a_second_sigterm_changes_nothing(server, clock):
+    server.handle_exit(signal.SIGTERM, None)
+    for _ in range(3):
+        clock.move(2.5)
+        server.handle_exit(signal.SIGTERM, None)
+        assert not server.tick()
+    clock.move(1)
+    assert server.tick()
+
+
+def test_a_worker_with_too_many_stuck_threads_drains_by_itself(server):
+    server.sessions.stuck = server.gateway.service.settings.max_stuck_threads
+    assert not server.tick()
+    assert server.gateway.ready
+    server.sessions.stuck += 1
+    assert not server.tick()
+    assert not server.gateway.ready
+    server.sessions.idle = True
+    assert server.tick()
+
+
+def test_a_worker_that_ends_is_watched_no_longer(server):
+    server.tick()
+    assert server._heartbeat._turned is not None
+    server.handle_exit(signal.SIGTERM, None)
+    server.sessions.idle = True
+    server.tick()
+    assert server._heartbeat._turned is None
+
+
+def test_draining_answers_with_503_what_is_new():
+    bench = serving.Bench()
+    app = create_app(bench.service)
+    app.state.gateway.ready = True
+
+    async def ask(method, path):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            body = {"json": {"jsonrpc": "2.0", "id": 1, "method": "list_sessions"}} if method == "POST" else {}
+            return (await http.request(method, path, **body)).status_code
+
+    paths = [("POST", "/rpc"), ("POST", "/agents/x"), ("GET", "/openrpc.json"), ("GET", "/metrics"), ("GET", "/readyz")]
+    assert [bench._run(ask(*path)) for path in paths] == [200] * 5
+    app.state.gateway.ready = False
+    assert [bench._run(ask(*path)) for path in paths] == [503] * 5
+    assert bench._run(ask("GET", "/healthz")) == 200
+    bench.close()
+
+
+# A whole process
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """What starts the tests in the background may have them ignore Ctrl-C, and processes pass that on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Waiting:
+    """A server in which a call runs until a file is there."""
+
+    def __init__(self, folder, *flags, **settings):
+        (folder / "packs").mkdir()
+        (folder / "packs" / "waiting.py").write_text(PACK)
+        self.file = folder / "file"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.log = (folder / "server.log").open("w")
+        settings = {f"TOOLPACK_{name}": value for name, value in settings.items()}
+        arguments = ["--port", str(self.port), "--data-dir", str(folder), "--pack-dir", str(folder / "packs"), *flags]
+        self.process = subprocess.Popen(
+            server_process.command("serve", *arguments),
+            env=server_process.environment(**settings), stdout=self.log, stderr=self.log, start_new_session=True,
+        )  # fmt: skip
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=serving.PATIENCE)
+        wait_until(lambda: self.status("/readyz") == 200, "the start")
+        self.answer = None
+
+    def status(self, path):
+        try:
+            return self.http.get(path).status_code
+        except httpx.TransportError:
+            return None
+
+    def rpc(self, http, method, **params):
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        return serving.result_of(http.post("/rpc", json=body).content)
+
+    def begin(self):
+        """Send the call, and come back when it runs."""
+        session = self.rpc(self.http, "create_session")["session_id"]
+
+        def call():
+            with httpx.Client(base_url=self.http.base_url, timeout=serving.PATIENCE) as http:
+                try:
+                    self.answer = self.rpc(http, "run_function", session_id=session, function="wait_for",
+                                           kwargs={"path": str(self.file)})  # fmt: skip
+                except (httpx.TransportError, serving.RpcError, ValueError) as error:
+                    self.answer = error
+
+        self.caller = threading.Thread(target=call, daemon=True)
+        self.caller.start()
+        wait_until(self.file.with_name("file.begun").exists, "the call")
+
+    def end(self):
+        self.file.touch()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(serving.PATIENCE)
+        self.http.close()
+        self.log.close()
+
+
+@pytest.fixture(params=["one process", "supervised"])
+def waiting(request, tmp_path):
+    flags = ["--store", "memory:"] if request.param == "one process" else []
+    made = Waiting(tmp_path, *flags, DRAIN_SECONDS="600")
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopping_server_is_not_ready_answers_what_runs_and_exits_with_0(waiting, number):
+    waiting.begin()
+    waiting.process.send_signal(number)
+    wait_until(lambda: waiting.status("/readyz") == 503, "the word that it stops")
+    assert waiting.process.poll() is None
+    waiting.file.touch()
+    waiting.caller.join(serving.PATIENCE)
+    assert waiting.answer == {"result": "seen", "error": None}
+    assert waiting.process.wait(serving.PATIENCE) == 0
+
+
+def test_two_ctrl_c_end_a_server_whatever_runs(tmp_path):
+    waiting = Waiting(tmp_path, "--store", "memory:", DRAIN_SECONDS="600")
+    try:
+        waiting.begin()
+        waiting.process.send_signal(signal.SIGINT)
+        wait_until(lambda: waiting.status("/readyz") == 503, "the word that it stops")
+        waiting.process.send_signal(signal.SIGINT)
+        assert waiting.process.wait(serving.PATIENCE) == 0
+    finally:
+        waiting.end()
+
+
+# The supervisor
+
+
+class Process:
+    """A worker process as the supervisor sees it."""
+
+    def __init__(self):
+        self.alive, self.exitcode, self.pid = True, None, 1
+
+    def is_alive(self):
+        return self.alive
+
+
+class Child:
+    def __init__(self, clock):
+        self.process = Process()
+        self.started = self.seen = clock.monotonic()
+        self.served = False
+        self.ended = False
+
+    def look(self):
+        pass
+
+    def end(self):
+        self.ended = True
+        self.process.alive = False
+
+
+@pytest.fixture
+def keeper(monkeypatch):
+    """A supervisor, with children that tests make die or fall silent."""
+    clock = serving.Clock(monkeypatch, supervisor)
+    clock.sleep = lambda _seconds: None
+    made = Supervisor(Settings(), None, None)
+    made.clock = clock
+    made._child = lambda: Child(clock)
+    return made
+
+
+def test_a_worker_that_lives_is_left_alone(keeper):
+    child = keeper._child()
+    keeper.clock.move(4.9)
+    assert keeper._tended(child) is child
+    assert not child.ended
+
+
+def test_a_worker_that_was_silent_for_5_seconds_is_killed_and_replaced(keeper, caplog):
+    assert HANG_SECONDS == 5.0
+    child = keeper._child()
+    keeper.clock.move(5.1)
+    assert keeper._tended(child) is not child
+    assert child.ended
+    assert "hung for 5 s and was killed" in caplog.text
+
+
+@pytest.mark.parametrize("code", [0, 1, -9])
+def test_a_worker_that_ended_is_replaced(keeper, code):
+    child = keeper._child()
+    child.process.alive, child.process.exitcode = False, code
+    assert keeper._tended(child) is not child
+    assert child.ended
+
+
+def test_only_an_end_that_is_no_success_is_logged(keeper, caplog):
+    child = keeper._child()
+    child.process.alive, child.process.exitcode = False, 0
+    keeper._tended(child)
+    assert caplog.text == ""
+    child.process.exitcode = 1
+    keeper._tended(child)
+    assert "ended with status 1: it is replaced" in caplog.text
+
+
+def test_a_worker_that_can_not_start_ends_the_server_unless_one_has_served(keeper):
+    child = keeper._child()
+    child.process.alive, child.process.exitcode = False, START_FAILED
+    with pytest.raises(StartError, match="a worker could not start"):
+        keeper._tended(child)
+    other = keeper._child()
+    other.served = True
+    keeper._tended(other)
+    assert keeper._tended(child) is not child
+
+
+def test_while_the_server_stops_no_worker_is_replaced(keeper):
+    child = keeper._child()
+    child.process.alive, child.process.exitcode = False, 0
+    keeper._stopping = True
+    assert keeper._tended(child) is child
+
+
+@pytest.mark.parametrize(("age", "waits"), [(1.9, 1), (2.1, 0)])
+def test_a_worker_that_ends_at_once_is_replaced_after_a_pause(keeper, age, waits):
+    slept = []
+    keeper.clock.sleep = slept.append
+    child = keeper._child()
+    keeper.clock.move(age)
+    child.process.alive, child.process.exitcode = False, 1
+    keeper._tended(child)
+    assert len(slept) == waits
+
+
+# A worker's beginning and end
+
+
+def forked(monkeypatch, run, supervisor_pid=None):
+    """Be a supervised worker that runs this, in a process of its own; get its exit status."""
+    monkeypatch.setattr(worker, "run_worker", run)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    pid = os.getpid() if supervisor_pid is None else supervisor_pid
+    process = context.Process(target=worker.supervised_worker, args=(Settings(), None, None, theirs, pid))
+    process.start()
+    theirs.close()
+    process.join(serving.PATIENCE)
+    ours.close()
+    status = process.exitcode
+    process.kill()
+    process.join()
+    return status
+
+
+def fail(error):
+    def run(*_arguments):
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("run", "status"),
+    [
+        (lambda *_: None, 0),
+        (fail(StartError("no")), START_FAILED),
+        (fail(ValueError("no")), 1),
+        (fail(SystemExit(0)), 1),
+    ],
+)
+def test_a_worker_says_by_its_status_how_it_ended(monkeypatch, run, status):
+    assert forked(monkeypatch, run) == status
+
+
+def test_a_worker_whose_supervisor_has_died_already_ends_at_once(monkeypatch):
+    assert forked(monkeypatch, lambda *_: None, supervisor_pid=1) == 1
+
+
+def test_a_worker_leaves_ctrl_c_to_its_supervisor(monkeypatch):
+    def run(*_arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        raise StartError("it lives")
+
+    assert forked(monkeypatch, run) == START_FAILED
+
+
+def test_a_worker_takes_all_the_open_files_that_it_may_have(monkeypatch):
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def see(_service):
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+        raise StartError if allowed else ValueError
+
+    def run(*arguments):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))
+        real(*arguments)
+
+    real = worker.run_worker
+    monkeypatch.setattr(worker, "create_app", see)
+    monkeypatch.setattr(worker, "Service", lambda *_: None)
+    assert forked(monkeypatch, run) == START_FAILED
+
+
+def test_connections_send_answers_without_delay():
+    with (
+        listen("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()) as _,
+        listener.accept()[0] as connection,
+    ):
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_an_address_that_is_taken_is_named():
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"127.0.0.1:{port} can't be listened on"):
+            listen("127.0.0.1", port)
+
+
+# Draining
+
+
+def leaving(bench, context):
+    return asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), bench._loop)
+
+
+def running_call(**settings):
+    """A server whose regular work goes on, and in which a call runs."""
+    bench = serving.Bench(**settings)
+    context = bench.service.running()
+    bench._run(context.__aenter__())
+    session_id = bench.create()
+    gate = serving.ledger.gates["draining"] = threading.Event()
+    before = len(serving.ledger.runs)
+    call = bench.later_call(session_id, "add_and_hold", name="draining")
+    wait_until(lambda: len(serving.ledger.runs) > before, "the call")
+    return bench, context, session_id, gate, call
+
+
+def test_a_drain_waits_for_what_runs_and_what_waits_behind_it():
+    bench, context, session_id, gate, call = running_call(drain_seconds=600)
+    behind = bench.later_call(session_id, "add", amount=1)
+    end = leaving(bench, context)
+    assert bench.result(bench.create(), "add", amount=1) == 1
+    assert not end.done()
+    gate.set()
+    assert call.result(serving.PATIENCE)["result"] == 3
+    assert behind.result(serving.PATIENCE)["result"] == 4
+    end.result(serving.PATIENCE)
+    bench.close()
+
+
+def test_a_drain_ends_when_its_time_is_over():
+    bench, context, session_id, gate, call = running_call(drain_seconds=0.01)
+    leaving(bench, context).result(serving.PATIENCE)
+    assert not call.done()
+    gate.set()
+    assert bench.store.get(session_id)[1].version == 0
+    bench.close()
+
+
+# Heartbeats
+
+
+def test_a_worker_ends_when_nobody_takes_its_heartbeats_any_more(monkeypatch):
+    def run(*_arguments):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        ours.close()
+        Heartbeat(theirs)
+        threading.Event().wait()
+
+    assert forked(monkeypatch, run) == 1
+
+
+class Pipe:
+    """Takes heartbeats, as many as a test wants to see."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send_bytes(self, what):
+        self.sent.append(what)
+
+
+def test_heartbeats_say_whether_a_worker_serves_and_stop_if_its_event_loop_stands_still(monkeypatch):
+    clock = serving.Clock(monkeypatch, worker)
+    pipe, turns = Pipe(), threading.Semaphore(0)
+    clock.sleep = lambda _seconds: turns.acquire()
+
+    def beat():
+        before, waits = len(pipe.sent), turns._value
+        assert waits == 0
+        turns.release()
+        wait_until(lambda: turns._value == 0 and len(turns._cond._waiters) == 1, "the end of a beat")
+        return pipe.sent[before:]
+
+    heartbeat = Heartbeat(pipe)
+    wait_until(lambda: len(turns._cond._waiters) == 1, "the first beat")
+    assert pipe.sent == [STARTING]
+    assert beat() == [STARTING]
+    heartbeat.turn()
+    assert beat() == [SERVING]
+    clock.move(1.9)
+    assert beat() == [SERVING]
+    clock.move(0.2)
+    assert beat() == beat() == []
+    heartbeat.turn()
+    assert beat() == [SERVING]
+    heartbeat.turn(last=True)
+    clock.move(60)
+    assert beat() == [STARTING]
