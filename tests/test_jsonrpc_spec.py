@@ -217,12 +217,15 @@ def test_an_error_that_can_not_be_utf_8_is_told_all_the_same():
     )
 
 
-@pytest.mark.parametrize("where", ["a thread", "the event loop"])
-def test_a_fault_is_told_without_its_text_which_the_log_has(bench, caplog, where):
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [("a thread", ZeroDivisionError), ("a thread", SystemExit), ("the event loop", ZeroDivisionError)],
+)
+def test_a_fault_is_told_without_its_text_which_the_log_has(bench, caplog, where, kind):
     session_id = bench.create()
 
     def fail(*_arguments):
-        raise ZeroDivisionError("what nobody is to know")
+        raise kind("what nobody is to know")
 
     if where == "a thread":
         bench.store.get = fail

@@ -133,6 +133,9 @@ def test_a_name_may_have_several_tokens_in_the_file(tmp_path):
         ("carol\n", "Line 1 of the tokens file is not name:hash"),
         (f"ann:{'0' * 64}\ncarol:s3cret\n", "Line 2 of the tokens file is not name:hash"),
         (f":{'0' * 64}\n", "Line 1"),
+        (f"ann:{'0' * 63}\n", "Line 1 of the tokens file is not name:hash"),
+        (f"ann:{'0' * 65}\n", "Line 1 of the tokens file is not name:hash"),
+        (f"ann:{'A' * 64}\n", "Line 1 of the tokens file is not name:hash"),
         (f"ann:{'0' * 64}\nbob:{'0' * 64}\n", "Line 2 of the tokens file is another name's token too"),
     ],
 )
