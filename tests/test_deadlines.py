@@ -9,8 +9,10 @@ import serving
 from serving import PATIENCE, RpcError, ledger, wait_until
 
 from server import Toolpack
-from server.engine.threads import Job, Threads
+from server.engine.lanes import Job, Lanes
+from server.engine.threads import Threads
 from server.packs.catalog import Catalog
+from server.settings import Settings
 
 
 def gate(name):
@@ -177,21 +179,28 @@ class Waiting(Job):
     """A job that waits for a gate, with or without a deadline."""
 
     def __init__(self, seconds=None):
-        self.deadline = seconds and time.monotonic() + seconds
-        self.gate, self.ran, self.ended = threading.Event(), threading.Event(), []
+        if seconds is not None:
+            self.deadline = self.stuck_from = time.monotonic() + seconds
+        self.gate, self.ran, self.endings = threading.Event(), threading.Event(), []
 
     def run(self):
         self.ran.set()
         self.gate.wait(PATIENCE)
 
     def complete(self, *, timed_out):
-        self.ended.append(timed_out)
+        self.endings.append(timed_out)
         return True
+
+
+def threads_of(number, finish):
+    lanes = Lanes(Settings())
+    lanes.max_threads = number
+    return Threads(finish, lanes)
 
 
 def test_a_thread_past_its_deadline_is_replaced_though_there_may_be_no_more_threads():
     finished = []
-    threads = Threads(finished.extend, max_threads=1)
+    threads = threads_of(1, finished.extend)
     stuck, next_one = Waiting(0.02), Waiting()
     next_one.gate.set()
     threads.submit(stuck)
@@ -201,12 +210,12 @@ def test_a_thread_past_its_deadline_is_replaced_though_there_may_be_no_more_thre
     assert threads.stuck_threads() == 1
     stuck.gate.set()
     wait_until(lambda: threads.stuck_threads() == 0, "the end of the thread")
-    assert (stuck.ended, next_one.ended) == ([True], [False])
+    assert (stuck.endings, next_one.endings) == ([True], [False])
     threads.stop()
 
 
 def test_there_are_no_more_threads_than_allowed():
-    threads = Threads(lambda _jobs: None, max_threads=3)
+    threads = threads_of(3, lambda _jobs: None)
     jobs = [Waiting() for _ in range(5)]
     for job in jobs:
         threads.submit(job)
@@ -215,7 +224,7 @@ def test_there_are_no_more_threads_than_allowed():
     assert not any(job.ran.is_set() for job in jobs[3:])
     for job in jobs:
         job.gate.set()
-    wait_until(lambda: all(job.ended == [False] for job in jobs), "the others")
+    wait_until(lambda: all(job.endings == [False] for job in jobs), "the others")
     threads.stop()
 
 
@@ -225,7 +234,7 @@ def test_a_thread_that_ends_by_a_fault_is_replaced(caplog):
             raise ZeroDivisionError
 
     finished = []
-    threads = Threads(finished.extend)
+    threads = threads_of(3, finished.extend)
     threads.submit(Faulty())
     job = Waiting()
     job.gate.set()
@@ -236,12 +245,12 @@ def test_a_thread_that_ends_by_a_fault_is_replaced(caplog):
 
 
 def test_a_worker_is_unfit_with_more_stuck_threads_than_allowed():
-    bench = serving.Bench(max_stuck_threads=2)
+    bench = serving.Bench(max_stuck_threads=2, timeout_seconds=0.05)
     opened = gate("stuck")
     session_id = bench.create()
     for stuck in (1, 2, 3):
         assert not bench.service.is_unfit()
-        assert bench.call(session_id, "add_and_hold", {"timeout_seconds": 0.05}, name="stuck")["error"]
+        assert bench.call(session_id, "add_and_hold", name="stuck")["error"]
         assert bench.sessions.load()[1] == stuck
     assert bench.service.is_unfit()
     opened.set()

@@ -287,7 +287,7 @@ def test_a_header_that_security_depends_on_may_be_there_only_once(app, where, na
         status, body = app(*where, twice)
         told = json.loads(body)["error"]
         assert (status, told["code"], told["data"]) == (400, -32000, {"status": 400})
-        assert told["message"] == f"The header {name.decode()} is there more than once: send it once."
+        assert told["message"] == f"The header {name.decode()} is duplicated: send it once."
 
 
 def test_the_document_is_open_rpc_and_the_same_everywhere(server):

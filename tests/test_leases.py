@@ -383,7 +383,7 @@ def test_a_store_that_can_not_be_told_is_logged_once_and_told_later(store, caplo
     assert caplog.text.count("can't be told that this worker is alive") == 1
     store.heartbeat = heartbeat
     made.keep_up(lambda _: False)
-    assert list(store._beats.values()) == [1]
+    assert list(store._heartbeats.values()) == [1]
 
 
 def test_each_worker_has_a_name_of_its_own(store):

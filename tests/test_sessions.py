@@ -15,7 +15,7 @@ import serving
 from serving import Bench, RpcError, ledger, wait_until
 
 from server import Depends, TaskEnvironment, Toolpack
-from server.engine import queues, state
+from server.engine import queues, state, state_loader
 from server.errors import MissingBlobError, OverloadedError
 from server.packs.catalog import Catalog
 from server.sessions import calls, factory, manager, reader, resets, views
@@ -39,7 +39,7 @@ def moment(text):
 @pytest.fixture
 def clock(monkeypatch):
     """Stop the clock by which sessions live."""
-    return serving.Clock(monkeypatch, calls, factory, manager, queues, reader, resets, state, views)
+    return serving.Clock(monkeypatch, calls, factory, manager, queues, reader, resets, state, state_loader, views)
 
 
 def test_a_new_session_tells_all_about_itself(stored_bench, clock):

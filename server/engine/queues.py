@@ -202,7 +202,7 @@ class Queues:
             self._waiting += 1
             return False
         queue.unfinished += 1
-        if job.left_behind:
+        if job.left_behind and job.stuck_from > now:
             queue.left_behind = job
         leased = self._leases.required and queue.state is not None and queue.state.leased
         queue.closing = leased and (not queue.jobs or now - queue.turn_began > TURN_SECONDS)
