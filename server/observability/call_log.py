@@ -18,7 +18,7 @@ from server.times import timestamp
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 SHORTENED = 8
-_ID = re.compile(r"[0-9a-f]{32}")
+_ID = re.compile(r"[0-9a-f]{32,}")
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
@@ -41,7 +41,7 @@ class EndedCall(NamedTuple):
         session_id: Its session; the line has the beginning only.
         owner: The name of the token that it came with; None for an agent's address.
         function: The function's name.
-        kwargs: Its arguments.
+        kwargs: The JSON text of its arguments, as they were sent.
         outcome: `ok`, or why it failed.
         result: The JSON text of its result, or its error.
         seconds: How long it took from arrival to answer.
@@ -52,7 +52,7 @@ class EndedCall(NamedTuple):
     session_id: str
     owner: str | None
     function: str
-    kwargs: Any
+    kwargs: bytes
     outcome: str
     result: bytes | str | None
     seconds: float
@@ -94,13 +94,13 @@ class CallLog:
             "duration_ms": round(call.seconds * 1000, 3),
         }
         if self._arguments:
-            line["kwargs"] = Fragment(dumps(call.kwargs))
+            line["kwargs"] = Fragment(call.kwargs)
             line["result"] = Fragment(call.result) if isinstance(call.result, bytes) else call.result
         if self._style == "json":
             return dumps(line)
         words = [line[name] for name in ("time", "request_id", "session", "owner", "function", "outcome")]
         told = f"{' '.join(map(_printable, words))} {line['duration_ms']} ms"
-        extra = f" {dumps(call.kwargs).decode()}" if self._arguments else ""
+        extra = f" {call.kwargs.decode()}" if self._arguments else ""
         return f"{told}{extra}".encode("ascii", "backslashreplace")
 
 

@@ -124,7 +124,12 @@ class Methods:
         """Run a function; see `RunFunction`."""
         session_id, owner = await self._session(caller, params)
         request = CallRequest(
-            params.function, params.kwargs, params.call_id, params.expected_version, params.timeout_seconds
+            params.function,
+            params.kwargs,
+            dumps(params.kwargs),
+            params.call_id,
+            params.expected_version,
+            params.timeout_seconds,
         )
         outcome = await self._observed(session_id, owner, request)
         if params.raise_on_error and outcome.error is not None:

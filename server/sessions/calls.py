@@ -17,6 +17,7 @@ from server.execution.call import Failure, Outcome, call
 from server.execution.runtime import Plan
 from server.execution.world import Snapshot
 from server.jsonio.strict import Fragment, dumps, loads
+from server.leftovers import Watch
 from server.sessions.context import SessionContext
 from server.stores.base import Record, SessionStore
 from server.times import timestamp
@@ -24,10 +25,16 @@ from server.times import timestamp
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """A call as a client sent it; `rpc.parameters.RunFunction` describes each attribute."""
+    """A call as a client sent it; `rpc.parameters.RunFunction` describes each attribute.
+
+    Attributes:
+        kwargs: The arguments, which the function gets and may change.
+        sent: The same as JSON text, which nobody changes: what is recorded, compared and logged.
+    """
 
     function: str
     kwargs: Mapping[str, Any]
+    sent: bytes
     call_id: str | None = None
     expected_version: int | None = None
     timeout_seconds: float | None = None
@@ -44,7 +51,6 @@ class CallOperation:
         self._context = context
         self._request = request
         self._plan: Plan | None = None
-        self._kwargs = b""
         self._started_at = 0.0
 
     def run(self, state: SessionState, start_clock: StartClock) -> Result:
@@ -59,11 +65,14 @@ class CallOperation:
             raise VersionConflictError(request.expected_version, state.version)
         blobs = _Blobs(context.store, state)
         snapshot = Snapshot(state.parts, blobs, state.take_live())
-        self._plan, self._kwargs, self._started_at = plan, dumps(request.kwargs), time.time()
+        self._plan, self._started_at = plan, time.time()
         began = time.perf_counter()
         start_clock(plan.timeout_seconds)
+        watch = Watch()
         outcome = call(plan, snapshot, context.codec, context.settings.max_result_bytes, interruptible())
         outcome.toolpack = plan.toolpack
+        if watch.leaves_work(plan.footprint):
+            outcome.live = {}
         record = self._record(state, outcome, time.perf_counter() - began)
         snapshot.live.update(outcome.live)
         if not outcome.blobs:
@@ -113,7 +122,7 @@ class CallOperation:
             "kind": "call",
             "call_id": self._request.call_id,
             "function": self._request.function,
-            "kwargs": Fragment(self._kwargs),
+            "kwargs": Fragment(self._request.sent),
             "result": "" if outcome.result is None else Fragment(outcome.result),
             "error": outcome.error,
             "version": version,
