@@ -66,6 +66,6 @@ def test_work_that_is_awaited_leaves_nothing_and_keeps_the_live_objects(bench):
     session_id = bench.create("stragglers")
     thawed = []
     decode = bench.sessions._context.codec.decode
-    bench.sessions._context.codec.decode = lambda *given: thawed.append(given[0]) or decode(*given)
+    bench.sessions._context.codec.decode = lambda *given, **kind: thawed.append(given[0]) or decode(*given, **kind)
     assert [bench.result(session_id, "write_in_thread", line="x") for _ in range(5)][-1] == ["x"] * 5
     assert len(thawed) == 1
