@@ -60,6 +60,9 @@ class Settings(BaseSettings):
     tokens: Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_split_pairs)] = Field(
         default_factory=dict, description="Bearer tokens, as name:token pairs; each name sees only its own sessions."
     )
+    metrics_names: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field(
+        (), description="Names that see in /metrics which functions are called, if several names have tokens."
+    )
     no_auth: bool = Field(False, description="Serve without tokens on an address that isn't loopback.")
     secret_key: SecretStr | None = Field(
         None, min_length=16, description="Key of the hash on stored snapshots; default: one made in the data directory."

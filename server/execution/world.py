@@ -44,7 +44,7 @@ class World:
     Attributes:
         touched: The parts that the call has used.
         dirty: The names of the parts that it may have changed.
-        raised: A function's own code raised an exception, not the code around it.
+        raised: The toolpack's own code raised an exception, not the code around it.
     """
 
     def __init__(

@@ -60,17 +60,20 @@ class Metrics:
         self._stuck.set(stuck)
         self._cached.set(cached)
 
-    def exposition(self, sessions: int | None) -> bytes:
+    def exposition(self, sessions: int | None, *, calls: bool = True) -> bytes:
         """Write it all down in Prometheus' text format.
 
         Args:
             sessions: How many sessions the store holds; None where it doesn't say.
+            calls: Include the metrics that name toolpacks and functions.
         """
         registry = self._registry
         if FOLDER_VARIABLE in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         told: bytes = generate_latest(registry)
+        if not calls:
+            told = b"".join(line for line in told.splitlines(keepends=True) if b'toolpack="' not in line)
         if sessions is not None:
             told += b"# HELP toolpack_sessions Sessions in the store.\n# TYPE toolpack_sessions gauge\n"
             told += b"toolpack_sessions %d\n" % sessions
