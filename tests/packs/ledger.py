@@ -210,3 +210,22 @@ def change_argument(value: Any, how: str) -> None:
         value.append({1, 2})
     if how == "clear":
         value.clear()
+
+
+@toolpack.function
+def fail(text: str) -> None:
+    """Fail.
+
+    :param text: What the exception says.
+    """
+    raise LookupError(text)
+
+
+@toolpack.function
+def repeat(text: str, times: int) -> str:
+    """Repeat a text.
+
+    :param text: The text.
+    :param times: How often.
+    """
+    return text * times
