@@ -80,7 +80,8 @@ class Records:
         Raises:
             StateDamagedError: It was damaged or forged.
         """
-        lines = record.body.split(b"\n")
+        # SQLite keeps text as text if somebody has written that instead of bytes.
+        lines = record.body.split(b"\n") if isinstance(record.body, bytes) else []
         if len(lines) == 3:  # noqa: PLR2004 - see the module's docstring
             expected = self._hash(session_id, record.index, record.version, record.call_id, b"\n".join(lines[:2]))
             if hmac.compare_digest(lines[2], expected):

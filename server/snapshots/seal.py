@@ -29,7 +29,7 @@ def seal(payload: bytes, fingerprint: str, key: bytes, place: str = "") -> bytes
 
 def is_bound(blob: bytes) -> bool:
     """Whether a blob claims to be bound to a place."""
-    return blob.startswith(_BOUND)
+    return blob[: len(_BOUND)] == _BOUND
 
 
 def unseal(blob: bytes, fingerprint: str, key: bytes, place: str = "") -> bytes:
@@ -48,7 +48,12 @@ def unseal(blob: bytes, fingerprint: str, key: bytes, place: str = "") -> bytes:
     header = _BOUND if place else _FREE
     start = len(header) + _HASH_SIZE
     found, rest = blob[len(header) : start], blob[start:]
-    if not (blob.startswith(header) and hmac.compare_digest(found, _sealing_hash(header, place, rest, key))):
+    # SQLite keeps text as text if somebody has written that instead of bytes.
+    if not (
+        isinstance(blob, bytes)
+        and blob.startswith(header)
+        and hmac.compare_digest(found, _sealing_hash(header, place, rest, key))
+    ):
         raise StateDamagedError(
             "The stored state fails its keyed hash: it was damaged or forged, or written with another secret key."
         )

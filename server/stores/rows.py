@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from server.errors import StateDamagedError
 from server.stores.base import StoredSession
 
 RECIPE_CACHE_BYTES = 8 * 2**20
@@ -31,8 +32,15 @@ def dump(value: object) -> bytes:
 
 
 def load(text: bytes) -> Any:
-    """Read a JSON value that `dump` wrote."""
-    return json.loads(text) if text.startswith(b" ") else orjson.loads(text)
+    """Read a JSON value that `dump` wrote.
+
+    Raises:
+        StateDamagedError: It is none.
+    """
+    try:
+        return json.loads(text) if text[:1] == b" " else orjson.loads(text)
+    except ValueError as error:
+        raise StateDamagedError("A stored session can't be read: it was damaged. Close it.") from error
 
 
 class RecipeCache:
