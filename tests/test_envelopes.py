@@ -1,10 +1,15 @@
 """What an agent can react to is in the envelope; with `raise_on_error` it is a JSON-RPC error. Texts are pinned."""
 
 import json
+from typing import Annotated
 
 import pytest
 import serving
+from pydantic import BaseModel
 from serving import RpcError
+
+from server import Depends, TaskEnvironment, Toolpack
+from server.packs.catalog import Catalog
 
 INT = "Input should be a valid integer, unable to parse string as an integer"
 UNKNOWN = "Extra inputs are not permitted"
@@ -175,3 +180,33 @@ def test_a_reply_never_holds_what_is_no_json(bench):
     body = '{"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": ["%s", "echo", {"value": [1e308, -0.0]}]}'
     reply = bench.answer(body % session_id)
     assert json.loads(reply, parse_constant=pytest.fail)["result"]["result"] == [1e308, 0.0]
+
+
+class Purse(BaseModel):
+    coins: int = 0
+
+
+class PurseEnvironment(TaskEnvironment):
+    purse: Purse = Purse()
+
+
+def damaged(environment):
+    del environment
+    return Purse(coins="many")
+
+
+purses = Toolpack("purses", PurseEnvironment)
+
+
+@purses.function
+def count_coins(purse: Annotated[Purse, Depends(damaged)]) -> int:
+    """Count the coins."""
+    return purse.coins
+
+
+def test_a_mistake_in_a_callable_dependency_is_the_toolpack_s_not_the_agent_s():
+    bench = serving.Bench(Catalog({"purses": purses}))
+    with pytest.raises(RpcError) as raised:
+        bench.rpc("run_function", session_id=bench.create("purses"), function="count_coins", raise_on_error=True)
+    assert (raised.value.code, raised.value.data) == (-32002, {"type": "ValidationError"})
+    bench.close()
