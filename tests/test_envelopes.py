@@ -1,12 +1,14 @@
 """Errors that an agent can react to, with their exact texts: in the envelope, or JSON-RPC errors on request."""
 
 import json
+from typing import Annotated
 
 import pytest
 import serving
+from pydantic import BaseModel
 from serving import RpcError
 
-from server import ToolNotFoundError, Toolpack
+from server import Depends, TaskEnvironment, ToolNotFoundError, Toolpack
 from server.errors import MissingBlobError, OverloadedError, StateDamagedError
 from server.packs.catalog import Catalog
 
@@ -194,3 +196,33 @@ def test_a_reply_is_always_valid_json(bench):
     body = '{"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": ["%s", "echo", {"value": [1e308, -0.0]}]}'
     reply = bench.answer(body % session_id)
     assert json.loads(reply, parse_constant=pytest.fail)["result"]["result"] == [1e308, 0.0]
+
+
+class Purse(BaseModel):
+    coins: int = 0
+
+
+class PurseEnvironment(TaskEnvironment):
+    purse: Purse = Purse()
+
+
+def damaged(environment):
+    del environment
+    return Purse(coins="many")
+
+
+purses = Toolpack("purses", PurseEnvironment)
+
+
+@purses.function
+def count_coins(purse: Annotated[Purse, Depends(damaged)]) -> int:
+    """Count the coins."""
+    return purse.coins
+
+
+def test_a_mistake_in_a_callable_dependency_is_the_toolpack_s_not_the_agent_s():
+    bench = serving.Bench(Catalog({"purses": purses}))
+    with pytest.raises(RpcError) as raised:
+        bench.rpc("run_function", session_id=bench.create("purses"), function="count_coins", raise_on_error=True)
+    assert (raised.value.code, raised.value.data) == (-32002, {"type": "ValidationError"})
+    bench.close()

@@ -342,6 +342,20 @@ def test_metrics_and_documents_are_guarded_like_the_rest(local, server):
         assert server.http.get(path, headers={"Host": "evil.com"}).status_code == 200
 
 
+def test_only_a_listed_name_sees_in_the_metrics_what_others_call(tmp_path):
+    tokens = {"TOOLPACK_TOKENS": f"ann:{ANN},bob:{BOB}", "TOOLPACK_METRICS_NAMES": "bob"}
+    with server_process.served(tmp_path, "--store", "memory:", **tokens) as server:
+        ann, bob = Client(server, ANN), Client(server, BOB)
+        session_id = bob.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        bob.rpc("run_function", session_id=session_id, function="total")
+        full, reduced = (server.http.get("/metrics", headers=client.headers).text for client in (bob, ann))
+    assert 'function="total"' in full
+    assert "toolpack_sessions 1" in full
+    assert "toolpack_sessions 1" in reduced
+    assert "ledger" not in reduced
+    assert "total{" not in reduced
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_an_open_address_without_tokens_is_no_start(tmp_path, host):
     done = subprocess.run(

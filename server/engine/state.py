@@ -4,6 +4,7 @@ The rule: a state belongs to one operation at a time, and forgetting it changes 
 the store by the commits that are on their way; where one of them is refused, the state is invalid.
 """
 
+import sys
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,9 +12,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from server.jsonio.strict import dumps
 from server.stores.base import Commit, Head, Record, StoredSession
 from server.times import expiry
 
+VALUE_FACTOR = 24  # a JSON value takes about this many times its text
 LIVE_FACTOR = 8  # a live environment takes about this many times the bytes of its snapshot
 STATE_BYTES = 8192
 
@@ -55,12 +58,13 @@ class SessionState:
         blobs: The bytes of those parts that were needed so far.
         live: The environments that equal those bytes; an operation takes them out while it runs.
         uncommitted: The records whose commit is on its way, by call_id.
+        checked: The stored session has proved to be as it was created.
         invalid: Why nothing may build upon this state, for example because a commit was refused; "" if it is valid.
     """
 
     __slots__ = (
         *("session", "expires_at", "index", "version", "parts", "epoch"),
-        *("leased", "blobs", "live", "uncommitted", "invalid"),
+        *("leased", "blobs", "live", "uncommitted", "checked", "invalid", "_session_bytes"),
     )
 
     def __init__(self, session: StoredSession, head: Head) -> None:
@@ -71,6 +75,8 @@ class SessionState:
         self.parts: dict[str, str] = {}
         self.uncommitted: dict[str, Record] = {}
         self.leased = False
+        self.checked = False
+        self._session_bytes = _size(session)
         self.invalid = ""
         self.follow(head)
 
@@ -125,4 +131,16 @@ class SessionState:
     def size(self) -> int:
         """Estimate the memory that this takes, in bytes."""
         live = sum(len(self.blobs.get(part, b"")) for part in self.live)
-        return STATE_BYTES + sum(map(len, self.blobs.values())) + LIVE_FACTOR * live
+        return STATE_BYTES + self._session_bytes + sum(map(len, self.blobs.values())) + LIVE_FACTOR * live
+
+
+def _size(session: StoredSession) -> int:
+    """Estimate the memory of what a client has given when it created a session."""
+    labels = sum(len(name) + len(value) for name, value in session.labels.items())
+    given = [*session.options.values(), *session.environment.values()]
+    return labels + sum(map(_given_size, given))
+
+
+def _given_size(value: Any) -> int:
+    # Stored as one text; only version 0.1.0 stored values.
+    return sys.getsizeof(value) if isinstance(value, str) else VALUE_FACTOR * len(dumps(value))

@@ -13,12 +13,13 @@ from typing import Any, TypeVar, cast
 from server.engine.jobs import Errand
 from server.engine.lanes import Lane
 from server.engine.queues import Queues
-from server.errors import HeavyReadError, InternalError, InvalidParamsError, RequestError, SessionNotFoundError
+from server.errors import HeavyReadError, InternalError, InvalidParamsError, RequestError
 from server.execution.call import Outcome
 from server.results import Session
 from server.sessions.calls import CallOperation, CallRequest
 from server.sessions.context import SessionContext
 from server.sessions.factory import SessionFactory
+from server.sessions.identity import Creation
 from server.sessions.reader import SessionReader
 from server.sessions.resets import ResetOperation
 
@@ -62,12 +63,14 @@ class SessionManager:
         environment: Mapping[str, Any],
         ttl_seconds: float | None,
         labels: Mapping[str, str],
+        call_id: str | None,
     ) -> Session:
-        """Create a session.
+        """Create a session; with the call_id of an earlier request, get the session that it has created.
 
         Raises:
             InvalidParamsError: Toolpacks, options or environment don't fit.
         """
+        asked = ["create_session", toolpacks, options, environment, ttl_seconds, labels]
         chosen = self.catalog.choose(toolpacks)
         for given in [*options, *environment]:
             if given not in chosen:
@@ -79,7 +82,8 @@ class SessionManager:
             raise InvalidParamsError(f"Toolpack {min(both)!r} has options and an environment: give one of them.")
 
         def create() -> Session:
-            return self._factory.create(owner, chosen, options, environment, labels, ttl_seconds)
+            creation = self._creation(owner, call_id, asked)
+            return self._factory.create(owner, chosen, options, environment, labels, ttl_seconds, creation)
 
         # Building or validating an environment may take long; most often it has been built already.
         return await (self.compute(create, owner, "create") if options or environment else self._do(create))
@@ -92,9 +96,19 @@ class SessionManager:
         count: int,
         labels: Mapping[str, str] | None,
         ttl_seconds: float | None,
+        call_id: str | None,
     ) -> list[Session]:
-        """Create sessions that start from a version of this one."""
-        return await self._do(lambda: self._factory.fork(session_id, owner, version, count, labels, ttl_seconds))
+        """Create sessions that start from a version of this one, or get those that were created with this call_id."""
+        asked = ["fork_session", session_id, version, count, labels, ttl_seconds]
+
+        def fork() -> list[Session]:
+            creation = self._creation(owner, call_id, asked)
+            return self._factory.fork(session_id, owner, version, count, labels, ttl_seconds, creation)
+
+        return await self._do(fork)
+
+    def _creation(self, owner: str, call_id: str | None, asked: list[Any]) -> Creation | None:
+        return None if call_id is None else self._context.identities.creation(owner, call_id, asked)
 
     # Operations, which wait for their turn
 
@@ -107,10 +121,10 @@ class SessionManager:
         outcome: Outcome = await self.queues.run(CallOperation(self._context, session_id, owner, request))
         return outcome
 
-    async def reset(self, session_id: str, owner: str, version: int) -> Session:
-        """Commit a new version with the content of an older one."""
-        await self.queues.run(ResetOperation(self._context, session_id, owner, version))
-        return await self.read(lambda reader: reader.describe(session_id, owner))
+    async def reset(self, session_id: str, owner: str, version: int, call_id: str | None) -> Session:
+        """Commit a new version with the content of an older one, once for each call_id."""
+        reset = await self.queues.run(ResetOperation(self._context, session_id, owner, version, call_id))
+        return await self.read(lambda reader: reader.describe(session_id, owner, version=reset))
 
     # Reading sessions
 
@@ -144,18 +158,11 @@ class SessionManager:
         """Get the id and the owner of the session that an agent's key opens."""
         found = self._agents.get(agent_key)
         if found is None:
-            found = await self._do(lambda: self._find_agent(agent_key))
+            found = await self.read(lambda reader: reader.agent_session(agent_key))
             if len(self._agents) >= AGENTS_REMEMBERED:
                 self._agents.clear()
             self._agents[agent_key] = found
         return found
-
-    def _find_agent(self, agent_key: str) -> tuple[str, str]:
-        session_id = self._store.find_agent(agent_key)
-        found = self._store.get(session_id) if session_id else None
-        if found is None:
-            raise SessionNotFoundError
-        return found[0].id, found[0].owner
 
     # Ending sessions
 
@@ -163,7 +170,8 @@ class SessionManager:
         """Close a session and delete all of it."""
 
         def close() -> None:
-            self._reader.find(session_id, owner)
+            # Not `find`: a session that was changed in the store, or has another key, can be closed too.
+            self._reader.get(session_id, owner)
             self._delete([session_id])
 
         await self._do(close)

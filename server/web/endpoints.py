@@ -129,7 +129,7 @@ class DocumentEndpoint:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def content(self) -> bytes:
+    async def content(self, owner: str) -> bytes:  # noqa: ARG002 - the document is the same for all
         """Get the response body."""
         return dumps(self._gateway.service.document())
 
@@ -138,12 +138,12 @@ class DocumentEndpoint:
         headers = dict(scope["headers"])
         try:
             _reject_duplicates(scope, headers)
-            self._gateway.gate.owner(headers)
+            owner = self._gateway.gate.owner(headers)
             self._gateway.check_ready()
         except HttpRefusedError as refused:
             await send_response(send, refused.status, refusal(refused.status, str(refused)))
             return
-        await send_response(send, 200, await self.content(), self.media_type)
+        await send_response(send, 200, await self.content(owner), self.media_type)
 
 
 class MetricsEndpoint(DocumentEndpoint):
@@ -151,14 +151,14 @@ class MetricsEndpoint(DocumentEndpoint):
 
     media_type = b"text/plain; version=0.0.4; charset=utf-8"
 
-    async def content(self) -> bytes:
+    async def content(self, owner: str) -> bytes:
         """See `DocumentEndpoint.content`."""
         service = self._gateway.service
         try:
             sessions = await service.sessions.count()
         except (InternalError, RequestError):  # metrics matter most when the store can't be reached
             sessions = None
-        return service.metrics.exposition(sessions)
+        return service.metrics.exposition(sessions, calls=self._gateway.gate.may_see_calls(owner))
 
 
 def _reject_duplicates(scope: Scope, headers: dict[bytes, bytes]) -> None:

@@ -7,7 +7,6 @@ sessions. What survives a crash of Redis depends on its persistence (appendonly,
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -17,7 +16,7 @@ from server.errors import MissingBlobError, SessionNotFoundError, VersionNotReta
 from server.stores.base import Commit, Head, Lease, Record, StoredSession
 from server.stores.history import Change, parts_at, trim
 from server.stores.redis.connection import RedisConnection
-from server.stores.rows import Recipes, dump, load
+from server.stores.rows import RecipeCache, Recipes, dump, load
 
 PAGE = 100  # sessions that `list` reads at a time, at least, as most may lack the labels
 DELETED_AT_ONCE = 100  # sessions in one script, during which Redis serves nobody else
@@ -30,7 +29,7 @@ class RedisStore:
 
     def __init__(self, connection: RedisConnection) -> None:
         self._redis = connection
-        self._recipe = lru_cache(maxsize=32)(self._read_recipe)  # a recipe is named by its digest, so it never changes
+        self._recipes = RecipeCache(self._read_recipe)  # a recipe is named by its digest, so it never changes
 
     @classmethod
     def from_url(cls, url: str) -> "RedisStore":
@@ -204,7 +203,7 @@ class RedisStore:
         labels, ttl_seconds, created_at, parent = load(rest)
         agent_key, owner, recipe = load(first)
         try:
-            toolpacks, options, environment = self._recipe(recipe)
+            toolpacks, options, environment = self._recipes.get(recipe)
         except MissingBlobError:  # deleted meanwhile
             return None
         session = StoredSession(
@@ -222,8 +221,8 @@ class RedisStore:
         )
         return session, _head(answer)
 
-    def _read_recipe(self, recipe: str) -> tuple[Any, ...]:
-        return tuple(load(self.blobs([recipe])[recipe]))
+    def _read_recipe(self, recipe: str) -> bytes:
+        return self.blobs([recipe])[recipe]
 
 
 def _facts(session: StoredSession) -> bytes:

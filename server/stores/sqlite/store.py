@@ -10,7 +10,6 @@ its other rows are deleted afterwards in short steps, by the same call or, if th
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -24,7 +23,7 @@ from server.errors import (
 )
 from server.stores.base import Commit, Head, Lease, Record, StoredSession
 from server.stores.history import Change, trim
-from server.stores.rows import Recipes, load
+from server.stores.rows import RecipeCache, Recipes, load
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.file import SqliteFile
 from server.stores.sqlite.rows import add_blob, add_commit, add_together, session_row
@@ -40,9 +39,7 @@ class SqliteStore:
     def __init__(self, file: SqliteFile, *, shared: bool) -> None:
         self.shared = shared
         self._file = file
-        # Decoding a large environment takes longer than the rest of `get`. A recipe never changes, and its key is never
-        # reused.
-        self._recipe = lru_cache(maxsize=32)(self._read_recipe)
+        self._recipes = RecipeCache(self._read_recipe)  # the key of a recipe is never reused
 
     @classmethod
     def from_url(cls, url: str, *, exclusive: bool) -> "SqliteStore":
@@ -255,7 +252,7 @@ class SqliteStore:
 
     def _session(self, row: Sequence[Any]) -> StoredSession:
         recipe, id_, agent_key, owner, labels, ttl_seconds, created_at, expires_at, parent, parent_version = row
-        toolpacks, options, environment = self._recipe(recipe)
+        toolpacks, options, environment = self._recipes.get(recipe)
         return StoredSession(
             id_,
             agent_key,
@@ -270,11 +267,12 @@ class SqliteStore:
             None if parent is None else (parent, parent_version),
         )
 
-    def _read_recipe(self, key: int) -> tuple[Any, ...]:
+    def _read_recipe(self, key: int) -> bytes:
         rows = self._file.read("SELECT text FROM recipes WHERE key = ?", key)
         if not rows:
             raise RowGoneError
-        return tuple(load(rows[0][0]))
+        text: bytes = rows[0][0]
+        return text
 
 
 def _leases(rows: Iterable[tuple[Any, ...]]) -> dict[str, Lease]:
