@@ -21,8 +21,10 @@ def snapshot(entries=(5,), *, live=False):
     """A ledger and a vault as bytes, and with `live` as objects too."""
     built = {"ledger": ledger.LedgerEnvironment(), "vault": CATALOG.toolpacks["vault"].build({})}
     built["ledger"].ledger.entries.extend(entries)
-    blobs = {part: blob for toolpack, held in built.items() for part, (_, blob) in CODEC.write(toolpack, held).items()}
-    return Snapshot([*blobs], blobs, {p: CODEC.decode(p, b) for p, b in blobs.items()} if live else {})
+    written = {part: blob for toolpack, held in built.items() for part, blob in CODEC.write(toolpack, held).items()}
+    objects = {part: CODEC.decode(part, *blob) for part, blob in written.items()} if live else {}
+    ids, blobs = ({part: blob[place] for part, blob in written.items()} for place in (0, 1))
+    return Snapshot(ids, blobs, objects)
 
 
 def ran(function, at=None, most=2**20, interruptible=None, codec=CODEC, **kwargs):
@@ -41,7 +43,7 @@ def test_a_change_is_in_the_next_bytes_and_the_next_objects_and_not_in_the_last_
     assert (outcome.result, outcome.error, outcome.failure, outcome.changes) == (b"7", None, None, True)
     (part,) = outcome.blobs
     assert part.startswith("ledger")
-    assert CODEC.decode(part, outcome.blobs[part]).ledger.entries == [5, 2]
+    assert CODEC.decode(part, *outcome.blobs[part]).ledger.entries == [5, 2]
     assert outcome.live[part].ledger.entries == [5, 2]
     assert before.blobs == bytes_before
     assert part not in before.live  # whoever runs next gets the object from the outcome, or reads the bytes
@@ -111,7 +113,7 @@ def test_a_snapshot_that_can_not_be_used_refuses_the_call(function):
 
 def test_a_snapshot_of_a_toolpack_that_is_not_loaded_is_of_other_classes():
     with pytest.raises(ClassesChangedError, match="'gone' is not loaded any more"):
-        CODEC.decode("gone/field", b"")
+        CODEC.decode("gone/field", "id", b"")
 
 
 def test_only_the_functions_own_code_can_be_interrupted():

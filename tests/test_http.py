@@ -316,7 +316,7 @@ def test_the_document_is_open_rpc_and_the_same_everywhere(server):
 def test_parameters_are_in_the_documented_order(server):
     order = {m["name"]: [p["name"] for p in m["params"]] for m in server.rpc("rpc.discover")["methods"]}
     assert order == {
-        "create_session": ["toolpacks", "options", "environment", "ttl_seconds", "labels"],
+        "create_session": ["toolpacks", "options", "environment", "ttl_seconds", "labels", "call_id"],
         "list_functions": ["session_id", "format"],
         "run_function": [
             "session_id", "function", "kwargs", "raise_on_error", "call_id", "expected_version", "timeout_seconds",
@@ -325,8 +325,8 @@ def test_parameters_are_in_the_documented_order(server):
         "get_environment": ["session_id", "version", "pointer"],
         "diff_environment": ["session_id", "from_version", "to_version"],
         "get_trace": ["session_id", "after", "limit"],
-        "fork_session": ["session_id", "version", "count", "labels", "ttl_seconds"],
-        "reset_session": ["session_id", "version"],
+        "fork_session": ["session_id", "version", "count", "labels", "ttl_seconds", "call_id"],
+        "reset_session": ["session_id", "version", "call_id"],
         "close_session": ["session_id"],
         "close_sessions": ["labels"],
         "list_sessions": ["labels", "after", "limit"],

@@ -385,11 +385,12 @@ def test_the_objects_that_a_call_leaves_equal_their_bytes_whatever_was_put_toget
     blobs = {part: codec.encode(part, held) for part, held in parts.items()}
     assert len(blobs) == 4
     plan = SessionRuntime(catalog.functions(("desk", "other")), 30).plan(function, kwargs)
-    outcome = call(plan, Snapshot([*blobs], blobs), codec, 2**20)
+    ids, held_bytes = ({part: blob[place] for part, blob in blobs.items()} for place in (0, 1))
+    outcome = call(plan, Snapshot(ids, held_bytes), codec, 2**20)
     assert outcome.error is None
     assert outcome.live
     for part, held in outcome.live.items():
-        assert difference(held, codec.decode(part, outcome.blobs.get(part, blobs[part]))) is None
+        assert difference(held, codec.decode(part, *outcome.blobs.get(part, blobs[part]))) is None
 
 
 CALLS = st.lists(

@@ -20,6 +20,7 @@ from typing import Any
 from server.engine.lanes import Job, Lanes
 from server.engine.pace import Pace
 from server.engine.pool_thread import PoolThread
+from server.leftovers import leftover_threads
 
 log = logging.getLogger("toolpack_server")
 
@@ -88,9 +89,9 @@ class Threads:
         return expired
 
     def stuck_threads(self) -> int:
-        """Count the threads that are still in a function that has passed the deadline of its own."""
+        """Count the threads in functions that have passed their own deadline, and those that functions left behind."""
         now = time.monotonic()
-        return sum(thread.is_stuck(now) for thread in list(self._stuck))
+        return sum(thread.is_stuck(now) for thread in list(self._stuck)) + leftover_threads()
 
     def _start_thread(self) -> None:
         thread = PoolThread(self._work, self._discard)
