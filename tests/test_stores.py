@@ -31,6 +31,7 @@ from server.errors import (
 )
 from server.stores import open_store
 from server.stores.base import Commit, Head, Lease, Record, StoredSession
+from server.stores.sqlite import deletion
 from server.stores.sqlite.file import SqliteFile
 
 numbers = count()
@@ -56,7 +57,12 @@ def session(**changes):
 def commit(kept, index, *, version=None, call_id=None, body=b"{}", epoch=0, **more):
     """A commit of a record; its version is one more than its index unless given."""
     version = index + 1 if version is None else version
-    return Commit(kept.id, epoch, Record(index, version, call_id, body), **more)
+    record = Record(index, version, call_id, body, record_id(kept, index))
+    return Commit(kept.id, epoch, record, **{"after": record_id(kept, index - 1), **more})
+
+
+def record_id(kept, index):
+    return f"{kept.id}.{index}" if index >= 0 else ""
 
 
 def change(kept, index, blob, *, part="bank", **more):
@@ -130,7 +136,7 @@ class TestCreate:
         assert store.parts_at(kept.id, 0) == {}
         assert store.commit([commit(kept, 0)]) == [True]
         store.trim(kept.id, 0, 0)
-        assert store.get(kept.id)[1] == Head(0, 1, {}, 0)
+        assert store.get(kept.id)[1] == Head(0, 1, {}, 0, record_id(kept, 0))
 
     def test_sessions_created_together_each_have_the_parts(self, store):
         many = [session() for _ in range(50)]
@@ -160,7 +166,7 @@ class TestCreate:
     def test_a_session_that_is_there_is_left_as_it_is(self, store, one):
         store.commit([change(one, 0, "b1")])
         store.create([one], {"bank": "b0", "mail": "m0"}, {"b0": b"bank 0", "m0": b"mail 0", "new": b"x"})
-        assert store.get(one.id)[1] == Head(0, 1, {"bank": "b1", "mail": "m0"}, 0)
+        assert store.get(one.id)[1] == Head(0, 1, {"bank": "b1", "mail": "m0"}, 0, record_id(one, 0))
         assert store.count() == store.count("alice") == 1
         store.delete([one.id])
         assert there(store, "b0", "m0", "b1", "new") == []
@@ -196,13 +202,13 @@ class TestCommit:
             one, 0, call_id="c", body=b"{\n}\0", parts={"bank": "b1"}, blobs={"b1": b"bank 1"}, expires_at=3000.125
         )
         assert store.commit([kept]) == [True]
-        assert store.get(one.id) == (replace(one, expires_at=3000.125), Head(0, 1, {"bank": "b1", "mail": "m0"}, 0))
+        assert store.get(one.id) == (replace(one, expires_at=3000.125), Head(0, 1, {"bank": "b1", "mail": "m0"}, 0, record_id(one, 0)))
         assert store.records(one.id, -1, 10) == [kept.record]
         assert store.blobs(["b1"]) == {"b1": b"bank 1"}
 
     def test_the_version_may_stay_and_may_grow_without_a_changed_part(self, store, one):
         assert store.commit([commit(one, 0, version=0), commit(one, 1, version=1)]) == [True, True]
-        assert store.get(one.id) == (one, Head(1, 1, {"bank": "b0", "mail": "m0"}, 0))
+        assert store.get(one.id) == (one, Head(1, 1, {"bank": "b0", "mail": "m0"}, 0, record_id(one, 1)))
         assert store.parts_at(one.id, 1) == {"bank": "b0", "mail": "m0"}
 
     def test_a_batch_is_kept_in_its_order(self, store, one):
@@ -210,7 +216,7 @@ class TestCommit:
         store.create([other], {"bank": "b0"}, {})
         batch = [change(one, 0, "x"), change(other, 0, "y"), change(one, 1, "z"), commit(one, 2, parts={"mail": "y"})]
         assert store.commit(batch) == [True] * 4
-        assert store.get(one.id)[1] == Head(2, 3, {"bank": "z", "mail": "y"}, 0)
+        assert store.get(one.id)[1] == Head(2, 3, {"bank": "z", "mail": "y"}, 0, record_id(one, 2))
 
     @pytest.mark.parametrize(
         "refused",
@@ -397,13 +403,16 @@ class TestExpiryAndListing:
     def test_renewed_and_expired(self, store):
         early, middle, late = (session(expires_at=at) for at in (10.0, 20.5, 30.0))
         store.create([late, early, middle], {}, {})
-        assert set(store.expired(20.5, 10)) == {early.id, middle.id}
-        assert len(store.expired(20.5, 1)) == 1
         store.renew(early.id, 40.0)
         store.renew("gone", 1.0)
-        assert list(store.expired(20.5, 10)) == [middle.id]
         assert store.get(early.id)[0].expires_at == 40.0
+        assert list(store.delete_expired(20.0, 10)) == []
+        assert list(store.delete_expired(20.5, 10)) == [middle.id]
+        assert store.get(middle.id) is None
         assert store.get("gone") is None
+        assert len(store.delete_expired(40.0, 1)) == 1
+        assert len(store.delete_expired(40.0, 10)) == 1
+        assert store.count() == 0
 
     def test_listed_by_owner_and_labels_in_order_of_ids(self, store):
         many = [session(owner=("alice", "bob")[n % 2], labels={"n": str(n % 3), "x": '"n":"0"'}) for n in range(30)]
@@ -443,13 +452,13 @@ class TestDelete:
         assert store.records(one.id, -1, 10) == []
         assert store.record_of_call(one.id, "c") is None
         assert store.count() == store.count("alice") == 0
-        assert list(store.expired(10.0**10, 10)) == []
+        assert list(store.delete_expired(10.0**10, 10)) == []
         assert store.list(None, {}, "", 10) == []
         assert there(store, "b0", "m0", "b1") == []
         assert store.commit([change(one, 1, "b2")]) == [False]
         store.renew(one.id, 5.0)
         store.trim(one.id, 0, 0)
-        store.release(one.id, 0)
+        store.release(one.id, "worker", 0)
         assert store.get(one.id) is None
         assert store.delete([]) == store.delete([one.id]) == 0
 
@@ -509,11 +518,13 @@ class TestLeases:
         claim(store, one, "w1")
         assert store.commit([commit(one, 0, epoch=1, release=True)]) == [True]
         assert claim(store, one, "w2").epoch == 2
-        store.release(one.id, 1)
+        store.release(one.id, "w2", 1)
         assert claim(store, one, "w1") == Lease("w2", 0)
-        store.release(one.id, 2)
-        assert claim(store, one, "w1") == Head(0, 1, {"bank": "b0", "mail": "m0"}, 3)
-        store.release("gone", 0)
+        store.release(one.id, "w1", 2)
+        assert claim(store, one, "w1") == Lease("w2", 0)
+        store.release(one.id, "w2", 2)
+        assert claim(store, one, "w1") == Head(0, 1, {"bank": "b0", "mail": "m0"}, 3, record_id(one, 0))
+        store.release("gone", "w1", 0)
 
     def test_a_refused_commit_does_not_give_the_lease_back(self, store, one):
         claim(store, one, "w1")
@@ -621,7 +632,7 @@ class Comparison(RuleBasedStateMachine):
         release=st.booleans(),
     )
     def commit(self, *, chosen, names, size, call_id, slip, epoch, grow, release):
-        batch, ahead = [], {}
+        batch, ahead, batch_ids = [], {}, {}
         for kept in chosen:
             head = self.head(kept)
             index = ahead[kept.id] = ahead.get(kept.id, head.index) + 1
@@ -629,7 +640,9 @@ class Comparison(RuleBasedStateMachine):
             new = {part: self.name() for part in sorted(names)}
             record = Record(max(index + slip, 0), version, call_id, self.name().encode())
             blobs = dict.fromkeys(new.values(), b"x" * size)
-            batch.append(Commit(kept.id, head.epoch + epoch, record, new, blobs, 5000.0 + index, release))
+            after = head.last if index == head.index + 1 else batch_ids[kept.id]
+            batch_ids[kept.id] = record.id
+            batch.append(Commit(kept.id, head.epoch + epoch, record, new, blobs, 5000.0 + index, release, after))
         self.both(lambda store: store.commit(batch))
         self.both(lambda store: store.commit(batch))
 
@@ -639,7 +652,7 @@ class Comparison(RuleBasedStateMachine):
         if isinstance(found, dict):
             head = self.head(kept)
             record = Record(head.index + 1, head.version + 1, None, b"reset")
-            self.both(lambda store: store.commit([Commit(kept.id, head.epoch, record, found)]))
+            self.both(lambda store: store.commit([Commit(kept.id, head.epoch, record, found, after=head.last)]))
 
     @rule(kept=sessions, versions=st.integers(0, 4), size=st.integers(0, 100))
     def trim(self, kept, versions, size):
@@ -658,7 +671,7 @@ class Comparison(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(["w1", "w2"]), kept=sessions, epoch=st.integers(0, 2))
     def beat_and_release(self, worker, kept, epoch):
         self.both(lambda store: store.heartbeat(worker))
-        self.both(lambda store: store.release(kept.id, epoch))
+        self.both(lambda store: store.release(kept.id, worker, epoch))
 
     def same(self, session_id, version):
         self.both(lambda store: store.get(session_id))
@@ -677,7 +690,10 @@ class Comparison(RuleBasedStateMachine):
             self.same(kept.id, version)
         assert sorted(self.stores[0]._blobs) == self.kept_blobs()
         self.both(lambda store: store.count("bob"))
-        self.both(lambda store: sorted(store.expired(5001.0, 1000)))
+
+    @rule(now=st.sampled_from([1990.0, 2000.5, 4990.0, 5001.0]))
+    def delete_expired(self, now):
+        self.both(lambda store: sorted(store.delete_expired(now, 1000)))
 
 
 def settle(machine, examples, steps):
@@ -754,7 +770,9 @@ kept = StoredSession("s", "k", "", (), {}, {}, {}, 1.0, 0.0, 0.0)
 store.create([kept], {"bank": "b"}, {"b": b"x"})
 for index in range(10**6):
     blob = f"b{index}"
-    assert store.commit([Commit("s", 0, Record(index, index + 1, None, b"{}"), {"bank": blob}, {blob: b"x" * 2500})])
+    record = Record(index, index + 1, None, b"{}", str(index))
+    parts, blobs = {"bank": blob}, {blob: b"x" * 2500}
+    assert store.commit([Commit("s", 0, record, parts, blobs, after=str(index - 1) if index else "")]) == [True]
     print(index, flush=True)
 """
 
@@ -849,7 +867,7 @@ def test_sqlite_makes_its_folder_and_private_files(tmp_path, monkeypatch):
     store = open_store("sqlite:///a/b/relative.db")
     store.create([session()], {}, {})
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "a/b").iterdir()}
-    assert modes == {f"relative.db{end}": 0o600 for end in ("", "-wal", "-shm", ".lock")}
+    assert modes == {f"relative.db{end}": 0o600 for end in ("", "-wal", "-shm", ".lock", ".reserve")}
     store.close()
 
 
@@ -929,13 +947,14 @@ def test_a_damaged_sqlite_file_is_told_plainly(tmp_path):
     store.close()
 
 
-def test_sqlite_sweeps_what_a_killed_process_left(tmp_path):
+def test_sqlite_sweeps_what_a_killed_process_left(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path}/left.db"
     kept = session()
     store = open_store(url)
     store.create([kept], {"bank": "b"}, {"b": b"x"})
-    store._sweep = lambda: False
-    store.delete([kept.id])
+    with monkeypatch.context() as killed:
+        killed.setattr(deletion, "clean_up", lambda _: None)
+        store.delete([kept.id])
     store.close()
     store = open_store(url)
     assert store.get(kept.id) is None
@@ -988,7 +1007,7 @@ def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_u
         done.set()
         cutting.join()
     assert kept_all == [[True]] * 200
-    assert store.get(kept.id)[1] == Head(199, 200, {"bank": "b199"}, 0)
+    assert store.get(kept.id)[1] == Head(199, 200, {"bank": "b199"}, 0, record_id(kept, 199))
     store.delete([kept.id])
     assert store._redis._client.keys("*blob:*") == []
     store.close()
@@ -1007,7 +1026,7 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
         wake.start()
         assert store.commit([change(kept, 0, "b0", call_id="c")]) == [True]
         wake.join()
-        assert store.get(kept.id)[1] == Head(0, 1, {"bank": "b0"}, 0)
+        assert store.get(kept.id)[1] == Head(0, 1, {"bank": "b0"}, 0, record_id(kept, 0))
         monkeypatch.setattr(connection, "GIVE_UP_SECONDS", 0.3)
         os.kill(process, signal.SIGSTOP)
         with pytest.raises(OverloadedError, match="can't be reached"):
@@ -1019,7 +1038,7 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
         assert store.commit([change(kept, 1, "b1")]) == [True]
         assert store.get(kept.id)[1].index == 1
         store._redis._client.config_set("maxmemory", "1")
-        with pytest.raises(OverloadedError, match="refuses"):
+        with pytest.raises(OverloadedError, match="store is full"):
             store.commit([change(kept, 2, "b2")])
         store._redis._client.config_set("maxmemory", "0")
         store._redis._client.script_flush()

@@ -171,20 +171,18 @@ class Queues:
         """See `Turns.enter`.
 
         Raises:
-            SessionNotFoundError: There is no such session, it has expired, or it is another owner's.
+            SessionNotFoundError: There is no such session, or it is another owner's.
         """
         queue = self._queues[operation.session_id]
         state = queue.state
         if state is None or state.invalid:
             state = self.cache.get(operation.session_id)
-        if state is None or state.invalid or state.expires_at <= time.time():
+        if state is None or state.invalid:
             found = self._store.get(operation.session_id)
             if found is None:
                 raise SessionNotFoundError
-            if state is None or state.invalid:
-                state = SessionState(*found)
-            state.expires_at = found[0].expires_at  # which another worker may have renewed
-        if state.expires_at <= time.time() or operation.owner not in {None, state.session.owner}:
+            state = SessionState(*found)
+        if operation.owner not in {None, state.session.owner}:
             raise SessionNotFoundError
         queue.state = state
         if not state.leased:

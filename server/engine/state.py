@@ -51,6 +51,9 @@ class SessionState:
         version: Its version.
         parts: The blob id of each part.
         epoch: The epoch of its lease.
+        holder: Who holds the lease, as the store knows this worker; None in a store that isn't shared.
+        last: The id of its last record.
+        stored: About how many bytes the store holds for what its calls have added.
         leased: This worker holds the lease.
         blobs: The bytes of those parts that were needed so far.
         live: The environments that equal those bytes; an operation takes them out while it runs.
@@ -59,7 +62,7 @@ class SessionState:
     """
 
     __slots__ = (
-        *("session", "expires_at", "index", "version", "parts", "epoch"),
+        *("session", "expires_at", "index", "version", "parts", "epoch", "holder", "last", "stored"),
         *("leased", "blobs", "live", "uncommitted", "invalid"),
     )
 
@@ -71,6 +74,7 @@ class SessionState:
         self.parts: dict[str, str] = {}
         self.uncommitted: dict[str, Record] = {}
         self.leased = False
+        self.holder: str | None = None
         self.invalid = ""
         self.follow(head)
 
@@ -81,6 +85,7 @@ class SessionState:
                 self.blobs.pop(part, None)
                 self.live.pop(part, None)
         self.index, self.version, self.epoch = head.index, head.version, head.epoch
+        self.last, self.stored = head.last, head.size
         self.parts = dict(head.parts)
 
     def take_live(self) -> dict[str, BaseModel]:
@@ -100,13 +105,23 @@ class SessionState:
         record = result.record
         if record is None:
             return None
+        after, self.last = self.last, record.id
         self.index, self.version = record.index, record.version
+        self.stored += added_bytes(record, result.new_blobs)
         if result.parts:
             self.parts = {**self.parts, **result.parts}
         if record.call_id is not None:
             self.uncommitted[record.call_id] = record
         return Commit(
-            self.session.id, self.epoch, record, result.parts, result.new_blobs, self._renewed_expiry(), release
+            session_id=self.session.id,
+            epoch=self.epoch,
+            record=record,
+            parts=result.parts,
+            blobs=result.new_blobs,
+            expires_at=self._renewed_expiry(),
+            release=release,
+            after=after,
+            holder=self.holder,
         )
 
     def committed(self, record: Record) -> None:
@@ -117,7 +132,7 @@ class SessionState:
     def _renewed_expiry(self) -> float | None:
         """Renew the session, and get its new expiry if that has to be written."""
         now, ttl = time.time(), self.session.ttl_seconds
-        if self.expires_at >= now + ttl:
+        if now + ttl <= self.expires_at <= expiry(ttl, now):
             return None
         self.expires_at = expiry(ttl, now)
         return self.expires_at
@@ -126,3 +141,8 @@ class SessionState:
         """Estimate the memory that this takes, in bytes."""
         live = sum(len(self.blobs.get(part, b"")) for part in self.live)
         return STATE_BYTES + sum(map(len, self.blobs.values())) + LIVE_FACTOR * live
+
+
+def added_bytes(record: Record, blobs: Mapping[str, bytes]) -> int:
+    """Get how many bytes a commit adds to a session."""
+    return len(record.body) + sum(map(len, blobs.values()))

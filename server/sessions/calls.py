@@ -57,6 +57,7 @@ class CallOperation:
             return Result(recorded)
         if request.expected_version is not None and request.expected_version != state.version:
             raise VersionConflictError(request.expected_version, state.version)
+        context.keep_alive(state, plan.timeout_seconds)
         blobs = _Blobs(context.store, state)
         snapshot = Snapshot(state.parts, blobs, state.take_live())
         self._plan, self._kwargs, self._started_at = plan, dumps(request.kwargs), time.time()

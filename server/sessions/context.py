@@ -3,9 +3,11 @@
 The rule: made once, when the server starts, and never changed afterwards.
 """
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
+from server.engine.state import SessionState
 from server.errors import ClassesChangedError
 from server.execution.codec import Codec
 from server.execution.initial import InitialEnvironments
@@ -13,8 +15,10 @@ from server.execution.runtime import SessionRuntime
 from server.packs.catalog import Catalog
 from server.settings import Settings
 from server.stores.base import SessionStore
+from server.times import expiry
 
 INITIAL_BYTES = 64 * 2**20
+COMMIT_SECONDS = 10.0  # the time that a commit may take after the deadline of its operation
 
 
 class SessionContext:
@@ -51,6 +55,17 @@ class SessionContext:
             functions = self.catalog.functions(toolpacks)
             runtime = self._runtimes[toolpacks] = SessionRuntime(functions, self.settings.timeout_seconds)
         return runtime
+
+    def keep_alive(self, state: SessionState, seconds: float) -> None:
+        """Renew a session that could expire while an operation with this deadline runs.
+
+        Raises:
+            OverloadedError: The store can't be used.
+        """
+        ends = time.time() + seconds + COMMIT_SECONDS
+        if state.expires_at < ends:
+            state.expires_at = expiry(state.session.ttl_seconds, ends)
+            self.store.renew(state.session.id, state.expires_at)
 
     def initial_parts(
         self, toolpacks: tuple[str, ...], options: Mapping[str, Any], environment: Mapping[str, Any]

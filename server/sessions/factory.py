@@ -52,7 +52,7 @@ class SessionFactory:
             store.create([session], parts, {} if not environment else blobs)
         except MissingBlobError:
             store.create([session], parts, blobs)
-        return session_view(session, 0)
+        return session_view(session, 0, called_at=session.created_at)
 
     def fork(
         self,
@@ -84,7 +84,7 @@ class SessionFactory:
             self._context.store.create(forks, parts, {})
         except MissingBlobError:  # trimmed in between
             raise VersionNotRetainedError(at, self._reader.find(session_id, owner)[1].version) from None
-        return [session_view(session, 0) for session in forks]
+        return [session_view(session, 0, called_at=session.created_at) for session in forks]
 
     @staticmethod
     def _new(

@@ -7,13 +7,20 @@ committed. Whoever reads a session renews it.
 import base64
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import jsonpointer
 from pydantic import BaseModel
 
 from server.engine.cache import SessionCache
-from server.errors import InvalidParamsError, MissingBlobError, SessionNotFoundError, VersionNotRetainedError
+from server.errors import (
+    InvalidParamsError,
+    MissingBlobError,
+    OverloadedError,
+    SessionNotFoundError,
+    VersionNotRetainedError,
+)
 from server.execution.parts import environments
 from server.jsonio.strict import Fragment, dumps, loads
 from server.jsonio.view import to_json
@@ -46,16 +53,17 @@ class SessionReader:
         """Get a session and its head, and renew it.
 
         Raises:
-            SessionNotFoundError: It is unknown, closed, expired or another's.
+            SessionNotFoundError: It is unknown, closed, expired and deleted, or another's.
         """
         found = self._store.get(session_id)
         now = time.time()
-        if found is None or found[0].expires_at <= now or owner not in {None, found[0].owner}:
+        if found is None or owner not in {None, found[0].owner}:
             raise SessionNotFoundError
         session, head = found
         if session.expires_at < now + session.ttl_seconds:
             session = replace(session, expires_at=expiry(session.ttl_seconds, now))
-            self._store.renew(session_id, session.expires_at)
+            with suppress(OverloadedError):  # what can't be written, as on a full disk, can still be read
+                self._store.renew(session_id, session.expires_at)
             cached = self._cache.get(session_id)
             if cached is not None:
                 cached.expires_at = max(cached.expires_at, session.expires_at)
@@ -75,19 +83,12 @@ class SessionReader:
         return session_view(session, head.version)
 
     def list_sessions(self, owner: str, labels: Mapping[str, str], after: str, limit: int) -> list[Session]:
-        """Describe the owner's sessions that carry all these labels and haven't expired, by id."""
-        now = time.time()
-        alive: list[tuple[StoredSession, int]] = []
-        while len(alive) < limit:
-            found = self._store.list(owner, labels, after, limit)
-            alive += [(session, version) for session, version in found if session.expires_at > now]
-            if len(found) < limit:
-                break
-            after = found[-1][0].id
+        """Describe the owner's sessions that carry all these labels, by id."""
+        found = self._store.list(owner, labels, after, limit)
         # Listing a session doesn't renew it: it was called last when its expiry was written.
         return [
             session_view(session, version, called_at=session.expires_at - expiry(session.ttl_seconds, 0))
-            for session, version in alive[:limit]
+            for session, version in found
         ]
 
     def environment(self, session_id: str, owner: str, version: int | None, pointer: str) -> Fragment:

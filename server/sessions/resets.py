@@ -30,6 +30,7 @@ class ResetOperation:
     def run(self, state: SessionState, start_clock: StartClock) -> Result:
         """Find the older version's parts; if its classes have changed, build version 0 again."""
         context = self._context
+        context.keep_alive(state, context.settings.timeout_seconds)
         start_clock(context.settings.timeout_seconds)
         state.take_live()
         parts = context.store.parts_at(self.session_id, self._to_version)

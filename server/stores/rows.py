@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from server.errors import StateDamagedError
 from server.stores.base import StoredSession
 
 
@@ -25,8 +26,15 @@ def dump(value: object) -> bytes:
 
 
 def load(text: bytes) -> Any:
-    """Read a JSON value that `dump` wrote."""
-    return json.loads(text) if text.startswith(b" ") else orjson.loads(text)
+    """Read a JSON value that `dump` wrote.
+
+    Raises:
+        StateDamagedError: It isn't JSON.
+    """
+    try:
+        return json.loads(text) if text.startswith(b" ") else orjson.loads(text)
+    except ValueError:
+        raise StateDamagedError("A row of the store is damaged: restore a backup, or close the session.") from None
 
 
 class Recipes:
