@@ -128,6 +128,20 @@ class Bench:
         finally:
             gate.set()
 
+    @contextlib.contextmanager
+    def sweeping(self) -> Iterator[Callable[[int], None]]:
+        """Delete expired sessions meanwhile, as a server does; give a function that waits until it was done n times."""
+        looks = []
+        look = self.store.delete_expired
+        self.store.delete_expired = lambda *given: (look(*given), looks.append(given))[0]
+        sweep = asyncio.run_coroutine_threadsafe(self.sessions.sweep(), self._loop)
+        try:
+            yield lambda more: wait_until(lambda count=len(looks) + more: len(looks) >= count, "the sweep")
+        finally:
+            self.store.delete_expired = look
+            sweep.cancel()
+            self._run(asyncio.sleep(0.01))  # the task ends
+
     def close(self) -> None:
         self.sessions.stop()
         if self._closes_store:
