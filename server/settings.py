@@ -97,6 +97,10 @@ class Settings(BaseSettings):
     max_json_values: int = Field(250_000, ge=1000, description="Values in a request's JSON.")
     max_result_bytes: int = Field(2**20, ge=1024, description="Size of a call's result as JSON.")
     max_environment_bytes: int = Field(32 * 2**20, ge=1024, description="Size of a toolpack's snapshot.")
+    max_session_bytes: int = Field(
+        256 * 2**20, ge=1024, description="Bytes that the calls of a session may store: records and environments."
+    )
+    max_name_bytes: int = Field(4 * 2**30, ge=1024, description="Bytes that all sessions of a name may store.")
 
     @classmethod
     def settings_customise_sources(

@@ -131,12 +131,17 @@ class Bench:
     @contextlib.contextmanager
     def sweeping(self) -> Iterator[Callable[[int], None]]:
         """Delete expired sessions meanwhile, as a server does; give a function that waits until it was done n times."""
-        looks = []
+        looks: list[Any] = []
         look = self.store.delete_expired
         self.store.delete_expired = lambda *given: (look(*given), looks.append(given))[0]
+
+        def look_again(times: int) -> None:
+            count = len(looks) + times
+            wait_until(lambda: len(looks) >= count, "the sweep")
+
         sweep = asyncio.run_coroutine_threadsafe(self.sessions.sweep(), self._loop)
         try:
-            yield lambda more: wait_until(lambda count=len(looks) + more: len(looks) >= count, "the sweep")
+            yield look_again
         finally:
             self.store.delete_expired = look
             sweep.cancel()

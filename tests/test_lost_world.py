@@ -1,7 +1,6 @@
 """A store that loses its newest data, as after a failover: nothing is built on a world that is gone."""
 
 import contextlib
-import os
 import sqlite3
 import threading
 
@@ -41,7 +40,7 @@ class Redis:
         self._saved = {}
 
     def save(self):
-        self._saved = {key: self._client.dump(key) for key in self._client.keys()}
+        self._saved = {key: self._client.dump(key) for key in self._client.scan_iter()}
 
     def set_back(self):
         with self._client.pipeline() as together:
@@ -117,14 +116,14 @@ def test_a_file_that_is_gone_acknowledges_nothing(tmp_path, how, exclusive):
         session_id = bench.create()
         assert bench.result(session_id, "add", amount=1) == 1
         moved = path.with_name(path.name + "-wal") if how == "without its log" else path
-        os.rename(moved, tmp_path / "aside")
+        aside = moved.rename(tmp_path / "aside")
         if how == "replaced":
-            path.write_bytes((tmp_path / "aside").read_bytes())
+            path.write_bytes(aside.read_bytes())
         with pytest.raises(RpcError, match="deleted or replaced") as refused:
             bench.result(session_id, "add", amount=1)
         assert refused.value.code == -32006
         assert "restart the server" in bench._run(bench.sessions.store_trouble())
-        os.replace(tmp_path / "aside", moved)
+        aside.replace(moved)
         assert bench._run(bench.sessions.store_trouble()) == ""
     finally:
         bench.close()

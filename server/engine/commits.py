@@ -41,9 +41,13 @@ class Committer:
         kept, why = self._commit([commit for _, commit in valid])
         for (job, commit), was_kept in zip(valid, kept, strict=True):
             job.committed = was_kept
-            if not was_kept and job.state is not None:
-                job.state.invalid = CLOSED if why == REFUSED and self._is_closed(commit.session_id) else why
-            elif commit.record.index % TRIM_EVERY == TRIM_EVERY - 1:
+            state = job.state
+            if state is None:
+                continue
+            if not was_kept:
+                state.invalid = CLOSED if why == REFUSED and self._is_closed(commit.session_id) else why
+            elif commit.record.index % TRIM_EVERY == TRIM_EVERY - 1 or state.untrimmed > self._settings.keep_bytes:
+                state.untrimmed = 0
                 self._trim(commit.session_id)
 
     def _commit(self, commits: Sequence[Commit]) -> tuple[Sequence[bool], str]:

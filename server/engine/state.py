@@ -54,6 +54,7 @@ class SessionState:
         holder: Who holds the lease, as the store knows this worker; None in a store that isn't shared.
         last: The id of its last record.
         stored: About how many bytes the store holds for what its calls have added.
+        untrimmed: How many bytes of blobs were added since its old versions were deleted last.
         leased: This worker holds the lease.
         blobs: The bytes of those parts that were needed so far.
         live: The environments that equal those bytes; an operation takes them out while it runs.
@@ -62,7 +63,7 @@ class SessionState:
     """
 
     __slots__ = (
-        *("session", "expires_at", "index", "version", "parts", "epoch", "holder", "last", "stored"),
+        *("session", "expires_at", "index", "version", "parts", "epoch", "holder", "last", "stored", "untrimmed"),
         *("leased", "blobs", "live", "uncommitted", "invalid"),
     )
 
@@ -75,6 +76,7 @@ class SessionState:
         self.uncommitted: dict[str, Record] = {}
         self.leased = False
         self.holder: str | None = None
+        self.untrimmed = 0
         self.invalid = ""
         self.follow(head)
 
@@ -108,6 +110,7 @@ class SessionState:
         after, self.last = self.last, record.id
         self.index, self.version = record.index, record.version
         self.stored += added_bytes(record, result.new_blobs)
+        self.untrimmed += sum(map(len, result.new_blobs.values()))
         if result.parts:
             self.parts = {**self.parts, **result.parts}
         if record.call_id is not None:

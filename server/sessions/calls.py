@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.engine.jobs import StartClock
-from server.engine.state import Result, SessionState
+from server.engine.state import Result, SessionState, added_bytes
 from server.engine.threads import interruptible
-from server.errors import CallIdReusedError, VersionConflictError
+from server.errors import CallIdReusedError, TooLargeError, VersionConflictError
 from server.execution.call import Failure, Outcome, call
 from server.execution.runtime import Plan
 from server.execution.world import Snapshot
-from server.jsonio.strict import Fragment, dumps, loads
+from server.jsonio.strict import Fragment, dumps
 from server.sessions.context import SessionContext
+from server.sessions.records import loaded
 from server.stores.base import Record, SessionStore
 from server.times import timestamp
 
@@ -61,12 +62,20 @@ class CallOperation:
         blobs = _Blobs(context.store, state)
         snapshot = Snapshot(state.parts, blobs, state.take_live())
         self._plan, self._kwargs, self._started_at = plan, dumps(request.kwargs), time.time()
+        try:
+            context.room.check_session(state, len(self._kwargs), at_least=True)
+        except TooLargeError as error:
+            return Result(_no_room(plan, error))
         began = time.perf_counter()
         start_clock(plan.timeout_seconds)
         outcome = call(plan, snapshot, context.codec, context.settings.max_result_bytes, interruptible())
         outcome.toolpack = plan.toolpack
         record = self._record(state, outcome, time.perf_counter() - began)
         snapshot.live.update(outcome.live)
+        try:
+            context.room.check_session(state, added_bytes(record, outcome.blobs))
+        except TooLargeError as error:
+            return Result(_no_room(plan, error))
         if not outcome.blobs:
             return Result(outcome, record, blobs=blobs, live=snapshot.live)
         parts = {part: context.codec.new_blob_id() for part in outcome.blobs}
@@ -95,7 +104,7 @@ class CallOperation:
         record = state.uncommitted.get(call_id) or self._context.store.record_of_call(self.session_id, call_id)
         if record is None:
             return None
-        shown, failure = map(loads, record.body.split(b"\n"))
+        shown, failure = loaded(record)
         sent = dumps([self._request.function, self._request.kwargs], sort_keys=True)
         if dumps([shown["function"], shown["kwargs"]], sort_keys=True) != sent:
             raise CallIdReusedError(
@@ -125,6 +134,11 @@ class CallOperation:
         if outcome.failure is not None:
             failure = dumps({"failure": outcome.failure, "errors": outcome.errors})
         return Record(index, version, self._request.call_id, dumps(shown) + b"\n" + failure)
+
+
+def _no_room(plan: Plan, error: TooLargeError) -> Outcome:
+    """Get the outcome of a call that isn't recorded, because there is no room for it."""
+    return Outcome(error=f"TooLargeError: {error}", failure=Failure.TOO_LARGE, toolpack=plan.toolpack)
 
 
 class _Blobs(dict[str, bytes]):

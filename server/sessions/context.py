@@ -13,6 +13,7 @@ from server.execution.codec import Codec
 from server.execution.initial import InitialEnvironments
 from server.execution.runtime import SessionRuntime
 from server.packs.catalog import Catalog
+from server.sessions.room import Room
 from server.settings import Settings
 from server.stores.base import SessionStore
 from server.times import expiry
@@ -36,6 +37,7 @@ class SessionContext:
         self.store = store
         self.settings = settings
         self.codec = Codec(catalog, key, settings.max_environment_bytes)
+        self.room = Room(store, settings)
         self._initial = InitialEnvironments(self.codec, INITIAL_BYTES)
         self._runtimes: dict[tuple[str, ...], SessionRuntime] = {}
 

@@ -14,6 +14,7 @@ from server.sessions.context import SessionContext
 from server.sessions.reader import SessionReader
 from server.sessions.views import session_view
 from server.stores.base import StoredSession
+from server.stores.rows import dump
 from server.times import expiry
 
 RECOUNT_SECONDS = 1.0
@@ -46,6 +47,8 @@ class SessionFactory:
         store = self._context.store
         parts, blobs = self._context.initial_parts(toolpacks, options, environment)
         ttl = self._context.settings.ttl_seconds if ttl_seconds is None else ttl_seconds
+        recipe_bytes = len(dump([options, environment, labels]))
+        self._context.room.check_name(owner, recipe_bytes + (sum(map(len, blobs.values())) if environment else 0))
         session = self._new(owner, toolpacks, options, environment, labels, ttl, None)
         try:
             # Most often the blobs are in the store already, and needn't be sent.
@@ -68,6 +71,7 @@ class SessionFactory:
         at = head.version if version is None else version
         parts = self._reader.parts(session_id, head, at)
         self._check_quota(parent.owner, count)
+        self._context.room.check_name(parent.owner, count * len(dump(parent.labels if labels is None else labels)))
         forks = [
             self._new(
                 parent.owner,

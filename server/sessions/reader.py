@@ -26,6 +26,7 @@ from server.jsonio.strict import Fragment, dumps, loads
 from server.jsonio.view import to_json
 from server.results import Export, Json, Session
 from server.sessions.context import SessionContext
+from server.sessions.records import shown
 from server.sessions.views import json_patch, session_view
 from server.snapshots.pickling import freeze
 from server.snapshots.seal import FORMAT
@@ -116,7 +117,7 @@ class SessionReader:
     def trace(self, session_id: str, owner: str, after: int, limit: int) -> list[Fragment]:
         """Get the records after an index."""
         self.find(session_id, owner)
-        return [Fragment(record.body.partition(b"\n")[0]) for record in self._store.records(session_id, after, limit)]
+        return [shown(record) for record in self._store.records(session_id, after, limit)]
 
     def export(self, session_id: str, owner: str, version: int | None) -> Export:
         """Get a version's environments as an exact snapshot, for a client that has the same classes."""

@@ -24,6 +24,9 @@ OLDEST = (6, 2)
 ANSWER_SECONDS = 2.0  # for one answer
 GIVE_UP_SECONDS = 5.0  # for all attempts, not counting the wait for the last answer
 
+FULL_BYTES = 2**20  # a Redis with less room is called full
+FULL = "The Redis store is full: close sessions or raise its maxmemory; nothing was changed."
+
 # Temporary errors: a lost connection, a primary that has become a replica, a server that is loading its data.
 TEMPORARY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
 
@@ -80,6 +83,9 @@ class RedisConnection:
         """
         # Redis doesn't ask whether a command changes anything before it refuses it.
         self.command("SET", self.key("schema"), SCHEMA, "NX")
+        memory = self._send(lambda: self._client.info("memory"))
+        if 0 < memory.get("maxmemory", 0) < memory["used_memory"] + FULL_BYTES:
+            raise OverloadedError(FULL)
 
     def key(self, name: str) -> str:
         """Add the prefix to a name."""
@@ -111,9 +117,7 @@ class RedisConnection:
                     ) from error
             except redis.RedisError as error:  # can't write to its disk, no script may run now …
                 if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM" in str(error):
-                    raise OverloadedError(
-                        "The Redis store is full: close sessions or raise its maxmemory; nothing was changed."
-                    ) from error
+                    raise OverloadedError(FULL) from error
                 raise OverloadedError("The store refuses to change anything now; nothing was changed.") from error
             time.sleep(pause)
             pause = min(2 * pause, 1.0)

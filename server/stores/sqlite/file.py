@@ -28,7 +28,8 @@ OLDEST_SQLITE = (3, 38)  # the first with JSON functions in every build
 OPEN_AGAIN_SECONDS = 0.01
 BUSY_SECONDS = 10  # above the 5 s after which the supervisor kills a worker that hangs inside a transaction
 STATEMENTS = 256  # prepared and cached: inserts need one for each number of rows
-RESERVED_BYTES = 4 * 2**20  # beside the file, for deletions while the disk is full
+RESERVED_BYTES = 20 * 2**20  # beside the file: enough to empty the write-ahead log, so that its space can be used again
+FULL_BYTES = 4 * 2**20  # a disk with less room is called full
 SHRINK_PAGES = 1000  # that one transaction gives back to the file system
 FREE_PAGES = 4000  # that a file may keep for later, or a quarter of it
 WAL_BYTES = 20 * 2**20  # that the write-ahead log may keep; it grows further only during one large transaction
@@ -136,10 +137,14 @@ class SqliteFile:
         """
         with self.write() as writer:
             writer.execute(f"PRAGMA user_version = {VERSION}")
-        disk = os.statvfs(self._path.parent)
-        if disk.f_blocks and disk.f_bavail * disk.f_frsize < RESERVED_BYTES:
-            raise OverloadedError(f"The disk of the store {self._path} is full: make room.")
+        if self._room() < FULL_BYTES:
+            raise OverloadedError(f"The disk of the store {self._path} is full: make room, or close sessions.")
         self.keep_reserve()
+
+    def _room(self) -> float:
+        """Get how many bytes the disk has left; infinity if the system doesn't say."""
+        disk = os.statvfs(self._path.parent)
+        return disk.f_bavail * disk.f_frsize if disk.f_blocks else float("inf")
 
     def use_reserve(self) -> bool:
         """If the disk is full, free what was reserved; return whether there was something."""
@@ -149,11 +154,13 @@ class SqliteFile:
             self._reserve.unlink()
         except OSError:
             return False
+        with self._writing:
+            self._restart_log("PASSIVE")
         return True
 
     def keep_reserve(self) -> None:
-        """Reserve space for deletions, if the disk has it."""
-        if self._trouble or self._reserve.exists():
+        """Reserve space for deletions, if the disk has more than that."""
+        if self._trouble or self._reserve.exists() or self._room() < 2 * RESERVED_BYTES:
             return
         with suppress(OSError):
             reserve = open_private(self._reserve)
