@@ -1,7 +1,7 @@
 """Leases: which worker may commit to a session that several processes could commit to.
 
-The rule: a lease only keeps workers from doing each other's work. A commit is safe because of its epoch, which the
-store compares, so a mistake here costs time and never data. No clocks of two machines are compared: a worker adds to
+The rule: a lease only keeps workers from doing each other's work. A commit is safe because it names the record before
+it, which the store compares, so a mistake here costs time and never data. No clocks of two machines are compared: a worker adds to
 its heartbeat in the store, and whoever waits for its lease watches that number on its own clock.
 """
 

@@ -11,7 +11,7 @@ Numbers come back when a store loses its newest data, as after the failover of a
 same index, and another lease the same epoch. So each record has a random id, and a commit names the record before it.
 """
 
-import secrets
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -87,7 +87,7 @@ class Record:
     version: int
     call_id: str | None
     body: bytes
-    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    id: str = field(default_factory=lambda: os.urandom(8).hex())
 
 
 @dataclass(frozen=True, slots=True)

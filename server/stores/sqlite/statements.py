@@ -109,15 +109,16 @@ ADD_SESSION = """
     SELECT key, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM recipes WHERE digest = ?
     ON CONFLICT (id) DO NOTHING
 """
-ADD_RECORD = f"""
+ADD_RECORD = """
     INSERT INTO records (session, place, version, call_id, id, total, body)
-    SELECT key, :place, :version, :call_id, :id, coalesce((SELECT total {_LAST}), 0) + length(:body), :body
-    FROM sessions WHERE sessions.id = :session AND epoch = :epoch AND (:holder IS NULL OR holder = :holder)
-        AND coalesce((SELECT max(place) FROM records WHERE session = key), -1) = :place - 1
-        AND coalesce((SELECT id {_LAST}), '') = :after
+    SELECT key, :place, :version, :call_id, :id, coalesce(last.total, 0) + length(:body), :body
+    FROM sessions LEFT JOIN records AS last ON last.session = key
+        AND last.place = (SELECT max(place) FROM records WHERE session = sessions.key)
+    WHERE sessions.id = :session AND epoch = :epoch AND (:holder IS NULL OR holder = :holder)
+        AND coalesce(last.place, -1) = :place - 1 AND coalesce(last.id, '') = :after
     ON CONFLICT DO NOTHING
     RETURNING session
-"""  # noqa: S608
+"""
 SAME_RECORD = """
     SELECT 1 FROM records WHERE session = (SELECT key FROM sessions WHERE id = :session)
         AND place = :place AND version = :version AND call_id IS :call_id AND id = :id AND body = :body
