@@ -35,6 +35,7 @@ knows nothing of JSON-RPC or HTTP statuses other than its own; `rpc/codes.py` al
         ├── UnsupportedObjectError  snapshots: one object can't be stored
         ├── CycleError              snapshots: an object that hashes by value is part of a cycle
         ├── CallFailedError         rpc: a call failed that is to be answered with a JSON-RPC error
+        ├── HeavyReadError          sessions: a read takes so much of the processor that it must wait for its turn
         ├── MissingBlobError        stores: a blob that was referred to isn't there
         ├── NotTogetherError        stores: several commits can't go in with one statement
         └── RowGoneError            stores: a session was deleted between two reads
@@ -219,6 +220,10 @@ class CallFailedError(InternalSignal):
     def __init__(self, outcome: Any) -> None:
         super().__init__(outcome.error)
         self.outcome = outcome
+
+
+class HeavyReadError(InternalSignal):
+    """A read takes so much of the processor that it must wait for its turn."""
 
 
 class MissingBlobError(InternalSignal, LookupError):

@@ -65,7 +65,11 @@ class Settings(BaseSettings):
         None, min_length=16, description="Key of the hash on stored snapshots; default: one made in the data directory."
     )
     timeout_seconds: float = Field(30, gt=0, description="Deadline of a call, where its function sets none.")
-    queue_timeout_seconds: float = Field(30, gt=0, description="How long a call may wait for its session.")
+    max_threads: int = Field(256, ge=1, description="Functions that a worker runs at once, other than quick ones.")
+    max_threads_per_name: int = Field(128, ge=1, description="How many of those may belong to one name.")
+    queue_timeout_seconds: float = Field(
+        30, gt=0, description="How long a call may wait for its session, or for a thread."
+    )
     drain_seconds: float = Field(8, ge=0, description="How long a stopping server waits for running calls.")
     max_stuck_threads: int = Field(
         4, ge=0, description="Threads stuck in functions that a worker holds before it is replaced."

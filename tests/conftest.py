@@ -1,4 +1,4 @@
-"""Fixtures that several files of tests share."""
+"""Fixtures that several test files share."""
 
 import pytest
 import redis_server
@@ -13,7 +13,7 @@ def redis_url(tmp_path_factory):
 
 @pytest.fixture
 def bench():
-    """Give a server without HTTP, on a store in memory."""
+    """A server without HTTP, with a store in memory."""
     made = serving.Bench()
     yield made
     made.close()
@@ -21,7 +21,7 @@ def bench():
 
 @pytest.fixture(params=["memory", "sqlite"])
 def stored_bench(request, tmp_path):
-    """Give a server without HTTP, on each store that needs no other program."""
+    """A server without HTTP, with each store that needs no other program."""
     made = serving.Bench(store="memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 'sessions.db'}")
     yield made
     made.close()

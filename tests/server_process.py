@@ -1,4 +1,4 @@
-"""A real server for the tests: the command `toolpack-server serve` in a process of its own, on a free port."""
+"""A real server for the tests: the command `toolpack-server serve` in its own process, on a free port."""
 
 import contextlib
 import os
@@ -15,13 +15,13 @@ import serving
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Get this process's environment without settings that a developer may have set, and with these."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
-    return ours | {"PYTHONUNBUFFERED": "1"} | variables
+    """Get this process's environment variables without a developer's settings of the server, and with these."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
+    return inherited | {"PYTHONUNBUFFERED": "1"} | variables
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "server", *arguments]
+    return [sys.executable, "-W", "error", "-m", "server", *arguments]
 
 
 class Served:
@@ -39,7 +39,7 @@ class Served:
         return self.rpc("run_function", session_id=session_id, function=function, kwargs=kwargs, **(_call or {}))
 
     def kill(self) -> None:
-        """End it as a power cut would: the whole process group, without a chance to do anything."""
+        """Kill the whole process group, without a chance to clean up."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(serving.PATIENCE)

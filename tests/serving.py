@@ -1,4 +1,4 @@
-"""What the tests of the server share: fixture packs, a server without HTTP, and waiting without sleeping blindly."""
+"""Shared by the tests of the server: the fixture packs, a server without HTTP, and waiting for a condition."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def wait_until(condition: Callable[[], Any], what: str = "what the test waits fo
 
 
 class RpcError(Exception):
-    """A JSON-RPC error, as it came."""
+    """A JSON-RPC error that was answered."""
 
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(error)
@@ -47,17 +47,17 @@ class RpcError(Exception):
 
 def result_of(reply: bytes | None) -> Any:
     assert reply is not None, "a request got no answer"
-    told = json.loads(reply)
-    assert told["jsonrpc"] == "2.0"
-    if "error" in told:
-        assert set(told) == {"jsonrpc", "error", "id"}
-        raise RpcError(told["error"])
-    assert set(told) == {"jsonrpc", "result", "id"}
-    return told["result"]
+    response = json.loads(reply)
+    assert response["jsonrpc"] == "2.0"
+    if "error" in response:
+        assert set(response) == {"jsonrpc", "error", "id"}
+        raise RpcError(response["error"])
+    assert set(response) == {"jsonrpc", "result", "id"}
+    return response["result"]
 
 
 class Bench:
-    """A whole server but for HTTP, whose event loop runs on a thread of its own."""
+    """A complete server except for HTTP; its event loop runs in its own thread."""
 
     def __init__(self, catalog: Catalog | None = None, store: Any = "memory:", key: bytes = KEY, **settings: Any):
         self.store = open_store(store) if isinstance(store, str) else store

@@ -1,4 +1,4 @@
-"""AgentDojo's suites are toolpacks: as they are, built when somebody asks for them, and only where it is installed."""
+"""AgentDojo's suites are toolpacks: unchanged, built only when used, and only if it is installed."""
 
 import subprocess
 import sys
@@ -58,7 +58,7 @@ def test_functions_and_environments_are_those_of_agentdojo(packs, name):
 
 @pytest.mark.parametrize("version", ["v1", "v1.1.2", "v1.2.2"])
 @pytest.mark.parametrize("name", SUITES)
-def test_options_make_what_agentdojo_makes(packs, name, version):
+def test_options_build_the_environment_that_agentdojo_builds(packs, name, version):
     suite = get_suites(version)[name]
     injections = dict.fromkeys(suite.get_injection_vector_defaults(), "INJECTED")
     options = {"benchmark_version": version, "injections": injections, "user_task": "user_task_1"}
@@ -79,7 +79,7 @@ def test_the_user_task_prepares_its_environment(packs, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"benchmark_version": "v9"}, "benchmark_version: Input should be 'v1', 'v1.1'"),
         ({"injections": {"nowhere": "x"}}, "'nowhere' is no injection vector: choose from injection_dora_0, "),
@@ -89,10 +89,10 @@ def test_the_user_task_prepares_its_environment(packs, monkeypatch):
         ({"seed": 1}, "seed: Extra inputs are not permitted"),
     ],
 )
-def test_wrong_options_are_told_with_what_is_right(packs, options, told):
+def test_wrong_options_are_reported_with_the_valid_ones(packs, options, message):
     with pytest.raises(InvalidParamsError) as refused:
         packs["agentdojo-slack"].build(options)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_session_with_the_same_options_builds_nothing_again(builds):
@@ -112,7 +112,7 @@ def test_a_server_that_starts_builds_none_and_check_builds_all(builds):
     assert builds == list(SUITES)
 
 
-def test_loading_leaves_out_the_clients_of_model_vendors_until_they_are_asked_for():
+def test_loading_does_not_import_the_clients_of_model_vendors():
     status, out, err = run(
         "import sys, toolpacks.agentdojo\n"
         "print('openai' in sys.modules, 'anthropic' in sys.modules, 'google.genai' in sys.modules)\n"
@@ -128,7 +128,7 @@ def test_loading_leaves_out_the_clients_of_model_vendors_until_they_are_asked_fo
     assert out.split() == ["False", "False", "False", "True", "True", "module", "True"]
 
 
-def test_without_agentdojo_the_other_packs_are_there_and_check_says_how_to_get_these():
+def test_without_agentdojo_the_other_packs_load_and_check_says_how_to_install_it():
     status, out, _ = check_without("agentdojo")
     assert status == 0
     assert "pip install 'toolpack-server[agentdojo]'" in out

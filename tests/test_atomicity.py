@@ -1,4 +1,4 @@
-"""A call that doesn't succeed has changed nothing, whatever it did before, in whichever toolpacks."""
+"""A failed call changes nothing, whatever it did before it failed, in all toolpacks."""
 
 import json
 
@@ -25,7 +25,7 @@ def world(bench, session_id):
 def nothing_changed(bench, session_id, before, version):
     assert world(bench, session_id) == before
     assert bench.version(session_id) == version
-    # The live object that the next call gets is not the one that the failed call left half done.
+    # The next call doesn't get the live object that the failed call changed.
     assert bench.result(session_id, "total") == sum(before["ledger"]["ledger"]["entries"])
 
 
@@ -40,7 +40,7 @@ def test_whatever_a_function_raises_undoes_what_it_did(stored_bench, how, error)
     assert stored_bench.result(session_id, "add", amount=2) == 7
 
 
-def test_a_world_that_cannot_be_kept_undoes_the_call_and_says_where(stored_bench):
+def test_an_environment_that_cannot_be_stored_undoes_the_call_and_names_the_path(stored_bench):
     session_id = stored_bench.create()
     before = world(stored_bench, session_id)
     error = stored_bench.call(session_id, "add_then", how="lambda")["error"]
@@ -48,7 +48,7 @@ def test_a_world_that_cannot_be_kept_undoes_the_call_and_says_where(stored_bench
     nothing_changed(stored_bench, session_id, before, 0)
 
 
-def test_recursion_without_end_undoes_the_call(bench):
+def test_infinite_recursion_undoes_the_call(bench):
     session_id = bench.create()
     before = world(bench, session_id)
     assert bench.call(session_id, "add_then", how="recurse")["error"].startswith("RecursionError: ")
@@ -58,7 +58,7 @@ def test_recursion_without_end_undoes_the_call(bench):
 @pytest.mark.parametrize(
     ("what", "error"), [("object", "ResultError"), ("cycle", "ResultError"), ("much", "TooLargeError")]
 )
-def test_a_result_that_cannot_be_told_undoes_the_call(stored_bench, what, error):
+def test_a_result_without_a_json_form_undoes_the_call(stored_bench, what, error):
     session_id = stored_bench.create()
     before = world(stored_bench, session_id)
     envelope = stored_bench.call(session_id, "add_and_return", what=what)
@@ -67,7 +67,7 @@ def test_a_result_that_cannot_be_told_undoes_the_call(stored_bench, what, error)
     nothing_changed(stored_bench, session_id, before, 0)
 
 
-def test_a_world_that_grows_too_large_undoes_the_call():
+def test_an_environment_that_grows_too_large_undoes_the_call():
     bench = serving.Bench(max_environment_bytes=1_000_000)
     session_id = bench.create()
     before = world(bench, session_id)
@@ -106,7 +106,7 @@ def test_an_inner_call_is_kept_with_the_outer_one_as_one_version(stored_bench):
     assert stored_bench.version(session_id) == 1
 
 
-def test_a_change_to_what_an_inner_call_handed_out_is_kept(stored_bench):
+def test_a_change_to_the_result_of_an_inner_call_is_kept(stored_bench):
     session_id = stored_bench.create("ledger")
     assert stored_bench.result(session_id, "append_to", target=inner("get_ledger"), amount=4) == 1
     assert stored_bench.result(session_id, "total") == 4
@@ -114,7 +114,7 @@ def test_a_change_to_what_an_inner_call_handed_out_is_kept(stored_bench):
     assert stored_bench.rpc("fork_session", session_id=session_id)[0]["version"] == 0
 
 
-def test_toolpacks_share_nothing_though_one_gets_what_another_holds(stored_bench):
+def test_toolpacks_share_no_objects_even_if_one_stores_anothers(stored_bench):
     session_id = stored_bench.create("ledger", "vault")
     assert stored_bench.result(session_id, "store_list", things=inner("echo", value=["a"])) == 1
     assert stored_bench.result(session_id, "echo", value=inner("get_log")) == ["a"]
@@ -194,10 +194,10 @@ class Sessions(RuleBasedStateMachine):
             self.bench.call(session, "add", wrong, amount=amount)
 
     @invariant()
-    def every_session_is_what_its_history_says(self):
+    def every_session_matches_its_history(self):
         for session, history in getattr(self, "histories", {}).items():
-            told = self.bench.rpc("get_environment", session_id=session, pointer="/ledger/ledger/entries")
-            assert told == history[-1]
+            entries = self.bench.rpc("get_environment", session_id=session, pointer="/ledger/ledger/entries")
+            assert entries == history[-1]
             assert self.bench.version(session) == len(history) - 1
 
     def teardown(self):
@@ -207,8 +207,8 @@ class Sessions(RuleBasedStateMachine):
             trace = self.bench.rpc("get_trace", session_id=session, limit=1000)
             assert [record["index"] for record in trace] == list(range(self.traces[session]))
             for version, entries in enumerate(history):
-                told = self.bench.rpc("get_environment", session_id=session, version=version)
-                assert json.dumps(told["ledger"]["ledger"]["entries"]) == json.dumps(entries)
+                environment = self.bench.rpc("get_environment", session_id=session, version=version)
+                assert json.dumps(environment["ledger"]["ledger"]["entries"]) == json.dumps(entries)
         self.bench.close()
 
 

@@ -1,4 +1,4 @@
-"""The bundled packs: what their worlds promise, tried on the plain functions."""
+"""The bundled packs: the guarantees of their environments, tested on the plain functions."""
 
 import ast
 import inspect
@@ -89,7 +89,7 @@ def test_two_environments_share_nothing(pack):
 
 
 @pytest.mark.parametrize("pack", PACKS, ids=lambda pack: pack.name)
-def test_every_reading_function_leaves_its_world_alone(pack):
+def test_every_read_only_function_leaves_its_environment_unchanged(pack):
     reading = {name for name, registered in pack.functions.items() if registered.read_only}
     assert reading == READING[pack.name].keys()
     environment = pack.build({})
@@ -100,20 +100,20 @@ def test_every_reading_function_leaves_its_world_alone(pack):
 
 
 @pytest.mark.parametrize("pack", PACKS, ids=lambda pack: pack.name)
-def test_a_world_comes_back_from_its_own_json(pack):
+def test_an_environment_is_restored_from_its_own_json(pack):
     environment = pack.build({})
     assert pack.parse(environment.model_dump(mode="json")) == environment
 
 
 @pytest.mark.parametrize("module", [bank, workspace, models], ids=lambda module: module.__name__)
-def test_no_function_asks_the_machine(module: ModuleType):
+def test_no_function_uses_the_clock_random_numbers_or_the_system(module: ModuleType):
     tree = ast.parse(inspect.getsource(module))
-    asked = {
+    used = {
         ast.unparse(node)
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node).startswith(("datetime.", "date.", "time."))
     }
-    assert asked <= {"datetime.combine", "date.fromisoformat", "time.replace", "time.tzinfo", "time.astimezone"}
+    assert used <= {"datetime.combine", "date.fromisoformat", "time.replace", "time.tzinfo", "time.astimezone"}
     imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not imported & {"os", "random", "secrets", "time", "uuid"}
@@ -166,7 +166,7 @@ def test_cents_are_exact_although_agents_send_json_numbers(account_world):
     assert before - account_world.account.balance == Decimal("0.3")
 
 
-def test_options_say_who_and_how_much():
+def test_options_set_the_owner_and_the_balance():
     world = bank.toolpack.build({"owner": "Elif Kaya", "balance": 12.5})
     assert (world.account.owner, world.account.balance, world.savings.owner) == (
         "Elif Kaya",
@@ -191,7 +191,7 @@ def test_transactions_are_found_and_listed_newest_first(account_world):
     assert [line.day for line in found] == [date(2026, 2, 2)]
 
 
-def test_the_number_of_a_cancelled_order_is_never_given_again(account_world):
+def test_the_id_of_a_cancelled_order_is_never_reused(account_world):
     orders, today = account_world.standing_orders, account_world.today
     new = {"recipient": SHOP, "amount": Decimal(5), "subject": "Tea", "interval": bank.Interval.WEEKLY}
     newest = max(orders.orders)
@@ -201,7 +201,7 @@ def test_the_number_of_a_cancelled_order_is_never_given_again(account_world):
     assert orders.orders[order.id] is order
 
 
-def test_a_standing_order_changes_only_where_told(account_world):
+def test_a_standing_order_changes_only_in_the_given_fields(account_world):
     orders, today = account_world.standing_orders, account_world.today
     before = orders.orders[1].model_copy()
     changed = bank.change_standing_order(orders, today, order_id=1, amount=Decimal(950))
@@ -233,7 +233,7 @@ def test_amounts_that_are_no_payment_are_refused(account_world, amount):
 # The workspace
 
 
-def test_an_invitation_holds_the_very_event_of_the_calendar(office):
+def test_an_invitation_and_the_calendar_share_one_event_object(office):
     invitations = [mail for mail in office.mailbox.mails.values() if mail.event]
     assert invitations
     for mail in invitations:
@@ -265,7 +265,7 @@ def test_an_accepted_invitation_shows_in_the_calendar(office):
     assert office.calendar.events[23].answers[NORA] is workspace.Answer.DECLINED
 
 
-def test_an_attachment_is_the_very_file_of_the_drive(office):
+def test_an_attachment_and_the_drive_share_one_file_object(office):
     mail = workspace.send_mail(office, ["a@b.example"], "Feedback", "Please read.", attachments=[4])
     workspace.append_to_file(office.drive, office.me, office.now, 4, "- More.\n")
     assert mail.attachments[0] is office.drive.files[4]
@@ -274,7 +274,7 @@ def test_an_attachment_is_the_very_file_of_the_drive(office):
     assert mail.attachments[0].name == "pilot-feedback.md"
 
 
-def test_a_world_from_json_shares_what_has_one_id(office):
+def test_an_environment_from_json_shares_objects_with_the_same_id(office):
     workspace.delete_file(office.drive, office.me, 1)
     workspace.send_mail(office, [NORA], "Budget", "See above.", attachments=[2])
     again = workspace.toolpack.parse(office.model_dump(mode="json"))
@@ -283,7 +283,7 @@ def test_a_world_from_json_shares_what_has_one_id(office):
     assert again.mailbox.mails[47].event is again.calendar.events[25]
 
 
-def test_numbers_are_never_given_twice(office):
+def test_ids_are_never_reused(office):
     last = max([*office.mailbox.mails, *office.calendar.events, *office.drive.files])
     workspace.delete_mail(office.mailbox, last)
     file = workspace.create_file(office, "notes.md", "Nothing yet.\n")

@@ -1,4 +1,4 @@
-"""One line for each call: who, what, how long, how it ended; and never what was said, unless a setting asks for it."""
+"""The call log has one line for each call, without arguments and results unless a setting asks for them."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ SECRET = "what-was-said"
 
 
 class Log:
-    """The log of a running server, from where the test begins."""
+    """The log of a running server, from the start of the test."""
 
     def __init__(self, server, folder):
         self.server = server
@@ -27,7 +27,7 @@ class Log:
         self._from = self._path.stat().st_size
 
     def text(self):
-        self.server.http.get("/healthz")  # whatever ended before this is in the log when this is answered
+        self.server.http.get("/healthz")  # calls that ended before this request are in the log when it is answered
         return self._path.read_bytes()[self._from :].decode()
 
     def lines(self):
@@ -90,21 +90,21 @@ def test_a_batch_is_one_request_with_a_line_for_each_call(log):
 
 
 @pytest.mark.parametrize("given", ["abc-123", "x", "a" * 128, '{"a":1}', "../../etc", "%s%n"])
-def test_a_request_id_is_taken_over_and_told_back(log, given):
+def test_a_request_id_is_accepted_and_returned(log, given):
     reply = post(log.server, "/rpc", "run_function", {"X-Request-ID": given}, session_id="0" * 32, function="add")
     assert reply.headers["x-request-id"] == given
     assert [line["request_id"] for line in log.lines()] == [given]
 
 
 @pytest.mark.parametrize("given", ["", "a" * 129, "a b", "a\tb", b"\xff", "é".encode(), None])
-def test_another_is_made_where_it_could_not_stand_in_a_log(log, given):
+def test_a_request_id_that_is_unsafe_to_log_is_replaced(log, given):
     headers = {} if given is None else {"X-Request-ID": given}
     reply = post(log.server, "/rpc", "run_function", headers, session_id="0" * 32, function="add")
     assert re.fullmatch(r"[0-9a-f]{16}", reply.headers["x-request-id"])
     assert [line["request_id"] for line in log.lines()] == [reply.headers["x-request-id"]]
 
 
-def test_refusals_tell_the_request_id_too(log):
+def test_refusals_return_the_request_id_too(log):
     reply = log.server.http.post("/rpc", content=b"{}", headers={"Content-Type": "x", "X-Request-ID": "mine"})
     assert (reply.status_code, reply.headers["x-request-id"]) == (415, "mine")
 
@@ -117,7 +117,7 @@ def test_a_function_s_name_is_one_string_in_one_line(log, name):
     assert line["function"] == name[:256]
 
 
-def test_arguments_and_results_stay_out(log):
+def test_arguments_and_results_are_not_logged(log):
     session_id = log.server.rpc("create_session", toolpacks=["ledger"])["session_id"]
     log.server.call(session_id, "echo", value=SECRET)
     log.server.call(session_id, "add", amount=SECRET)
@@ -127,15 +127,15 @@ def test_arguments_and_results_stay_out(log):
     assert SECRET not in log.text()
 
 
-def test_arguments_and_results_go_in_where_a_setting_says_so(tmp_path):
+def test_arguments_and_results_are_logged_if_a_setting_says_so(tmp_path):
     with serving_with(tmp_path, TOOLPACK_LOG_ARGUMENTS="true") as server:
         log = Log(server, tmp_path)
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         server.call(session_id, "echo", value=[SECRET, 10**30, None])
         server.call(session_id, "add", amount="x")
-        told, failed = log.lines()
-        assert list(told) == [*FIELDS, "kwargs", "result"]
-        assert (told["kwargs"], told["result"]) == ({"value": [SECRET, 10**30, None]}, [SECRET, 10**30, None])
+        succeeded, failed = log.lines()
+        assert list(succeeded) == [*FIELDS, "kwargs", "result"]
+        assert (succeeded["kwargs"], succeeded["result"]) == ({"value": [SECRET, 10**30, None]}, [SECRET, 10**30, None])
         assert failed["kwargs"] == {"amount": "x"}
         assert failed["result"].startswith("ValidationError: ")
 
@@ -148,11 +148,11 @@ def test_it_can_be_off(tmp_path):
         assert log.text() == ""
 
 
-# For people
+# On a terminal
 
 
 class Terminal(io.TextIOWrapper):
-    """Standard error as somebody looks at it, or as a pipe."""
+    """Standard error as a terminal or a pipe."""
 
     def __init__(self, *, interactive=True):
         super().__init__(io.BytesIO(), write_through=True)
@@ -166,7 +166,7 @@ class Terminal(io.TextIOWrapper):
 
 
 def called(terminal, style, function="add", owner="ann", kwargs=None):
-    """Log a call, with arguments where some are given."""
+    """Log a call, with its arguments if some are given."""
     accept_request_id(b"req-1")
     with contextlib.redirect_stderr(terminal):
         log = CallLog(style, arguments=kwargs is not None)
@@ -175,7 +175,7 @@ def called(terminal, style, function="add", owner="ann", kwargs=None):
     return log
 
 
-def test_on_a_terminal_it_is_made_for_reading():
+def test_on_a_terminal_it_is_plain_text():
     terminal = Terminal()
     called(terminal, "auto")
     called(terminal, "auto", owner=None)
@@ -187,7 +187,7 @@ def test_on_a_terminal_it_is_made_for_reading():
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "\r", "\x00", "\u202e", "\u2028", "\x9b1m", "é 😀"])
-def test_on_a_terminal_nothing_moves_the_cursor(name):
+def test_on_a_terminal_control_characters_are_escaped(name):
     terminal = Terminal()
     called(terminal, "text", function=name, owner=name, kwargs={"a": name})
     (line,) = terminal.lines()
@@ -206,7 +206,7 @@ def test_ids_in_a_function_s_name_are_shortened():
     assert json.loads(pipe.lines()[0])["function"] == "get 01234567…"
 
 
-def test_a_log_that_nobody_reads_stops_nothing():
+def test_a_closed_log_does_not_stop_the_server():
     pipe = Terminal()
     pipe.close()
     called(pipe, "json")

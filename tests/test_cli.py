@@ -1,4 +1,4 @@
-"""The command line: what it prints, and that what goes wrong is one sentence and exit status 1."""
+"""The command line: its output, and that every error is one sentence and exit status 1."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault"]
 
 
 def run(*arguments, **variables):
-    """Run the command in a process of its own."""
+    """Run the command in its own process."""
     return subprocess.run(
         server_process.command(*arguments),
         env=server_process.environment(**variables),
@@ -92,25 +92,25 @@ def test_a_clone_of_this_project_shadows_nothing(tmp_path, monkeypatch):
     assert "note: " not in invoke("check", *FIXTURES).stdout
 
 
-def test_check_says_that_all_is_well():
+def test_check_reports_that_there_are_no_problems():
     result = invoke("check", *FIXTURES)
     assert result.exit_code == 0, result.output
     assert result.output.startswith("2 toolpacks with ")
     assert result.output.endswith(" functions: no problems.\n")
 
 
-def test_check_finds_a_function_that_lies(tmp_path):
-    (tmp_path / "lying_pack.py").write_text(
+def test_check_finds_a_falsely_read_only_function(tmp_path):
+    (tmp_path / "false_pack.py").write_text(
         '"""It lies."""\nfrom typing import Annotated\n\nfrom server import Depends, TaskEnvironment, Toolpack\n\n\n'
-        "class LyingEnvironment(TaskEnvironment):\n    count: list[int] = []\n\n\n"
-        'toolpack = Toolpack("lying", LyingEnvironment)\n\n\n'
+        "class FalseEnvironment(TaskEnvironment):\n    count: list[int] = []\n\n\n"
+        'toolpack = Toolpack("false", FalseEnvironment)\n\n\n'
         "@toolpack.function(read_only=True)\n"
         'def peek(count: Annotated[list[int], Depends("count")]) -> int:\n    """Peek."""\n'
         "    count.append(1)\n    return len(count)\n"
     )
     result = run("check", "--pack-dir", str(tmp_path))
     assert result.returncode == 1
-    assert "lying_pack.py:14: peek: it promises read_only=True but changes " in result.stderr
+    assert "false_pack.py:14: peek: it promises read_only=True but changes " in result.stderr
 
 
 def test_list_shows_packs_and_functions():
@@ -186,7 +186,7 @@ def test_serve_prints_where_it_listens_what_it_loaded_and_what_to_try(tmp_path):
         (["serve", "--port", "70000"], "TOOLPACK_PORT: "),
         (["serve", "--store", "mongodb://x"], "names no store"),
         (["serve", "--store", "memory:", "--workers", "2"], "can't share memory"),
-        (["serve", "--pack-dir", "nowhere"], "nowhere is no folder"),
+        (["serve", "--pack-dir", "nowhere"], "nowhere is not a folder"),
         (["serve", "--packs", "nowhere"], "no module has a toolpack 'nowhere'; found: "),
     ],
 )
@@ -195,3 +195,13 @@ def test_serve_refuses_in_one_sentence_what_cannot_work(tmp_path, arguments, sai
     assert result.returncode == 1
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("flags", [["--store", "memory:"], [], ["--workers", "2"]], ids=" ".join)
+def test_serving_gives_no_warning(tmp_path, flags):
+    with server_process.served(tmp_path, *flags) as server:
+        session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        assert server.call(session_id, "add", amount=1)["error"] is None
+        server.process.terminate()
+        assert server.process.wait(serving.PATIENCE) == 0
+    assert "Warning" not in (tmp_path / "server.log").read_text()

@@ -1,4 +1,4 @@
-"""The two clients do the same: every method, typed answers, and sending again what may be sent again."""
+"""The two clients behave alike: every method, typed results, and retries only if they are safe."""
 
 import asyncio
 import inspect
@@ -28,20 +28,20 @@ def url():
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """Note the pauses instead of making them."""
+    """Record the pauses instead of sleeping."""
     noted = []
 
     async def pause(seconds):
         noted.append(seconds)
 
-    # The client's own names: threads of the server next to it must go on sleeping.
+    # Only in the client's module: the server's threads must really sleep.
     monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=noted.append))
     monkeypatch.setattr(client_module, "asyncio", SimpleNamespace(sleep=pause))
     return noted
 
 
 class Script:
-    """Answers requests with what stands in a list, and keeps them."""
+    """Answers requests from a list of answers, and records the requests."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -120,7 +120,7 @@ def test_a_session_goes_through_all_methods(url):
     assert refused.value.message in str(refused.value)
 
 
-def test_async_calls_of_many_sessions_go_side_by_side(url):
+def test_async_calls_of_many_sessions_run_concurrently(url):
     async def main():
         async with AsyncClient(url) as client:
             sessions = await asyncio.gather(*(client.create_session(["bank"]) for _ in range(20)))
@@ -154,7 +154,7 @@ def test_a_token_is_sent():
         error(-32006, retry_after_seconds=0),
     ],
 )
-def test_a_call_is_sent_again_with_the_same_call_id(ask, pauses, trouble):
+def test_a_call_is_retried_with_the_same_call_id(ask, pauses, trouble):
     script = Script(trouble, trouble, OK)
     assert ask(script, run_function) == {"result": 1, "error": None}
     first, *others = script.requests
@@ -174,26 +174,26 @@ def test_every_call_has_a_call_id_of_its_own_unless_one_is_given(ask):
     assert ids[2] == "mine"
 
 
-def test_an_overloaded_server_is_left_alone_for_as_long_as_it_asks(ask, pauses):
+def test_a_retry_waits_for_retry_after_seconds(ask, pauses):
     assert ask(Script({"error": OVERLOADED}, {"result": "session"}), create_session) == "session"
     assert 2.5 < pauses[0] < 3
 
 
 @pytest.mark.parametrize("trouble", [httpx.ConnectError("refused"), (503, "starting")])
-def test_what_the_server_surely_did_not_do_is_sent_again(ask, pauses, trouble):
+def test_requests_that_were_certainly_not_handled_are_retried(ask, pauses, trouble):
     assert ask(Script(trouble, {"result": "session"}), create_session) == "session"
     assert len(pauses) == 1
 
 
 @pytest.mark.parametrize("trouble", [httpx.ReadTimeout("silence"), httpx.RemoteProtocolError("cut off")])
-def test_what_may_have_been_done_is_not_done_twice(ask, pauses, trouble):
+def test_requests_that_may_have_been_handled_are_not_retried(ask, pauses, trouble):
     with pytest.raises(NoReplyError, match="create_session got no answer") as refused:
         ask(Script(trouble), create_session)
     assert refused.value.__cause__ is trouble
     assert not pauses
 
 
-def test_it_gives_up_after_so_many_times(ask, pauses):
+def test_it_stops_after_the_last_retry(ask, pauses):
     script = Script(*[httpx.ConnectError("refused")] * 3)
     with pytest.raises(NoReplyError, match="is the server running"):
         ask(script, run_function, retries=2)
@@ -201,21 +201,21 @@ def test_it_gives_up_after_so_many_times(ask, pauses):
 
 
 @pytest.mark.parametrize("answer", [error(-32602, "Invalid params", detail="x: wrong"), (401, error(-32000, "Token!"))])
-def test_a_refusal_is_not_sent_again(ask, pauses, answer):
-    told = (answer[1] if isinstance(answer, tuple) else answer)["error"]
+def test_a_refusal_is_not_retried(ask, pauses, answer):
+    expected = (answer[1] if isinstance(answer, tuple) else answer)["error"]
     with pytest.raises(ReplyError) as refused:
         ask(Script(answer), run_function)
-    assert (refused.value.code, refused.value.message, refused.value.data) == tuple(told.values())
+    assert (refused.value.code, refused.value.message, refused.value.data) == tuple(expected.values())
     assert not pauses
 
 
-def test_an_answer_of_something_else_is_told(ask):
+def test_an_answer_that_is_not_json_rpc_is_an_error(ask):
     with pytest.raises(ReplyError, match="is this a Toolpack Server") as refused:
         ask(Script((404, "<html>")), create_session)
     assert refused.value.data == {"status": 404}
 
 
-def test_a_failed_call_raises_where_that_is_asked_for(url):
+def test_a_failed_call_raises_with_raise_on_error(url):
     with Client(url) as client:
         session_id = client.create_session(["bank"])["session_id"]
         assert client.run_function(session_id, "no_such")["error"].startswith("ToolNotFoundError: ")
@@ -224,6 +224,6 @@ def test_a_failed_call_raises_where_that_is_asked_for(url):
         assert refused.value.code == -32003
 
 
-def test_what_is_no_json_is_refused_here():
+def test_arguments_without_a_json_form_are_refused_by_the_client():
     with pytest.raises(ValueError, match="JSON"):
         ask_sync(Script(), lambda client: client.run_function("s", "f", {"x": float("nan")}))

@@ -61,17 +61,34 @@ def test_beside_a_function_that_computes_others_get_the_interpreter_sooner(bench
     wait_until(lambda: sys.getswitchinterval() == usual, "the end of the loop")
 
 
-def test_a_function_that_waits_in_c_is_answered_and_left_alone(bench):
+def test_a_function_that_waits_in_c_is_answered_and_its_thread_counts_as_stuck():
+    bench = serving.Bench(timeout_seconds=0.2)
     session_id = bench.create()
     bench.result(session_id, "add", amount=7)
     opened = gate("in C")
-    envelope = bench.call(session_id, "add_and_hold", {"timeout_seconds": 0.1}, name="in C")
-    assert envelope["error"].startswith("TimeoutError: `add_and_hold` took longer than 0.1 s")
+    envelope = bench.call(session_id, "add_and_hold", name="in C")
+    assert envelope["error"].startswith("TimeoutError: `add_and_hold` took longer than 0.2 s")
     goes_on(bench, session_id)
     assert bench.sessions.queues.threads.stuck_threads() == 1
     opened.set()
     wait_until(lambda: bench.sessions.queues.threads.stuck_threads() == 0, "the end of the thread")
     assert entries(bench, session_id) == [7, 1]
+    bench.close()
+
+
+def test_behind_a_deadline_that_its_caller_shortened_a_session_waits_for_the_old_thread(bench):
+    session_id = bench.create()
+    bench.result(session_id, "add", amount=7)
+    opened = gate("shortened")
+    envelope = bench.call(session_id, "add_and_hold", {"timeout_seconds": 0.05}, name="shortened")
+    assert envelope["error"].startswith("TimeoutError: `add_and_hold` took longer than 0.05 s")
+    runs = len(ledger.runs)
+    behind = [bench.later_call(session_id, "add", amount=1) for _ in range(6)]
+    assert entries(bench, session_id) == [7]
+    assert bench.sessions.queues.threads.stuck_threads() == 0  # whoever calls can't bring that about
+    assert len(ledger.runs) == runs
+    opened.set()
+    assert [call.result(PATIENCE)["result"] for call in behind] == [8, 9, 10, 11, 12, 13]
 
 
 def test_an_async_function_has_the_same_deadline_and_is_ended(stored_bench):

@@ -1,4 +1,4 @@
-"""What an agent can react to is in the envelope; with `raise_on_error` it is a JSON-RPC error. Texts are pinned."""
+"""Errors that an agent can react to, with their exact texts: in the envelope, or JSON-RPC errors on request."""
 
 import json
 
@@ -80,7 +80,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("function", "kwargs", "error", "code", "kind"), CASES)
-def test_each_error_in_the_envelope_has_a_twin_as_json_rpc_error(bench, function, kwargs, error, code, kind):
+def test_each_error_in_the_envelope_has_an_equivalent_json_rpc_error(bench, function, kwargs, error, code, kind):
     session_id = bench.create()
     assert bench.call(session_id, function, **kwargs) == {"result": "", "error": error}
     with pytest.raises(RpcError) as raised:
@@ -91,7 +91,7 @@ def test_each_error_in_the_envelope_has_a_twin_as_json_rpc_error(bench, function
     assert [r["error"] for r in bench.rpc("get_trace", session_id=session_id)] == [error, error]
 
 
-def test_invalid_arguments_are_told_one_by_one(bench):
+def test_invalid_arguments_are_listed_one_by_one(bench):
     with pytest.raises(RpcError) as raised:
         bench.call(bench.create(), "add", {"raise_on_error": True}, amount="much", colour=1)
     assert raised.value.data == {
@@ -106,7 +106,7 @@ def test_invalid_arguments_are_told_one_by_one(bench):
 @pytest.mark.parametrize(
     "value", [None, True, 0, -0.5, "", "text", "\u2028 é 😀", [], {}, [1, [2]], {"a": None}, 2**64, 2**200]
 )
-def test_a_result_comes_as_it_is_and_both_keys_are_always_there(bench, value):
+def test_a_result_is_unchanged_and_both_keys_are_always_present(bench, value):
     session_id = bench.create()
     for _ in range(2):
         assert bench.call(session_id, "echo", {"raise_on_error": True}, value=value) == {"result": value, "error": None}
@@ -134,11 +134,11 @@ def test_calls_nest_16_deep_and_no_deeper(bench):
         {"deeper": {"$call": {"function": "total", "args": {}}}},
     ],
 )
-def test_no_other_value_is_taken_for_a_call(bench, value):
+def test_no_other_value_is_treated_as_a_call(bench, value):
     assert bench.result(bench.create(), "echo", value=value) == value
 
 
-def test_an_inner_result_is_handed_over_as_an_object(bench):
+def test_an_inner_result_is_passed_as_an_object(bench):
     assert bench.result(bench.create("ledger", "vault"), "append_to", target=inner("get_ledger"), amount=1) == 1
 
 
@@ -150,7 +150,7 @@ def test_a_call_counts_as_read_only_only_if_every_inner_call_is(bench):
     assert bench.version(session_id) == 1
 
 
-def test_an_error_that_a_function_raises_is_its_own_whatever_its_name():
+def test_an_exception_of_a_function_is_not_the_servers_whatever_its_name():
     from server import ToolNotFoundError, Toolpack  # noqa: PLC0415
     from server.packs.catalog import Catalog  # noqa: PLC0415
 
@@ -158,7 +158,7 @@ def test_an_error_that_a_function_raises_is_its_own_whatever_its_name():
 
     @pack.function
     def imitate() -> None:
-        """Raise what the server raises."""
+        """Raise an exception of the same name as the server's."""
         raise ToolNotFoundError("nothing of that name in the shop")
 
     bench = serving.Bench(Catalog({"imitator": pack}))
@@ -170,7 +170,7 @@ def test_an_error_that_a_function_raises_is_its_own_whatever_its_name():
     bench.close()
 
 
-def test_a_reply_never_holds_what_is_no_json(bench):
+def test_a_reply_is_always_valid_json(bench):
     session_id = bench.create()
     body = '{"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": ["%s", "echo", {"value": [1e308, -0.0]}]}'
     reply = bench.answer(body % session_id)

@@ -1,4 +1,4 @@
-"""A call_id is committed once, however often, however concurrently and after whatever it is sent."""
+"""A call with a call_id is committed once, whether it is repeated, concurrent, or sent again after a restart."""
 
 import threading
 
@@ -34,7 +34,7 @@ def test_a_read_only_call_is_deduplicated_like_any_other(stored_bench):
     assert sent(stored_bench, session_id, "total", kwargs={})["result"] == 0
 
 
-def test_a_failed_call_is_recorded_too_and_its_shape_is_chosen_anew(stored_bench):
+def test_a_failed_call_is_recorded_too_and_a_retry_may_choose_raise_on_error(stored_bench):
     session_id = stored_bench.create()
     failed = sent(stored_bench, session_id, "add_then", kwargs={"how": "raise"})
     assert failed == {"result": "", "error": "LookupError: half of it is done"}
@@ -70,7 +70,7 @@ def test_a_call_id_of_another_call_is_refused(stored_bench, function, kwargs):
     assert len(stored_bench.rpc("get_trace", session_id=session_id)) == 1
 
 
-def test_the_order_of_kwargs_and_large_integers_make_no_other_call(stored_bench):
+def test_reordered_kwargs_and_large_integers_are_the_same_call(stored_bench):
     session_id = stored_bench.create()
     value = {"b": [2**80, 1.5, None], "a": {"d": 1, "c": "é"}}
     other_order = {"a": {"c": "é", "d": 1}, "b": [2**80, 1.5, None]}
@@ -94,7 +94,7 @@ def test_a_reset_keeps_call_ids(stored_bench):
     assert stored_bench.result(session_id, "total") == 0
 
 
-def test_it_is_looked_at_before_expected_version(stored_bench):
+def test_the_call_id_is_checked_before_expected_version(stored_bench):
     session_id = stored_bench.create()
     assert sent(stored_bench, session_id, expected_version=0)["result"] == 1
     assert sent(stored_bench, session_id, expected_version=0)["result"] == 1
@@ -103,7 +103,7 @@ def test_it_is_looked_at_before_expected_version(stored_bench):
     assert (conflict.value.code, conflict.value.data) == (-32005, {"type": "VersionConflictError", "version": 1})
 
 
-def test_a_refused_call_leaves_its_call_id_free(stored_bench):
+def test_a_refused_call_does_not_use_up_its_call_id(stored_bench):
     session_id = stored_bench.create()
     with pytest.raises(RpcError):
         sent(stored_bench, session_id, expected_version=7)
@@ -129,7 +129,7 @@ def test_duplicates_wait_for_the_one_that_runs(stored_bench):
     assert stored_bench.version(session_id) == 1
 
 
-def test_a_restarted_server_still_knows(tmp_path):
+def test_call_ids_survive_a_restart(tmp_path):
     store = f"sqlite:///{tmp_path / 'sessions.db'}"
     first = Bench(store=store)
     session_id = first.create()
@@ -157,7 +157,7 @@ def test_a_call_id_has_1_to_128_characters(bench, call_id):
 
 
 @pytest.mark.parametrize("call_id", ["x" * 128, "'; DROP TABLE records; --", "\0", "é" * 128])
-def test_a_call_id_may_hold_anything(stored_bench, call_id):
+def test_a_call_id_may_be_any_text(stored_bench, call_id):
     session_id = stored_bench.create()
     assert sent(stored_bench, session_id, call_id=call_id)["result"] == 1
     assert sent(stored_bench, session_id, call_id=call_id)["result"] == 1

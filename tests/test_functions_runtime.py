@@ -1,4 +1,4 @@
-"""The runtime in one process, without a server: AgentDojo's names and meanings, and what is refused at registration."""
+"""The runtime in one process, without a server: AgentDojo's names and meanings, and refusals at registration."""
 
 import asyncio
 import enum
@@ -175,7 +175,7 @@ def test_models_enums_literals_and_unions_arrive_as_annotated(runtime):
     assert runtime.run_function(EmptyEnv(), "order", {"order": got, "how": "never"})[1].startswith("ValidationError: ")
 
 
-def test_async_functions_run_to_their_end(runtime):
+def test_async_functions_run_to_completion(runtime):
     world = World()
     assert runtime.run_function(world, "slowly", {"amount": 1}) == (99.0, None)
 
@@ -232,7 +232,7 @@ def test_without_an_environment_there_are_no_dependencies(runtime):
     assert runtime.run_function(None, "send", {})[1].startswith("ValidationError: ")
 
 
-def test_a_hidden_default_is_not_shared_between_calls_unless_it_is_one_of_a_kind():
+def test_a_hidden_default_is_copied_for_each_call_unless_it_cannot_be():
     sentinel, lock = object(), threading.Lock()
 
     def collect(item: str, seen: list[str] = [], mark: Any = sentinel, guard: Any = lock) -> Any:  # noqa: B006
@@ -351,7 +351,7 @@ def test_numpy_style_may_describe_two_parameters_at_once():
     assert FunctionsRuntime([make_function(add)]).run_function(None, "add", {"x": 1, "y": 2}) == (3, None)
 
 
-def test_annotations_may_be_texts():
+def test_annotations_may_be_strings():
     made = make_function(nasty.wish)
     assert set(made.parameters.model_fields) == {"name", "wish", "times"}
     assert made.parameters.model_fields["wish"].annotation is nasty.Wish
@@ -389,14 +389,14 @@ def test_agentdojos_ready_functions_are_registered_as_they_are():
         assert pack.register_function(function) is function
         assert pack.functions[function.name].function is function
     assert runtime.run_function(Bank(bank_account=account), "get_balance", {}) == (50, None)
-    # AgentDojo's own handling of arguments: dicts instead of models, and no word of what it doesn't know.
+    # AgentDojo's own handling of arguments: dicts instead of models, and unknown ones are ignored.
     (got, extra, _, _), error = runtime.run_function(EmptyEnv(), "order", {"order": {"size": "small"}, "unknown": 1})
     assert error is None
     assert got == {"size": Size.SMALL, "toppings": []}
     assert extra is None
 
 
-def test_our_objects_are_told_from_plain_functions_by_their_fields():
+def test_ready_functions_are_recognized_by_their_fields():
     assert is_ready(make_function(describe))
     assert not is_ready(describe)
     assert not is_ready(Function)
@@ -409,8 +409,12 @@ def test_our_objects_are_told_from_plain_functions_by_their_fields():
 def undocumented(): ...
 
 
-def undescribed():
+def blank():
     """ """
+
+
+def undescribed():
+    """:returns: Nothing."""
 
 
 def no_such_parameter():
@@ -484,6 +488,7 @@ def not_serializable(x: Annotated[Any, Field(json_schema_extra=1)], y: type(lamb
 
 REFUSED = [
     (undocumented, "there is no docstring: add one"),
+    (blank, "there is no docstring: add one"),
     (undescribed, "no short description: say in its first line"),
     (no_such_parameter, "the docstring describes `x`, which is no parameter: correct or remove it."),
     (no_description, "the docstring says nothing of parameter `x`: describe it."),

@@ -1,6 +1,6 @@
-"""No hostile client gets a fault, a hang, a leak or a change that was refused: a bounded share of the fuzz command.
+"""No hostile client causes an internal error, a hang, a leak or a refused change: a short run of the fuzz test.
 
-What is drawn here is the same every time; `python -m tests.fuzz --seconds 600` draws other things for as wanted.
+The examples here are the same every time; `python -m tests.fuzz --seconds 600` draws others.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from fuzz.conversations import LIMITS, fuzz_conversations
 
 def test_hostile_bodies():
     seen = fuzz_bodies(250)
-    # Not everything is stopped at the first check.
+    # Some requests pass all checks.
     assert {method for method, code in seen if code == 0} >= {"run_function", "create_session"}
     assert {code for _, code in seen} >= {0, -32700, -32600, -32602, -32001}
 

@@ -1,4 +1,4 @@
-"""HTTP around JSON-RPC: 200 for all that reached it, and its own status and one shape of body for what did not."""
+"""HTTP around JSON-RPC: 200 for requests that reach it; other requests get an HTTP status and one shape of body."""
 
 import json
 import re
@@ -30,10 +30,10 @@ def guarded(tmp_path_factory):
 def refusal(response, status):
     assert response.status_code == status
     assert response.headers["content-type"] == "application/json"
-    told = response.json()
-    message = told["error"].pop("message")
+    body = response.json()
+    message = body["error"].pop("message")
     assert message
-    assert told == {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "data": {"status": status}}}
+    assert body == {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "data": {"status": status}}}
     return message
 
 
@@ -45,7 +45,7 @@ def bearer(token):
     "media_type",
     ["application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8", "application/json ;a=b"],
 )
-def test_json_is_taken_whatever_its_parameters(server, media_type):
+def test_the_json_media_type_is_accepted_with_any_parameters(server, media_type):
     reply = server.http.post("/rpc", content=BODY, headers={"Content-Type": media_type})
     assert (reply.status_code, reply.json()) == (200, {"jsonrpc": "2.0", "result": [], "id": 1})
     assert reply.headers["content-type"] == "application/json"
@@ -59,7 +59,7 @@ def test_other_media_types_are_415(server, media_type):
     assert "application/json" in refusal(server.http.post("/rpc", content=BODY, headers=headers), 415)
 
 
-def test_a_body_that_is_too_large_is_413_whether_its_size_is_told_or_not(server):
+def test_a_body_that_is_too_large_is_413_with_and_without_content_length(server):
     large = BODY + b" " * 100_000
     refusal(server.http.post("/rpc", content=large, headers=JSON), 413)
     refusal(server.http.post("/rpc", content=iter([large[:50_000], large[50_000:]]), headers=JSON), 413)
@@ -88,7 +88,7 @@ def test_other_paths_and_methods(server, method, path, status):
     assert ("allow" in response.headers) is (status == 405)
 
 
-def test_what_reached_json_rpc_is_200_and_a_notification_204(server):
+def test_json_rpc_responses_are_200_and_notifications_204(server):
     assert server.http.post("/rpc", content=b"{", headers=JSON).status_code == 200
     assert (
         server.http.post("/rpc", content=b'{"jsonrpc": "2.0", "method": "x", "id": 1}', headers=JSON).status_code == 200
@@ -145,7 +145,7 @@ def test_without_a_known_token_it_is_401(guarded, authorization):
         assert response.headers["www-authenticate"] == "Bearer"
 
 
-def test_a_token_is_asked_for_before_anything_else(guarded):
+def test_the_token_is_checked_before_anything_else(guarded):
     refusal(guarded.http.post("/rpc", content=BODY * 10, headers={"Content-Type": "text/plain"}), 401)
 
 
@@ -198,7 +198,7 @@ def test_the_document_is_open_rpc_and_the_same_everywhere(server):
             assert isinstance(parameter["schema"], dict)
 
 
-def test_parameters_stand_in_the_order_of_the_documentation(server):
+def test_parameters_are_in_the_documented_order(server):
     order = {m["name"]: [p["name"] for p in m["params"]] for m in server.rpc("rpc.discover")["methods"]}
     assert order == {
         "create_session": ["toolpacks", "options", "environment", "ttl_seconds", "labels"],

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0: the examples of the specification's section 7, and the rules that they leave to the text."""
+"""JSON-RPC 2.0: the examples of the specification's section 7, and the rules that they don't cover."""
 
 import json
 
@@ -16,7 +16,7 @@ def answer(bench, body):
 
 
 def shape(reply):
-    """Get a reply without the sentence that the specification leaves to us, which must be there."""
+    """Get a reply without its `data.detail`, which must be there, but whose text the specification leaves open."""
     if isinstance(reply, list):
         return [shape(one) for one in reply]
     if "error" in reply:
@@ -61,7 +61,7 @@ def test_named_parameters_in_any_order(bench):
     assert answer(bench, json.dumps(body))["result"]["result"] == 2
 
 
-def test_a_notification_is_carried_out_and_not_answered(bench):
+def test_a_notification_is_executed_and_not_answered(bench):
     session_id = bench.create()
     body = call(session_id)
     del body["id"]
@@ -91,7 +91,7 @@ def test_a_method_that_does_not_exist(bench):
         "1" * 5_000,
     ],
 )
-def test_what_is_no_json(bench, body):
+def test_a_body_that_is_not_json(bench, body):
     assert shape(answer(bench, body)) == error(PARSE)
 
 
@@ -117,17 +117,17 @@ def test_what_is_no_json(bench, body):
         '{"jsonrpc": "2.0", "method": "rpc.discover", "params": ' + "[" * 200 + "]" * 200 + ', "id": 1}',
     ],
 )
-def test_what_is_no_request(bench, body):
+def test_a_value_that_is_not_a_request(bench, body):
     assert shape(answer(bench, body)) == error(INVALID)
 
 
-def test_batches_of_what_is_no_request(bench):
+def test_batches_of_values_that_are_not_requests(bench):
     assert shape(answer(bench, "[1]")) == [error(INVALID)]
     assert shape(answer(bench, "[1,2,3]")) == [error(INVALID)] * 3
     assert shape(answer(bench, "[[]]")) == [error(INVALID)]
 
 
-def test_a_bad_member_of_a_batch_answers_for_itself_alone_and_order_is_kept(bench):
+def test_a_bad_member_of_a_batch_fails_alone_and_order_is_kept(bench):
     session_id = bench.create()
     notification = call(session_id, amount=10)
     del notification["id"]
@@ -165,12 +165,12 @@ def test_a_batch_larger_than_allowed_is_refused_as_a_whole(bench):
 @pytest.mark.parametrize(
     "request_id", ["0", '""', "null", "-1", "1.5", "1e2", "12345678901234567890123", '"\\u00e9\\u0000"']
 )
-def test_an_id_comes_back_as_it_was_sent(bench, request_id):
+def test_an_id_is_returned_unchanged(bench, request_id):
     body = f'{{"jsonrpc": "2.0", "method": "list_sessions", "id": {request_id}}}'
-    told = answer(bench, body)
+    response = answer(bench, body)
     sent = json.loads(request_id)
-    assert told == {"jsonrpc": "2.0", "result": [], "id": sent}
-    assert type(told["id"]) is type(sent)
+    assert response == {"jsonrpc": "2.0", "result": [], "id": sent}
+    assert type(response["id"]) is type(sent)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,11 @@ def test_an_id_comes_back_as_it_was_sent(bench, request_id):
         ("fork_session", {"session_id": "x", "count": 0}),
     ],
 )
-def test_wrong_parameters_are_told_with_their_names(bench, method, params):
+def test_wrong_parameters_are_reported_by_name(bench, method, params):
     body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 1})
-    told = answer(bench, body)["error"]
-    assert (told["code"], told["message"], set(told["data"])) == (-32602, "Invalid params", {"detail"})
-    assert "parameters are" in told["data"]["detail"] or "are taken" in told["data"]["detail"]
+    refused = answer(bench, body)["error"]
+    assert (refused["code"], refused["message"], set(refused["data"])) == (-32602, "Invalid params", {"detail"})
+    assert "parameters are" in refused["data"]["detail"] or "are accepted" in refused["data"]["detail"]
 
 
 def test_the_shape_of_our_own_errors(bench):

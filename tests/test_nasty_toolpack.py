@@ -1,4 +1,4 @@
-"""A toolpack that holds at once what real ones hold one by one behaves in a session as it does in Python."""
+"""A toolpack with all the difficult features of real ones behaves in a session as it does in plain Python."""
 
 import pytest
 import serving
@@ -7,7 +7,7 @@ from serving import Bench, nasty
 
 @pytest.fixture(params=["live", "thawed"])
 def bench(request):
-    """Give a server that keeps live objects between calls, and one that reads each environment from its snapshot."""
+    """A server that keeps live objects between calls, and one that restores them from the snapshot for each call."""
     made = Bench(cache_bytes=2**26 if request.param == "live" else 0)
     yield made
     made.close()
@@ -20,15 +20,15 @@ def session_id(bench):
 
 def test_arguments_are_models_and_private_attributes_stay(bench, session_id):
     for visits in (3, 6):
-        told = bench.result(session_id, "wish", name="Bob", wish={"colour": "blue"}, times="3")
-        assert told == f"Wish <Colour.BLUE: 'blue'> {visits}"
-    assert bench.result(session_id, "look")["visits"] == [0, 6]
+        answer = bench.result(session_id, "wish", name="Bob", wish={"colour": "blue"}, times="3")
+        assert answer == f"Wish <Colour.BLUE: 'blue'> {visits}"
+    assert bench.result(session_id, "inspect_state")["visits"] == [0, 6]
     assert bench.rpc("get_environment", session_id=session_id, pointer="/nasty/people/1/colour") == "blue"
 
 
 def test_aliases_stay_one_object_in_every_call(bench, session_id):
     assert bench.result(session_id, "rename_boss", name="Carla") is True
-    assert bench.result(session_id, "look")["same"] is True
+    assert bench.result(session_id, "inspect_state")["same"] is True
     names = [
         bench.rpc("get_environment", session_id=session_id, pointer=p)
         for p in ("/nasty/boss/name", "/nasty/people/0/name")
@@ -43,17 +43,17 @@ def test_no_validator_runs_after_the_environment_was_built(bench, session_id):
         bench.result(session_id, "befriend", one="Bob", other="Ann")
         bench.call(session_id, "half_done")
         (fork,) = bench.rpc("fork_session", session_id=session_id)
-        assert bench.result(fork["session_id"], "look")["rebuilt"] == 1
+        assert bench.result(fork["session_id"], "inspect_state")["rebuilt"] == 1
         bench.rpc("get_environment", session_id=session_id)
         bench.rpc("export_session", session_id=session_id)
-    assert bench.result(session_id, "look")["rebuilt"] == 1
+    assert bench.result(session_id, "inspect_state")["rebuilt"] == 1
     assert len(nasty.validations) == before
 
 
 def test_types_stay_what_they_are(bench, session_id):
     bench.result(session_id, "tag", name="Ann", tags=["x", "y"])
     bench.result(session_id, "tag", name="Zoe", tags=["z", "y"])
-    told = bench.result(session_id, "look")
+    state = bench.result(session_id, "inspect_state")
     expected = {
         "place": "Point",
         "tags": "frozenset",
@@ -62,8 +62,8 @@ def test_types_stay_what_they_are(bench, session_id):
         "types": ["Child", "Person"],
         "utc": True,
     }
-    assert told | expected == told
-    assert told["set"] == ["boss", "by_name", "people", "places", "rebuilt", "tags"]
+    assert state | expected == state
+    assert state["set"] == ["boss", "by_name", "people", "places", "rebuilt", "tags"]
 
 
 def test_json_goes_by_alias_with_subclass_fields_and_sorted_sets(bench, session_id):
@@ -79,18 +79,21 @@ def test_json_goes_by_alias_with_subclass_fields_and_sorted_sets(bench, session_
     assert "_secret" not in world
 
 
-def test_a_function_that_raises_half_way_leaves_nothing(bench, session_id):
-    before = bench.rpc("get_environment", session_id=session_id), bench.result(session_id, "look")
+def test_a_function_that_raises_half_way_changes_nothing(bench, session_id):
+    before = bench.rpc("get_environment", session_id=session_id), bench.result(session_id, "inspect_state")
     for _ in range(2):
         assert bench.call(session_id, "half_done")["error"] == "RuntimeError: only half was done"
-        assert (bench.rpc("get_environment", session_id=session_id), bench.result(session_id, "look")) == before
+        assert (
+            bench.rpc("get_environment", session_id=session_id),
+            bench.result(session_id, "inspect_state"),
+        ) == before
     assert bench.result(session_id, "befriend", one="Ann", other="Ann") == 1
 
 
-def test_a_cycle_is_kept_though_json_has_none(bench, session_id):
+def test_a_cycle_is_kept_though_json_cannot_show_it(bench, session_id):
     for secrets in (1, 2):
         assert bench.result(session_id, "befriend", one="Ann", other="Bob") == secrets
-    assert bench.result(session_id, "look")["friends"] == [2, 1]
+    assert bench.result(session_id, "inspect_state")["friends"] == [2, 1]
     with pytest.raises(serving.RpcError) as untold:
         bench.rpc("get_environment", session_id=session_id)
     assert (untold.value.code, untold.value.data) == (-32002, {"type": "ResultError"})

@@ -1,4 +1,4 @@
-"""Calls on one session run one at a time, in order of arrival; sessions never wait for one another."""
+"""Calls on one session run one at a time, in order of arrival; sessions never wait for each other."""
 
 import threading
 from collections import Counter
@@ -12,7 +12,7 @@ from server.errors import OverloadedError
 from server.stores import open_store
 
 
-def test_calls_on_one_session_run_in_the_order_in_which_they_came(stored_bench):
+def test_calls_on_one_session_run_in_order_of_arrival(stored_bench):
     session_id = stored_bench.create()
     calls = [stored_bench.later_call(session_id, "add", amount=10**i) for i in range(100)]
     results = [call.result(serving.PATIENCE)["result"] for call in calls]
@@ -22,7 +22,7 @@ def test_calls_on_one_session_run_in_the_order_in_which_they_came(stored_bench):
     assert [record["version"] for record in trace] == list(range(1, 101))
 
 
-def test_a_slow_call_holds_back_its_own_session_only(stored_bench):
+def test_a_slow_call_delays_only_its_own_session(stored_bench):
     slow, other = stored_bench.create(), stored_bench.create()
     gate = ledger.gates["slow"] = threading.Event()
     holding = stored_bench.later_call(slow, "add_and_hold", name="slow")
@@ -36,7 +36,7 @@ def test_a_slow_call_holds_back_its_own_session_only(stored_bench):
     assert queued.result(serving.PATIENCE)["result"] == 4
 
 
-def test_many_sessions_hold_at_once_and_none_is_in_anothers_way(bench):
+def test_many_blocked_sessions_do_not_delay_others(bench):
     sessions = [bench.create() for _ in range(20)]
     gate = ledger.gates["many"] = threading.Event()
     before = len(ledger.runs)
@@ -48,7 +48,7 @@ def test_many_sessions_hold_at_once_and_none_is_in_anothers_way(bench):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_leases_of_sessions_that_are_called_together_are_taken_together(tmp_path, fails):
+def test_the_leases_of_concurrent_calls_are_acquired_together(tmp_path, fails):
     store = open_store(f"sqlite:///{tmp_path}/shared.db", exclusive=False)
     bench = serving.Bench(store=store)
     *ours, theirs = [bench.create(owner=owner) for owner in ("ann", "ann", "ann", "bob")]
@@ -77,7 +77,7 @@ def test_the_leases_of_sessions_that_are_called_together_are_taken_together(tmp_
     store.close()
 
 
-def test_a_reset_has_its_turn_among_the_calls(stored_bench):
+def test_a_reset_is_ordered_among_the_calls(stored_bench):
     session_id = stored_bench.create()
     first = stored_bench.later_call(session_id, "add", amount=1)
     reset = stored_bench.later("reset_session", session_id=session_id)
@@ -104,7 +104,7 @@ def test_who_waits_too_long_for_a_session_may_send_it_again():
     bench.close()
 
 
-def test_more_than_may_wait_is_refused_at_once():
+def test_a_call_over_the_limit_of_waiting_calls_is_refused_at_once():
     bench = serving.Bench(max_waiting_per_session=3)
     session_id, other = bench.create(), bench.create()
     gate = ledger.gates["waiting"] = threading.Event()

@@ -1,8 +1,8 @@
-"""AgentDojo's ground truths give the same on a server as in AgentDojo's own runtime: calls, worlds and judgements.
+"""AgentDojo's ground truths on a server and in AgentDojo's own runtime: the same results, environments and judgements.
 
 All tasks of the newest benchmark version run in this process first, recorded call by call; then over HTTP, through
-`RemoteRuntime`, and on a server that is restarted before every request. The clock stands still, since emails and files
-carry the time at which they were made.
+`RemoteRuntime`, and on a server that is restarted before every request. The clock stands still, because emails and
+files contain the time of their creation.
 """
 
 import base64
@@ -42,7 +42,7 @@ NOW = dt.datetime.fromisoformat("2024-05-15T12:00:00.123456")
 
 
 class StillClock(dt.datetime):
-    """Stands where the tools have `datetime.datetime`; what it makes are ordinary datetimes."""
+    """Replaces the tools' `datetime.datetime`; its instances are ordinary datetimes."""
 
     def __new__(cls, *args, **kwargs):
         return dt.datetime.__new__(dt.datetime, *args, **kwargs)
@@ -87,14 +87,14 @@ class Call:
     result: Any
     error: str | None
 
-    def told(self):
-        """Get what the wire tells of it."""
+    def outcome(self):
+        """Get the result and error as the server would answer them."""
         return json.loads(to_json(self.result)), self.error
 
 
 @dataclass
 class Run:
-    """What came of a task."""
+    """The recorded run of a task."""
 
     before: Any
     after: Any
@@ -103,7 +103,7 @@ class Run:
 
 
 class Recording:
-    """Mixed into a runtime class: notes every call in `calls`, with its result as it was then."""
+    """Mixed into a runtime class: records every call in `calls`, with a copy of its result."""
 
     calls: list[Call]
 
@@ -136,7 +136,7 @@ def suite(name):
 
 
 def run_task(name, task, runtime_class):
-    """Run a task's ground truth, and have AgentDojo judge it."""
+    """Run a task's ground truth, and let AgentDojo judge it."""
     environment = start(name).model_copy(deep=True)
     run = Run(before=environment.model_copy(deep=True), after=environment)
     runtime_class = type("Recorded", (runtime_class,), {"calls": run.calls})
@@ -157,7 +157,7 @@ def expected(name):
 
 
 def sent(value):
-    """Write an argument as the wire has it."""
+    """Get an argument as JSON."""
     if isinstance(value, FunctionCall):
         return {"$call": {"function": value.function, "args": {k: sent(v) for k, v in value.args.items()}}}
     return json.loads(to_json(value))
@@ -174,7 +174,7 @@ def exported(client, session_id, pack):
 
 
 def judge(name, task, run, after):
-    """Have AgentDojo judge another environment as if it had come of the run."""
+    """Let AgentDojo judge another environment as if the run had produced it."""
     judge = suite(name)._check_task_result
     trace = [FunctionCall(function=call.function, args=call.kwargs) for call in run.calls]
 
@@ -191,8 +191,8 @@ def compare_over_the_wire(client, name, new_session):
     for task_id, run in expected(name).items():
         session_id = new_session()["session_id"]
         for index, call in enumerate(run.calls):
-            if (told := send(client, session_id, call)) != call.told():
-                problems.append(f"{task_id}, call {index} of {call.function}: {told} instead of {call.told()}")
+            if (outcome := send(client, session_id, call)) != call.outcome():
+                problems.append(f"{task_id}, call {index} of {call.function}: {outcome} instead of {call.outcome()}")
         after = exported(client, session_id, pack)
         if found := difference(run.after, after):
             problems.append(f"{task_id}: the environment ends differently: {found}")
@@ -217,7 +217,7 @@ def test_every_ground_truth_gives_the_same_over_http(client, name):
 
 @pytest.mark.parametrize("name", SUITES)
 def test_every_ground_truth_gives_the_same_with_a_restart_before_every_request(restarting, name):
-    # A server that has just started builds every environment anew, so all but the first session are forks.
+    # A restarted server builds every environment again, so all but the first session are forks.
     first = restarting.create_session([f"agentdojo-{name}"])
     compare_over_the_wire(restarting, name, lambda: restarting.fork_session(first["session_id"])[0])
 
@@ -229,7 +229,7 @@ def test_every_ground_truth_gives_the_same_through_the_remote_runtime(client, na
     for task_id, run in expected(name).items():
         remote = run_task(name, tasks(name)[task_id], runtime_class)
         for index, (there, here) in enumerate(zip(remote.calls, run.calls, strict=True)):
-            if there != here or there.told() != here.told():
+            if there != here or there.outcome() != here.outcome():
                 problems.append(f"{task_id}, call {index}: {there} instead of {here}")
         if found := difference(run.after, remote.after):
             problems.append(f"{task_id}: the environment ends differently: {found}")
@@ -239,7 +239,7 @@ def test_every_ground_truth_gives_the_same_through_the_remote_runtime(client, na
 
 
 def errors_of(function):
-    """Give calls of a function that go wrong in its arguments."""
+    """Get calls of a function with wrong arguments."""
     required = [name for name, f in function.parameters.model_fields.items() if f.is_required()]
     yield {}
     yield {name: {"neither": "here", "nor": ["there"]} for name in function.parameters.model_fields}
@@ -254,17 +254,17 @@ def test_errors_have_the_same_texts(client, name):
     remote, here.calls, problems, kinds = start(name).model_copy(deep=True), [], [], set()
     for function in suite(name).tools:
         for kwargs in errors_of(function):
-            local = start(name).model_copy(deep=True)  # which AgentDojo may leave half changed
+            local = start(name).model_copy(deep=True)  # a copy, because AgentDojo may leave it half changed
             result, error = here.run_function(local, function.name, kwargs)
             if error is None:
                 continue
-            told = INFORMATION_LINE.sub("", error)
-            kinds.add(told.partition(":")[0])
-            if there.run_function(remote, function.name, kwargs) != (result, told):
+            text = INFORMATION_LINE.sub("", error)
+            kinds.add(text.partition(":")[0])
+            if there.run_function(remote, function.name, kwargs) != (result, text):
                 problems.append(f"{function.name}({kwargs}): {there.run_function(remote, function.name, kwargs)}")
             with pytest.raises(Exception) as raised:  # noqa: PT011 - compared with what AgentDojo raises
                 there.run_function(remote, function.name, kwargs, raise_on_error=True)
-            if error_text(raised.value) != told:
+            if error_text(raised.value) != text:
                 problems.append(f"{function.name}({kwargs}) raised {raised.value!r}")
     assert difference(start(name), remote) is None
     assert not problems, "\n".join(problems)
@@ -292,5 +292,5 @@ def test_tasks_give_the_same_with_other_injections_and_after_forks(client, name)
         for wanted in task.ground_truth(started.model_copy(deep=True)):
             runtime.run_function(local, wanted.function, wanted.args)
             session_id = client.fork_session(session_id)[0]["session_id"]
-            assert send(client, session_id, calls[-1]) == calls[-1].told(), task_id
+            assert send(client, session_id, calls[-1]) == calls[-1].outcome(), task_id
         assert difference(local, exported(client, session_id, pack)) is None, task_id

@@ -1,4 +1,4 @@
-"""A call touches no more of an environment than it can reach, and nobody can tell."""
+"""A call loads and stores only the parts of an environment that it can reach, without a visible difference."""
 
 from typing import Annotated, Any
 
@@ -45,7 +45,7 @@ def add_note(notes: Notes, text: str) -> int:
 
 
 def last_note(notes: Notes) -> Note:
-    """Get the very note that was added last."""
+    """Get the last note itself, not a copy."""
     return notes[-1]
 
 
@@ -59,7 +59,7 @@ def pin(pinned: Pinned, note: Any) -> int:
 
 
 def reply(note: Any, text: str) -> str:
-    """Reply to a note, which comes from an inner call.
+    """Reply to a note, the result of an inner call.
 
     :param note: The note.
     :param text: The reply.
@@ -108,11 +108,11 @@ def fields(parts: dict[str, Any]) -> set[str]:
     return {part.partition("/")[2] for part in parts}
 
 
-def test_fields_stay_together_that_a_function_takes_together_and_the_rest_is_a_part_of_its_own():
+def test_fields_that_one_function_uses_are_one_part_and_the_rest_is_another():
     assert fields(divide(desk(), Desk())) == {"notes", "pinned", "drafts,names", "unused"}
 
 
-def test_fields_stay_together_that_share_an_object():
+def test_fields_that_share_an_object_are_one_part():
     note = Note()
     shared = Desk(notes=[note], drafts=[Note(replies=[note])])
     shared.notes[0].replies.append(shared.drafts[0])
@@ -120,7 +120,7 @@ def test_fields_stay_together_that_share_an_object():
     assert fields(divide(desk(), shared)) == {"notes,drafts,names", "pinned", "unused"}
 
 
-def test_a_private_attribute_that_shares_with_a_field_stays_with_it():
+def test_a_private_attribute_that_shares_an_object_with_a_field_is_in_its_part():
     class Counting(Desk):
         pass
 
@@ -129,7 +129,7 @@ def test_a_private_attribute_that_shares_with_a_field_stays_with_it():
     assert fields(divide(desk(environment=Counting), environment)) == {"notes", "pinned", "drafts,names,unused"}
 
 
-def test_what_cannot_change_may_be_shared():
+def test_immutable_objects_may_be_shared_between_parts():
     assert len(divide(desk(), Desk(notes=[Note(text="a" * 50)], pinned=[Note(text="a" * 50)]))) == 4
 
 
@@ -195,7 +195,7 @@ def parted():
 
 
 def sizes(bench, session_id):
-    """Get which parts the last call has written."""
+    """Get the names of the parts that the last call wrote."""
     before = bench.store.parts_at(session_id, bench.version(session_id) - 1)
     after = bench.store.get(session_id)[1].parts
     return {part.partition("/")[2] for part in after if before[part] != after[part]}
@@ -209,7 +209,7 @@ def test_a_call_writes_only_what_it_reaches(parted):
     assert sizes(parted, session) == {"drafts,names"}
 
 
-def test_nested_calls_tie_parts_together_as_they_do_in_one_process(parted):
+def test_nested_calls_can_make_parts_share_objects(parted):
     session = parted.create("desk")
     parted.result(session, "add_note", text="a")
     parted.result(session, "pin", note={"$call": {"function": "last_note", "args": {}}})
@@ -228,7 +228,7 @@ def test_a_function_without_dependencies_changes_what_an_inner_call_gave_it(part
 
 
 def move_pins(notes: Notes, pinned: Pinned) -> int:
-    """Take what is pinned into the notes."""
+    """Move the pinned notes to the notes."""
     notes.extend(pinned)
     return len(notes)
 
@@ -238,7 +238,7 @@ def peek(notes: Notes, pinned: Pinned) -> int:
     return len(notes) + len(pinned)
 
 
-def test_a_session_goes_on_when_an_edited_toolpack_takes_together_what_was_apart(tmp_path):
+def test_a_session_continues_when_an_edited_toolpack_joins_two_parts(tmp_path):
     url = f"sqlite:///{tmp_path / 'sessions.db'}"
     first = serving.Bench(Catalog({"desk": desk()}), url)
     session = first.create("desk")
@@ -276,7 +276,7 @@ CALLS = st.lists(
 
 @given(CALLS, st.sampled_from([0, 2**20]))
 @settings(max_examples=60, deadline=None)
-def test_a_session_in_parts_is_always_what_one_process_makes_of_one_environment(calls, cache_bytes):
+def test_a_session_in_parts_equals_one_environment_in_one_process(calls, cache_bytes):
     bench = serving.Bench(Catalog({"desk": desk()}), cache_bytes=cache_bytes)
     environment, runtime = Desk(), FunctionsRuntime()
     for function in [*FUNCTIONS, count_notes]:
@@ -293,7 +293,7 @@ def test_a_session_in_parts_is_always_what_one_process_makes_of_one_environment(
             }
             kept = freeze(environment, catalog.classes)
             _, error = runtime.run_function(environment, name, inner)
-            if error:  # a session keeps nothing of a call that fails
+            if error:  # a session discards a failed call's changes
                 environment = thaw(kept, catalog.classes)
             assert bench.call(session, name, **wire)["error"] == error
         version = bench.version(session)

@@ -1,4 +1,4 @@
-"""`RemoteRuntime` is AgentDojo's runtime: the local environment follows exactly, or the call is refused."""
+"""`RemoteRuntime` is AgentDojo's runtime: the local environment is updated exactly, or the call is refused."""
 
 import gc
 
@@ -60,11 +60,11 @@ def test_options_match_the_server_to_the_suites_injections(client):
     runtime_class = RemoteRuntime.bind(client, PACK, {"injections": {vector: "Do it!"}})
     pipeline = GroundTruthPipeline(task)
     assert SUITE.run_task_with_pipeline(pipeline, task, None, {vector: "Do it!"}, runtime_class) == (True, True)
-    with pytest.raises(EnvironmentDiffersError, match=r"values differ.*options that match"):
+    with pytest.raises(EnvironmentDiffersError, match=r"values differ.*options that build it"):
         SUITE.run_task_with_pipeline(pipeline, task, None, {}, runtime_class)
 
 
-def test_the_local_object_follows_exactly(runtime, local, env, start):
+def test_the_local_object_is_updated_exactly(runtime, local, env, start):
     here, there = start.model_copy(deep=True), env
     inbox = env.inbox
     for function, kwargs in [
@@ -94,7 +94,7 @@ def test_a_failed_call_changes_neither_side(runtime, env, start):
 def test_an_environment_that_something_else_changed_is_refused(runtime, env):
     runtime.run_function(env, "delete_email", {"email_id": "3"})
     env.inbox.trash.clear()
-    with pytest.raises(EnvironmentDiffersError, match=r"inbox\.trash.*let nothing but the runtime change it"):
+    with pytest.raises(EnvironmentDiffersError, match=r"inbox\.trash.*let only the runtime change it"):
         runtime.run_function(env, "delete_email", {"email_id": "4"})
 
 
@@ -106,7 +106,7 @@ def test_a_copy_may_take_the_place_of_the_environment(runtime, env):
         runtime.run_function(env, "delete_email", {"email_id": "5"})
 
 
-def test_a_lost_export_is_made_up_for_by_looking_again(runtime, env, monkeypatch):
+def test_after_a_lost_export_the_next_call_compares_again(runtime, env, monkeypatch):
     runtime.run_function(env, "delete_email", {"email_id": "3"})
 
     def lost(*_args, **_kwargs):
@@ -121,11 +121,11 @@ def test_a_lost_export_is_made_up_for_by_looking_again(runtime, env, monkeypatch
 
 
 def test_another_kind_of_environment_is_refused(runtime):
-    with pytest.raises(EnvironmentDiffersError, match="EmptyEnv here aren't those of toolpack 'agentdojo-workspace'"):
+    with pytest.raises(EnvironmentDiffersError, match="EmptyEnv here differ from those of toolpack"):
         runtime.run_function(EmptyEnv(), "get_unread_emails", {})
 
 
-def test_only_what_the_agent_is_offered_is_available(client, env):
+def test_only_the_given_functions_are_available(client, env):
     runtime = RemoteRuntime.bind(client, PACK)(SUITE.tools)
     runtime.update_functions({name: runtime.functions[name] for name in ("get_current_day", "delete_file")})
     missing = "ToolNotFoundError: The requested function `send_email` is not available."
@@ -155,7 +155,7 @@ def test_without_an_environment_functions_that_need_one_are_refused_as_agentdojo
         ("TooLargeError: the result", remote_runtime.errors.TooLargeError),
     ],
 )
-def test_errors_become_the_exceptions_that_they_tell_of(runtime, error, kind):
+def test_errors_become_exceptions_of_their_class(runtime, error, kind):
     made = runtime._exception("get_unread_emails", {}, error)
     assert isinstance(made, kind)
     assert f"{type(made).__name__}: {made}" == error
@@ -197,19 +197,19 @@ def test_a_closing_client_closes_them(client, env):
         client.get_session(runtime.session_id)
 
 
-def test_what_is_left_at_the_end_may_be_gone_with_its_server():
+def test_closing_ignores_a_server_that_is_gone():
     with Client("http://127.0.0.1:1", retries=0) as gone:
         sessions = RemoteRuntime.bind(gone, PACK).sessions
         sessions._open = {"one", "two"}
-    assert len(sessions._open) == 1  # the first attempt was enough to see it
+    assert len(sessions._open) == 1  # after the first failed attempt, no other session was tried
 
 
-def test_it_has_to_be_bound():
+def test_a_runtime_must_be_bound():
     with pytest.raises(TypeError, match=r"RemoteRuntime\.bind"):
         RemoteRuntime(SUITE.tools)
 
 
-def test_a_server_that_gives_other_classes_is_told(client, runtime):
+def test_a_server_with_other_classes_is_refused(client, runtime):
     class Other(TaskEnvironment):
         inbox: int = 1
 

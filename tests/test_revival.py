@@ -1,4 +1,4 @@
-"""What a function returned comes back from its JSON: as models, and never altered by their validators."""
+"""A function's result is restored from its JSON: as models, and never altered by their validators."""
 
 import datetime as dt
 from enum import Enum
@@ -59,7 +59,7 @@ SPOILED = File.model_construct(name="LOUD", size=99, at=dt.date(2024, 5, 2))
         ("LOUD", Lower),
     ],
 )
-def test_a_value_comes_back_as_it_was(value, annotation):
+def test_a_value_is_restored(value, annotation):
     revived = revive(loads(to_json(value)), annotation)
     assert revived == value
     assert type(revived) is type(value)
@@ -75,7 +75,7 @@ def test_a_value_comes_back_as_it_was(value, annotation):
         (1, "an annotation that nobody can read"),
     ],
 )
-def test_json_that_an_annotation_lies_about_stays_as_it_is(value, annotation):
+def test_json_that_does_not_match_its_annotation_stays_unchanged(value, annotation):
     revived = revive(value, annotation)
     assert revived == value
     assert type(revived) is type(value)

@@ -1,7 +1,7 @@
-"""A session comes to the same as the runtime in one process does, whatever is called in whatever order.
+"""A session gives the same results as the runtime in one process, for any calls in any order.
 
-The runtime works on one live environment and knows neither snapshots nor parts nor versions, so it is the model; where
-a call fails, the model goes back to a copy, for a session is atomic.
+The runtime works on one live environment, without snapshots, parts or versions, so it is the model. After a failed call
+the model is restored from a copy, because a session's calls are atomic.
 """
 
 import copy
@@ -33,22 +33,25 @@ calls = st.one_of(
 )
 
 
-def written(call, nest):
-    """Write a call whose arguments may be calls, which `nest` writes."""
+def encode(call, encode_nested):
+    """Encode a call; arguments that are calls themselves are encoded by `encode_nested`."""
     function, kwargs = call
-    args = {name: nest(*written(arg, nest)) if isinstance(arg, tuple) else arg for name, arg in kwargs.items()}
+    args = {
+        name: encode_nested(*encode(arg, encode_nested)) if isinstance(arg, tuple) else arg
+        for name, arg in kwargs.items()
+    }
     return function, args
 
 
 def on_the_wire(call):
-    return written(call, lambda function, args: {"$call": {"function": function, "args": args}})
+    return encode(call, lambda function, args: {"$call": {"function": function, "args": args}})
 
 
 def in_process(call):
-    return written(call, lambda function, args: FunctionCall.model_construct(function=function, args=args))
+    return encode(call, lambda function, args: FunctionCall.model_construct(function=function, args=args))
 
 
-def told(value):
+def as_json(value):
     try:
         return json.loads(to_json(value))
     except Exception:  # noqa: BLE001 - a cycle
@@ -71,10 +74,10 @@ def test_any_history_of_calls(cache_bytes, history):
         assert bench.call(session_id, function, **kwargs) == {"result": result, "error": error}
         if error is not None:
             model = before
-        assert bench.rpc("get_environment", session_id=session_id)["halves"] == told(model)
+        assert bench.rpc("get_environment", session_id=session_id)["halves"] == as_json(model)
     (fork,) = bench.rpc("fork_session", session_id=session_id)
     for function in ("get_left", "get_right", "read_b"):
-        expected = told(runtime.run_function(model, function, {})[0])
+        expected = as_json(runtime.run_function(model, function, {})[0])
         for session in (session_id, fork["session_id"]):
             assert bench.result(session, function) == expected
     assert bench.result(fork["session_id"], "push_left", number=0) == model.left._touched + 1

@@ -1,4 +1,4 @@
-"""The checked-in schemas are those of the code; functions are described as each interface wants them."""
+"""The schemas in the repository match the code; functions are described in the format of each model API."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_the_schemas_in_the_repository_are_those_of_the_code():
     assert result.exit_code == 0, result.output
 
 
-def test_drift_is_told_by_file_and_writing_mends_it(tmp_path):
+def test_check_names_files_that_drifted_and_writing_fixes_them(tmp_path):
     assert schemas("--directory", tmp_path).exit_code == 0
     assert schemas("--check", "--directory", tmp_path).exit_code == 0
     (tmp_path / "envelope.json").write_text("{}")
@@ -51,7 +51,7 @@ def every_schema(document):
             yield from every_schema(part)
 
 
-def test_every_schema_in_the_repository_is_one():
+def test_every_schema_in_the_repository_is_valid():
     found = 0
     for path in SCHEMAS.rglob("*.json"):
         for schema in every_schema(json.loads(path.read_text(encoding="utf-8"))):
@@ -61,7 +61,7 @@ def test_every_schema_in_the_repository_is_one():
 
 
 def test_envelopes_and_sessions_are_as_their_schemas_say(bench):
-    envelope = json.loads((SCHEMAS / "envelope.json").read_text(encoding="utf-8"))
+    envelope_schema = json.loads((SCHEMAS / "envelope.json").read_text(encoding="utf-8"))
     document = bench.rpc("rpc.discover")
     results = {method["name"]: method["result"]["schema"] for method in document["methods"]}
 
@@ -72,8 +72,8 @@ def test_envelopes_and_sessions_are_as_their_schemas_say(bench):
 
     session_id = is_valid("create_session", bench.rpc("create_session", toolpacks=["ledger"]))["session_id"]
     for kwargs in ({"amount": 1}, {"amount": "x"}):
-        told = is_valid("run_function", bench.call(session_id, "add", **kwargs))
-        jsonschema.Draft202012Validator(envelope).validate(told)
+        envelope = is_valid("run_function", bench.call(session_id, "add", **kwargs))
+        jsonschema.Draft202012Validator(envelope_schema).validate(envelope)
     bench.rpc("reset_session", session_id=session_id)
     is_valid("fork_session", bench.rpc("fork_session", session_id=session_id))
     for method in (
@@ -90,7 +90,7 @@ def test_envelopes_and_sessions_are_as_their_schemas_say(bench):
         is_valid("list_functions", bench.rpc("list_functions", format=how))
 
 
-def test_the_native_format_tells_all_in_the_order_of_registration(bench):
+def test_the_native_format_describes_all_functions_in_registration_order(bench):
     session_id = bench.create("vault", "ledger")
     envelope = bench.rpc("list_functions", session_id=session_id)
     assert envelope["error"] is None
@@ -114,12 +114,12 @@ def test_the_native_format_tells_all_in_the_order_of_registration(bench):
     assert envelope["result"][1]["returns"] == {"items": {"type": "string"}, "type": "array"}
 
 
-def test_without_a_session_all_that_is_loaded_is_listed(bench):
+def test_without_a_session_all_loaded_functions_are_listed(bench):
     listed = bench.rpc("list_functions")["result"]
     assert {function["toolpack"] for function in listed} == {"ledger", "vault", "nasty", "halves"}
 
 
-def test_the_formats_differ_in_shape_alone(bench):
+def test_the_formats_differ_only_in_shape(bench):
     session_id = bench.create("ledger")
     native = {f["name"]: f for f in bench.rpc("list_functions", session_id=session_id)["result"]}
 
@@ -170,7 +170,7 @@ RETURNS = [None, int, Any, Shape, Anything, list[Anything], object, type, type[i
 
 
 @pytest.mark.parametrize("annotation", RETURNS, ids=str)
-def test_whatever_a_function_says_to_return_it_is_listed(annotation):
+def test_a_function_with_any_return_annotation_is_listed(annotation):
     pack = Toolpack("odd")
 
     @pack.function

@@ -1,4 +1,4 @@
-"""Settings: environment variables and flags, and what is said of a wrong one."""
+"""Settings: environment variables and flags, and the errors for wrong ones."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_a_flag_wins_over_the_environment_and_none_is_no_flag(monkeypatch):
     assert (settings.port, settings.host, settings.pack_dir) == (9001, "::1", (Path("x"),))
 
 
-def test_what_kubernetes_sets_for_a_service_is_ignored(monkeypatch):
+def test_the_service_variables_of_kubernetes_are_ignored(monkeypatch):
     monkeypatch.setenv("TOOLPACK_PORT", "tcp://10.0.0.1:8000")
     monkeypatch.setenv("TOOLPACK_PORT_8000_TCP", "tcp://10.0.0.1:8000")
     monkeypatch.setenv("TOOLPACK_SERVICE_HOST", "10.0.0.1")
@@ -66,7 +66,7 @@ def test_what_kubernetes_sets_for_a_service_is_ignored(monkeypatch):
         ("TOKENS", "ann:one,bob:one", "the token of 'bob' belongs to another name, too"),
     ],
 )
-def test_a_wrong_value_is_told_with_the_name_of_its_setting_and_no_secret(monkeypatch, name, value, says):
+def test_a_wrong_value_is_reported_with_its_setting_and_without_secrets(monkeypatch, name, value, says):
     monkeypatch.setenv(f"TOOLPACK_{name}", value)
     with pytest.raises(SettingsError) as wrong:
         load_settings()
@@ -82,7 +82,7 @@ def test_secrets_are_not_shown():
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "tools.example"])
-def test_an_open_address_needs_tokens_or_an_explicit_word(host):
+def test_a_public_address_needs_tokens_or_no_auth(host):
     with pytest.raises(SettingsError) as refused:
         check_exposure(Settings(host=host))
     assert "docker run -p 8000:8000 " in str(refused.value)
@@ -93,5 +93,5 @@ def test_an_open_address_needs_tokens_or_an_explicit_word(host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
-def test_loopback_needs_none(host):
+def test_loopback_needs_no_tokens(host):
     check_exposure(Settings(host=host))

@@ -1,6 +1,6 @@
 """Forged bytes: reading them ends in `StateDamagedError` or in objects of admitted classes, and changes nothing else.
 
-The keyed hash stands in front of all this; these attacks are made as if the key were known.
+In service the keyed hash is checked first; these attacks assume that the key is known.
 """
 
 import copyreg
@@ -104,14 +104,14 @@ class Outside(BaseModel):
     pass
 
 
-ALL_RIGHTS = [Rights(number) for number in range(4)]  # made here, as an enum remembers every combination
+ALL_RIGHTS = [Rights(number) for number in range(4)]  # created here, because an enum caches every combination
 STATE_TYPES = (Thing, Slim, Word)
 CLASSES = ClassTable([Guarded], STATE_TYPES)
 HERE = __name__
 
 
 def shape():
-    """Everything about the fixture classes, their members and the operators that an attack might alter."""
+    """Get everything that an attack might alter: the fixture classes, their members and the operators."""
     classes = (Color, Rights, Guarded, Thing, Slim, Word, Outside, BaseModel, enum.Enum, Decimal)
     members = (*Color, *Rights)
     known = operators.operators_of(CLASSES)
@@ -142,7 +142,7 @@ def text(value):
 
 
 def put(value):
-    """Push a plain value, or bytes that are code already."""
+    """Push a plain value, or opcodes given as bytes."""
     if isinstance(value, bytes):
         return value
     code = pickle.dumps(value, 5)[2:-1]
@@ -288,7 +288,7 @@ def test_forged_bytes_are_refused(opcodes):
 
 
 def test_the_assembler_makes_what_reading_accepts():
-    """Else the attacks above might fail for want of a comma."""
+    """Otherwise the attacks above might fail only because they are malformed."""
     found = thaw(raw(call("make", named(Guarded), *FILLED)), CLASSES)
     assert (found.number, found._private) == (2, 5)
     assert thaw(raw(RED), CLASSES) is Color.RED
@@ -297,7 +297,7 @@ def test_the_assembler_makes_what_reading_accepts():
     assert thaw(raw(call("plain", "Decimal", "1.5")), CLASSES) == Decimal("1.5")
 
 
-def test_state_sets_no_property_and_no_class_attribute():
+def test_restored_state_sets_no_property_and_no_class_attribute():
     state = ({"trap": 2, "__class__": 3, "check": 4, "model_config": 5}, set(), None, None)
     found = thaw(raw(call("make", named(Guarded), *state)), CLASSES)
     assert type(found) is Guarded
@@ -305,14 +305,14 @@ def test_state_sets_no_property_and_no_class_attribute():
     assert Guarded.model_config == {}
 
 
-def test_build_on_an_instance_reaches_only_that_instance():
+def test_build_changes_only_its_own_instance():
     found = thaw(raw(build(NEW_GUARDED, {"__dict__": {"number": 9}})), CLASSES)
     assert found.number == 9
     assert Guarded.model_fields["number"].default == 1
 
 
-def test_an_overwritten_memo_misleads_only_its_own_bytes():
-    """The numbers of the operators can be given to other things, in this one reading."""
+def test_an_overwritten_memo_affects_only_its_own_bytes():
+    """The operators' memo indices can be given to other objects, but only in this one reading."""
     opcodes = (
         op("new") + pickle.BINPUT + b"\0" + put("x") + pickle.BINPUT + b"\0" + pickle.POP * 2 + pickle.BINGET + b"\0"
     )
@@ -340,13 +340,13 @@ def test_nothing_is_imported():
     assert name not in sys.modules
 
 
-def test_bytes_behind_the_end_are_refused():
+def test_bytes_after_the_end_are_refused():
     with pytest.raises(StateDamagedError):
         thaw(freeze([1], CLASSES) + b"N.", CLASSES)
 
 
-def test_real_bytes_name_operators_alone():
-    """No class, no module: whatever a snapshot can fetch is in one short list."""
+def test_real_snapshots_name_only_operators():
+    """No class, no module: a snapshot can only fetch names of one short list."""
     value = [Guarded(), Color.RED, Decimal(1), Rights(3), Word("w"), Thing.__new__(Thing)]
     ran.clear()
     found = {arg for opcode, arg, _ in pickletools.genops(freeze(value, CLASSES)) if "GLOBAL" in opcode.name}
@@ -413,7 +413,7 @@ def test_bytes_without_a_seal_are_refused(blob):
 
 @pytest.fixture
 def _little_memory():
-    """Only the hash stops a few bytes from asking for gigabytes; here such a request must simply fail."""
+    """Limit memory: without the hash, a few bytes may request gigabytes, and here such a request must fail."""
     with open("/proc/self/statm") as statm:  # noqa: PTH123 - a pseudo-file
         used = int(statm.read().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -448,7 +448,7 @@ def test_mutated_bytes():
                 case _:
                     data[start] = dice.choice(b"bR\x81\x92euaos(t0Nhrq\x94\x93cij\x82PQ")
         outcomes.add(read_or_refuse(bytes(data)))
-        ran.clear()  # pickle may well call `__setattr__` of a fresh instance; what matters is that no class changes
+        ran.clear()  # pickle may call `__setattr__` of a new instance; only changes to classes matter
     assert outcomes == {True, False}
 
 

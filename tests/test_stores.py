@@ -1,6 +1,6 @@
-"""One contract for all stores: each sentence of `SessionStore` as a test, then what each store adds.
+"""One contract for all stores: each sentence of `SessionStore` as a test, then the additions of each store.
 
-A store that is new passes this file before it is anything else.
+Every new store must pass these tests.
 """
 
 import os
@@ -56,7 +56,7 @@ def session(**changes):
 
 
 def commit(kept, index, *, version=None, call_id=None, body=b"{}", epoch=0, **more):
-    """A commit of a record; its version is one more than its index unless given."""
+    """Get a commit of a record; its version is by default one more than its index."""
     version = index + 1 if version is None else version
     record = Record(index, version, call_id, body, record_id(kept, index))
     return Commit(kept.id, epoch, record, **{"after": record_id(kept, index - 1), **more})
@@ -71,7 +71,7 @@ def change(kept, index, blob, *, part="bank", **more):
 
 
 def claim(store, kept, holder, *dead):
-    """Take one session's lease."""
+    """Claim one session's lease."""
     (claimed,) = store.claim([kept.id], holder, dead)
     return claimed
 
@@ -105,8 +105,8 @@ def one(store):
     return kept
 
 
-def there(store, *blobs):
-    """Which of these blobs are in the store."""
+def existing(store, *blobs):
+    """Get those of these blobs that are in the store."""
     found = []
     for blob in blobs:
         try:
@@ -118,7 +118,7 @@ def there(store, *blobs):
 
 
 class TestCreate:
-    def test_a_session_comes_back_as_it_was(self, store):
+    def test_a_session_is_stored_unchanged(self, store):
         kept = session(
             parent=("s-parent", 7),
             options={"bank": {"big": 2**80, "text": "ü\ud800", "list": [1, None, 2.5]}},
@@ -146,13 +146,13 @@ class TestCreate:
         assert store.commit([change(many[0], 0, "b1")]) == [True]
         assert store.get(many[1].id)[1].parts["bank"] == "b"
 
-    def test_a_fork_refers_to_blobs_that_are_there(self, store, one):
+    def test_a_fork_refers_to_existing_blobs(self, store, one):
         fork = session(parent=(one.id, 0))
         store.create([fork], {"bank": "b0"}, {})
         assert store.get(fork.id)[1].parts == {"bank": "b0"}
 
     @pytest.mark.usefixtures("one")
-    def test_a_blob_that_is_there_is_left_as_it_is(self, store):
+    def test_an_existing_blob_is_left_unchanged(self, store):
         store.create([session()], {"bank": "b0"}, {"b0": b"other"})
         assert store.blobs(["b0"]) == {"b0": b"bank 0"}
 
@@ -162,20 +162,20 @@ class TestCreate:
             store.create([first, second], {"bank": "b", "mail": "gone"}, {"b": b"x"})
         assert store.get(first.id) is None
         assert store.count() == 0
-        assert there(store, "b") == []
+        assert existing(store, "b") == []
 
-    def test_a_session_that_is_there_is_left_as_it_is(self, store, one):
+    def test_an_existing_session_is_left_unchanged(self, store, one):
         store.commit([change(one, 0, "b1")])
         store.create([one], {"bank": "b0", "mail": "m0"}, {"b0": b"bank 0", "m0": b"mail 0", "new": b"x"})
         assert store.get(one.id)[1] == Head(0, 1, {"bank": "b1", "mail": "m0"}, 0, record_id(one, 0))
         assert store.count() == store.count("alice") == 1
         store.delete([one.id])
-        assert there(store, "b0", "m0", "b1", "new") == []
+        assert existing(store, "b0", "m0", "b1", "new") == []
 
     def test_no_session_keeps_a_blob_that_it_does_not_refer_to(self, store):
         store.create([session()], {"bank": "b"}, {"b": b"x", "other": b"y"})
         store.create([], {"bank": "c"}, {"c": b"x"})
-        assert there(store, "b", "other", "c") == ["b"]
+        assert existing(store, "b", "other", "c") == ["b"]
 
 
 class TestGet:
@@ -184,7 +184,7 @@ class TestGet:
         assert store.find_agent("unknown") is None
         assert store.find_agent(one.agent_key) == one.id
 
-    def test_an_expired_session_is_still_there(self, store):
+    def test_an_expired_session_can_still_be_read(self, store):
         kept = session(expires_at=0.0)
         store.create([kept], {}, {})
         assert store.get(kept.id)[0] == kept
@@ -215,7 +215,7 @@ class TestCommit:
         assert store.get(one.id) == (one, Head(1, 1, {"bank": "b0", "mail": "m0"}, 0, record_id(one, 1)))
         assert store.parts_at(one.id, 1) == {"bank": "b0", "mail": "m0"}
 
-    def test_a_batch_is_kept_in_its_order(self, store, one):
+    def test_a_batch_is_stored_in_order(self, store, one):
         other = session()
         store.create([other], {"bank": "b0"}, {})
         batch = [change(one, 0, "x"), change(other, 0, "y"), change(one, 1, "z"), commit(one, 2, parts={"mail": "y"})]
@@ -236,7 +236,7 @@ class TestCommit:
             ),
         ],
     )
-    def test_a_commit_is_refused_alone_and_whole(self, store, one, refused):
+    def test_a_refused_commit_changes_nothing_and_affects_no_other(self, store, one, refused):
         other = session()
         store.create([other], {"bank": "b0"}, {})
         assert store.commit([change(one, 0, "first", call_id="c")]) == [True]
@@ -245,7 +245,7 @@ class TestCommit:
         batch = [change(other, 0, "o1"), bad, change(other, 1, "o2")]
         assert store.commit(batch) == [True, False, True]
         assert (store.get(one.id), store.records(one.id, -1, 10)) == before
-        assert there(store, "new", "o1", "o2") == ["o1", "o2"]
+        assert existing(store, "new", "o1", "o2") == ["o1", "o2"]
 
     def test_a_commit_names_the_record_before_it(self, store, one):
         assert store.commit([change(one, 0, "first", after="another")]) == [False]
@@ -265,7 +265,7 @@ class TestCommit:
         assert store.commit(batch) == [True, True]
         assert store.commit([change(one, 2, "b3", epoch=1, holder="w1")]) == [False]
 
-    def test_what_follows_a_refused_commit_is_refused_too(self, store, one):
+    def test_commits_after_a_refused_one_are_refused_too(self, store, one):
         batch = [change(one, 0, "x", epoch=3), change(one, 1, "y"), commit(one, 2, parts={"bank": "x"})]
         assert store.commit(batch) == [False, False, False]
         assert store.get(one.id)[1].index == -1
@@ -275,7 +275,7 @@ class TestCommit:
         store.create([other], {}, {})
         assert store.commit([commit(one, 0, call_id="c"), commit(other, 0, call_id="c")]) == [True, True]
 
-    def test_a_commit_sent_again_is_kept_once(self, store, one):
+    def test_a_repeated_commit_is_stored_once(self, store, one):
         batch = [change(one, 0, "b1", call_id="c", expires_at=3000.0), change(one, 1, "b2")]
         assert store.commit(batch) == [True, True]
         store.renew(one.id, 4000.0)
@@ -284,23 +284,23 @@ class TestCommit:
         assert store.commit([batch[1], batch[0]]) == [True, True]
         assert store.get(one.id) == before
         store.delete([one.id])
-        assert there(store, "b0", "b1", "b2") == []
+        assert existing(store, "b0", "b1", "b2") == []
 
-    def test_a_commit_sent_again_is_known_after_its_epoch_and_its_blobs_have_gone(self, store, one):
+    def test_a_repeated_commit_is_recognized_after_its_epoch_and_blobs_are_gone(self, store, one):
         batch = [change(one, index, f"b{index + 1}") for index in range(3)]
         store.commit(batch)
         claim(store, one, "worker")
         store.trim(one.id, 0, 0)
         again = [replace(each, blobs={}) for each in batch]
         assert store.commit(again) == [True] * 3
-        assert there(store, "b1", "b2") == []
+        assert existing(store, "b1", "b2") == []
 
     @pytest.mark.parametrize("other", [{"body": b"[]"}, {"call_id": "d"}, {"call_id": None}, {"version": 0}])
     def test_another_record_at_the_same_index_is_refused(self, store, one, other):
         assert store.commit([commit(one, 0, call_id="c")]) == [True]
         assert store.commit([commit(one, 0, **{"call_id": "c", **other})]) == [False]
 
-    def test_an_empty_batch_is_nothing(self, store):
+    def test_an_empty_batch_does_nothing(self, store):
         assert store.commit([]) == []
 
     def test_threads_that_commit_to_one_session_have_one_winner_for_each_index(self, store, one):
@@ -344,7 +344,7 @@ class TestHistory:
         assert store.parts_at(one.id, 1) == {"bank": "b1", "mail": "m0"}
         assert store.parts_at(one.id, 2) == {"bank": "b1", "mail": "m2"}
 
-    def test_a_version_that_has_not_come_and_a_session_that_is_gone(self, store, one):
+    def test_a_future_version_and_a_deleted_session(self, store, one):
         with pytest.raises(VersionNotRetainedError):
             store.parts_at(one.id, 1)
         with pytest.raises(VersionNotRetainedError):
@@ -413,7 +413,7 @@ class TestHistory:
     def test_trim_keeps_the_first_the_current_and_the_newest(self, store, one):
         store.commit([change(one, index, f"b{index + 1}") for index in range(9)])
         store.trim(one.id, 3, 10**6)
-        assert there(store, *(f"b{number}" for number in range(10))) == ["b0", "b6", "b7", "b8", "b9"]
+        assert existing(store, *(f"b{number}" for number in range(10))) == ["b0", "b6", "b7", "b8", "b9"]
         assert store.parts_at(one.id, 0) == {"bank": "b0", "mail": "m0"}
         assert store.parts_at(one.id, 6) == {"bank": "b6", "mail": "m0"}
         with pytest.raises(VersionNotRetainedError) as refused:
@@ -421,14 +421,14 @@ class TestHistory:
         assert refused.value.oldest == 6
         assert len(store.records(one.id, -1, 100)) == 9
 
-    def test_trim_leaves_a_part_that_an_older_version_gave(self, store, one):
+    def test_trim_keeps_a_part_that_an_older_version_wrote(self, store, one):
         store.commit(
             [change(one, 0, "m1", part="mail"), *(change(one, index, f"b{index + 1}") for index in range(1, 6))]
         )
         store.trim(one.id, 1, 10**6)
         assert store.parts_at(one.id, 5) == {"bank": "b5", "mail": "m1"}
         assert store.get(one.id)[1].parts == {"bank": "b6", "mail": "m1"}
-        assert there(store, "b2", "b3", "b4", "m1") == ["m1"]
+        assert existing(store, "b2", "b3", "b4", "m1") == ["m1"]
 
     def test_trim_counts_only_the_bytes_that_only_those_versions_need(self, store, one):
         def sized(index, blob, size):
@@ -438,14 +438,16 @@ class TestHistory:
         store.commit(
             [sized(0, "old", 10), sized(1, "big", 500), sized(2, "a", 60), sized(3, "b", 40), sized(4, "c", 1)]
         )
-        store.commit([back])  # the current version is version 2 again: its blob costs the history nothing
+        store.commit(
+            [back]
+        )  # the current version has the content of version 2, so its blob doesn't count for the history
         store.trim(one.id, 100, 101)
         assert store.parts_at(one.id, 2) == {"bank": "big", "mail": "m0"}
         with pytest.raises(VersionNotRetainedError) as refused:
             store.parts_at(one.id, 1)
         assert refused.value.oldest == 2
         store.trim(one.id, 100, 100)
-        assert there(store, "old", "big", "a", "b", "c") == ["big", "b", "c"]
+        assert existing(store, "old", "big", "a", "b", "c") == ["big", "b", "c"]
 
     def test_trim_of_nothing(self, store, one):
         store.trim(one.id, 0, 0)
@@ -457,12 +459,12 @@ class TestHistory:
         fork = session()
         store.create([fork], store.parts_at(one.id, 1), {})
         store.trim(one.id, 0, 0)
-        assert there(store, "b1", "b2") == ["b1"]
+        assert existing(store, "b1", "b2") == ["b1"]
         store.delete([one.id])
-        assert there(store, "b0", "b1", "b3", "m0") == ["b1", "m0"]
+        assert existing(store, "b0", "b1", "b3", "m0") == ["b1", "m0"]
         assert store.commit([change(fork, 0, "f1")]) == [True]
         store.delete([fork.id])
-        assert there(store, "b1", "m0", "f1") == []
+        assert existing(store, "b1", "m0", "f1") == []
 
 
 class TestExpiryAndListing:
@@ -527,7 +529,7 @@ class TestExpiryAndListing:
         assert listed("nobody", {}, "", 100) == []
         assert listed(None, {}, "", 0) == []
 
-    def test_listed_beyond_many_that_lack_the_label(self, store):
+    def test_listed_after_many_without_the_label(self, store):
         store.create([session() for _ in range(450)], {}, {})
         last = session(labels={"run": "2"})
         store.create([last], {}, {})
@@ -539,7 +541,7 @@ class TestExpiryAndListing:
 
 
 class TestDelete:
-    def test_all_that_is_a_sessions_goes(self, store, one):
+    def test_all_data_of_a_session_is_deleted(self, store, one):
         store.commit([change(one, 0, "b1", call_id="c")])
         assert store.delete([one.id, "gone", one.id]) == 1
         assert store.get(one.id) is None
@@ -549,7 +551,7 @@ class TestDelete:
         assert store.count() == store.count("alice") == 0
         assert list(store.delete_expired(10.0**10, 10)) == []
         assert store.list(None, {}, "", 10) == []
-        assert there(store, "b0", "m0", "b1") == []
+        assert existing(store, "b0", "m0", "b1") == []
         assert store.commit([change(one, 1, "b2")]) == [False]
         store.renew(one.id, 5.0)
         store.trim(one.id, 0, 0)
@@ -557,7 +559,7 @@ class TestDelete:
         assert store.get(one.id) is None
         assert store.delete([]) == store.delete([one.id]) == 0
 
-    def test_an_id_that_is_used_again_starts_afresh(self, store, one):
+    def test_a_reused_id_starts_empty(self, store, one):
         store.commit([change(one, 0, "b1", call_id="c")])
         claim(store, one, "worker")
         store.delete([one.id])
@@ -573,26 +575,26 @@ class TestDelete:
         store.commit([change(each, index, f"{each.id}-{index}") for each in many[1:] for index in range(2)])
         assert store.delete([each.id for each in many]) == 250
         assert store.count() == 1
-        assert there(store, "b0", *(f"{each.id}-1" for each in many)) == ["b0"]
+        assert existing(store, "b0", *(f"{each.id}-1" for each in many)) == ["b0"]
         assert store.get(one.id)[0] == one
 
-    def test_what_forks_share_stays_until_the_last_is_gone(self, store):
+    def test_shared_blobs_stay_until_the_last_fork_is_deleted(self, store):
         shared = {"bank": {"large": "x" * 1000}}
         first, second = session(environment=shared), session(environment=shared)
         store.create([first, second], {"bank": "b"}, {"b": b"x"})
         store.delete([first.id])
         assert store.get(second.id) == (second, Head(-1, 0, {"bank": "b"}, 0))
-        assert there(store, "b") == ["b"]
+        assert existing(store, "b") == ["b"]
 
 
 class TestLeases:
-    def test_a_lease_is_given_to_one(self, store, one):
+    def test_a_lease_has_one_holder(self, store, one):
         assert claim(store, one, "w1") == Head(-1, 0, {"bank": "b0", "mail": "m0"}, 1)
         assert claim(store, one, "w2") == Lease("w1", 0)
         assert claim(store, one, "w1").epoch == 2
         assert store.get(one.id)[1].epoch == 2
 
-    def test_leases_of_several_sessions_are_taken_in_one_step(self, store, one):
+    def test_leases_of_several_sessions_are_acquired_in_one_step(self, store, one):
         two, three = session(), session()
         store.create([two, three], {"bank": "b0"}, {"b0": b"0"})
         claim(store, two, "w2")
@@ -609,7 +611,7 @@ class TestLeases:
         assert store.commit([commit(one, 0, epoch=1)]) == [True]
         assert claim(store, one, "w2") == Lease("w1", 0)
 
-    def test_a_lease_is_given_back_with_a_commit_or_without(self, store, one):
+    def test_a_lease_is_released_with_a_commit_or_without(self, store, one):
         claim(store, one, "w1")
         assert store.commit([commit(one, 0, epoch=1, release=True)]) == [True]
         assert claim(store, one, "w2").epoch == 2
@@ -621,12 +623,12 @@ class TestLeases:
         assert claim(store, one, "w1") == Head(0, 1, {"bank": "b0", "mail": "m0"}, 3, record_id(one, 0))
         store.release("gone", "w1", 0)
 
-    def test_a_refused_commit_does_not_give_the_lease_back(self, store, one):
+    def test_a_refused_commit_does_not_release_the_lease(self, store, one):
         claim(store, one, "w1")
         assert store.commit([commit(one, 5, epoch=1, release=True)]) == [False]
         assert claim(store, one, "w2") == Lease("w1", 0)
 
-    def test_a_dead_holders_lease_goes_to_who_watched_it(self, store, one):
+    def test_a_dead_holders_lease_can_be_claimed_by_its_watcher(self, store, one):
         claim(store, one, "w1")
         store.heartbeat("w1")
         store.heartbeat("w1")
@@ -676,7 +678,7 @@ class TestLifetime:
 
 
 class Comparison(RuleBasedStateMachine):
-    """Does the same to two stores and compares all that can be seen."""
+    """Applies the same operations to two stores and compares all visible state."""
 
     sessions = Bundle("sessions")
     parts = st.sampled_from(["bank", "mail", "x/y"])
@@ -730,19 +732,19 @@ class Comparison(RuleBasedStateMachine):
         names=st.sets(parts),
         size=st.integers(0, 40),
         call_id=st.sampled_from([None, None, "c1", "c2", "ü"]),
-        slip=st.sampled_from([0, 0, 0, 1, -1]),
+        index_error=st.sampled_from([0, 0, 0, 1, -1]),
         epoch=st.sampled_from([0, 0, 0, 1]),
         grow=st.booleans(),
         release=st.booleans(),
     )
-    def commit(self, *, chosen, names, size, call_id, slip, epoch, grow, release):
+    def commit(self, *, chosen, names, size, call_id, index_error, epoch, grow, release):
         batch, ahead, batch_ids = [], {}, {}
         for kept in chosen:
             head = self.head(kept)
             index = ahead[kept.id] = ahead.get(kept.id, head.index) + 1
             version = head.version + index - head.index - (0 if grow or names else index - head.index)
             new = {part: self.name() for part in sorted(names)}
-            record = Record(max(index + slip, 0), version, call_id, self.name().encode())
+            record = Record(max(index + index_error, 0), version, call_id, self.name().encode())
             blobs = dict.fromkeys(new.values(), b"x" * size)
             after = head.last if index == head.index + 1 else batch_ids[kept.id]
             batch_ids[kept.id] = record.id
@@ -773,7 +775,7 @@ class Comparison(RuleBasedStateMachine):
             self.both(lambda store: claim(store, kept, worker, answer))
 
     @rule(worker=st.sampled_from(["w1", "w2"]), kept=sessions, epoch=st.integers(0, 2))
-    def beat_and_release(self, worker, kept, epoch):
+    def heartbeat_and_release(self, worker, kept, epoch):
         self.both(lambda store: store.heartbeat(worker))
         self.both(lambda store: store.release(kept.id, worker, epoch))
 
@@ -800,7 +802,7 @@ class Comparison(RuleBasedStateMachine):
         self.both(lambda store: sorted(store.delete_expired(now, 1000)))
 
 
-def settle(machine, examples, steps):
+def run_machine(machine, examples, steps):
     health = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     machine.TestCase.settings = settings(
         max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=health
@@ -816,7 +818,7 @@ def test_random_operations_on_sqlite(tmp_path):
         def kept_blobs(self):
             return [blob for (blob,) in self.stores[1]._file.read("SELECT id FROM blobs ORDER BY id")]
 
-    settle(Sqlite, 60, 25)("runTest").runTest()
+    run_machine(Sqlite, 60, 25)("runTest").runTest()
 
 
 def test_random_operations_on_redis(redis_url):
@@ -830,10 +832,10 @@ def test_random_operations_on_redis(redis_url):
             )
             return sorted(key for key in keys if not key.startswith("recipe:"))
 
-    settle(Redis, 15, 20)("runTest").runTest()
+    run_machine(Redis, 15, 20)("runTest").runTest()
 
 
-# What is left when all sessions are gone.
+# Nothing is left when all sessions are deleted.
 
 
 def test_nothing_is_left_in_sqlite(tmp_path):
@@ -974,7 +976,7 @@ def test_sqlite_is_locked_against_other_processes(tmp_path):
     second.close()
 
 
-def test_sqlite_starts_epochs_again_when_it_is_alone(tmp_path):
+def test_sqlite_restarts_epochs_when_exclusive(tmp_path):
     url = f"sqlite:///{tmp_path}/alone.db"
     kept = session()
     store = open_store(url, exclusive=False)
@@ -1022,7 +1024,29 @@ def test_sqlite_waits_for_another_process_that_opens_a_new_file_too(tmp_path, mo
     other.close()
 
 
-def test_sqlite_makes_its_folder_and_private_files(tmp_path, monkeypatch):
+def test_sqlite_closes_the_connection_of_a_read_that_ends_after_it(tmp_path, monkeypatch):
+    connect, made, began, closed = SqliteFile._connect, [], threading.Event(), threading.Event()
+
+    def connect_with_a_pause(file):
+        made.append(connect(file))
+        made[-1].create_function("pause", 0, lambda: began.set() or closed.wait(10))
+        return made[-1]
+
+    monkeypatch.setattr(SqliteFile, "_connect", connect_with_a_pause)
+    file = SqliteFile(tmp_path / "read.db", exclusive=True)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(file.read, "SELECT pause()")
+        assert began.wait(10)
+        file.close()
+        closed.set()
+        assert read.result(10) == [(1,)]
+    assert len(made) == 2
+    for connection in made:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
+
+
+def test_sqlite_creates_its_folder_and_private_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = open_store("sqlite:///a/b/relative.db")
     store.create([session()], {}, {})
@@ -1068,7 +1092,7 @@ def test_sqlite_files_that_cannot_be_used_are_refused(tmp_path, make, reason):
         open_store(f"sqlite:///{path}")
 
 
-def test_sqlite_says_that_it_is_overloaded_where_sqlite_says_that_it_is_locked(tmp_path):
+def test_a_locked_sqlite_database_is_an_overloaded_error(tmp_path):
     url = f"sqlite:///{tmp_path}/busy.db"
     store = open_store(url)
     store._file._writer.execute("PRAGMA busy_timeout = 20")
@@ -1088,7 +1112,7 @@ def test_sqlite_says_that_it_is_overloaded_where_sqlite_says_that_it_is_locked(t
     store.close()
 
 
-def test_a_damaged_sqlite_file_is_told_plainly(tmp_path):
+def test_a_damaged_sqlite_file_is_reported_clearly(tmp_path):
     url = f"sqlite:///{tmp_path}/damaged.db"
     kept = session()
     store = open_store(url)
@@ -1107,7 +1131,7 @@ def test_a_damaged_sqlite_file_is_told_plainly(tmp_path):
     store.close()
 
 
-def test_sqlite_sweeps_what_a_killed_process_left(tmp_path, monkeypatch):
+def test_sqlite_deletes_leftovers_of_a_killed_process(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path}/left.db"
     kept = session()
     store = open_store(url)
@@ -1118,9 +1142,9 @@ def test_sqlite_sweeps_what_a_killed_process_left(tmp_path, monkeypatch):
     store.close()
     store = open_store(url)
     assert store.get(kept.id) is None
-    assert there(store, "b") == ["b"]
+    assert existing(store, "b") == ["b"]
     store.delete([])
-    assert there(store, "b") == []
+    assert existing(store, "b") == []
     store.close()
 
 
@@ -1231,7 +1255,7 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
         with pytest.raises(OverloadedError):
             store.ping()
         os.kill(process, signal.SIGCONT)
-        # Its outcome was unknown to who gave up; sent again, it is kept once.
+        # The outcome of the commit that timed out was unknown; repeated, it is stored once.
         assert store.commit([change(kept, 1, "b1")]) == [True]
         assert store.get(kept.id)[1].index == 1
         store._redis._client.config_set("maxmemory", "1")
@@ -1248,7 +1272,7 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
         open_store(url)
 
 
-def test_without_redis_py_the_remedy_is_named(monkeypatch):
+def test_without_redis_py_the_error_names_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
     for name in ("server.stores.redis.store", "server.stores.redis.connection"):
         monkeypatch.delitem(sys.modules, name, raising=False)

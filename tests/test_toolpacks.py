@@ -1,4 +1,4 @@
-"""Finding and loading toolpacks: what is loaded, and that whatever is wrong stops the start with file and remedy."""
+"""Finding and loading toolpacks: which are loaded, and that every problem stops the start, with file and remedy."""
 
 import sys
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ HEAD = '"""A pack."""\nfrom server import TaskEnvironment, Toolpack\nfrom server
 
 @pytest.fixture
 def folder(tmp_path, request):
-    """Give a writer of pack modules; their names are made unique, for a process imports each name once."""
+    """A function that writes pack modules with unique names, because a process imports each name once."""
     prefix = f"made_{abs(hash(request.node.nodeid))}_"
     before = set(sys.modules)
 
@@ -64,10 +64,10 @@ def test_a_module_may_hold_several_packs_and_import_anothers(folder):
     assert load_catalog((where,)).toolpacks["one"] is load_catalog((where,)).toolpacks["one"]
 
 
-def test_names_that_are_not_there(folder, tmp_path):
+def test_unknown_names(folder, tmp_path):
     where = folder(one=pack("one"))
     assert problem(where, names=["nope"]).startswith("no module has a toolpack 'nope'; found: one")
-    assert problem(tmp_path / "nowhere") == f"{tmp_path}/nowhere is no folder: correct --pack-dir."
+    assert problem(tmp_path / "nowhere") == f"{tmp_path}/nowhere is not a folder: correct --pack-dir."
 
 
 def test_two_packs_of_one_name(folder):
@@ -77,8 +77,8 @@ def test_two_packs_of_one_name(folder):
 
 def test_functions_of_one_name_clash_unless_opt_in(folder):
     where = folder(one=pack("one"), two=pack("two"))
-    told = "function 'f' is in one and two: rename one, or make one of the toolpacks opt_in."
-    assert problem(where) == told
+    message = "function 'f' is in one and two: rename one, or make one of the toolpacks opt_in."
+    assert problem(where) == message
     folder(two=pack("two", more=", opt_in=True"))
     for name in [name for name in sys.modules if name.endswith("_two") and name.startswith("toolpacks.made_")]:
         del sys.modules[name]
@@ -110,9 +110,9 @@ def test_a_clash_in_a_session_is_refused_with_the_names(folder):
     ],
 )
 def test_a_module_that_does_not_import(folder, code, line, says):
-    told = problem(folder(broken=code))
-    assert told.startswith(f"{folder.file('broken')}:{line}: {says}")
-    assert told.endswith(": correct it or move it away.")
+    message = problem(folder(broken=code))
+    assert message.startswith(f"{folder.file('broken')}:{line}: {says}")
+    assert message.endswith(": correct it or move it away.")
 
 
 def test_every_problem_is_collected(folder):
@@ -125,12 +125,12 @@ def test_every_problem_is_collected(folder):
     )
     catalog, problems = inspect_toolpacks((where,))
     assert catalog is None
-    told = "\n".join(map(str, problems))
+    message = "\n".join(map(str, problems))
     assert len(problems) == 5
-    assert f"{folder.file('four')}:5: Environment: the initial environment of 'four' can't be used: " in told
-    assert f"{folder.file('one')}:11: g: there is no docstring" in told
-    assert f"{folder.file('one')}:16: h: parameter `x` has no default" in told
-    assert f"{folder.file('three')}:5: Toolpack('no name!'): 'no name!' is no name for a toolpack" in told
+    assert f"{folder.file('four')}:5: Environment: the initial environment of 'four' can't be used: " in message
+    assert f"{folder.file('one')}:11: g: there is no docstring" in message
+    assert f"{folder.file('one')}:16: h: parameter `x` has no default" in message
+    assert f"{folder.file('three')}:5: Toolpack('no name!'): 'no name!' is no valid toolpack name" in message
     assert problem(where).endswith(" (4 more: see `toolpack-server check`)")
 
 
@@ -142,9 +142,9 @@ def test_every_problem_is_collected(folder):
             "class E(TaskEnvironment):\n    f: object = print\n\n\ntoolpack = Toolpack('p', E)\n",
             "`f` can't be stored, its type is `builtin_function_or_method`",
         ),
-        ("toolpack = Toolpack('p', dict)\n", "dict is no pydantic model: derive it from TaskEnvironment."),
+        ("toolpack = Toolpack('p', dict)\n", "dict is not a pydantic model: derive it from TaskEnvironment."),
         ("toolpack = Toolpack('p', 5)\n", "neither a pydantic model class nor a factory"),
-        ("def make():\n    pass\n\n\ntoolpack = Toolpack('p', make)\n", "return annotation is no pydantic model class"),
+        ("def make():\n    pass\n\n\ntoolpack = Toolpack('p', make)\n", "annotation is not a pydantic model class"),
         (
             (
                 "class E(TaskEnvironment):\n    x: int = 1\n\n\n"
@@ -163,9 +163,9 @@ def test_every_problem_is_collected(folder):
     ],
 )
 def test_an_environment_that_cannot_be_used_stops_the_start(folder, code, says):
-    told = problem(folder(pack=code))
-    assert says in told
-    assert "more: see" not in told
+    message = problem(folder(pack=code))
+    assert says in message
+    assert "more: see" not in message
 
 
 def test_a_pack_that_lacks_an_optional_package_is_a_notice_and_no_problem(folder):
@@ -198,8 +198,8 @@ def test_a_decorated_function_stays_the_plain_function():
 
 
 @pytest.mark.parametrize("name", ["", "with space", "é", "-x", "x" * 65, "a/b"])
-def test_names_of_packs_are_plain(name):
-    with pytest.raises(RegistrationError, match="is no name for a toolpack"):
+def test_invalid_names_of_packs_are_refused(name):
+    with pytest.raises(RegistrationError, match="is no valid toolpack name"):
         Toolpack(name)
 
 

@@ -1,6 +1,6 @@
 """The command `toolpack-server`, one module for each group of subcommands.
 
-The rule: whatever goes wrong is said in one sentence on standard error, with exit status 1; a traceback is a bug.
+The rule: every problem is reported in one sentence on standard error, with exit status 1; a traceback is a bug.
 """
 
 import sys
@@ -26,7 +26,7 @@ for command in (serve, check, list_toolpacks, call, schemas, token):
 
 
 def main() -> None:
-    """Run the command; see the module's docstring for the rule."""
+    """Run the command; report errors as the module's rule says."""
     try:
         cli(standalone_mode=False)
     except click.ClickException as error:

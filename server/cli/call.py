@@ -1,4 +1,7 @@
-"""`toolpack-server call`: runs one function, in this process or on a server."""
+"""`toolpack-server call`: runs one function, in this process or on a server.
+
+The rule: both send the same JSON-RPC requests.
+"""
 
 import asyncio
 import json
@@ -21,8 +24,8 @@ from server.settings import Settings, load_settings
 
 @click.command()
 @packs_options
-@click.option("--url", help="Server to call, like http://127.0.0.1:8000; without it the call runs in this process.")
-@click.option("--session", help="Session to call in; without it a new one, which is closed afterwards.")
+@click.option("--url", help="Server to call, like http://127.0.0.1:8000; default: run the call in this process.")
+@click.option("--session", help="Session to call in; default: a new one, closed afterwards.")
 @click.option("--token", envvar="TOOLPACK_TOKEN", help="Bearer token for the server.")
 @click.argument("function")
 @click.argument("arguments", metavar="NAME=VALUE...", nargs=-1)
@@ -37,7 +40,7 @@ def call(
 ) -> None:
     """Run one FUNCTION; values are JSON, else strings."""
     if session and not url:
-        raise click.UsageError("--session needs --url: a session lives in a server.")
+        raise click.UsageError("--session needs --url: sessions are kept by a server.")
     kwargs = dict(map(_argument, arguments))
     if url:
         envelope = asyncio.run(_call(_remote(url, token), session, None, function, kwargs))
@@ -85,7 +88,7 @@ def _remote(url: str, token: str | None) -> Send:
             raise click.UsageError("--url is not of the form http://host:port.")
         request = urllib.request.Request(f"{url.rstrip('/')}/rpc", _request(method, params), headers)  # noqa: S310
         try:
-            with urllib.request.urlopen(request) as reply:  # noqa: S310, ASYNC210 - one call after the other
+            with urllib.request.urlopen(request) as reply:  # noqa: S310, ASYNC210 - nothing else runs
                 return _result(reply.read())
         except urllib.error.HTTPError as error:
             return _result(error.read())
@@ -103,7 +106,7 @@ def _result(reply: bytes) -> Any:
     try:
         answer = json.loads(reply)
     except ValueError:
-        raise click.ClickException("the answer is no JSON: is this a Toolpack Server?") from None
+        raise click.ClickException("the answer is not JSON: is this a Toolpack Server?") from None
     if "error" in answer:
         error = answer["error"]
         raise click.ClickException(f"{error['message']}: {error.get('data', {}).get('detail', '')}".rstrip(": "))

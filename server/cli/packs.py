@@ -1,4 +1,7 @@
-"""`toolpack-server check` and `list`: toolpacks without a server."""
+"""`toolpack-server check` and `list`: toolpacks without a server.
+
+The rule: `check` prints every problem; `list` stops at the first, as `serve` does.
+"""
 
 import sys
 from pathlib import Path

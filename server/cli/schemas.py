@@ -1,4 +1,7 @@
-"""`toolpack-server schemas`: writes the JSON Schemas and the OpenRPC document, or checks them."""
+"""`toolpack-server schemas`: writes the JSON Schemas and the OpenRPC document, or checks them.
+
+The rule: files are generated from the code, never edited.
+"""
 
 import json
 from pathlib import Path
@@ -13,11 +16,11 @@ from server.rpc.openrpc import envelope_schema, toolpack_schema
 from server.service import Service
 from server.settings import load_settings
 
-BUNDLED = ("bank", "workspace")  # the toolpacks whose schemas are checked in: they need no extra package
+BUNDLED = ("bank", "workspace")  # their schemas are in the repository: these toolpacks need no optional package
 
 
 @click.command()
-@click.option("--check", "only_check", is_flag=True, help="Say whether the files have drifted, and write nothing.")
+@click.option("--check", "only_check", is_flag=True, help="Fail if the files differ from the code; write nothing.")
 @click.option("--directory", type=Path, default=Path("schemas"), show_default=True, help="Where the files are.")
 def schemas(only_check: bool, directory: Path) -> None:
     """Write the JSON Schemas and the OpenRPC document, or check them."""

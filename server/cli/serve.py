@@ -1,4 +1,7 @@
-"""`toolpack-server serve`: serves toolpacks until interrupted."""
+"""`toolpack-server serve`: serves toolpacks until interrupted.
+
+The rule: settings, toolpacks and the address are checked before any worker starts.
+"""
 
 import logging
 import os
@@ -23,7 +26,7 @@ from server.web.auth import check_exposure
 
 @click.command()
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
-@click.option("--port", type=int, help="Port to listen on; 0 takes a free one.  [default: 8000]")
+@click.option("--port", type=int, help="Port to listen on; 0 chooses a free one.  [default: 8000]")
 @click.option("--workers", type=int, help="Worker processes.  [default: 1]")
 @click.option("--store", help="memory:, sqlite:///path or redis://host.  [default: SQLite in the data directory]")
 @click.option("--data-dir", type=Path, help="Folder for the store and the key.  [default: .toolpack-server]")
@@ -42,25 +45,25 @@ def serve(**flags: Any) -> None:
     catalog = load_catalog(settings.pack_dir, settings.packs)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    listener = listen(settings.host, settings.port)
-    banner(settings, catalog, listener.getsockname()[1])
-    if in_memory:
-        run_worker(settings, catalog, listener)
-        return
-    with tempfile.TemporaryDirectory(prefix="toolpack-metrics-") as folder:
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # before anything imports prometheus-client
-        Supervisor(settings, catalog, listener).run()
+    with listen(settings.host, settings.port) as listener:
+        banner(settings, catalog, listener.getsockname()[1])
+        if in_memory:
+            run_worker(settings, catalog, listener)
+            return
+        with tempfile.TemporaryDirectory(prefix="toolpack-metrics-") as folder:
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # before anything imports prometheus-client
+            Supervisor(settings, catalog, listener).run()
 
 
 def banner(settings: Settings, catalog: Catalog, port: int) -> None:
-    """Say where the server listens, what it has loaded, and what to try first."""
+    """Print the address, the loaded toolpacks, and a first command to try."""
     click.echo(f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url}")
     for pack in catalog.toolpacks.values():
         click.echo(f"  {pack.name}: {len(pack.functions)} functions{' (opt-in)' if pack.opt_in else ''}")
     for notice in [*([] if catalog.toolpacks else catalog.notices), *shadowing_files([Path.cwd(), *settings.pack_dir])]:
         click.echo(f"  note: {notice}")
     token = " -H 'Authorization: Bearer <token>'" if settings.tokens or settings.tokens_file else ""
-    # What listens on all addresses is reached on this one.
+    # Clients connect to loopback, not to a wildcard address.
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
     click.echo("Try:")
     click.echo(

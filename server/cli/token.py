@@ -1,4 +1,7 @@
-"""`toolpack-server token`: makes a bearer token and its hash."""
+"""`toolpack-server token`: creates a bearer token and its hash.
+
+The rule: the token is printed once, on standard error, and never stored; standard output has the hash.
+"""
 
 import click
 
@@ -8,7 +11,7 @@ from server.web.auth import new_token
 @click.command()
 @click.argument("name")
 def token(name: str) -> None:
-    """Make a bearer token for NAME, and the line for the file of TOOLPACK_TOKENS_FILE."""
+    """Create a bearer token for NAME, and its line for TOOLPACK_TOKENS_FILE."""
     secret, line = new_token(name)
     click.echo(f"Token, shown only now: {secret}", err=True)
     click.echo(line)

@@ -1,7 +1,7 @@
-"""The Python client: `Client`, `AsyncClient` with the same methods to await, and the types of their results.
+"""The Python client: `Client`, `AsyncClient` with the same methods as coroutines, and the types of their results.
 
-The rule: it knows the results' shapes, snapshots, JSON and errors, and nothing else of the server. `remote_runtime` has
-AgentDojo's runtime, and needs the package `agentdojo`.
+The rule: it imports the server's result types, snapshots, JSON and errors, and nothing else of it. `remote_runtime`
+implements AgentDojo's runtime, and needs the package `agentdojo`.
 """
 
 from server.client.clients import AsyncClient, Client

@@ -1,10 +1,10 @@
-"""Sending requests, and sending them again where that is safe.
+"""The clients: send requests, and retry them if that is safe.
 
-The rule: when a request is sent again, and for how long, is written once, in `_exchange`, which does no I/O. The two
-clients differ only in how they post and how they wait; their methods are in `methods.py`.
+The rule: when to retry is decided once, in `_exchange`, which does no I/O. The two clients differ only in how they post
+and how they wait; their methods are in `methods.py`.
 
-A request is sent again if the server certainly didn't handle it (it couldn't be reached, or answered 503 or -32006).
-If no answer came, idempotent requests are: reads, and `run_function`, which always carries a `call_id`.
+A request is retried if the server certainly didn't handle it (it couldn't be reached, or answered 503 or -32006). If no
+answer came, only idempotent requests are: reads, and `run_function`, which always has a `call_id`.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ DEFAULT_TIMEOUT_SECONDS = 75.0  # a call may wait 30 s for its session and run f
 DEFAULT_RETRIES = 4
 
 _CONNECT_SECONDS = 5.0
-_KEEP_ALIVE_SECONDS = 3.0  # less than the server's 5: a connection that it is just closing loses a request
+_KEEP_ALIVE_SECONDS = 3.0  # less than the server's 5, which might close the connection just as a request is sent
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 
 _OVERLOADED = -32006
 _UNAVAILABLE = 503
 _GATEWAY_STATUS = (502, 504)
-_NOT_CONNECTED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
-class _Connection(TypedDict):
-    """What httpx's clients are made with."""
+class _HttpxArguments(TypedDict):
+    """Arguments that both of httpx's clients get."""
 
     base_url: str
     headers: dict[str, str]
@@ -44,7 +44,7 @@ class _Connection(TypedDict):
     limits: httpx.Limits
 
 
-def _connection(url: str, token: str | None, timeout_seconds: float) -> _Connection:
+def _httpx_arguments(url: str, token: str | None, timeout_seconds: float) -> _HttpxArguments:
     return {
         "base_url": url,
         "headers": {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {}),
@@ -54,17 +54,17 @@ def _connection(url: str, token: str | None, timeout_seconds: float) -> _Connect
 
 
 class Client(ClientMethods):
-    """Talks to a server; may be shared by threads.
+    """A client of a server; thread-safe.
 
     Args:
-        url: The server, without `/rpc`.
-        token: A bearer token, where the server asks for one.
-        timeout_seconds: How long to wait for one answer.
-        retries: How often a request is sent again at most.
-        transport: What httpx sends with instead of the network, in tests.
+        url: The server's base URL, without `/rpc`.
+        token: A bearer token, if the server requires one.
+        timeout_seconds: The time to wait for one answer, in seconds.
+        retries: The maximum number of retries of a request.
+        transport: An httpx transport to use instead of the network, in tests.
 
     Attributes:
-        before_close: Called before the connections are closed, by `close` or at the end of a `with` block.
+        before_close: Functions called before the connections are closed, by `close` or at the end of a `with` block.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Client(ClientMethods):
         retries: int = DEFAULT_RETRIES,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._http = httpx.Client(**_connection(url, token, timeout_seconds), transport=transport)
+        self._http = httpx.Client(**_httpx_arguments(url, token, timeout_seconds), transport=transport)
         self._retries = retries
         self.before_close: list[Callable[[], object]] = []
 
     def send(self, request: Request[T]) -> T:
-        """Send a request, again where that is safe and may help, and get its result.
+        """Send a request, with retries, and get its result.
 
         Raises:
             ReplyError: The server answered with an error.
@@ -118,7 +118,7 @@ class Client(ClientMethods):
 
 
 class AsyncClient(ClientMethods):
-    """Talks to a server from async code; see `Client` for the arguments."""
+    """A client of a server for async code; see `Client` for the arguments."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class AsyncClient(ClientMethods):
         retries: int = DEFAULT_RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._http = httpx.AsyncClient(**_connection(url, token, timeout_seconds), transport=transport)
+        self._http = httpx.AsyncClient(**_httpx_arguments(url, token, timeout_seconds), transport=transport)
         self._retries = retries
 
     async def send(self, request: Request[T]) -> T:
@@ -163,11 +163,11 @@ class AsyncClient(ClientMethods):
 
 
 def _exchange(request: Request[T], retries: int) -> Generator[float, httpx.Response | httpx.TransportError, T]:
-    """Say how long to pause before each attempt, take what comes of it, and return the result.
+    """Yield the pause in seconds before each attempt, receive its response or exception, and return the result.
 
     Raises:
-        ReplyError: The server answered with an error, and sending it again is no use.
-        NoReplyError: It didn't answer.
+        ReplyError: The server answered with an error, and no retry is left or useful.
+        NoReplyError: It didn't answer, and no retry is left or safe.
     """
     pause = 0.0
     for attempt in range(retries + 1):
@@ -176,23 +176,23 @@ def _exchange(request: Request[T], retries: int) -> Generator[float, httpx.Respo
             error: ReplyError | NoReplyError = NoReplyError(
                 f"{request.method} got no answer ({type(answer).__name__}: {answer}): is the server running?"
             )
-            again = isinstance(answer, _NOT_CONNECTED) or request.repeatable
+            retry = isinstance(answer, _NEVER_SENT) or request.repeatable
         else:
             reply = _read(answer)
             if "error" not in reply:
                 result: T = reply["result"]
                 return result
             error = ReplyError(reply["error"]["code"], reply["error"]["message"], reply["error"].get("data") or {})
-            undone = answer.status_code == _UNAVAILABLE or error.code == _OVERLOADED
-            again = undone or (request.repeatable and answer.status_code in _GATEWAY_STATUS)
-        if not again or attempt == retries:
+            not_handled = answer.status_code == _UNAVAILABLE or error.code == _OVERLOADED
+            retry = not_handled or (request.repeatable and answer.status_code in _GATEWAY_STATUS)
+        if not retry or attempt == retries:
             raise error from (answer if isinstance(answer, Exception) else None)
         pause = _pause(attempt, error)
     raise AssertionError("the last attempt returns or raises")
 
 
 def _read(answer: httpx.Response) -> dict[str, Any]:
-    """Read the reply; what stands between client and server may have answered with something else."""
+    """Get the JSON-RPC response; a proxy between client and server may have answered with something else."""
     try:
         reply = answer.json()
     except ValueError:
@@ -204,7 +204,8 @@ def _read(answer: httpx.Response) -> dict[str, Any]:
 
 
 def _pause(attempt: int, error: ReplyError | NoReplyError) -> float:
-    """Get the pause before the next attempt: twice the last one, at random so that clients don't return together."""
+    """Get the seconds before the next attempt: exponential backoff with jitter, after `retry_after_seconds`."""
     longest = min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS)
-    asked = error.data.get("retry_after_seconds") if isinstance(error, ReplyError) else None
-    return (asked if isinstance(asked, int | float) else 0.0) + random.uniform(longest / 2, longest)  # noqa: S311 - no secret
+    retry_after = error.data.get("retry_after_seconds") if isinstance(error, ReplyError) else None
+    server_pause = retry_after if isinstance(retry_after, int | float) else 0.0
+    return server_pause + random.uniform(longest / 2, longest)  # noqa: S311 - no secret

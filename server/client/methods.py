@@ -1,7 +1,7 @@
-"""The methods of the clients: what each sends, and the type of what comes back.
+"""The methods of the clients: the request that each sends, and the type of its result.
 
-The rule: a method is written once. `method` gives it to both clients, so that a type checker and an editor see
-`Session` at `Client.create_session(...)` and something to await at `AsyncClient.create_session(...)`.
+The rule: a method is written once. `method` makes it work in both clients, and type checkers see that
+`Client.create_session(...)` returns a `Session` and `AsyncClient.create_session(...)` a coroutine of one.
 """
 
 import json
@@ -19,11 +19,11 @@ Format = Literal["native", "openai", "anthropic", "gemini", "mcp"]
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[T]):
-    """A request that is answered with a `T`.
+    """A request whose result is a `T`.
 
     Attributes:
         method: The method.
-        params: Its parameters; those that are None are left to the server.
+        params: Its parameters; those that are None aren't sent, so that the server's defaults apply.
         repeatable: It is idempotent.
     """
 
@@ -32,7 +32,7 @@ class Request(Generic[T]):
     repeatable: bool = True
 
     def body(self) -> bytes:
-        """Write it as JSON-RPC."""
+        """Get the JSON of the request."""
         params = {name: value for name, value in self.params.items() if value is not None}
         message = {"jsonrpc": "2.0", "id": 1, "method": self.method, "params": params}
         return json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
@@ -53,7 +53,7 @@ class AsyncSends(Protocol):
 
 
 class method(Generic[P, T]):  # noqa: N801 - a decorator
-    """Makes a method of both clients from a function that says what to send."""
+    """Decorator: makes a function that returns a request a method that sends it, in both clients."""
 
     def __init__(self, prepare: Callable[Concatenate[Any, P], Request[T]]) -> None:
         self._prepare = prepare
@@ -80,7 +80,7 @@ class method(Generic[P, T]):  # noqa: N801 - a decorator
 
 
 class ClientMethods:
-    """The JSON-RPC methods; the server's OpenRPC document describes each parameter."""
+    """The JSON-RPC methods, with their parameters and results; the server's OpenRPC document describes each."""
 
     @method
     def create_session(
@@ -92,7 +92,7 @@ class ClientMethods:
         ttl_seconds: float | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Request[Session]:
-        """Create a session: a private world made of toolpacks."""
+        """Create a session: a private world of the chosen toolpacks."""
         return Request(
             "create_session",
             {
@@ -143,14 +143,14 @@ class ClientMethods:
 
     @method
     def get_environment(self, session_id: str, *, version: int | None = None, pointer: str = "") -> Request[Any]:
-        """Get the JSON of a session's environments, by toolpack, or the part that a JSON Pointer names."""
+        """Get the JSON of a session's environments, by toolpack, or the part at a JSON Pointer (RFC 6901)."""
         return Request("get_environment", {"session_id": session_id, "version": version, "pointer": pointer})
 
     @method
     def diff_environment(
         self, session_id: str, *, from_version: int = 0, to_version: int | None = None
     ) -> Request[list[dict[str, Json]]]:
-        """Get the JSON Patch that leads from one version's environments to another's."""
+        """Get the JSON Patch (RFC 6902) from one version's environments to another's."""
         return Request(
             "diff_environment", {"session_id": session_id, "from_version": from_version, "to_version": to_version}
         )
@@ -185,24 +185,24 @@ class ClientMethods:
 
     @method
     def reset_session(self, session_id: str, *, version: int = 0) -> Request[Session]:
-        """Commit a new version whose content is that of an older one."""
+        """Commit a new version with the content of an older one."""
         return Request("reset_session", {"session_id": session_id, "version": version}, repeatable=False)
 
     @method
     def close_session(self, session_id: str) -> Request[bool]:
-        """Close a session and forget all of it."""
+        """Close a session and delete all its data."""
         return Request("close_session", {"session_id": session_id}, repeatable=False)
 
     @method
     def close_sessions(self, labels: Mapping[str, str]) -> Request[int]:
-        """Close all sessions that carry these labels, and get their number."""
+        """Close all sessions that have these labels, and get their number."""
         return Request("close_sessions", {"labels": labels}, repeatable=False)
 
     @method
     def list_sessions(
         self, *, labels: Mapping[str, str] | None = None, after: str = "", limit: int = 100
     ) -> Request[list[Session]]:
-        """List the caller's sessions, by session_id."""
+        """List the caller's sessions, sorted by session_id."""
         return Request("list_sessions", {"labels": labels, "after": after, "limit": limit})
 
     @method

@@ -1,11 +1,11 @@
 """AgentDojo's `FunctionsRuntime`, with the functions running on a server.
 
 `TaskSuite.run_task_with_pipeline(..., runtime_class=RemoteRuntime.bind(client, "agentdojo-workspace"))` runs unchanged:
-AgentDojo's own code makes the local environment, hands it to every call, and judges it at the end.
+AgentDojo's own code creates the local environment, passes it to every call, and evaluates it at the end.
 
-The rule: before a call the local environment equals the session's, and after it again. Nothing is tolerated but the
-order inside sets, which no copy of a set keeps: types, values, sharing, private attributes and `model_fields_set`
-must all agree, else the call is refused with where they don't.
+The rule: the local environment equals the session's before and after each call. Types, values, sharing, private
+attributes and `model_fields_set` must be equal (only the order inside sets may differ), else the call is refused with
+the path of the difference.
 """
 
 import ast
@@ -37,11 +37,11 @@ _MODEL_STATE = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__
 
 
 class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships no types
-    """Runs functions in a session of its own, which it creates at its first call.
+    """Runs functions in its own session, which it creates at the first call.
 
-    Make a class with `bind`, and pass that to AgentDojo. `functions` are what the agent is offered: a function that
-    isn't among them is unavailable, whatever the server has. An environment can't be followed if it refers to itself.
-    `close` closes the session; without it, that happens when the next is created or the client is closed.
+    Create a class with `bind`, and pass it to AgentDojo. Only the given `functions` are available to the agent, even if
+    the server has more. The environment object must not contain references to itself. `close` closes the session;
+    without it, the session is closed when the next is created or the client is closed.
     """
 
     client: ClassVar[Client]
@@ -60,15 +60,15 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         ttl_seconds: float | None = None,
         state_types: Iterable[type] = (),
     ) -> type[Self]:
-        """Make a runtime class for a server and one of its toolpacks.
+        """Create a runtime class for a server and one of its toolpacks.
 
         Args:
             client: The client of the server.
             toolpack: The toolpack's name.
-            options: Its options: those that make the same environment as the suite does here.
+            options: Its options; they must build the same environment as the local suite.
             labels: Labels of the sessions.
-            ttl_seconds: How long a session lives after its last call, should nobody close it.
-            state_types: The toolpack's own `state_types`, if it has any.
+            ttl_seconds: Time to live of a session after its last call, in seconds.
+            state_types: The toolpack's `state_types`, if it has any.
         """
         wanted = {"options": {toolpack: options} if options else None, "labels": labels, "ttl_seconds": ttl_seconds}
         sessions = _Sessions(client, {"toolpacks": [toolpack]} | wanted)
@@ -77,18 +77,18 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
 
     def __init__(self, functions: Sequence[Any] = ()) -> None:
         if not hasattr(self, "client"):
-            raise TypeError("RemoteRuntime needs a server: make a class with RemoteRuntime.bind(client, toolpack).")
+            raise TypeError("RemoteRuntime needs a server: create a class with RemoteRuntime.bind(client, toolpack).")
         super().__init__(functions)
         self.session_id: str | None = None
-        self._agreed: bytes | None = None  # the local environment as it was when it last equalled the session's
+        self._in_sync: bytes | None = None  # the local environment's snapshot when it last equalled the session's
 
     def run_function(
         self, env: Any, function: str, kwargs: Mapping[str, Any], raise_on_error: bool = False
     ) -> tuple[Any, str | None]:
-        """Run a function on the server and let `env` follow; see AgentDojo's `FunctionsRuntime`.
+        """Run a function on the server and update `env`; see AgentDojo's `FunctionsRuntime`.
 
         Raises:
-            EnvironmentDiffersError: `env` isn't what the session has, so the call would mean something else there.
+            EnvironmentDiffersError: `env` differs from the session's environment.
             ClientError: The server can't be reached, or refused the request.
         """
         error = self._unavailable(function, kwargs)
@@ -98,13 +98,13 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
                 raise ValueError(f"Function {function} has dependencies but no environment was provided.")
             session_id = self._session(env)
             arguments = {name: _argument(value) for name, value in kwargs.items()}
-            agreed, self._agreed = self._agreed, None  # should anything be lost on the way, look again
+            in_sync, self._in_sync = self._in_sync, None  # if the request fails, the next call compares again
             envelope = self.client.run_function(session_id, function, arguments)
             result, error = envelope["result"], envelope["error"]
             if error is None and env is not None:
-                self._follow(session_id, env)
+                self._update(session_id, env)
             else:
-                self._agreed = agreed
+                self._in_sync = in_sync
         if error is not None:
             if raise_on_error:
                 raise self._exception(function, kwargs, error)
@@ -113,10 +113,10 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         return result if return_type is None else revive(result, return_type), None
 
     def close(self) -> None:
-        """Close the session, if there is one; a next call makes a new one."""
+        """Close the session, if there is one; the next call creates a new one."""
         if self.session_id is not None:
             self.sessions.close(self.session_id)
-        self.session_id = self._agreed = None
+        self.session_id = self._in_sync = None
 
     def _unavailable(self, function: str, kwargs: Mapping[str, Any]) -> str | None:
         if function not in self.functions:
@@ -125,7 +125,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         return next((problem for problem in inner if problem), None)
 
     def _session(self, env: BaseModel | None) -> str:
-        """Get the session, made at the first call, after making sure that it has what `env` has."""
+        """Get the session, created at the first call, and check that its environment equals `env`."""
         if self.session_id is None:
             self.session_id = self.sessions.create(self)
         if env is not None:
@@ -134,30 +134,30 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
 
     def _check(self, session_id: str, env: BaseModel) -> None:
         frozen = freeze(env, self._classes(env))
-        # An unchanged object freezes to the same bytes; other bytes may still mean the same, so only then compare.
-        if frozen == self._agreed:
+        # Equal bytes mean equal environments. Different bytes may too, so compare the objects.
+        if frozen == self._in_sync:
             return
         found = difference(self._exported(session_id, env), env)
         if found:
             raise EnvironmentDiffersError(
-                f"The local environment isn't the one that the session has: {found} (there, then here). "
-                f"Give `bind` the options that match it, and let nothing but the runtime change it."
+                f"The local environment differs from the session's: {found} (there, then here). "
+                f"Pass `bind` the options that build it, and let only the runtime change it."
             )
-        self._agreed = frozen
+        self._in_sync = frozen
 
-    def _follow(self, session_id: str, env: BaseModel) -> None:
-        """Move the session's state into the local object, so that whoever holds that object sees it."""
+    def _update(self, session_id: str, env: BaseModel) -> None:
+        """Copy the session's state into the local object: the same object, because callers keep references to it."""
         exported = self._exported(session_id, env)
-        for part in _MODEL_STATE:
-            object.__setattr__(env, part, getattr(exported, part))
-        self._agreed = freeze(env, self._classes(env))
+        for attribute in _MODEL_STATE:
+            object.__setattr__(env, attribute, getattr(exported, attribute))
+        self._in_sync = freeze(env, self._classes(env))
 
     def _exported(self, session_id: str, env: BaseModel) -> Any:
         export = self.client.export_session(session_id)
-        theirs = export["format"], export["fingerprints"][self.toolpack]
-        if theirs != (FORMAT, fingerprint([type(env)], self.state_types)):
+        remote = export["format"], export["fingerprints"][self.toolpack]
+        if remote != (FORMAT, fingerprint([type(env)], self.state_types)):
             raise EnvironmentDiffersError(
-                f"The classes of {type(env).__name__} here aren't those of toolpack {self.toolpack!r} on the server: "
+                f"The classes of {type(env).__name__} here differ from those of toolpack {self.toolpack!r} there: "
                 f"install the same versions of the packages that define them, and of toolpack-server."
             )
         return thaw(base64.b64decode(export["snapshot"]), self._classes(env))[self.toolpack]
@@ -166,7 +166,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         return _class_table(type(env), self.state_types)
 
     def _exception(self, function: str, kwargs: Mapping[str, Any], error: str) -> Exception:
-        """Get the exception that the error tells of: the real one where it can be made, else one of its name."""
+        """Get the exception for an error: of its real class if it can be created here, else one of the same name."""
         kind, _, message = error.partition(": ")
         if kind == ToolNotFoundError.__name__:
             return ToolNotFoundError(message)  # type: ignore[no-any-return]
@@ -176,19 +176,19 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
             except ValidationError as invalid:
                 if error_text(invalid) == error:
                     return invalid
-        known = getattr(builtins, kind, None) or getattr(errors, kind, None)
-        if isinstance(known, type) and issubclass(known, Exception):
+        known_class = getattr(builtins, kind, None) or getattr(errors, kind, None)
+        if isinstance(known_class, type) and issubclass(known_class, Exception):
             for argument in _possible_arguments(message):
                 with contextlib.suppress(Exception):
-                    made = known(argument)
-                    if str(made) == message:
-                        return made
+                    exception = known_class(argument)
+                    if str(exception) == message:
+                        return exception
         remote: Exception = type(kind, (RemoteFunctionError,), {})(message)
         return remote
 
 
 def _possible_arguments(message: str) -> list[Any]:
-    """Say what an exception may have been made with: KeyError's text is the literal of its argument."""
+    """Get the arguments that an exception may have had: the text itself or, as for KeyError, what it is the repr of."""
     arguments: list[Any] = [message]
     with contextlib.suppress(ValueError, SyntaxError):
         arguments.append(ast.literal_eval(message))
@@ -208,42 +208,42 @@ def _class_table(environment: type[BaseModel], state_types: tuple[type, ...]) ->
 
 
 class _Sessions:
-    """The sessions of one bound class, so that none outlives its runtime for long.
+    """The sessions of one bound class; closes those whose runtime is gone.
 
-    A runtime may go in the garbage collector, in any thread and under any lock: nothing is sent from there. What it
-    leaves behind is closed when the next session is created, the client is closed, or the process ends.
+    The garbage collector may delete a runtime in any thread and under any lock, so nothing is sent from there. Its
+    session is closed when the next is created, the client is closed, or the process ends.
     """
 
-    def __init__(self, client: Client, wanted: Mapping[str, Any]) -> None:
+    def __init__(self, client: Client, arguments: Mapping[str, Any]) -> None:
         self._client = client
-        self._wanted = wanted
+        self._arguments = arguments
         self._open: set[str] = set()
-        self._left: deque[str] = deque()
+        self._abandoned: deque[str] = deque()
         client.before_close.append(self.close_all)
         atexit.register(self.close_all)
 
     def create(self, runtime: RemoteRuntime) -> str:
         """Create a session for a runtime."""
-        while self._left:
-            self.close(self._left.popleft())
-        session_id = self._client.create_session(**self._wanted)["session_id"]
+        while self._abandoned:
+            self.close(self._abandoned.popleft())
+        session_id = self._client.create_session(**self._arguments)["session_id"]
         self._open.add(session_id)
-        weakref.finalize(runtime, self._left.append, session_id).atexit = False
+        weakref.finalize(runtime, self._abandoned.append, session_id).atexit = False
         return session_id
 
     def close(self, session_id: str) -> bool:
-        """Close a session, unless that is done, and say if the server could be reached."""
+        """Close a session if it is open, and return whether the server could be reached."""
         if session_id in self._open:
             self._open.discard(session_id)
             try:
                 self._client.close_session(session_id)
             except ReplyError:
-                pass  # it has ended by itself
+                pass  # it has expired
             except (NoReplyError, RuntimeError):
-                return False  # the server or the client is gone: the session ends with its time to live
+                return False  # the server or the client is gone: the session will expire
         return True
 
     def close_all(self) -> None:
-        """Close all that are open; after the first that can't be, the others are left to end by themselves."""
+        """Close all open sessions; if the server can't be reached, leave the rest to expire."""
         while self._open and self.close(next(iter(self._open))):
             pass

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from server.engine.lanes import Job, Lane
 from server.engine.state import CLOSED, Result, SessionState
-from server.engine.threads import Job
 from server.errors import (
     CallError,
     DeadlineError,
+    HeavyReadError,
     InternalError,
     Interrupted,
     MissingBlobError,
@@ -29,8 +30,17 @@ log = logging.getLogger("toolpack_server")
 
 NOT_KEPT = "The call before this one could not be kept; nothing was changed. Send it again."
 
-StartClock = Callable[[float], None]
-"""Starts the deadline of the running job, which is so many seconds from now."""
+
+class StartClock(Protocol):
+    """Starts the deadline of the running job."""
+
+    def __call__(self, seconds: float, stuck_after: float = ...) -> None:
+        """Start it.
+
+        Args:
+            seconds: The deadline, from now.
+            stuck_after: From when on the job's thread counts as stuck, from now.
+        """
 
 
 class Operation(Protocol):
@@ -38,12 +48,14 @@ class Operation(Protocol):
 
     Attributes:
         session_id: The session.
-        owner: The owner that the session must have; None for any.
+        owner: The owner that the session must have.
+        kind: Operations of one kind take about the same time.
         after_commits: It reads from the store what earlier operations have done, so it starts after their commits.
     """
 
     session_id: str
-    owner: str | None
+    owner: str
+    kind: str
     after_commits: bool
 
     def run(self, state: SessionState, start_clock: StartClock) -> Result:
@@ -72,6 +84,7 @@ class Task(Job):
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.arrived = time.monotonic()
         self.answer: Any = None
         self.error: Exception | None = None
         self._returned: Any = None
@@ -83,7 +96,7 @@ class Task(Job):
             self._returned = self.work()
         except Interrupted:
             raise
-        except (RequestError, CallError) as error:
+        except (RequestError, CallError, HeavyReadError) as error:
             self._raised = error
         except MissingBlobError:
             self._raised = StateDamagedError(
@@ -97,9 +110,10 @@ class Task(Job):
         """Do the work; may raise."""
         raise NotImplementedError
 
-    def start_clock(self, seconds: float) -> None:
-        """Start the deadline."""
-        self.deadline = time.monotonic() + seconds
+    def start_clock(self, seconds: float, stuck_after: float = float("inf")) -> None:
+        """See `StartClock`."""
+        now = time.monotonic()
+        self.deadline, self.stuck_from = now + seconds, now + stuck_after
 
     def deliver(self) -> None:
         """Answer the waiter, if there still is one; called on the event loop."""
@@ -111,12 +125,22 @@ class Task(Job):
             self.future.set_result(self.answer)
 
 
-def deliver(loop: asyncio.AbstractEventLoop, tasks: Sequence[Task]) -> None:
-    """Answer the waiters of tasks on their event loop, from any thread."""
-    try:
-        loop.call_soon_threadsafe(_deliver, tasks)
-    except RuntimeError:  # the event loop is closed: nobody waits any more
-        log.debug("%d answers had no receiver", len(tasks))
+def deliver(tasks: Sequence[Task]) -> None:
+    """Answer the waiters of tasks on their event loops, from any thread."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Task]] = {}
+    for task in tasks:
+        by_loop.setdefault(task.loop, []).append(task)
+    for loop, its_tasks in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_deliver, its_tasks)
+        except RuntimeError:  # the event loop is closed: nobody waits any more
+            log.debug("%d answers had no receiver", len(its_tasks))
+
+
+def refuse(task: Task, why: str) -> None:
+    """Refuse what hasn't started, from any thread."""
+    task.error = OverloadedError(why)
+    deliver([task])
 
 
 def _deliver(tasks: Sequence[Task]) -> None:
@@ -130,10 +154,16 @@ class Errand(Task):
     Args:
         work: The work.
         timeout_seconds: Its deadline.
+        lane: The lane that limits it; None for what is always quick.
+        kind: See `Job`.
+        name: See `Job`.
     """
 
-    def __init__(self, work: Callable[[], Any], timeout_seconds: float) -> None:
+    def __init__(
+        self, work: Callable[[], Any], timeout_seconds: float, lane: Lane | None = None, kind: str = "", name: str = ""
+    ) -> None:
         super().__init__()
+        self.lane, self.kind, self.name = lane, kind, name
         self._work = work
         self._timeout_seconds = timeout_seconds
 
@@ -160,23 +190,27 @@ class Turns(Protocol):
     def leave(self, job: "SessionJob", *, timed_out: bool) -> bool:
         """Apply what a job has done and let the next one start; say if the job is done. Called under the lock."""
 
+    def resume(self, job: "SessionJob") -> None:
+        """Let a session go on whose job was left behind and has ended. Called under the lock."""
+
 
 class SessionJob(Task):
     """An operation in its session's queue.
 
     Attributes:
         operation: The operation.
-        arrived: When it came, on the monotonic clock.
         state: The session's state, from `run` on.
         commit: What is to be committed, once the result is applied.
         committed: The commit is in the store.
     """
 
-    def __init__(self, turns: Turns, operation: Operation) -> None:
+    shares_processor = True
+
+    def __init__(self, turns: Turns, operation: Operation, lane: Lane) -> None:
         super().__init__()
+        self.lane, self.kind, self.name = lane, operation.kind, operation.owner
         self._turns = turns
         self.operation = operation
-        self.arrived = time.monotonic()
         self.state: SessionState | None = None
         self.commit: Commit | None = None
         self.committed = False
@@ -189,6 +223,10 @@ class SessionJob(Task):
     def complete(self, *, timed_out: bool) -> bool:
         """See `Job.complete`."""
         return self._turns.leave(self, timed_out=timed_out)
+
+    def ended(self) -> None:
+        """See `Job.ended`."""
+        self._turns.resume(self)
 
     def waits_for_lease(self) -> bool:
         """Whether the session couldn't be entered because another worker holds its lease."""

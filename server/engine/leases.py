@@ -1,8 +1,8 @@
 """Leases: which worker may commit to a session that several processes could commit to.
 
 The rule: a lease only keeps workers from doing each other's work. A commit is safe because it names the record before
-it, which the store compares, so a mistake here costs time and never data. No clocks of two machines are compared: a worker adds to
-its heartbeat in the store, and whoever waits for its lease watches that number on its own clock.
+it, which the store compares, so a mistake here costs time and never data. No clocks of two machines are compared: a
+worker adds to its heartbeat in the store, and whoever waits for its lease watches that number on its own clock.
 """
 
 import logging
@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from server.engine.lanes import Job
 from server.engine.state import CLOSED, SessionState
-from server.engine.threads import Job, Threads
+from server.engine.threads import Threads
 from server.errors import OverloadedError
 from server.stores.base import Head, Lease, SessionStore
 

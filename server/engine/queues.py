@@ -4,8 +4,8 @@ Every session with something to do has a queue. Its operations run one after the
 what the one before it left. When no more are ready, what operations of all sessions have done is committed at once, and
 only then answered.
 
-If other processes may commit to the same sessions, a queue first acquires its session's lease. It releases the lease
-with its last commit, or when other workers should have their turn.
+If other processes may commit to the same sessions, a queue first acquires its session's lease, and releases it with its
+last commit or when other workers should have their turn.
 
 The rule: queues change under the lock of the threads alone, which is held briefly and never while the store is asked.
 """
@@ -18,10 +18,12 @@ from typing import Any
 
 from server.engine.cache import SessionCache
 from server.engine.commits import Committer
-from server.engine.jobs import Operation, SessionJob, Task, deliver
+from server.engine.jobs import Operation, SessionJob, Task, deliver, refuse
+from server.engine.lanes import Lanes
 from server.engine.leases import HEARTBEAT_SECONDS, AcquireTogether, Leases
 from server.engine.session_queue import SessionQueue
 from server.engine.state import CLOSED, SessionState
+from server.engine.state_loader import StateLoader
 from server.engine.threads import Threads
 from server.errors import OverloadedError, SessionNotFoundError
 from server.settings import Settings
@@ -32,6 +34,8 @@ SLOW_POLL_SECONDS = 0.02
 TURN_SECONDS = 0.5  # how long a queue that is never empty keeps its lease from other workers
 YIELD_SECONDS = 0.025  # long enough for all that poll to ask once
 STOP_SECONDS = 2.0
+
+STOPPING = "The server is stopping; nothing was changed. Send it again, with its call_id."
 
 
 class Queues:
@@ -44,21 +48,22 @@ class Queues:
     Attributes:
         cache: The states of the sessions that were used last.
         threads: The threads.
-        waiting: How many operations haven't started.
+        lanes: The lanes of their jobs.
     """
 
     def __init__(self, store: SessionStore, settings: Settings) -> None:
-        self._store = store
         self._settings = settings
         self.cache = SessionCache(settings.cache_bytes)
-        self.threads = Threads(self._finish)
-        self.waiting = 0
+        self.lanes = Lanes(settings)
+        self.threads = Threads(self._finish, self.lanes)
+        self._waiting = 0
         self._lock = self.threads.lock
         self._queues: dict[str, SessionQueue] = {}
         self._arrived: list[SessionJob] = []
         self._came_alone = False
         self._leases = Leases(store)
         self._committer = Committer(store, settings)
+        self._loader = StateLoader(store, self.cache, self._leases)
         self._stopped = threading.Event()
         self._keeper = threading.Thread(target=self._keep_time, name="leases", daemon=True)
         self._keeper.start()
@@ -68,7 +73,7 @@ class Queues:
 
         Awaiting raises `RequestError` if the operation was refused, and nothing has changed.
         """
-        job = SessionJob(self, operation)
+        job = SessionJob(self, operation, self.lanes.functions)
         self._submit(job)
         return job.future
 
@@ -104,7 +109,7 @@ class Queues:
                 queue.jobs.append(job)
                 next_job = queue.take_next()
                 if next_job is None:
-                    self.waiting += 1
+                    self._waiting += 1
                 else:
                     started.append(next_job)
             if self._leases.required:
@@ -116,12 +121,14 @@ class Queues:
         """Say why a job may not wait for its session."""
         queue = self._queues.get(job.operation.session_id)
         state = queue.state if queue else None
-        if state is not None and job.operation.owner not in {None, state.session.owner}:
+        if state is not None and job.operation.owner != state.session.owner:
             # Answered at once, as for a session that doesn't exist: it must neither wait nor fill another's queue.
             return SessionNotFoundError()
         settings = self._settings
         in_session = len(queue.jobs) if queue else 0
-        if in_session >= settings.max_waiting_per_session or self.waiting >= settings.max_waiting:
+        waiting = self._waiting + len(self._queues)  # at most; what waits for a thread is counted only if it matters
+        too_many = waiting >= settings.max_waiting and self.waiting() >= settings.max_waiting
+        if in_session >= settings.max_waiting_per_session or too_many:
             return OverloadedError("Too many calls wait already; nothing was changed. Send it later.")
         return None
 
@@ -133,7 +140,7 @@ class Queues:
             state = self.cache.get(operation.session_id)
             if state is None or state.invalid or self._queues[operation.session_id].state is not None:
                 continue
-            if operation.owner in {None, state.session.owner}:
+            if operation.owner == state.session.owner:
                 states[operation.session_id] = state
         if len(states) < 2:  # noqa: PLR2004 - a single job acquires its lease itself
             return jobs
@@ -153,43 +160,36 @@ class Queues:
                         state.invalid = CLOSED
                 self.cache.discard(session_id)
 
+    def waiting(self) -> int:
+        """Count the operations and reads that haven't started."""
+        return self._waiting + self.lanes.waiting()
+
     def is_idle(self) -> bool:
         """Whether there is nothing to wait for: no session has anything to do, or the threads have stopped."""
-        return not (self._queues or self._arrived) or self._stopped.is_set()
+        if self._stopped.is_set():
+            return True
+        return not (self._arrived or any(queue.has_work() for queue in list(self._queues.values())))
 
     def stop(self) -> None:
-        """Stop the threads, and release all leases: what still runs now will not be committed."""
-        self.threads.stop()
+        """Stop the threads, refuse whatever hasn't been committed, and release all leases; called on the event loop."""
+        if self._stopped.is_set():
+            return
+        unfinished: list[Any] = [*self._arrived, *self.threads.stop()]
         with self._lock:
             for queue in self._queues.values():
+                unfinished += queue.jobs
                 if queue.state is not None:
                     self._leases.release(queue.state)
+        for task in unfinished:
+            if isinstance(task, Task):
+                task.error = OverloadedError(STOPPING)
+                task.deliver()
         self._stopped.set()
         self._keeper.join(STOP_SECONDS)
 
     def enter(self, operation: Operation) -> SessionState | None:
-        """See `Turns.enter`.
-
-        Raises:
-            SessionNotFoundError: There is no such session, or it is another owner's.
-        """
-        queue = self._queues[operation.session_id]
-        state = queue.state
-        if state is None or state.invalid:
-            state = self.cache.get(operation.session_id)
-        if state is None or state.invalid:
-            found = self._store.get(operation.session_id)
-            if found is None:
-                raise SessionNotFoundError
-            state = SessionState(*found)
-        if operation.owner not in {None, state.session.owner}:
-            raise SessionNotFoundError
-        queue.state = state
-        if not state.leased:
-            self._leases.acquire([state])
-            if state.invalid:
-                raise SessionNotFoundError
-        return state if state.leased else None
+        """See `Turns.enter`."""
+        return self._loader.load(self._queues[operation.session_id], operation)
 
     def leave(self, job: SessionJob, *, timed_out: bool) -> bool:
         """See `Turns.leave`."""
@@ -199,19 +199,32 @@ class Queues:
         if not timed_out and job.waits_for_lease():
             queue.parked_until = now + min(max(POLL_SECONDS, (now - job.arrived) / 50), SLOW_POLL_SECONDS)
             queue.jobs.appendleft(job)
-            self.waiting += 1
+            self._waiting += 1
             return False
         queue.unfinished += 1
+        if job.left_behind:
+            queue.left_behind = job
         leased = self._leases.required and queue.state is not None and queue.state.leased
         queue.closing = leased and (not queue.jobs or now - queue.turn_began > TURN_SECONDS)
         job.apply(timed_out=timed_out, release=queue.closing)
         self._start_next(queue)
         return True
 
+    def resume(self, job: SessionJob) -> None:
+        """See `Turns.resume`."""
+        queue = self._queues.get(job.operation.session_id)
+        if queue is not None and queue.left_behind is job:
+            self._forget_left_behind(job.operation.session_id, queue)
+
+    def _forget_left_behind(self, session_id: str, queue: SessionQueue) -> None:
+        queue.left_behind = None
+        self._start_next(queue)
+        self._discard_if_empty(session_id, queue)
+
     def _start_next(self, queue: SessionQueue) -> None:
         job = queue.take_next()
         if job is not None:
-            self.waiting -= 1
+            self._waiting -= 1
             self.threads.submit(job)
 
     def _finish(self, tasks: list[Task]) -> None:
@@ -225,11 +238,7 @@ class Queues:
                 queue.unfinished -= 1
                 if not queue.unfinished and not queue.running:
                     self._pause(job, queue)
-        by_loop: dict[asyncio.AbstractEventLoop, list[Task]] = {}
-        for task in tasks:
-            by_loop.setdefault(task.loop, []).append(task)
-        for loop, answered in by_loop.items():
-            deliver(loop, answered)
+        deliver(tasks)
 
     def _pause(self, last: SessionJob, queue: SessionQueue) -> None:
         """Put the state of a session back whose jobs are all committed; release its lease unless more jobs wait."""
@@ -263,16 +272,28 @@ class Queues:
                     if queue.parked_until is not None and now >= queue.parked_until:
                         queue.parked_until = None
                     self._expire_waiting(queue, now)
+                    if queue.left_behind is not None and now > queue.left_behind.stuck_from:
+                        queue.left_behind = None  # it counts as stuck now; the session needn't wait any longer
                     self._start_next(queue)
                     self._discard_if_empty(session_id, queue)
+                self._expire_unstarted(now)
         self._leases.keep_up(self._queues.__contains__)
 
     def _expire_waiting(self, queue: SessionQueue, now: float) -> None:
         limit = self._settings.queue_timeout_seconds
         while queue.jobs and now - queue.jobs[0].arrived > limit:
             job = queue.jobs.popleft()
-            self.waiting -= 1
-            job.error = OverloadedError(
-                f"The call waited {limit:g} s for its session; nothing was changed. Send it again."
-            )
-            deliver(job.loop, [job])
+            self._waiting -= 1
+            refuse(job, f"The call waited {limit:g} s for its session; nothing was changed. Send it again.")
+
+    def _expire_unstarted(self, now: float) -> None:
+        """Refuse what has waited too long for a thread."""
+        limit = self._settings.queue_timeout_seconds
+        for task in self.threads.expire(now - limit):
+            if isinstance(task, SessionJob):
+                queue = self._queues[task.operation.session_id]
+                queue.running = False
+                self._start_next(queue)
+                self._discard_if_empty(task.operation.session_id, queue)
+            if isinstance(task, Task):
+                refuse(task, f"The request waited {limit:g} s for a thread; nothing was changed. Send it again.")

@@ -18,31 +18,37 @@ class SessionQueue:
         running: One of them is running.
         unfinished: How many have run and wait for their commit.
         state: The session's state as the last operation left it, committed or not.
+        left_behind: A job that has passed its deadline and still runs; the next one waits for its end.
         closing: The lease is released with the last commit, so nothing starts before that has ended.
         turn_began: Since when the session has been worked on without a pause, on the monotonic clock.
         parked_until: When to ask for the lease again, on the monotonic clock; None if it needn't be waited for.
     """
 
-    __slots__ = ("closing", "jobs", "parked_until", "running", "state", "turn_began", "unfinished")
+    __slots__ = ("closing", "jobs", "left_behind", "parked_until", "running", "state", "turn_began", "unfinished")
 
     def __init__(self) -> None:
         self.jobs: deque[SessionJob] = deque()
         self.running = False
         self.unfinished = 0
         self.state: SessionState | None = None
+        self.left_behind: SessionJob | None = None
         self.closing = False
         self.turn_began = time.monotonic()
         self.parked_until: float | None = None
 
     def is_empty(self) -> bool:
-        """Whether the session has nothing to do."""
-        return not (self.jobs or self.running or self.unfinished)
+        """Whether nothing needs to be known of the session any more."""
+        return not (self.has_work() or self.left_behind)
+
+    def has_work(self) -> bool:
+        """Whether the session has something to do."""
+        return bool(self.jobs or self.running or self.unfinished)
 
     def take_next(self) -> SessionJob | None:
         """Take the next operation, which is to be started now; None if there is none that may start."""
         if not self.jobs or self.running or self.closing or self.parked_until is not None:
             return None
-        if self.unfinished and self.jobs[0].operation.after_commits:
+        if self.left_behind is not None or (self.unfinished and self.jobs[0].operation.after_commits):
             return None
         self.running = True
         return self.jobs.popleft()

@@ -30,6 +30,7 @@ class Plan:
         footprint: The attributes of each toolpack's environment that the call and its nested calls use.
         read_only: The call and its nested calls promise to leave the environments unchanged.
         timeout_seconds: The deadline: the function's own or the default, possibly shortened by the caller.
+        own_timeout_seconds: The function's own deadline, or the default.
     """
 
     runtime: "SessionRuntime"
@@ -39,6 +40,7 @@ class Plan:
     footprint: Footprint
     read_only: bool
     timeout_seconds: float
+    own_timeout_seconds: float
 
 
 class SessionRuntime(FunctionsRuntime):
@@ -76,6 +78,7 @@ class SessionRuntime(FunctionsRuntime):
             footprint=self._footprints.get(name, {}),
             read_only=function is not None and function.read_only,
             timeout_seconds=own if timeout_seconds is None else min(own, timeout_seconds),
+            own_timeout_seconds=own,
         )
         if any(type(value) is dict and "$call" in value for value in kwargs.values()):
             plan.arguments = nested_calls(kwargs)

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, and the log of calls.
+"""Prometheus metrics, and the log of calls.
 
-The rule: neither a token nor an agent's key is ever written here.
+The rule: neither tokens nor agents' keys are ever written.
 """

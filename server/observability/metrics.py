@@ -1,13 +1,14 @@
 """Prometheus metrics, summed over all workers.
 
-The rule: labels come from registered functions and fixed words alone, never from what a client sends, so that their
-number is bounded. With several workers each writes to files in one folder that the supervisor makes; prometheus-client
-finds it by its environment variable, so this module is imported only after that is set.
+The rule: labels come from registered functions and fixed words, never from a client, so that their number is bounded.
+Each worker writes to files in one folder; prometheus-client reads its path from an environment variable when imported,
+so this module is imported only after that is set.
 """
 
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -21,31 +22,32 @@ BYTES = tuple(4.0**power * 1024 for power in range(8))
 
 
 class Metrics:
-    """The counters of one worker, and the sum of all."""
+    """The metrics of one worker, and the sums over all."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         names: dict[str, Any] = {"registry": self._registry, "namespace": "toolpack"}
-        self._calls = Counter("calls", "Calls, by what came of them.", ["toolpack", "function", "outcome"], **names)
+        self._calls = Counter("calls", "Calls, by outcome.", ["toolpack", "function", "outcome"], **names)
         self._seconds = Histogram(
             "call_seconds", "Time from a call's arrival to its answer.", ["toolpack"], buckets=SECONDS, **names
         )
         self._commit_seconds = Histogram("store_commit_seconds", "Time of a commit.", buckets=SECONDS, **names)
         self._snapshot_bytes = Histogram("snapshot_bytes", "Size of a snapshot.", buckets=BYTES, **names)
         live = {**names, "multiprocess_mode": "livesum"}
-        self._waiting = Gauge("waiting_calls", "Calls that wait for their session.", **live)
-        self._stuck = Gauge("stuck_threads", "Threads in functions that were given up.", **live)
-        self._cached = Gauge("cached_sessions", "Sessions that workers remember.", **live)
-        self._known: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+        self._waiting = Gauge("waiting_calls", "Calls waiting for their session.", **live)
+        self._stuck = Gauge("stuck_threads", "Threads still running a function that passed its deadline.", **live)
+        self._cached = Gauge("cached_sessions", "Sessions in the workers' caches.", **live)
+        self._series: dict[tuple[str, str, str], tuple[Any, Any]] = {}
 
     def called(self, toolpack: str, function: str, outcome: str, seconds: float) -> None:
-        """Count a call; `toolpack` and `function` are "" where there is no such function."""
-        known = self._known.get((toolpack, function, outcome))
-        if known is None:
-            known = self._calls.labels(toolpack, function, outcome), self._seconds.labels(toolpack)
-            self._known[toolpack, function, outcome] = known
-        known[0].inc()
-        known[1].observe(seconds)
+        """Count a call; `toolpack` and `function` are "" if there is no such function."""
+        series = self._series.get((toolpack, function, outcome))
+        if series is None:
+            series = self._calls.labels(toolpack, function, outcome), self._seconds.labels(toolpack)
+            self._series[toolpack, function, outcome] = series
+        count, duration = series
+        count.inc()
+        duration.observe(seconds)
 
     def committed(self, seconds: float, commits: Sequence[Commit]) -> None:
         """Count a commit and the snapshots in it."""
@@ -55,34 +57,49 @@ class Metrics:
                 self._snapshot_bytes.observe(len(blob))
 
     def measured(self, waiting: int, stuck: int, cached: int) -> None:
-        """Take what stands right now in this worker."""
+        """Set the gauges of this worker to their current values."""
         self._waiting.set(waiting)
         self._stuck.set(stuck)
         self._cached.set(cached)
 
     def exposition(self, sessions: int | None) -> bytes:
-        """Write it all down in Prometheus' text format.
+        """Get all metrics in Prometheus' text format, version 0.0.4.
 
         Args:
-            sessions: How many sessions the store holds; None where it doesn't say.
+            sessions: The number of sessions in the store; None if unknown.
         """
         registry = self._registry
         if FOLDER_VARIABLE in os.environ:
             registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        told: bytes = generate_latest(registry)
+            _Files(registry)  # type: ignore[no-untyped-call]
+        body: bytes = generate_latest(registry)
         if sessions is not None:
-            told += b"# HELP toolpack_sessions Sessions in the store.\n# TYPE toolpack_sessions gauge\n"
-            told += b"toolpack_sessions %d\n" % sessions
-        return told
+            body += b"# HELP toolpack_sessions Sessions in the store.\n# TYPE toolpack_sessions gauge\n"
+            body += b"toolpack_sessions %d\n" % sessions
+        return body
+
+
+class _Files(MultiProcessCollector):
+    """The files of all workers, but for one that a worker is just making: it is empty for a moment."""
+
+    def collect(self) -> Any:
+        files = [str(file) for file in Path(os.environ[FOLDER_VARIABLE]).glob("*.db") if _is_filled(file)]
+        return self.merge(files, accumulate=True)  # type: ignore[no-untyped-call]
+
+
+def _is_filled(file: Path) -> bool:
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:  # its worker has just died
+        return False
 
 
 class MeasuredStore:
-    """A store whose commits are measured; all else goes straight through.
+    """A store that measures commits, and delegates everything else.
 
     Args:
         store: The store.
-        metrics: Where the measurements go.
+        metrics: The metrics to update.
     """
 
     def __init__(self, store: SessionStore, metrics: Metrics) -> None:

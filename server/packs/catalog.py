@@ -1,6 +1,6 @@
-"""The toolpacks that a server has loaded, and what follows from them together.
+"""The toolpacks that a server has loaded, with the classes and fingerprints derived from them.
 
-The rule: everything here is settled before the first request, and never changes afterwards.
+The rule: everything here is fixed before the first request, and never changes afterwards.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ class Catalog:
 
     Attributes:
         toolpacks: The toolpacks.
-        notices: What to install to get those that are unavailable.
+        notices: Messages for the operator, such as what to install for an unavailable toolpack.
         classes: All classes that their environments may hold.
-        fingerprints: For each toolpack, the fingerprint of its environment's classes.
+        fingerprints: The fingerprint of each toolpack's environment classes.
     """
 
     toolpacks: dict[str, Toolpack]
@@ -59,7 +59,7 @@ class Catalog:
 
 
 def clashing_functions(packs: Iterable[Toolpack]) -> list[str]:
-    """Say which function names stand in more than one of these toolpacks."""
+    """Describe each function name that more than one of these toolpacks has."""
     owners: dict[str, list[str]] = {}
     for pack in packs:
         for name in pack.functions:

@@ -1,6 +1,6 @@
 """Checks that run a toolpack's code: its initial environment, and functions that are falsely read-only.
 
-The rule: whatever a check changes is thrown away.
+The rule: changes that a check makes are discarded.
 """
 
 from pydantic import BaseModel
@@ -16,7 +16,7 @@ from server.snapshots.pickling import freeze, thaw
 
 
 def initial_problem(pack: Toolpack, classes: ClassTable) -> RegistrationError | None:
-    """Build the initial environment, freeze and thaw it, and say if that loses anything."""
+    """Build the initial environment, and check that its snapshot restores it exactly."""
     source = place(pack.environment_class)
     if _requires(pack.options):
         return None  # only a session's own options can build it
@@ -31,7 +31,7 @@ def initial_problem(pack: Toolpack, classes: ClassTable) -> RegistrationError | 
 
 
 def falsely_read_only(catalog: Catalog) -> list[str]:
-    """Find functions that promise to be read-only but change the environment, among those that need no arguments."""
+    """Find functions that promise to be read-only but change the environment; only those without required arguments."""
     found = []
     for pack in catalog.toolpacks.values():
         for function in pack.functions.values():
@@ -47,5 +47,5 @@ def falsely_read_only(catalog: Catalog) -> list[str]:
 
 
 def _requires(model: type[BaseModel] | None) -> bool:
-    """Whether a model of arguments can't do without any."""
+    """Whether a model of arguments has a required field."""
     return model is not None and any(field.is_required() for field in model.model_fields.values())

@@ -1,6 +1,6 @@
-"""Functions as agents get them described: in this server's own way, and in those of the usual model interfaces.
+"""Function descriptions for agents: this server's own format, and those of the common model APIs.
 
-The rule: pure; a description is made from a registered function alone. `FORMATS` has them by name.
+The rule: pure; a description depends on the registered function alone. `FORMATS` maps names to formats.
 """
 
 from collections.abc import Callable
@@ -12,25 +12,25 @@ from server.packs.toolpack import PackFunction
 
 
 def parameters_schema(function: PackFunction) -> dict[str, Any]:
-    """Get the JSON Schema of a function's arguments: AgentDojo's, closed against arguments that it doesn't know."""
+    """Get the JSON Schema of a function's arguments: AgentDojo's, with unknown arguments forbidden."""
     schema: dict[str, Any] = function.function.parameters.model_json_schema()
     schema.setdefault("additionalProperties", False)
     return schema
 
 
 def returns_schema(function: PackFunction) -> dict[str, Any] | None:
-    """Get the JSON Schema of a function's result, as JSON goes out; None where its type tells nothing."""
+    """Get the JSON Schema of a function's result as JSON; None without a usable return annotation."""
     returned = function.function.return_type
     if returned is None:
         return None
     try:
         return TypeAdapter(returned).json_schema(mode="serialization") or None
-    except Exception:  # noqa: BLE001 - an annotation may be anything, and what isn't checked needn't make sense
+    except Exception:  # noqa: BLE001 - an annotation may be anything, and results aren't checked against it
         return None
 
 
 def native(function: PackFunction) -> dict[str, Any]:
-    """Describe a function in this server's own way."""
+    """Describe a function in this server's own format."""
     return {
         "name": function.name,
         "description": function.function.description,
@@ -42,7 +42,7 @@ def native(function: PackFunction) -> dict[str, Any]:
 
 
 def openai(function: PackFunction) -> dict[str, Any]:
-    """Describe a function as OpenAI's Chat Completions take it."""
+    """Describe a function as a tool of OpenAI's Chat Completions API."""
     return {
         "type": "function",
         "function": {
@@ -54,7 +54,7 @@ def openai(function: PackFunction) -> dict[str, Any]:
 
 
 def anthropic(function: PackFunction) -> dict[str, Any]:
-    """Describe a function as Anthropic's Messages take it."""
+    """Describe a function as a tool of Anthropic's Messages API."""
     return {
         "name": function.name,
         "description": function.function.description,
@@ -63,7 +63,7 @@ def anthropic(function: PackFunction) -> dict[str, Any]:
 
 
 def gemini(function: PackFunction) -> dict[str, Any]:
-    """Describe a function as a Gemini function declaration."""
+    """Describe a function as a function declaration of the Gemini API."""
     return {
         "name": function.name,
         "description": function.function.description,
@@ -72,7 +72,7 @@ def gemini(function: PackFunction) -> dict[str, Any]:
 
 
 def mcp(function: PackFunction) -> dict[str, Any]:
-    """Describe a function as a tool of the Model Context Protocol, which knows results that are objects only."""
+    """Describe a function as a tool of the Model Context Protocol, whose `outputSchema` must be an object's."""
     described = {
         "name": function.name,
         "description": function.function.description,

@@ -27,26 +27,26 @@ def load_catalog(pack_dirs: Sequence[Path] = (), names: Sequence[str] = ()) -> C
 
     Args:
         pack_dirs: Folders with toolpack modules.
-        names: The toolpacks to load; none means all in `pack_dirs`, or all bundled ones where there are no folders.
+        names: The toolpacks to load; if empty, all in `pack_dirs`, or all bundled ones if that is empty too.
 
     Raises:
-        RegistrationError: Something is wrong; the text says what, and how many more problems there are.
+        RegistrationError: The first problem; its text says how many more there are.
     """
     catalog, problems = inspect_toolpacks(pack_dirs, names, opt_in_environments=False)
     if problems:
         more = f" ({len(problems) - 1} more: see `toolpack-server check`)" if len(problems) > 1 else ""
         raise RegistrationError(f"{problems[0]}{more}")
-    assert catalog is not None  # noqa: S101 - there is one wherever there is no problem
+    assert catalog is not None  # noqa: S101 - it is None only if there are problems
     return catalog
 
 
 def inspect_toolpacks(
     pack_dirs: Sequence[Path] = (), names: Sequence[str] = (), *, opt_in_environments: bool = True
 ) -> tuple[Catalog | None, list[RegistrationError]]:
-    """Load toolpacks and collect all that is wrong with them; without a catalog if it couldn't even be made.
+    """Load toolpacks and collect all problems; the catalog is None if any toolpack can't be loaded.
 
-    Building a large environment takes its time, so a server leaves out those of `opt_in` packs: the first session that
-    names one checks it anyway.
+    A large environment takes long to build, so a server doesn't check those of `opt_in` packs at the start
+    (`opt_in_environments=False`): the first session that names one does.
     """
     problems: list[RegistrationError] = []
     token = collected_problems.set(problems)
@@ -77,9 +77,9 @@ def _find(
     bundled = _extend_namespace(pack_dirs, problems)
     folders = list(pack_dirs) if pack_dirs and not names else [*pack_dirs, *bundled]
     found: dict[str, Toolpack] = {}
-    unsound: set[str] = set()  # looking further at these would find their problems twice
+    unsound: set[str] = set()  # left out of further checks, which would report their problems again
     notices: list[str] = []
-    # Where packs are asked for by name, a module of that name is looked at first, and no more modules than it takes.
+    # If packs are named, modules of the same name come first, and the search ends when all packs are found.
     for module_name in sorted(_module_names(folders), key=lambda name: name not in names):
         if names and set(names) <= found.keys():
             break
@@ -95,7 +95,7 @@ def _find(
                 )
             found[pack.name] = pack
         if len(problems) > known_problems:
-            sys.modules.pop(f"{NAMESPACE}.{module_name}", None)  # as after any import that failed
+            sys.modules.pop(f"{NAMESPACE}.{module_name}", None)  # as Python does after a failed import
     if names:
         for name in names:
             if name not in found:
@@ -111,12 +111,14 @@ def _find(
 
 
 def _extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationError]) -> list[Path]:
-    """Put the folders into the namespace package, ahead of what is bundled, and get the bundled ones.
+    """Put the folders on the namespace package's path, before the bundled ones, and return those.
 
-    Ahead, so that a folder may hold a `bank.py` of its own.
+    Before, so that a folder's `bank.py` may replace the bundled one.
     """
     problems += [
-        RegistrationError(f"{folder} is no folder: correct --pack-dir.") for folder in pack_dirs if not folder.is_dir()
+        RegistrationError(f"{folder} is not a folder: correct --pack-dir.")
+        for folder in pack_dirs
+        if not folder.is_dir()
     ]
     try:
         namespace = importlib.import_module(NAMESPACE)
@@ -124,9 +126,9 @@ def _extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationErro
         namespace = sys.modules[NAMESPACE] = ModuleType(NAMESPACE)
         namespace.__path__ = []
     wanted = [str(folder.resolve()) for folder in pack_dirs]
-    # What an earlier call has put there is importable still, but not bundled.
+    # Folders of earlier calls stay importable, but aren't bundled.
     bundled = list((namespace.__spec__ and namespace.__spec__.submodule_search_locations) or ())
-    # A plain list: Python recomputes a namespace's own path object whenever sys.path changes, and would forget ours.
+    # A plain list: Python recomputes a namespace's own path object when sys.path changes, and would lose our folders.
     namespace.__path__ = list(dict.fromkeys([*wanted, *bundled, *namespace.__path__]))
     importlib.invalidate_caches()
     return [Path(folder) for folder in bundled if folder not in wanted]
@@ -152,7 +154,7 @@ def _import(name: str, problems: list[RegistrationError], notices: list[str]) ->
 
 
 def _where(name: str, error: BaseException) -> str:
-    """Say which line of a module stops its import."""
+    """Get the file and line at which a module's import failed."""
     spec = importlib.util.find_spec(name)
     file = spec.origin if spec else None
     if isinstance(error, SyntaxError):

@@ -1,6 +1,6 @@
-"""How problems with toolpacks are reported: with file, line and name, one by one or all together.
+"""Reports of problems with toolpacks: with file, line and name, raised at once or collected.
 
-The rule: one sentence says where the problem is, what it is and how to mend it.
+The rule: one sentence says where the problem is, what it is and how to fix it.
 """
 
 import inspect
@@ -12,7 +12,7 @@ from typing import Any
 from server.errors import RegistrationError
 from server.functions_runtime import error_text
 
-# While a list is set here, problems are added to it instead of being raised, so that all of a module's are found.
+# While a list is set here, problems are appended to it instead of being raised, so that all are found.
 collected_problems: ContextVar[list[RegistrationError] | None] = ContextVar("collected_problems", default=None)
 
 
@@ -38,13 +38,13 @@ class located:  # noqa: N801 - used like a function
 
 
 def caller_place(name: str) -> str:
-    """Get the place where the toolpack of this name is being made: the caller of the caller."""
-    frame = sys._getframe(2)  # noqa: SLF001 - there is no other way to tell it in good time
+    """Get the file and line that create the toolpack of this name: those of the caller's caller."""
+    frame = sys._getframe(2)  # noqa: SLF001 - inspect.stack() would read the source of every frame
     return f"{frame.f_code.co_filename}:{frame.f_lineno}: Toolpack({name!r})"
 
 
 def place(subject: Any) -> str:
-    """Say where a function or class stands: its file, line and name; a string says so itself."""
+    """Get the file, line and name of a function or class; a string is returned unchanged."""
     if isinstance(subject, str):
         return subject
     subject = getattr(subject, "run", subject)

@@ -1,6 +1,6 @@
 """A toolpack: functions, and the environment they act on.
 
-The rule: it holds what its author registered. Nothing in it changes after its module has been imported.
+The rule: it holds what its author registered, and doesn't change after its module has been imported.
 """
 
 import inspect
@@ -27,10 +27,10 @@ class PackFunction:
     """A function as its toolpack registered it.
 
     Attributes:
-        function: The ready `Function`, ours or whatever has its fields.
+        function: The ready `Function`: ours, or any object with the same fields.
         toolpack: The name of its toolpack.
-        read_only: Its promise to leave the environment unchanged.
-        timeout_seconds: Its own deadline; None means the server's default.
+        read_only: It promises to leave the environment unchanged.
+        timeout_seconds: Its own deadline in seconds; None means the server's default.
     """
 
     function: Any
@@ -50,11 +50,11 @@ class Toolpack:
 
     Args:
         name: 1-64 letters, digits, `_`, `.` or `-`; unique on a server.
-        environment: A pydantic model class that its defaults can build, or a factory function whose return annotation
+        environment: A pydantic model class with defaults for all fields, or a factory function whose return annotation
             is that class and whose documented keyword parameters are the pack's options.
-        functions: Functions to register at once.
+        functions: Functions to register.
         opt_in: Only sessions that name this pack get it.
-        state_types: Classes that the environment may hold beyond what its annotations reach.
+        state_types: Classes that the environment may hold besides those in its annotations.
 
     Raises:
         RegistrationError: The name, the environment or a function can't be used.
@@ -77,7 +77,7 @@ class Toolpack:
         self._options: Any = None
         with located(environment if inspect.isfunction(environment) else caller_place(name)):
             if not _NAME.fullmatch(name):
-                raise RegistrationError(f"{name!r} is no name for a toolpack: use 1-64 letters, digits, `_`, `.`, `-`.")
+                raise RegistrationError(f"{name!r} is no valid toolpack name: use 1-64 letters, digits, `_`, `.`, `-`.")
             self.environment_class, self._options = _environment_and_options(environment)
         for function in functions:
             self.register_function(function)
@@ -95,11 +95,11 @@ class Toolpack:
     def function(
         self, function: Plain | None = None, *, read_only: bool = False, timeout_seconds: float | None = None
     ) -> Plain | Callable[[Plain], Plain]:
-        """Register a plain function, as a decorator, and return it unchanged.
+        """Decorator: register a plain function and return it unchanged.
 
         Args:
             function: The function.
-            read_only: Promise that it leaves the environment unchanged; the session's version then stays as it is.
+            read_only: Promise that it leaves the environment unchanged; a call then adds no version to the session.
             timeout_seconds: Its deadline in seconds, instead of the server's default.
 
         Raises:
@@ -113,7 +113,7 @@ class Toolpack:
         return register if function is None else register(function)
 
     def register_function(self, function: Registered) -> Registered:
-        """Register a plain function, or a ready `Function` as it is, and return what was given.
+        """Register a plain function, or a ready `Function` as it is, and return the argument.
 
         Raises:
             RegistrationError: The function can't be offered to agents; the text says what to change.
@@ -144,14 +144,14 @@ class Toolpack:
 
     @property
     def options(self) -> type[BaseModel] | None:
-        """The model of this pack's options, or None where it takes none."""
+        """The model of this pack's options, or None if it takes none."""
         return self._options.parameters if self._options else None
 
     def build(self, options: Mapping[str, Any]) -> BaseModel:
         """Build the initial environment.
 
         Raises:
-            InvalidParamsError: The options don't fit.
+            InvalidParamsError: The options are invalid, or the environment can't be built from them.
         """
         if self._options is None:
             if options:
@@ -179,10 +179,10 @@ class Toolpack:
         return environment
 
     def parse(self, environment: Any) -> BaseModel:
-        """Build an environment from its JSON form, through its validators.
+        """Build an environment from JSON, with validation.
 
         Raises:
-            InvalidParamsError: The JSON doesn't fit the environment's class.
+            InvalidParamsError: The JSON isn't valid for the environment's class.
         """
         try:
             return self.environment_class.model_validate_json(dumps(environment))
@@ -199,13 +199,13 @@ class Toolpack:
 def _environment_and_options(environment: Any) -> tuple[type[BaseModel], Any]:
     if isinstance(environment, type):
         if not issubclass(environment, BaseModel):
-            raise RegistrationError(f"{environment.__name__} is no pydantic model: derive it from TaskEnvironment.")
+            raise RegistrationError(f"{environment.__name__} is not a pydantic model: derive it from TaskEnvironment.")
         return environment, None
     if not callable(environment):
         raise RegistrationError("the environment is neither a pydantic model class nor a factory function of one.")
     returned = get_type_hints(environment).get("return")
     if not (isinstance(returned, type) and issubclass(returned, BaseModel)):
-        raise RegistrationError("the factory's return annotation is no pydantic model class: add it.")
+        raise RegistrationError("the factory's return annotation is not a pydantic model class: annotate it with one.")
     options = make_function(environment) if inspect.signature(environment).parameters else None
     if options is not None and options.dependencies:
         raise RegistrationError("the factory has a Depends parameter: there is no environment yet to depend on.")
@@ -214,5 +214,5 @@ def _environment_and_options(environment: Any) -> tuple[type[BaseModel], Any]:
 
 def _lines(error: ValidationError) -> str:
     if error.error_count() > MAX_LISTED_ERRORS:
-        return f"{error.error_count()} things are wrong, too many to list"
+        return f"{error.error_count()} errors, too many to list"
     return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'it'}: {e['msg']}" for e in error.errors(include_url=False))

@@ -1,4 +1,4 @@
 """Processes: the listening socket, the workers, and the supervisor that keeps them alive.
 
-The rule: loads no toolpack and knows no session; a worker is the web application in a process of its own.
+The rule: nothing here loads toolpacks or knows about sessions; a worker is a process that runs the web application.
 """

@@ -1,7 +1,7 @@
 """The parent of the worker processes: it starts them, replaces those that die or hang, and stops them together.
 
-The rule: it runs no toolpack's code beyond loading it, has no threads, and knows nothing of sessions. Workers are
-forked from it, so that all of them, and those that come later, have the same toolpacks.
+The rule: it has no threads, calls no toolpack's functions, and knows nothing about sessions. Workers are forked from
+it, so that all of them, replacements included, have the same toolpacks.
 """
 
 import logging
@@ -23,50 +23,53 @@ log = logging.getLogger("toolpack_server")
 
 HANG_SECONDS = 5.0
 TICK_SECONDS = 0.25
-SOON_SECONDS = 2.0
+MIN_LIFETIME_SECONDS = 2.0
 
 
 class _Child:
-    """A worker process, when it was last seen to live, and whether it has served."""
+    """A worker process, the time of its last heartbeat, and whether it has ever served."""
 
     def __init__(self, settings: Settings, catalog: Catalog, listener: socket.socket) -> None:
         forking = multiprocessing.get_context("fork")
-        self.pipe, theirs = forking.Pipe(duplex=False)
+        self.pipe, child_end = forking.Pipe(duplex=False)
         self.process: BaseProcess = forking.Process(
-            target=supervised_worker, args=(settings, catalog, listener, theirs, os.getpid()), name="worker"
+            target=supervised_worker, args=(settings, catalog, listener, child_end, os.getpid()), name="worker"
         )
+        # Until the worker has said what SIGTERM means to it, it would take it as its parent does, and go on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         self.process.start()
-        theirs.close()
-        self.started = self.seen = time.monotonic()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        child_end.close()
+        self.started = self.last_heartbeat = time.monotonic()
         self.served = False
 
-    def look(self) -> None:
-        """Take in the beats that have come."""
+    def read_heartbeats(self) -> None:
+        """Read the heartbeats that have arrived."""
         try:
             while self.pipe.poll():
                 self.served |= self.pipe.recv_bytes() == SERVING
-                self.seen = time.monotonic()
+                self.last_heartbeat = time.monotonic()
         except (EOFError, OSError):
             pass
 
     def end(self) -> None:
-        """Kill it, if it still lives, and let go of it."""
+        """Kill it if it still runs, and release its resources."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
-        # Not at the top: prometheus-client decides at its import whether there are several workers.
+        # Not at the top: prometheus-client reads PROMETHEUS_MULTIPROC_DIR when it is imported.
         from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415
 
         mark_process_dead(self.process.pid)  # type: ignore[no-untyped-call]
 
 
 class Supervisor:
-    """Keeps as many workers as the settings ask for.
+    """Keeps the configured number of workers running.
 
     Args:
         settings: The settings.
         catalog: The loaded toolpacks.
-        listener: The socket that all workers share; it stays open here, so that nobody is refused while one is
+        listener: The socket that all workers share; it stays open here, so that connections wait while a worker is
             replaced.
     """
 
@@ -79,10 +82,10 @@ class Supervisor:
         self._served = False
 
     def run(self) -> None:
-        """Keep workers alive until SIGTERM or SIGINT, then stop them.
+        """Keep workers running until SIGTERM or SIGINT, then stop them.
 
         Raises:
-            StartError: No worker could start yet, and one has said why.
+            StartError: A worker failed to start before any had served.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -90,7 +93,7 @@ class Supervisor:
         try:
             while not self._stopping:
                 self._pause()
-                self._children = [self._tended(child) for child in self._children]
+                self._children = [self._checked(child) for child in self._children]
             self._stop_children()
         finally:
             for child in self._children:
@@ -103,14 +106,14 @@ class Supervisor:
         self._stopping = True
 
     def _pause(self) -> None:
-        # Wakes up at once when a worker dies.
+        # Returns at once when a worker dies.
         wait([child.process.sentinel for child in self._children], TICK_SECONDS)
 
-    def _tended(self, child: _Child) -> _Child:
-        """Get a child as it is, or its replacement if it died or hangs."""
-        child.look()
+    def _checked(self, child: _Child) -> _Child:
+        """Get the child itself, or its replacement if it died or hangs."""
+        child.read_heartbeats()
         self._served |= child.served
-        if child.process.is_alive() and time.monotonic() - child.seen < HANG_SECONDS:
+        if child.process.is_alive() and time.monotonic() - child.last_heartbeat < HANG_SECONDS:
             return child
         if self._stopping:
             return child
@@ -118,13 +121,13 @@ class Supervisor:
             log.error("Worker %d hung for %g s and was killed: it is replaced.", child.process.pid, HANG_SECONDS)
         child.end()
         code = child.process.exitcode
-        # Later it is rather the store that can't be reached for a while: that passes.
+        # After any worker has served, the likely cause is an unreachable store, which is temporary.
         if code == START_FAILED and not self._served:
-            raise StartError("a worker could not start; it has said why above.")
+            raise StartError("a worker could not start; its message is above.")
         if code != 0:
             log.error("A worker ended with status %s: it is replaced.", code)
-        if time.monotonic() - child.started < SOON_SECONDS:
-            time.sleep(TICK_SECONDS)  # whatever kills it at once must not make this spin
+        if time.monotonic() - child.started < MIN_LIFETIME_SECONDS:
+            time.sleep(TICK_SECONDS)  # no busy loop if every worker dies at once
         return self._child()
 
     def _stop_children(self) -> None:

@@ -1,7 +1,7 @@
-"""One worker process: uvicorn around the application, with a stop that loses nothing.
+"""One worker process: uvicorn with the application, and a graceful shutdown.
 
-The rule: a worker that is told to stop, or that has become unfit, first says so at `/readyz` and to new requests. Then
-it lets running calls finish, and exits with status 0. It never outlives its supervisor.
+The rule: a worker that must stop, on a signal or because it has too many stuck threads, first answers 503 at `/readyz`
+and to new requests. Then it lets running calls finish, and exits with status 0. It never outlives its supervisor.
 """
 
 import contextlib
@@ -34,19 +34,19 @@ log = logging.getLogger("toolpack_server")
 START_FAILED = 3
 STARTING, SERVING = b"starting", b"serving"
 HEARTBEAT_SECONDS = 0.5
-TURN_SECONDS = 2.0  # an event loop that hasn't turned for so long stands still
-GRACE_SECONDS = 3  # for answers that are on their way when all calls have ended
+TURN_SECONDS = 2.0  # an event loop without an iteration for so long is blocked
+GRACE_SECONDS = 3  # for responses still being sent when all calls have ended
 PR_SET_PDEATHSIG = 1
 
 
 class Heartbeat:
-    """Shows the supervisor that Python code runs here and, once this worker serves, that its event loop turns.
+    """Shows the supervisor that this process runs Python code and, once it serves, that its event loop isn't blocked.
 
-    A C call that never releases the GIL stops it, and so does an event loop that waits for a lock which an interrupted
+    Heartbeats stop if a C call never releases the GIL, or if the event loop waits for a lock that an interrupted
     function still holds.
 
     Args:
-        pipe: Where heartbeats go; it breaks when the supervisor dies. None if there is no supervisor.
+        pipe: The pipe to send heartbeats to; it breaks when the supervisor dies. None if there is no supervisor.
     """
 
     def __init__(self, pipe: Connection | None = None) -> None:
@@ -55,7 +55,7 @@ class Heartbeat:
             threading.Thread(target=self._send, args=(pipe,), name="heartbeat", daemon=True).start()
 
     def turn(self, *, last: bool = False) -> None:
-        """Note that the event loop has turned; after the last time it is no longer watched."""
+        """Record an iteration of the event loop; after the last one, it is no longer monitored."""
         self._turned = None if last else time.monotonic()
 
     def _send(self, pipe: Connection) -> None:
@@ -72,7 +72,7 @@ class Heartbeat:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server, which on SIGTERM goes on answering until running calls have ended."""
+    """uvicorn's server, which after SIGTERM keeps running until all calls have ended."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway, heartbeat: Heartbeat) -> None:
         super().__init__(config)
@@ -83,7 +83,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Handle signals, and unlike uvicorn's own don't raise them again: a stop that went well exits 0."""
+        """Handle signals; unlike uvicorn's, don't raise them again afterwards, so that a clean stop exits 0."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -91,19 +91,19 @@ class DrainingServer(uvicorn.Server):
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
-        """Begin to stop; at a second Ctrl-C, wait no longer for running calls."""
+        """Start draining; at a second signal that is SIGINT, stop waiting for running calls."""
         if self._stop_at is None:
             self.drain()
         elif sig == signal.SIGINT:
             self._stop_at = time.monotonic()
 
     def drain(self) -> None:
-        """Answer new requests with 503 from now on, and stop once nothing runs any more."""
+        """Answer new requests with 503 from now on, and stop when no call runs, or after `drain_seconds`."""
         self._gateway.ready = False
         self._stop_at = time.monotonic() + self._service.settings.drain_seconds
 
     async def on_tick(self, counter: int) -> bool:
-        """Drain if this worker holds too many stuck threads, and end once everything has drained."""
+        """Drain if this worker has too many stuck threads, and exit when all calls have ended."""
         sessions = self._service.sessions
         if self._stop_at is None and self._service.is_unfit():
             self.drain()
@@ -118,14 +118,14 @@ class DrainingServer(uvicorn.Server):
 def run_worker(
     settings: Settings, catalog: Catalog, listener: socket.socket, heartbeat: Heartbeat | None = None
 ) -> None:
-    """Serve in this process until told to stop.
+    """Serve in this process until SIGTERM or SIGINT.
 
     Raises:
-        StartError: It can't start.
+        StartError: The store or a setting can't be used.
     """
     _allow_open_files()
     app = create_app(Service(settings, catalog))
-    # What is loaded stays: the collector needn't look at it again, and a full collection costs more than it finds.
+    # Loaded modules stay: exclude them from garbage collection, and make full collections rare.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -144,7 +144,7 @@ def run_worker(
 
 
 def _allow_open_files() -> None:
-    """Take all the open files that the system grants: each connection is one."""
+    """Raise the limit of open files to the system's maximum: each connection is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -153,21 +153,22 @@ def _allow_open_files() -> None:
 def supervised_worker(
     settings: Settings, catalog: Catalog, listener: socket.socket, pipe: Connection, supervisor: int
 ) -> None:
-    """Be a worker in a process of its own: never returns.
+    """Run a worker in a forked process; never returns.
 
     Args:
         settings: The settings.
-        catalog: The loaded toolpacks, as they were when the supervisor forked.
+        catalog: The loaded toolpacks.
         listener: The socket that all workers share.
         pipe: See `Heartbeat`.
         supervisor: The supervisor's process id.
     """
-    # The supervisor alone decides what Ctrl-C means.
+    # Ctrl-C reaches the whole process group; only the supervisor handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see where it is blocked
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:  # it died before the line above
+    if os.getppid() != supervisor:  # it died before prctl
         os._exit(1)
     status = 0
     try:
@@ -176,10 +177,10 @@ def supervised_worker(
         print(f"toolpack-server: {error}", file=sys.stderr)  # noqa: T201 - the log may not be set up
         status = START_FAILED
     except BaseException:
-        log.exception("A worker has failed")
+        log.exception("A worker failed")
         status = 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Not `sys.exit`: a thread that is stuck in a function must not keep the process.
+        # Not `sys.exit`, which may wait for threads that are stuck in a function.
         os._exit(status)

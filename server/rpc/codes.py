@@ -1,7 +1,7 @@
-"""The one table of error codes: which code, message and data tell of which exception.
+"""The table of error codes: the code, message and data for each exception.
 
-The rule: no other module knows a code. The five codes of the JSON-RPC 2.0 specification (section 5.1) carry its own
-messages and a sentence in `data.detail`; ours have a sentence as their message.
+The rule: no other module knows a code. The five codes of the JSON-RPC 2.0 specification (section 5.1) have its messages
+and a sentence in `data.detail`; ours have a sentence as their message.
 """
 
 import logging
@@ -64,7 +64,7 @@ DETAILS = {
 
 
 def describe(error: Exception) -> Described:
-    """Get the code, message and data of the error that an exception is answered with."""
+    """Get the code, message and data for an exception; one without a code is logged and becomes an internal error."""
     if isinstance(error, errors.CallFailedError):
         return _failed(error.outcome)
     code = next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), None)
@@ -90,11 +90,11 @@ def _failed(outcome: Outcome) -> Described:
 
 
 def standard(code: int, detail: str) -> Described:
-    """Get one of the specification's errors, with a sentence."""
+    """Get one of the specification's errors, with a sentence of detail."""
     return code, STANDARD[code], {"detail": detail}
 
 
 def error_reply(request_id: Any, code: int, message: str, data: Any) -> bytes:
-    """Write the reply that carries an error."""
+    """Get the JSON of an error response (specification, section 5)."""
     error = {"code": code, "message": message, "data": data}
     return b'{"jsonrpc":"2.0","error":%b,"id":%b}' % (dumps(error), dumps(request_id))

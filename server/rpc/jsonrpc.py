@@ -1,8 +1,7 @@
 """JSON-RPC 2.0: bytes in, bytes out. Parsing, batches and dispatch.
 
-The rule: the specification (jsonrpc.org/specification) holds in full, and every request gets an answer that it allows.
-`jsonrpcserver` finds the method and its parameters. Where it does otherwise than the specification or safety asks, it
-isn't used: a batch is split here, in order, and no exception reaches it.
+The rule: follow the specification (jsonrpc.org/specification) in full. `jsonrpcserver` finds the method and its
+parameters. It gets neither batches, which it would run concurrently, nor exceptions, whose texts it would send.
 """
 
 import inspect
@@ -24,22 +23,22 @@ from server.rpc.methods import Caller, Method
 from server.rpc.parameters import Params
 from server.settings import Settings
 
-MOST_PROBLEMS = 100
+MAX_LISTED_PROBLEMS = 100
 
 
 class _AnyArguments(inspect.Signature):
-    """A signature that accepts anything: `Params` say better and faster than jsonrpcserver what is wrong."""
+    """A signature that accepts anything: `Params` check faster than jsonrpcserver, with better messages."""
 
     def bind(self, *_args: Any, **_kwargs: Any) -> Any:
         return None
 
 
 class JsonRpc:
-    """Answers the requests of one address.
+    """Answers the requests to one URL path.
 
     Args:
-        methods: The methods that the address has.
-        settings: Limits.
+        methods: The methods of that path.
+        settings: The limits.
     """
 
     def __init__(self, methods: Iterable[Method], settings: Settings) -> None:
@@ -47,7 +46,7 @@ class JsonRpc:
         self._settings = settings
 
     async def answer(self, caller: Caller, body: bytes) -> bytes | None:
-        """Get the reply to a request's body; None where there is nothing to say."""
+        """Get the response to a request's body; None for notifications alone."""
         if has_more_values(body, self._settings.max_json_values):
             too_large = errors.TooLargeError(
                 f"The body has more than {self._settings.max_json_values} values: send less, or raise "
@@ -57,7 +56,7 @@ class JsonRpc:
         try:
             request = loads(body)
         except ValueError as error:
-            return error_reply(None, *standard(ERROR_PARSE_ERROR, f"The body is no JSON: {error}."))
+            return error_reply(None, *standard(ERROR_PARSE_ERROR, f"The body is not JSON: {error}."))
         if is_deeper(body, request, self._settings.max_json_depth):
             detail = f"The body is nested more than {self._settings.max_json_depth} deep: send flatter JSON."
             return error_reply(None, *standard(ERROR_INVALID_REQUEST, detail))
@@ -67,17 +66,17 @@ class JsonRpc:
             return error_reply(None, *standard(ERROR_INVALID_REQUEST, "The batch is empty: send at least one request."))
         if len(request) > self._settings.max_batch:
             too_large = errors.TooLargeError(
-                f"The batch has {len(request)} members; {self._settings.max_batch} are allowed: send several."
+                f"The batch has {len(request)} members; {self._settings.max_batch} are allowed: split it."
             )
             return error_reply(None, *describe(too_large))
         return await self._answer_batch(caller, request)
 
     async def _answer_batch(self, caller: Caller, batch: list[Any]) -> bytes | None:
         replies: list[bytes] = []
-        size, most = 0, self._settings.max_body_bytes
+        size, max_bytes = 0, self._settings.max_body_bytes
         for member in batch:
-            if size > most and isinstance(member, dict) and "id" in member and not _request_problem(member):
-                # One small request may ask for a large answer; a thousand of them must not fill the memory.
+            if size > max_bytes and isinstance(member, dict) and "id" in member and not _request_problem(member):
+                # Small requests may have large answers: a batch of them must not fill the memory.
                 full = errors.TooLargeError(f"The answers before this one have {size} bytes: send it in another batch.")
                 reply: bytes | None = error_reply(member["id"], *describe(full))
             else:
@@ -92,31 +91,31 @@ class JsonRpc:
         if problem:
             return error_reply(None, *standard(ERROR_INVALID_REQUEST, problem))
         call = _Call(caller)
-        asked = Request(request["method"], request.get("params", []), request.get("id", NOID))
-        _, found = dispatch_request(self._methods, call, asked)
+        parsed = Request(request["method"], request.get("params", []), request.get("id", NOID))
+        _, dispatched = dispatch_request(self._methods, call, parsed)
         error = None
         if call.answer is not None:
             try:
                 result = await call.answer
-            except Exception as exception:  # noqa: BLE001 - `describe` logs what it doesn't know
+            except Exception as exception:  # noqa: BLE001 - `describe` logs unknown exceptions
                 error = describe(exception)
         else:
-            refused = found._error  # noqa: SLF001 - jsonrpcserver's result type has no other way in
+            refused = dispatched._error  # noqa: SLF001 - jsonrpcserver has no public accessor
             error = refused.code, refused.message, refused.data
             if refused.code == ERROR_METHOD_NOT_FOUND:
                 detail = f"There is no method {request['method']!r} here: {', '.join(self._methods)}."
                 error = standard(ERROR_METHOD_NOT_FOUND, detail)
-        if asked.id is NOID:  # a notification
+        if parsed.id is NOID:  # a notification
             return None
         if error is None:
-            return b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (dumps(result), dumps(asked.id))
-        return error_reply(asked.id, *error)
+            return b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (dumps(result), dumps(parsed.id))
+        return error_reply(parsed.id, *error)
 
 
 class _Call:
-    """A call on its way through jsonrpcserver, which finds the method and its parameters.
+    """The context object that jsonrpcserver passes to a method, which stores its coroutine here.
 
-    It is awaited afterwards, outside: jsonrpcserver's own way to await costs a task for each call.
+    It is awaited after the dispatch: jsonrpcserver's async dispatch would create a task for each call.
     """
 
     __slots__ = ("answer", "caller")
@@ -132,7 +131,7 @@ def _callable(method: Method) -> Callable[..., Any]:
     def begin(call: _Call, /, *args: Any, **kwargs: Any) -> Any:
         try:
             call.answer = method.answer(call.caller, _bound(method.params, names, args, kwargs))
-        except Exception as error:  # noqa: BLE001 - jsonrpcserver would send its text out
+        except Exception as error:  # noqa: BLE001 - jsonrpcserver would send the exception's text
             return Error(*describe(error))
         return Success()
 
@@ -143,32 +142,32 @@ def _callable(method: Method) -> Callable[..., Any]:
 def _bound(params: type[Params], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Params:
     if len(args) > len(names):
         raise errors.InvalidParamsError(
-            f"There are {len(args)} parameters; at most {len(names)} are taken: {', '.join(names)}."
+            f"There are {len(args)} parameters; at most {len(names)} are accepted: {', '.join(names)}."
         )
     try:
         return params.model_validate(dict(zip(names, args, strict=False)) if args else kwargs)
     except ValidationError as error:
-        if error.error_count() > MOST_PROBLEMS:  # to tell them all would take minutes, and the reply much memory
+        if error.error_count() > MAX_LISTED_PROBLEMS:  # a list of all could take minutes, and much memory
             raise errors.InvalidParamsError(
-                f"{error.error_count()} things are wrong with the parameters, too many to be told. "
+                f"{error.error_count()} things are wrong with the parameters, too many to list. "
                 f"The parameters are: {', '.join(names) or 'none'}."
             ) from None
         problems = [f"{'.'.join(map(str, e['loc'])) or 'params'}: {e['msg']}" for e in error.errors(include_url=False)]
-        taken = ", ".join(names) or "none"
-        raise errors.InvalidParamsError(f"{'; '.join(problems)}. The parameters are: {taken}.") from None
+        accepted = ", ".join(names) or "none"
+        raise errors.InvalidParamsError(f"{'; '.join(problems)}. The parameters are: {accepted}.") from None
 
 
 def _request_problem(request: Any) -> str | None:
-    """Say why this is no request object, if it is none (specification, section 4)."""
+    """Say why this isn't a request object (specification, section 4); None if it is one."""
     if not isinstance(request, dict):
-        return "A request is an object."
+        return "A request must be an object."
     if request.get("jsonrpc") != "2.0":
-        return 'A request has "jsonrpc": "2.0".'
+        return 'A request must have "jsonrpc": "2.0".'
     if not isinstance(request.get("method"), str):
-        return 'A request has a "method", which is a string.'
+        return 'A request must have a "method", a string.'
     if not isinstance(request.get("params", {}), dict | list):
-        return 'The "params" of a request are an object or an array.'
+        return 'The "params" of a request must be an object or an array.'
     request_id = request.get("id")
     if not (request_id is None or (isinstance(request_id, str | int | float) and not isinstance(request_id, bool))):
-        return 'The "id" of a request is a string, a number or null.'
+        return 'The "id" of a request must be a string, a number or null.'
     return None

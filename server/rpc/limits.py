@@ -1,17 +1,17 @@
-"""Limits on a request's JSON, checked before anything expensive is made of it.
+"""Limits on a request's JSON: its number of values and its depth.
 
-The rule: a check costs a few scans of the bytes, and never more than the parser itself.
+The rule: a check costs a few scans of the bytes, and never more than parsing.
 """
 
 import re
 from typing import Any
 
-# A string, also one that never ends: such a body is no JSON, but must not be searched again from each of its quotes.
+# A string, or an unterminated one: a search from each quote of an invalid body would take quadratic time.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 
 def has_more_values(body: bytes, limit: int) -> bool:
-    """Whether a body has more values than allowed: parsed, a small value takes up to fifty times its text in memory."""
+    """Whether a body has more values than allowed; a small value takes up to 50 times its text in memory."""
     if sum(map(body.count, (b",", b"[", b"{"))) <= limit:
         return False
     return sum(map(_STRING.sub(b"", body).count, (b",", b"[", b"{"))) > limit
@@ -19,7 +19,7 @@ def has_more_values(body: bytes, limit: int) -> bool:
 
 def is_deeper(body: bytes, value: Any, limit: int) -> bool:
     """Whether a parsed body is nested deeper than allowed."""
-    # Most bodies have fewer brackets than levels are allowed.
+    # Most bodies have fewer brackets than levels allowed, so this is enough.
     if body.count(b"[") + body.count(b"{") <= limit:
         return False
     level = [value]

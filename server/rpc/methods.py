@@ -1,6 +1,6 @@
-"""The JSON-RPC methods: what each asks of the sessions, and how it answers.
+"""The JSON-RPC methods: from parameters to operations on sessions, and their results.
 
-The rule: a method does nothing that its caller isn't allowed to do. An agent has a key, which stands for one session.
+The rule: every operation gets the caller's owner, which must own the session. An agent's key stands for one session.
 """
 
 import time
@@ -37,11 +37,11 @@ from server.sessions.manager import SessionManager
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request.
+    """The authenticated sender of a request.
 
     Attributes:
-        owner: The name whose token it carries, "" where there are no tokens.
-        agent_key: What an agent has instead: the secret part of its address, which implies its session.
+        owner: The name of the request's token; "" if the server has no tokens.
+        agent_key: The secret part of an agent's path, which implies its session; None for other callers.
     """
 
     owner: str = ""
@@ -50,7 +50,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method: its name, its parameters' class, and what answers it."""
+    """A method: its name, its parameters' class, and the function that answers it."""
 
     name: str
     params: type[Params]
@@ -58,27 +58,27 @@ class Method:
 
     @property
     def summary(self) -> str:
-        """One sentence that says what it does."""
+        """The method's description: the docstring of its parameters' class."""
         return (self.params.__doc__ or "").strip()
 
 
 Observe = Callable[[str, str | None, CallRequest, Outcome | None, float], None]
-"""Gets the session's id, the owner, the call, its outcome (None if it was refused) and the seconds that it took."""
+"""Called with the session's id, the owner, the call, its outcome (None if it was refused) and its seconds."""
 
 
 def envelope(outcome: Outcome) -> Fragment:
-    """Write the envelope of a call."""
+    """Get the JSON of a call's envelope."""
     if outcome.result is not None:
         return Fragment(b'{"result":%b,"error":null}' % outcome.result)
     return Fragment(b'{"result":"","error":%b}' % dumps(outcome.error))
 
 
 class Methods:
-    """The methods, bound to the sessions that they work on.
+    """The methods of a server.
 
     Args:
         sessions: The sessions.
-        document: Gets the OpenRPC document.
+        document: Returns the OpenRPC document.
         observe: Called after each call.
     """
 
@@ -108,17 +108,17 @@ class Methods:
         ]
 
     def agents(self) -> list[Method]:
-        """Get the methods of an agent's address, where the session is implied."""
+        """Get the methods of an agent's path, where the session is implied."""
         return [
             Method("list_functions", AgentListFunctions, self.list_functions),
             Method("run_function", AgentRunFunction, self.run_function),
         ]
 
-    async def _session(self, caller: Caller, params: Any) -> tuple[Any, str | None]:
+    async def _session(self, caller: Caller, params: Any) -> tuple[Any, str]:
         """Get the session that a request is about, and the owner that it must have; an agent's key stands for both."""
         if caller.agent_key is None:
             return params.session_id, caller.owner
-        return await self._sessions.agent_session(caller.agent_key), None
+        return await self._sessions.agent_session(caller.agent_key)
 
     async def run_function(self, caller: Caller, params: AgentRunFunction) -> Fragment:
         """Run a function; see `RunFunction`."""
@@ -126,18 +126,19 @@ class Methods:
         request = CallRequest(
             params.function, params.kwargs, params.call_id, params.expected_version, params.timeout_seconds
         )
-        outcome = await self._observed(session_id, owner, request)
+        outcome = await self._observed(caller, session_id, owner, request)
         if params.raise_on_error and outcome.error is not None:
             raise CallFailedError(outcome)
         return envelope(outcome)
 
-    async def _observed(self, session_id: str, owner: str | None, request: CallRequest) -> Outcome:
+    async def _observed(self, caller: Caller, session_id: str, owner: str, request: CallRequest) -> Outcome:
         began = time.perf_counter()
         outcome: Outcome | None = None
         try:
             outcome = await self._sessions.run_function(session_id, owner, request)
         finally:
-            self._observe(session_id, owner, request, outcome, time.perf_counter() - began)
+            shown = owner if caller.agent_key is None else None
+            self._observe(session_id, shown, request, outcome, time.perf_counter() - began)
         return outcome
 
     async def list_functions(self, caller: Caller, params: ListFunctions | AgentListFunctions) -> Fragment:
@@ -169,13 +170,15 @@ class Methods:
     async def get_environment(self, caller: Caller, params: GetEnvironment) -> Any:
         """See `GetEnvironment`."""
         return await self._sessions.read(
-            lambda reader: reader.environment(params.session_id, caller.owner, params.version, params.pointer)
+            lambda reader: reader.environment(params.session_id, caller.owner, params.version, params.pointer),
+            caller.owner,
         )
 
     async def diff_environment(self, caller: Caller, params: DiffEnvironment) -> Any:
         """See `DiffEnvironment`."""
         return await self._sessions.read(
-            lambda reader: reader.diff(params.session_id, caller.owner, params.from_version, params.to_version)
+            lambda reader: reader.diff(params.session_id, caller.owner, params.from_version, params.to_version),
+            caller.owner,
         )
 
     async def get_trace(self, caller: Caller, params: GetTrace) -> Any:
@@ -211,7 +214,9 @@ class Methods:
 
     async def export_session(self, caller: Caller, params: ExportSession) -> Any:
         """See `ExportSession`."""
-        return await self._sessions.read(lambda reader: reader.export(params.session_id, caller.owner, params.version))
+        return await self._sessions.read(
+            lambda reader: reader.export(params.session_id, caller.owner, params.version), caller.owner
+        )
 
     async def discover(self, caller: Caller, params: Discover) -> Fragment:  # noqa: ARG002 - a method's signature
         """See `Discover`."""

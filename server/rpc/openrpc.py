@@ -1,7 +1,7 @@
 """The documents that describe the server: OpenRPC, and JSON Schemas of the envelope and of each toolpack.
 
-The rule: pure. Every word comes from the parameters' classes, the results' types, the table of error codes and the
-registered functions, so that nothing is described twice.
+The rule: pure. Everything is generated from the parameters' classes, the results' types, the table of error codes and
+the registered functions, so that nothing is described twice.
 """
 
 from importlib.metadata import version
@@ -44,8 +44,8 @@ def openrpc_document(methods: list[Method]) -> dict[str, Any]:
         "openrpc": "1.3.2",
         "info": {
             "title": "Toolpack Server",
-            "description": "Functions, and the worlds they change, for agents. POST /rpc takes all of this; "
-            "POST /agents/<key> takes list_functions and run_function without session_id.",
+            "description": "Functions, and the worlds they change, for agents. POST /rpc accepts all methods; "
+            "POST /agents/<key> accepts list_functions and run_function, without session_id.",
             "version": version("toolpack-server"),
             "license": {"name": "MIT"},
         },

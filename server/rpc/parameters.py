@@ -1,7 +1,7 @@
 """The parameters of the JSON-RPC methods.
 
-The rule: a parameter's type, bounds and description stand in its class here and nowhere else; validation, positional
-order and the OpenRPC document all come from it, and the first line of a class is its method's summary.
+The rule: a parameter's type, limits and description are defined in its class here and nowhere else. Validation,
+positional order and the OpenRPC document derive from it; the docstring of a class is its method's summary.
 """
 
 from typing import Annotated, Any, Literal
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_TTL_SECONDS = 10 * 365 * 86_400
-MAX_COUNT = 2**53 - 1  # what every store, and every reader of JSON, counts exactly
+MAX_COUNT = 2**53 - 1  # up to this, integers are exact in every store and JSON parser (RFC 8259, section 6)
 
 SessionId = Annotated[str, Field(description="The session.")]
 Version = Annotated[int, Field(ge=0, le=MAX_COUNT, description="A version of the session.")]
@@ -23,10 +23,10 @@ TtlSeconds = Annotated[
         gt=0,
         le=MAX_TTL_SECONDS,
         allow_inf_nan=False,
-        description="How long it lives after its last call, in seconds.",
+        description="Time to live after its last call, in seconds.",
     ),
 ]
-Limit = Annotated[int, Field(100, ge=1, le=1000, description="How many to get at most.")]
+Limit = Annotated[int, Field(100, ge=1, le=1000, description="The maximum number of results.")]
 Format = Literal["native", "openai", "anthropic", "gemini", "mcp"]
 
 
@@ -39,14 +39,14 @@ class Params(BaseModel):
 class AgentListFunctions(Params):
     """List the session's functions, in registration order."""
 
-    format: Format = Field("native", description="Whose way of describing functions to use.")
+    format: Format = Field("native", description="The format of the function descriptions.")
 
 
 class ListFunctions(Params):
     """List a session's functions, in registration order; without a session, all that are loaded."""
 
     session_id: str | None = Field(None, description="The session.")
-    format: Format = Field("native", description="Whose way of describing functions to use.")
+    format: Format = Field("native", description="The format of the function descriptions.")
 
 
 class AgentRunFunction(Params):
@@ -55,40 +55,40 @@ class AgentRunFunction(Params):
     function: str = Field(description="The function's name.")
     kwargs: dict[str, Any] = Field(
         default_factory=dict,
-        description='Its arguments. One that is exactly {"$call": {"function": …, "args": {…}}} is run first '
+        description='Its arguments. A value that is exactly {"$call": {"function": …, "args": {…}}} is run first '
         "and replaced by its result.",
     )
-    raise_on_error: bool = Field(False, description="Answer a failed call with a JSON-RPC error, not in the envelope.")
+    raise_on_error: bool = Field(False, description="Answer a failed call with a JSON-RPC error, not an envelope.")
     call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
         None,
-        description="An id made by whoever may send the call again: what is recorded is answered, "
-        "and nothing run twice.",
+        description="An id that makes the call safe to retry: if a call with it is recorded, that result is returned "
+        "and nothing is run.",
     )
     expected_version: Annotated[int, Field(ge=0, le=2**53)] | None = Field(
         None, description="Refuse the call unless the session is at this version."
     )
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="A shorter deadline than the function's own, in seconds."
+        None, description="A deadline in seconds; it can only shorten the function's own."
     )
 
 
 class RunFunction(AgentRunFunction):
-    """Run a function on a session's environment: atomic, in order of arrival, and once for each call_id."""
+    """Run a function on a session's environment: atomically, in order of arrival, and once per call_id."""
 
     session_id: SessionId
     function: str = Field(description="The function's name.")
 
 
 class CreateSession(Params):
-    """Create a session: a private world made of toolpacks."""
+    """Create a session: a private world of the chosen toolpacks."""
 
     toolpacks: list[str] | None = Field(None, description="Names of toolpacks; default: all that are not opt_in.")
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options by toolpack.")
     environment: dict[str, Any] = Field(
-        default_factory=dict, description="JSON by toolpack that replaces its initial environment."
+        default_factory=dict, description="Initial environments as JSON, by toolpack; default: those of the toolpacks."
     )
     ttl_seconds: TtlSeconds
-    labels: Labels = Field(default_factory=dict, description="Labels to find it by.")
+    labels: Labels = Field(default_factory=dict, description="Labels, to find and close sessions by.")
 
 
 class GetSession(Params):
@@ -102,22 +102,22 @@ class GetEnvironment(Params):
 
     session_id: SessionId
     version: Version | None = Field(None, description="The version; default: the current one.")
-    pointer: str = Field("", description="JSON Pointer (RFC 6901) to the part that is wanted.")
+    pointer: str = Field("", description="JSON Pointer (RFC 6901) to the part to get; default: all.")
 
 
 class DiffEnvironment(Params):
-    """Get the JSON Patch (RFC 6902) that leads from one version's environments to another's."""
+    """Get the JSON Patch (RFC 6902) from one version's environments to another's."""
 
     session_id: SessionId
     from_version: Version = Field(0, description="The version to start from.")
-    to_version: Version | None = Field(None, description="The version to arrive at; default: the current one.")
+    to_version: Version | None = Field(None, description="The version to end with; default: the current one.")
 
 
 class GetTrace(Params):
     """Get a session's records, in order."""
 
     session_id: SessionId
-    after: int = Field(-1, ge=-1, le=MAX_COUNT, description="The index of the last record that is known already.")
+    after: int = Field(-1, ge=-1, le=MAX_COUNT, description="Get records after this index; default: from the first.")
     limit: Limit
 
 
@@ -132,29 +132,29 @@ class ForkSession(Params):
 
 
 class ResetSession(Params):
-    """Commit a new version whose content is that of an older one."""
+    """Commit a new version with the content of an older one."""
 
     session_id: SessionId
     version: Version = Field(0, description="The older version.")
 
 
 class CloseSession(Params):
-    """Close a session and forget all of it."""
+    """Close a session and delete all its data."""
 
     session_id: SessionId
 
 
 class CloseSessions(Params):
-    """Close all sessions that carry these labels."""
+    """Close all sessions that have these labels."""
 
     labels: Annotated[Labels, Field(min_length=1)] = Field(description="The labels, all of which must match.")
 
 
 class ListSessions(Params):
-    """List the caller's sessions, by session_id."""
+    """List the caller's sessions, sorted by session_id."""
 
     labels: Labels = Field(default_factory=dict, description="Labels, all of which must match.")
-    after: str = Field("", description="The session_id of the last one that is known already.")
+    after: str = Field("", description="List the sessions after this session_id; default: from the first.")
     limit: Limit
 
 

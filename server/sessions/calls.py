@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.engine.jobs import StartClock
+from server.engine.pool_thread import interruptible
 from server.engine.state import Result, SessionState, added_bytes
-from server.engine.threads import interruptible
 from server.errors import CallIdReusedError, TooLargeError, VersionConflictError
 from server.execution.call import Failure, Outcome, call
 from server.execution.runtime import Plan
@@ -39,9 +39,10 @@ class CallOperation:
 
     after_commits = False
 
-    def __init__(self, context: SessionContext, session_id: str, owner: str | None, request: CallRequest) -> None:
+    def __init__(self, context: SessionContext, session_id: str, owner: str, request: CallRequest) -> None:
         self.session_id = session_id
         self.owner = owner
+        self.kind = request.function if request.function in context.functions else ""
         self._context = context
         self._request = request
         self._plan: Plan | None = None
@@ -67,7 +68,7 @@ class CallOperation:
         except TooLargeError as error:
             return Result(_no_room(plan, error))
         began = time.perf_counter()
-        start_clock(plan.timeout_seconds)
+        start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
         outcome = call(plan, snapshot, context.codec, context.settings.max_result_bytes, interruptible())
         outcome.toolpack = plan.toolpack
         record = self._record(state, outcome, time.perf_counter() - began)

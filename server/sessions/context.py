@@ -39,6 +39,7 @@ class SessionContext:
         self.codec = Codec(catalog, key, settings.max_environment_bytes)
         self.room = Room(store, settings)
         self._initial = InitialEnvironments(self.codec, INITIAL_BYTES)
+        self.functions = frozenset(name for pack in catalog.toolpacks.values() for name in pack.functions)
         self._runtimes: dict[tuple[str, ...], SessionRuntime] = {}
 
     def runtime(self, toolpacks: tuple[str, ...]) -> SessionRuntime:

@@ -11,8 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from server.engine.jobs import Errand
+from server.engine.lanes import Lane
 from server.engine.queues import Queues
-from server.errors import InternalError, InvalidParamsError, OverloadedError, RequestError, SessionNotFoundError
+from server.errors import (
+    HeavyReadError,
+    InternalError,
+    InvalidParamsError,
+    OverloadedError,
+    RequestError,
+    SessionNotFoundError,
+)
 from server.execution.call import Outcome
 from server.results import Session
 from server.sessions.calls import CallOperation, CallRequest
@@ -27,6 +35,7 @@ SWEEP_SECONDS = 1.0
 PING_SECONDS = 1.0
 SWEEP_AT_ONCE = 200
 AGENTS_REMEMBERED = 100_000
+HEAVY_BYTES = 256 * 1024  # of snapshots: to read them takes about 10 ms
 
 
 class SessionManager:
@@ -44,9 +53,10 @@ class SessionManager:
         self._context = context
         self._store = context.store
         self._settings = context.settings
-        self._agents: dict[str, str] = {}
+        self._agents: dict[str, tuple[str, str]] = {}
         self.queues = Queues(context.store, context.settings)
-        self._reader = SessionReader(context, self.queues.cache)
+        self._reader = SessionReader(context, self.queues.cache, HEAVY_BYTES)
+        self._heavy_reader = SessionReader(context, self.queues.cache)
         self._factory = SessionFactory(context, self._reader)
 
     # Creating sessions
@@ -74,7 +84,12 @@ class SessionManager:
         both = options.keys() & environment.keys()
         if both:
             raise InvalidParamsError(f"Toolpack {min(both)!r} has options and an environment: give one of them.")
-        return await self._do(lambda: self._factory.create(owner, chosen, options, environment, labels, ttl_seconds))
+
+        def create() -> Session:
+            return self._factory.create(owner, chosen, options, environment, labels, ttl_seconds)
+
+        # Building or validating an environment may take long; most often it has been built already.
+        return await (self.compute(create, owner, "create") if options or environment else self._do(create))
 
     async def fork(
         self,
@@ -90,7 +105,7 @@ class SessionManager:
 
     # Operations, which wait for their turn
 
-    async def run_function(self, session_id: str, owner: str | None, request: CallRequest) -> Outcome:
+    async def run_function(self, session_id: str, owner: str, request: CallRequest) -> Outcome:
         """Run a function in a session.
 
         Raises:
@@ -106,9 +121,25 @@ class SessionManager:
 
     # Reading sessions
 
-    async def read(self, read: Callable[[SessionReader], T]) -> T:
-        """Read sessions, in a thread: `await sessions.read(lambda reader: reader.describe(session_id, owner))`."""
-        return await self._do(lambda: read(self._reader))
+    async def read(self, read: Callable[[SessionReader], T], name: str = "") -> T:
+        """Read sessions, in a thread: `await sessions.read(lambda reader: reader.describe(session_id, owner), owner)`.
+
+        What takes much of the processor is done two at a time; names take turns.
+        """
+        try:
+            return await self._do(lambda: read(self._reader))
+        except HeavyReadError:
+            return await self.compute(lambda: read(self._heavy_reader), name, "read")
+
+    async def compute(self, work: Callable[[], T], name: str, kind: str) -> T:
+        """Do work that takes much of the processor, in a thread; see `read`.
+
+        Args:
+            work: The work.
+            name: Whose work it is.
+            kind: Work of one kind takes about the same time.
+        """
+        return await self._do(work, self.queues.lanes.reads, kind, name)
 
     async def toolpacks(self, session_id: str, owner: str | None) -> tuple[str, ...]:
         """Get the names of a session's toolpacks, all of which are loaded."""
@@ -116,17 +147,22 @@ class SessionManager:
         self._context.runtime(session.toolpacks)
         return session.toolpacks
 
-    async def agent_session(self, agent_key: str) -> str:
-        """Get the id of the session that an agent's key opens."""
-        session_id = self._agents.get(agent_key)
-        if session_id is None:
-            session_id = await self._do(lambda: self._store.find_agent(agent_key))
-            if session_id is None:
-                raise SessionNotFoundError
+    async def agent_session(self, agent_key: str) -> tuple[str, str]:
+        """Get the id and the owner of the session that an agent's key opens."""
+        found = self._agents.get(agent_key)
+        if found is None:
+            found = await self._do(lambda: self._find_agent(agent_key))
             if len(self._agents) >= AGENTS_REMEMBERED:
                 self._agents.clear()
-            self._agents[agent_key] = session_id
-        return session_id
+            self._agents[agent_key] = found
+        return found
+
+    def _find_agent(self, agent_key: str) -> tuple[str, str]:
+        session_id = self._store.find_agent(agent_key)
+        found = self._store.get(session_id) if session_id else None
+        if found is None:
+            raise SessionNotFoundError
+        return found[0].id, found[0].owner
 
     # Ending sessions
 
@@ -196,7 +232,7 @@ class SessionManager:
 
     def load(self) -> tuple[int, int, int]:
         """Count the calls that wait, the stuck threads, and the sessions in the cache."""
-        return self.queues.waiting, self.stuck_threads(), len(self.queues.cache)
+        return self.queues.waiting(), self.stuck_threads(), len(self.queues.cache)
 
     def stuck_threads(self) -> int:
         """Count the threads that are still in a function that has passed its deadline."""
@@ -213,8 +249,8 @@ class SessionManager:
         """Stop the threads: what still runs will not be committed."""
         self.queues.stop()
 
-    async def _do(self, work: Callable[[], T]) -> T:
-        """Do work that blocks, in a thread."""
-        errand = Errand(work, self._settings.timeout_seconds)
+    async def _do(self, work: Callable[[], T], lane: Lane | None = None, kind: str = "", name: str = "") -> T:
+        """Do work that blocks, in a thread; see `Job` for the arguments."""
+        errand = Errand(work, self._settings.timeout_seconds, lane, kind, name)
         self.queues.threads.submit(errand)
         return cast("T", await errand.future)

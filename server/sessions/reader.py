@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from server.engine.cache import SessionCache
 from server.errors import (
+    HeavyReadError,
     InvalidParamsError,
     MissingBlobError,
     OverloadedError,
@@ -42,9 +43,11 @@ class SessionReader:
     Args:
         context: What sessions work with.
         cache: What this worker knows of sessions; it learns of renewals.
+        max_bytes: The most bytes of snapshots that it reads; None for any number.
     """
 
-    def __init__(self, context: SessionContext, cache: SessionCache) -> None:
+    def __init__(self, context: SessionContext, cache: SessionCache, max_bytes: int | None = None) -> None:
+        self._max_bytes = max_bytes
         self._store = context.store
         self._codec = context.codec
         self._catalog = context.catalog
@@ -137,12 +140,15 @@ class SessionReader:
 
         Raises:
             VersionNotRetainedError: The version is gone, or hasn't come yet.
+            HeavyReadError: It is larger than this reader reads.
         """
         parts = self.parts(session_id, head, version)
         try:
             blobs = self._store.blobs([*parts.values()])
         except MissingBlobError:  # trimmed in between
             raise VersionNotRetainedError(version, head.version) from None
+        if self._max_bytes is not None and sum(map(len, blobs.values())) > self._max_bytes:
+            raise HeavyReadError
         return environments({part: self._codec.decode(part, blobs[blob_id]) for part, blob_id in parts.items()})
 
     def _view(self, session_id: str, owner: str, version: int | None) -> bytes:

@@ -20,8 +20,9 @@ class ResetOperation:
     """Commits a new version with the content of an older one; see `Operation`."""
 
     after_commits = True
+    kind = "reset_session"
 
-    def __init__(self, context: SessionContext, session_id: str, owner: str | None, version: int) -> None:
+    def __init__(self, context: SessionContext, session_id: str, owner: str, version: int) -> None:
         self.session_id = session_id
         self.owner = owner
         self._context = context

@@ -1,4 +1,4 @@
 """HTTP: paths, headers, sizes, tokens and connections around the service.
 
-The rule: nothing below this package knows HTTP.
+The rule: no package that this one imports knows about HTTP.
 """

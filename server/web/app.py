@@ -1,7 +1,7 @@
-"""The HTTP application: which path is answered by which endpoint.
+"""The HTTP application: the routes from paths to endpoints.
 
-The rule: what reached JSON-RPC is answered 200 with a JSON-RPC body. Everything else gets its HTTP status and a body of
-the same shape that says what to do.
+The rule: a request that reaches JSON-RPC is answered 200 with a JSON-RPC body. Every other gets its HTTP status and a
+body of the same shape that says what to do.
 """
 
 from starlette.applications import Starlette
@@ -31,10 +31,10 @@ REMEDIES = {
 
 
 def create_app(service: Service) -> Starlette:
-    """Make the application.
+    """Create the application.
 
     Raises:
-        SettingsError: Other machines could use it without a token, or the tokens file can't be used.
+        SettingsError: Other machines could use it without a token, or the tokens file is invalid.
     """
     check_exposure(service.settings)
     gateway = Gateway(service)
@@ -58,13 +58,13 @@ def create_app(service: Service) -> Starlette:
 
 
 class Application(Starlette):
-    """Starlette, with a short cut for the path that carries nearly all load.
+    """Starlette, with a shortcut for the path of nearly all requests.
 
-    A POST to `/rpc` goes straight to its endpoint: the middleware and the router would take as long as a call does.
+    A POST to `/rpc` bypasses the middleware and the router, which would take as long as the call itself.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Answer a request, as ASGI calls it."""
         if scope["type"] == "http" and scope["path"] == "/rpc" and scope["method"] == "POST":
             await self.state.rpc(scope, receive, send)
         else:
@@ -74,5 +74,5 @@ class Application(Starlette):
 async def _not_routed(_request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     headers = getattr(error, "headers", None)
-    body = refusal(status, REMEDIES.get(status, "This can't be done here."))
+    body = refusal(status, REMEDIES.get(status, "This request is not supported here."))
     return Response(body, status, headers, media_type="application/json")

@@ -1,7 +1,7 @@
-"""Authentication: bearer tokens; on loopback without tokens the Host and Origin headers.
+"""Authentication: bearer tokens (RFC 6750), or on loopback without tokens the Host and Origin headers.
 
-The rule: a token is compared in constant time and never logged. Without tokens only loopback is served, and only to
-programs on this machine, not to web pages that a browser on it has loaded.
+The rule: tokens are compared in constant time and never logged. Without tokens, only programs on this machine are
+served, not web pages in its browsers.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from server.settings import Settings
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name stands for this machine alone."""
+    """Whether a host name or address is loopback."""
     if host == "localhost":
         return True
     try:
@@ -26,7 +26,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Refuse to listen to other machines without tokens.
+    """Refuse to serve other machines without tokens.
 
     Raises:
         SettingsError: The address isn't loopback, and there are neither tokens nor `--no-auth`.
@@ -42,13 +42,13 @@ def check_exposure(settings: Settings) -> None:
 
 
 def new_token(name: str) -> tuple[str, str]:
-    """Make a token: what its holder sends, and the line for the tokens file, which can't be turned back into it.
+    """Create a token: the token to send, and its line for the tokens file, which holds only its hash.
 
     Raises:
-        SettingsError: The name can't stand in the file.
+        SettingsError: The name can't be written to the file.
     """
     if not name or name.startswith("#") or name != name.strip() or not name.isprintable():
-        raise SettingsError("A name is printable text, without a # or a space before it: choose another.")
+        raise SettingsError("A name is printable text that does not start with # or a space: choose another.")
     token = secrets.token_urlsafe(32)
     return token, f"{name}:{_digest(token).hex()}"
 
@@ -60,7 +60,7 @@ def _hashed_tokens(settings: Settings) -> dict[bytes, str]:
     try:
         lines = settings.tokens_file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise SettingsError(f"The tokens file can't be read: {reason}. Correct TOOLPACK_TOKENS_FILE.") from None
     for number, line in enumerate(lines, 1):
         name, _, digest = line.strip().rpartition(":")
@@ -82,7 +82,7 @@ class TokenGate:
         settings: Tokens and address.
 
     Raises:
-        SettingsError: The tokens file can't be used.
+        SettingsError: The tokens file is invalid.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -101,18 +101,18 @@ class TokenGate:
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise HttpRefusedError(401, "A token is needed: send the header Authorization: Bearer <token>.")
-        # All are compared, whichever matches, and hashes rather than tokens: time tells nothing.
+        # Compare with all hashes, also after a match: the duration reveals nothing about the tokens.
         digest = _digest(token.strip())
         found = [name for known, name in self._names.items() if hmac.compare_digest(known, digest)]
         if not found:
-            raise HttpRefusedError(401, "The token is not known: check it, or ask whoever runs the server for one.")
+            raise HttpRefusedError(401, "The token is not known: check it, or ask the operator of the server for one.")
         return found[0]
 
     def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
-        """On loopback without tokens, refuse what a web page could have sent.
+        """On loopback without tokens, refuse web pages: DNS rebinding by Host, cross-site requests by Origin.
 
         Raises:
-            HttpRefusedError: Host or Origin are not this machine's.
+            HttpRefusedError: Host or Origin is not a loopback address.
         """
         if not self._only_local:
             return
@@ -127,7 +127,7 @@ class TokenGate:
 
 
 def _host(header: str) -> str:
-    """Get the name or address of a Host header, without its port; "" where there is anything else in it."""
+    """Get the lower-case name or address of a Host header, without its port; "" if the header is malformed."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s\[\]:@/\\?#]+))(?::\d{0,5})?", header)
     return (found[1] or found[2]).lower() if found else ""
 

@@ -1,7 +1,6 @@
-"""The endpoints: plain ASGI callables, because a `Request` object costs as much as a call.
+"""The endpoints: plain ASGI callables, because creating a `Request` object takes as long as a call.
 
-The rule: the cheapest check comes first. Headers and token are checked before the body is read, its size before it is
-parsed.
+The rule: cheap checks come first. Headers and token are checked before the body is read, its size before it is parsed.
 """
 
 import contextlib
@@ -19,12 +18,12 @@ from server.service import Service
 from server.web.auth import TokenGate
 from server.web.refusals import refusal, send_response
 
-NOT_READY = "The server is starting or stopping: send it again in a moment."
+NOT_READY = "The server is starting or stopping: send the request again in a moment."
 SECURITY_HEADERS = (b"host", b"origin", b"authorization", b"content-type", b"content-length")
 
 
 class Gateway:
-    """What the endpoints share while the application runs.
+    """State that the endpoints share while the application runs.
 
     Args:
         service: The server behind HTTP.
@@ -52,30 +51,30 @@ class Gateway:
         """Refuse requests while the application starts and drains.
 
         Raises:
-            HttpRefusedError: It does.
+            HttpRefusedError: It isn't ready.
         """
         if not self.ready:
             raise HttpRefusedError(503, NOT_READY)
 
 
 class RpcEndpoint:
-    """`POST /rpc`: all methods, for whoever has a token."""
+    """`POST /rpc`: all methods, for callers with a token."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._max_body_bytes = gateway.service.settings.max_body_bytes
 
     def caller(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[JsonRpc, Caller]:
-        """Say who sends a request, and what answers it.
+        """Authenticate a request, and choose the methods that it may call.
 
         Raises:
-            HttpRefusedError: It isn't allowed.
+            HttpRefusedError: Authentication failed.
         """
         del scope
         return self._gateway.service.rpc, Caller(owner=self._gateway.gate.owner(headers))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Answer a request, as ASGI calls it."""
         headers = dict(scope["headers"])
         request_id = accept_request_id(headers.get(b"x-request-id")).encode()
         try:
@@ -108,7 +107,7 @@ class HealthEndpoint:
 
 
 class ReadyEndpoint:
-    """`GET /readyz`: whether requests should be sent here."""
+    """`GET /readyz`: whether the server accepts requests."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -123,7 +122,7 @@ class ReadyEndpoint:
 
 
 class DocumentEndpoint:
-    """`GET /openrpc.json`: the OpenRPC document, for whoever may use `/rpc`."""
+    """`GET /openrpc.json`: the OpenRPC document, for callers who may use `/rpc`."""
 
     media_type = b"application/json"
 
@@ -131,11 +130,11 @@ class DocumentEndpoint:
         self._gateway = gateway
 
     async def content(self) -> bytes:
-        """Get the body of the answer."""
+        """Get the response body."""
         return dumps(self._gateway.service.document())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as ASGI calls it
-        """Answer."""
+        """Answer with the content."""
         headers = dict(scope["headers"])
         try:
             _reject_duplicates(scope, headers)
@@ -148,7 +147,7 @@ class DocumentEndpoint:
 
 
 class MetricsEndpoint(DocumentEndpoint):
-    """`GET /metrics`: metrics for Prometheus, for whoever may use `/rpc`."""
+    """`GET /metrics`: Prometheus metrics, for callers who may use `/rpc`."""
 
     media_type = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -169,7 +168,7 @@ def _reject_duplicates(scope: Scope, headers: dict[bytes, bytes]) -> None:
     names = [name for name, _ in scope["headers"]]
     duplicated = next((name for name in SECURITY_HEADERS if names.count(name) > 1), None)
     if duplicated is not None:
-        raise HttpRefusedError(400, f"The header {duplicated.decode()} is there more than once: send it once.")
+        raise HttpRefusedError(400, f"The header {duplicated.decode()} is duplicated: send it once.")
 
 
 async def _body(headers: dict[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:

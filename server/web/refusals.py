@@ -1,6 +1,6 @@
-"""Responses, and above all the answers to requests that never reach JSON-RPC.
+"""HTTP responses, and the body of those to requests that never reach JSON-RPC.
 
-The rule: whatever refuses a request, the body has the same shape and says what to do.
+The rule: every refusal has a body of the same shape that says what to do.
 """
 
 from starlette.types import Send
@@ -11,7 +11,7 @@ NO_CONTENT, UNAUTHORIZED = 204, 401
 
 
 def refusal(status: int, message: str) -> bytes:
-    """Write the body that answers a request which never reached JSON-RPC."""
+    """Get the response body for a request that never reached JSON-RPC."""
     error = {"code": -32000, "message": message, "data": {"status": status}}
     return dumps({"jsonrpc": "2.0", "id": None, "error": error})
 
@@ -19,7 +19,7 @@ def refusal(status: int, message: str) -> bytes:
 async def send_response(
     send: Send, status: int, body: bytes, media_type: bytes = b"application/json", request_id: bytes | None = None
 ) -> None:
-    """Send a whole response."""
+    """Send a complete response."""
     headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type)]
     if status == NO_CONTENT:
         headers = []

@@ -1,11 +1,11 @@
-"""The benchmark: Toolpack Server beside bare Starlette and the alternatives, in one run.
+"""The benchmark: compares Toolpack Server with bare Starlette and with alternatives, in one run.
 
     python -m tests.benchmarks
     python -m tests.benchmarks --variant fast
     python -m tests.benchmarks --part throughput --only ours --rounds 1 --seconds 2
 
-It prints one table, and one of bounds; `--out` keeps them as JSON and SVG. Exit status 1 says that answers and state
-did not match somewhere, or that `wrk` is missing; a bound that is missed is only told.
+It prints a table of results and one of bounds; `--out` writes them as JSON and SVG. Exit status 1 means that answers
+and state did not match, or that `wrk` is missing; a missed bound is only reported.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from tests.benchmarks import bounds as measured
+from tests.benchmarks import bounds as measurements
 from tests.benchmarks import report
 from tests.benchmarks.contenders import bare
 from tests.benchmarks.load import find_wrk
@@ -34,7 +34,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolpa
     type=click.Choice(["plain", "fast"]),
     default="plain",
     show_default=True,
-    help="plain: asyncio and h11, as `pip install` gives; fast: uvloop and httptools, for all contenders.",
+    help="plain: asyncio and h11, the default install; fast: uvloop and httptools; for all contenders.",
 )
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="What to measure.  [default: all]")
 @click.option("--only", multiple=True, help="Contenders whose name contains this word.  [default: all]")
@@ -50,7 +50,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolpa
 )
 @click.option("--out", type=Path, help="Folder to write JSON and SVG into.")
 def main(variant, parts, only, rounds, seconds, cache, out):
-    """Measure and report."""
+    """Measure, and print the results."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that children are stopped then too
     plan = Plan(rounds, seconds)
     about = report.context(variant, plan)
@@ -81,12 +81,12 @@ def measure(workshop, plan, parts, only):
     with bare(workshop) as reference:
         if "throughput" in parts:
             rows = compare(workshop, reference, plan, only)
-            bounds += measured.throughput(rows)
+            bounds += measurements.throughput(rows)
         for part, bound_of in (
-            ("latency", lambda: measured.quiet_and_beside_noise(workshop, reference, plan)),
-            ("touched", lambda: measured.touched_only(workshop, plan)),
-            ("sessions", lambda: measured.sessions(workshop, plan)),
-            ("start", lambda: measured.start(workshop, plan)),
+            ("latency", lambda: measurements.quiet_and_beside_noise(workshop, reference, plan)),
+            ("touched", lambda: measurements.touched_only(workshop, plan)),
+            ("sessions", lambda: measurements.sessions(workshop, plan)),
+            ("start", lambda: measurements.start(workshop, plan)),
         ):
             if part in parts:
                 for bound in bound_of():

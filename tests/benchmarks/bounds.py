@@ -1,7 +1,7 @@
-"""What the server promises beside throughput: latency, quiet beside noise, cheap sessions, and a quick start.
+"""The performance bounds: throughput, latency, isolation from other sessions' load, cost of sessions, start-up time.
 
-Each function measures one thing and gives the figures; whether a bound is met is reported, not enforced, since it
-depends on the machine.
+The rule: each function measures one of them. A missed bound is reported, not an error, because it depends on the
+machine.
 """
 
 import statistics
@@ -26,15 +26,15 @@ MOVE = {"function": "move_to_savings", "kwargs": {"amount": "1.00"}}
 
 @dataclass(frozen=True)
 class Bound:
-    """One figure and what it should be.
+    """A measured value and its limit.
 
     Attributes:
         name: What is measured.
-        value: The figure.
-        limit: What it should be at most, or at least.
-        at_least: Which of these.
-        unit: Of both.
-        detail: Where it comes from.
+        value: The measured value.
+        limit: The upper or lower limit of the value.
+        at_least: It is the lower limit.
+        unit: The unit of both.
+        detail: The figures that the value was computed from.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Bound:
 
 
 def throughput(rows: list[Row]) -> list[Bound]:
-    """Read the ratios off the table."""
+    """Get the bounds of throughput from the table's ratios."""
     ratios = {row.name: row.ratio for row in rows if not row.unavailable}
     found = []
     for store, kind, limit in (("sqlite:", "read", 0.55), ("sqlite:", "change", 0.4), ("redis:", "change", 0.28)):
@@ -69,7 +69,7 @@ def throughput(rows: list[Row]) -> list[Bound]:
 
 
 def quiet_and_beside_noise(workshop: Workshop, bare: HttpCase, plan: Plan) -> Iterator[Bound]:
-    """Measure latency with one connection, and what another session's slow functions do to the rest."""
+    """Measure latency with one connection, and how slow functions of one session affect the others."""
     with serving(workshop) as server:
         alone = server.case("one connection", "add", ONE, sessions=1, connections=1)
         alone.measure(1)
@@ -105,7 +105,7 @@ def quiet_and_beside_noise(workshop: Workshop, bare: HttpCase, plan: Plan) -> It
 
 @contextmanager
 def _busy(server: Server, function: str, seconds: float) -> Iterator[None]:
-    """Run a function of this duration in a session of its own."""
+    """Run a function of this duration in its own session."""
     client, session_id = server.connect(), server.create("counter")
     call = {"session_id": session_id, "function": function, "kwargs": {"seconds": seconds}}
     thread = threading.Thread(target=client.call, args=("run_function", call))
@@ -118,7 +118,7 @@ def _busy(server: Server, function: str, seconds: float) -> Iterator[None]:
 
 
 def touched_only(workshop: Workshop, plan: Plan) -> Iterator[Bound]:
-    """Measure a call that changes 2 KB, beside a large field that it can't reach and without it."""
+    """Measure a call that changes 2 KB, with and without a large field that it doesn't touch."""
     with serving(workshop) as server:
         p50, cpu = [], []
         for untouched in (0, LARGE):
@@ -133,16 +133,16 @@ def touched_only(workshop: Workshop, plan: Plan) -> Iterator[Bound]:
 
 
 def sessions(workshop: Workshop, _plan: Plan) -> Iterator[Bound]:
-    """Measure making, forking and keeping sessions."""
+    """Measure creating, forking and keeping sessions."""
     with serving(workshop) as server:
         first = server.create("agentdojo-workspace")
-        for name, make in (
+        for name, action in (
             ("create", lambda: server.create("agentdojo-workspace")),
             ("fork", lambda: server.client.call("fork_session", {"session_id": first})),
         ):
-            middle, cpu = _timed(server, make)
+            median, cpu = _timed(server, action)
             detail = f"{cpu:.2f} ms of CPU in the server"
-            yield Bound(f"{name} a session of 110 KB, over HTTP", middle, 2, unit=" ms", detail=detail)
+            yield Bound(f"{name} a session of 110 KB, over HTTP", median, 2, unit=" ms", detail=detail)
     for called in (False, True):
         with serving(workshop) as server:
             how = "each called once" if called else "untouched"
@@ -150,13 +150,14 @@ def sessions(workshop: Workshop, _plan: Plan) -> Iterator[Bound]:
             yield Bound(f"memory of {IDLE} idle sessions, {how}", value, 50, unit=" MB", detail=detail)
 
 
-def _timed(server: Server, make: Callable[[], object]) -> tuple[float, float]:
+def _timed(server: Server, action: Callable[[], object]) -> tuple[float, float]:
+    """Get the median duration of an action and its CPU time in the server, in milliseconds."""
     for _ in range(20):
-        make()
+        action()
     took, cpu = [], server.process.cpu_seconds()
     for _ in range(CREATED):
         began = time.perf_counter()
-        make()
+        action()
         took.append(time.perf_counter() - began)
     return statistics.median(took) * 1000, (server.process.cpu_seconds() - cpu) / CREATED * 1000
 
@@ -167,9 +168,9 @@ def _memory(server: Server, *, called: bool) -> tuple[float, str]:
         server.client.call("run_function", {"session_id": id_, **MOVE})
     before = server.process.memory_bytes()
     for _ in range(IDLE // BATCH):
-        made, _ = server.client.post([jsonrpc("create_session", {"toolpacks": ["bank"]}, n) for n in range(BATCH)])
+        created, _ = server.client.post([jsonrpc("create_session", {"toolpacks": ["bank"]}, n) for n in range(BATCH)])
         if called:
-            ids = [one["result"]["session_id"] for one in made]
+            ids = [one["result"]["session_id"] for one in created]
             server.client.post([jsonrpc("run_function", {"session_id": id_, **MOVE}, n) for n, id_ in enumerate(ids)])
     time.sleep(1)
     after = server.process.memory_bytes()
@@ -177,7 +178,7 @@ def _memory(server: Server, *, called: bool) -> tuple[float, str]:
 
 
 def start(workshop: Workshop, _plan: Plan) -> Iterator[Bound]:
-    """Measure the time from the command to the first 200 of /readyz, with the bundled toolpacks."""
+    """Measure the time from the command until /readyz answers 200, with the bundled toolpacks."""
     took = []
     for _ in range(STARTS):
         began = time.monotonic()

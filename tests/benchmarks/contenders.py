@@ -1,4 +1,7 @@
-"""Who takes part: each starts its server, and gives the cases to measure it by."""
+"""The contenders: each starts its server or loop, and yields the cases to measure.
+
+The rule: every contender adds to a counter, or to AgentDojo's environments, so that the same work is compared.
+"""
 
 import contextlib
 import functools
@@ -22,8 +25,8 @@ class Contender:
     """One server or loop.
 
     Attributes:
-        name: What the table calls it, where it can't be started.
-        cases: Starts it, and gives its cases until the block ends.
+        name: Its name in the table if it can't be started.
+        cases: Starts it and yields its cases; it is stopped when the block ends.
     """
 
     name: str
@@ -32,19 +35,19 @@ class Contender:
 
 @contextlib.contextmanager
 def bare(workshop: Workshop) -> Iterator[HttpCase]:
-    """Bare Starlette, which all others are compared with."""
+    """Bare Starlette, the reference for all others."""
     call = jsonrpc("run_function", {"session_id": "0" * 32, "function": "add", "kwargs": ONE})
     with _listening(workshop, "serve_bare") as (process, port):
         client = Client(port, "/rpc")
         requests = [request_bytes(port, "/rpc", call, ours.HEADERS)]
-        nothing = {**call, "params": {"kwargs": {"amount": 0}}}
+        add_nothing = {**call, "params": {"kwargs": {"amount": 0}}}
         yield HttpCase(
             "bare Starlette",
             process,
             port,
             requests,
             '"error":null}',
-            lambda: client.post(nothing)[0]["result"]["result"],
+            lambda: client.post(add_nothing)[0]["result"]["result"],
             note="parses and answers JSON",
         )
 
@@ -90,7 +93,7 @@ INITIALIZE = {
 def _fastmcp(mode: str, workshop: Workshop) -> Iterator[list[Case]]:
     with _listening(workshop, "serve_fastmcp", mode, requirements="fastmcp") as (process, port):
         sessions = [_mcp_session(port) if mode == "sessions" else MCP_HEADERS for _ in range(ours.SESSIONS)]
-        # Within a session no two requests on their way may have the same id.
+        # Concurrent requests of one session must have different ids.
         requests = [
             request_bytes(port, "/mcp", {**ADD_TOOL, "id": number + 10}, sessions[number % ours.SESSIONS])
             for number in range(IDS)
@@ -110,8 +113,8 @@ def _fastmcp(mode: str, workshop: Workshop) -> Iterator[list[Case]]:
 
 
 def _mcp_session(port: int) -> dict[str, str]:
-    _, told = Client(port, "/mcp", MCP_HEADERS).post(jsonrpc("initialize", INITIALIZE))
-    headers = {**MCP_HEADERS, "Mcp-Session-Id": told["mcp-session-id"]}
+    _, received = Client(port, "/mcp", MCP_HEADERS).post(jsonrpc("initialize", INITIALIZE))
+    headers = {**MCP_HEADERS, "Mcp-Session-Id": received["mcp-session-id"]}
     Client(port, "/mcp", headers).post({"jsonrpc": "2.0", "method": "notifications/initialized"})
     return headers
 
@@ -144,8 +147,8 @@ def _openenv_tool(workshop: Workshop) -> Iterator[list[Case]]:
             return jsonrpc("tools/call", arguments)
 
         def counted() -> int:
-            told = [client.post(call(session_id, 0))[0]["result"] for session_id in ids]
-            return sum(one["data"] for one in told)
+            results = [client.post(call(session_id, 0))[0]["result"] for session_id in ids]
+            return sum(result["data"] for result in results)
 
         requests = [request_bytes(port, "/mcp", call(session_id, 1)) for session_id in ids]
         note = f"8 sessions; {ASYNC}"
@@ -165,7 +168,7 @@ def _fastapi_jsonrpc(workshop: Workshop) -> Iterator[list[Case]]:
 @contextlib.contextmanager
 def _agentdojo(size: str, workshop: Workshop) -> Iterator[list[Case]]:
     suite, function, kwargs = ours.AGENTDOJO[size]
-    with workshop.run("loop_agentdojo", suite, function, json.dumps(kwargs), talking=True) as process:
+    with workshop.run("loop_agentdojo", suite, function, json.dumps(kwargs), piped=True) as process:
         if process.popen.stdout is not None:
             process.popen.stdout.readline()
         yield [LoopCase(f"AgentDojo in-process, {size}", process, f"no HTTP: one loop, a deep copy per call; {suite}")]

@@ -1,9 +1,9 @@
--- Sends whole requests from a file in turn, looks at every answer, and tells what came of it as a line of JSON
--- and an example of a wrong one.
+-- Sends complete requests from a file in turn, checks every answer, and prints the results as a line of JSON, and an
+-- example of a wrong answer.
 --
 --     wrk … -s load.lua URL -- FILE TEXT
 --
--- FILE holds requests, each ended by a NUL byte; TEXT stands in every right answer.
+-- FILE has requests separated by NUL bytes; every correct answer contains TEXT.
 
 local requests = {}
 local expected

@@ -1,7 +1,7 @@
-"""Load, and what came of it: `wrk` for whatever listens on a port, and a look at the state before and after.
+"""Load and its results: `wrk` sends requests, and the server's state is read before and after.
 
-The rule: every answer is looked at, and the state must show as many calls as were answered; `wrk` stops in the middle,
-so that up to one call per connection may be done whose answer it didn't wait for.
+The rule: every answer is checked, and the state must show as many calls as were answered. `wrk` stops without waiting
+for the last answers, so up to one more call per connection may be done.
 """
 
 import json
@@ -17,7 +17,7 @@ from tests.benchmarks.processes import Process, UnavailableError
 
 SCRIPT = Path(__file__).with_name("load.lua")
 SETTLE_SECONDS = 0.3
-BUSY = 0.75  # of the time, at least, a connection waits for an answer
+BUSY = 0.75  # the least share of the time that a connection must be waiting for an answer
 
 
 def find_wrk() -> str:
@@ -29,7 +29,7 @@ def find_wrk() -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one run of load showed."""
+    """The results of one run."""
 
     answered: int
     seconds: float
@@ -52,14 +52,14 @@ class HttpCase:
     """A kind of call to one server.
 
     Attributes:
-        name: What the table calls it.
+        name: Its name in the table.
         process: The server.
-        port: Where it listens.
-        requests: Whole requests, sent in turn.
-        expected: What stands in every right answer.
+        port: The server's port.
+        requests: Complete requests, sent in turn.
+        expected: A text that every correct answer contains.
         counted: Gets the number of calls that the server's state shows.
-        connections: How many send at once.
-        note: What a reader of the table has to know.
+        connections: The number of concurrent connections.
+        note: A remark for readers of the table.
     """
 
     name: str
@@ -73,20 +73,20 @@ class HttpCase:
 
     def measure(self, seconds: int) -> Sample:
         before, cpu = self.counted(), self.process.cpu_seconds()
-        told, example = self._drive(seconds)
-        time.sleep(SETTLE_SECONDS)  # what wrk left behind comes to its end, and its CPU time counts too
+        counts, example = self._drive(seconds)
+        time.sleep(SETTLE_SECONDS)  # for calls whose answers wrk didn't wait for; their CPU time counts too
         cpu = self.process.cpu_seconds() - cpu
         done = self.counted() - before
         problems = []
-        if told["wrong"]:
-            problems.append(f"{told['wrong']} wrong answers, like {example}")
-        if told["broken"]:
-            problems.append(f"{told['broken']} broken connections or timeouts")
-        if told["answered"] * told["mean_ms"] / 1000 < BUSY * told["seconds"] * self.connections:
-            problems.append("some connections stood still")
-        if not told["answered"] <= done <= told["answered"] + self.connections:
-            problems.append(f"{told['answered']} calls were answered, but the state shows {done}")
-        return Sample(told["answered"], told["seconds"], told["p50_ms"], told["p99_ms"], cpu, problems)
+        if counts["wrong"]:
+            problems.append(f"{counts['wrong']} wrong answers, like {example}")
+        if counts["broken"]:
+            problems.append(f"{counts['broken']} broken connections or timeouts")
+        if counts["answered"] * counts["mean_ms"] / 1000 < BUSY * counts["seconds"] * self.connections:
+            problems.append("some connections were idle")
+        if not counts["answered"] <= done <= counts["answered"] + self.connections:
+            problems.append(f"{counts['answered']} calls were answered, but the state shows {done}")
+        return Sample(counts["answered"], counts["seconds"], counts["p50_ms"], counts["p99_ms"], cpu, problems)
 
     def _drive(self, seconds: int) -> tuple[dict[str, float], str]:
         with tempfile.NamedTemporaryFile(suffix=".requests") as file:
@@ -104,7 +104,7 @@ class HttpCase:
 
 @dataclass(frozen=True)
 class LoopCase:
-    """A loop in a process of its own, which measures itself; no HTTP, one call at a time."""
+    """A loop in its own process, which measures itself; no HTTP, one call at a time."""
 
     name: str
     process: Process
@@ -118,10 +118,10 @@ class LoopCase:
         stdin.flush()
         line = stdout.readline()
         if not line:
-            raise UnavailableError(f"the loop ended: {self.process.told()}")
-        told = json.loads(line)
-        failed = told.pop("failed")
-        return Sample(**told, problems=[f"{failed} calls failed"] if failed else [])
+            raise UnavailableError(f"the loop ended: {self.process.output()}")
+        figures = json.loads(line)
+        failed = figures.pop("failed")
+        return Sample(**figures, problems=[f"{failed} calls failed"] if failed else [])
 
 
 Case = HttpCase | LoopCase

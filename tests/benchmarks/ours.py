@@ -1,4 +1,4 @@
-"""Toolpack Server as it is shipped: tokens, limits, records, metrics and the call log are on."""
+"""Toolpack Server with its defaults (limits, records, metrics and the call log are on), and with a token."""
 
 import contextlib
 import shutil
@@ -15,7 +15,7 @@ TOKEN = "a-token-for-this-benchmark"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 SESSIONS = 8
 
-# AgentDojo's environments, by size as JSON, each with a call that changes it without making it grow.
+# AgentDojo's environments, by the size of their JSON, each with a call that changes it but not its size.
 AGENTDOJO = {
     "2 KB": ("banking", "update_password", {"password": "correct horse battery staple"}),
     "20 KB": (
@@ -47,8 +47,8 @@ class Server:
         return Client(self.port, "/rpc", HEADERS)
 
     def create(self, toolpack: str, options: Mapping[str, Any] | None = None) -> str:
-        made = self.client.call("create_session", {"toolpacks": [toolpack], "options": {toolpack: dict(options or {})}})
-        return made["session_id"]
+        params = {"toolpacks": [toolpack], "options": {toolpack: dict(options or {})}}
+        return self.client.call("create_session", params)["session_id"]
 
     def case(
         self,
@@ -62,14 +62,14 @@ class Server:
         connections: int = 8,
         note: str = "",
     ) -> HttpCase:
-        """Make new sessions and the case that calls a function in them, in turn."""
+        """Create sessions, and a case that calls a function in each in turn."""
         ids = [self.create(toolpack, options) for _ in range(sessions)]
         calls = [{"session_id": id_, "function": function, "kwargs": dict(kwargs or {})} for id_ in ids]
         requests = [request_bytes(self.port, "/rpc", jsonrpc("run_function", call), HEADERS) for call in calls]
         for call in calls:
-            told = self.client.call("run_function", call)
-            if told["error"] is not None:
-                raise UnavailableError(f"{function}: {told['error']}")
+            envelope = self.client.call("run_function", call)
+            if envelope["error"] is not None:
+                raise UnavailableError(f"{function}: {envelope['error']}")
         seen = dict.fromkeys(ids, 0)
 
         def counted() -> int:
@@ -80,7 +80,7 @@ class Server:
         return HttpCase(name, self.process, self.port, requests, '"error":null}', counted, connections, note)
 
     def _recorded(self, session_id: str, at_least: int) -> int:
-        """Count a session's records: they are numbered from 0 without gaps, so the number of the last one tells."""
+        """Count a session's records by a binary search for the last index; indices start at 0 and have no gaps."""
         low, high = at_least, at_least + 1024
         while self._has_record(session_id, high):
             low, high = high, high * 2
@@ -103,10 +103,10 @@ def serving(
     """Serve until the block ends.
 
     Args:
-        workshop: Where.
+        workshop: The workshop.
         store: `memory:`, `sqlite:` or `redis:`.
-        bundled: Serve the bundled toolpacks instead of those that calls are made to.
-        wait: Until it is ready.
+        bundled: Serve the bundled toolpacks instead of the benchmark's.
+        wait: Wait until the server is ready.
     """
     with contextlib.ExitStack() as stack:
         data = workshop.folder / "data"

@@ -1,7 +1,7 @@
-"""Processes that the benchmark starts: how they end, and what they take.
+"""Processes that the benchmark starts: their output, end, CPU time and memory.
 
-The rule: each is the head of a process group of its own and is stopped by its id, however the benchmark ends; what it
-takes is read for it and all its descendants.
+The rule: each leads its own process group and is stopped by its id, however the benchmark ends. CPU time and memory
+include all descendants.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 TICKS = os.sysconf("SC_CLK_TCK")
 POLL_SECONDS = 0.005
 STOP_SECONDS = 15.0
-TOLD = 1500
+OUTPUT_CHARACTERS = 1500
 
 
 class UnavailableError(Exception):
@@ -33,22 +33,22 @@ class Process:
     """A running process.
 
     Args:
-        command: What to run.
-        log: Where its standard error goes; standard output too, unless it is `talking`.
-        environment: Its whole environment; default: this process's.
-        talking: Its standard input and output are pipes of text.
+        command: The command to run.
+        log: The file for its standard error, and for its standard output unless `piped`.
+        environment: All its environment variables; default: this process's.
+        piped: Its standard input and output are text pipes.
     """
 
     def __init__(
-        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, *, talking: bool = False
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, *, piped: bool = False
     ) -> None:
         self._log = log
         with log.open("ab") as file:
             self.popen = subprocess.Popen(
                 command,
                 env=environment,
-                stdin=subprocess.PIPE if talking else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if talking else file,
+                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else file,
                 stderr=file,
                 text=True,
                 process_group=0,
@@ -58,14 +58,14 @@ class Process:
         deadline = time.monotonic() + seconds
         while not condition():
             if self.popen.poll() is not None:
-                raise UnavailableError(f"it ended with {self.popen.returncode}: {self.told()}")
+                raise UnavailableError(f"it ended with {self.popen.returncode}: {self.output()}")
             if time.monotonic() > deadline:
-                raise UnavailableError(f"it was not ready within {seconds:g} s: {self.told()}")
+                raise UnavailableError(f"it was not ready within {seconds:g} s: {self.output()}")
             time.sleep(POLL_SECONDS)
 
-    def told(self) -> str:
-        """Get the last of what it wrote."""
-        return self._log.read_text(errors="replace")[-TOLD:].strip()
+    def output(self) -> str:
+        """Get the end of its log."""
+        return self._log.read_text(errors="replace")[-OUTPUT_CHARACTERS:].strip()
 
     def stop(self) -> None:
         if self.popen.poll() is None:
@@ -80,13 +80,13 @@ class Process:
         return sum(map(_cpu_seconds, _tree(self.popen.pid)))
 
     def memory_bytes(self) -> int:
-        """Get its proportional share of memory, which counts what processes share once."""
+        """Get its proportional set size (PSS), in which shared memory counts once."""
         return sum(map(_memory_bytes, _tree(self.popen.pid)))
 
 
 @contextlib.contextmanager
 def started(*args, **kwargs) -> Iterator[Process]:
-    """Run a process until the block ends; see `Process` for what it takes."""
+    """Run a process until the block ends; see `Process` for the arguments."""
     process = Process(*args, **kwargs)
     try:
         yield process

@@ -1,4 +1,4 @@
-"""What the benchmark tells: tables of text, JSON, and a plot."""
+"""The benchmark's report: text tables, JSON, and a plot."""
 
 import json
 import os
@@ -20,7 +20,7 @@ HEAD = ("", "requests/s", "p50 ms", "p99 ms", "CPU µs", "of bare", "")
 
 
 def context(variant: str, plan: Plan) -> dict[str, Any]:
-    """Say when, on what and how this was measured."""
+    """Describe the conditions of the measurement: date, machine, versions and settings."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "variant": variant,
@@ -35,7 +35,7 @@ def context(variant: str, plan: Plan) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Write the rows as a Markdown table."""
+    """Get the rows as a Markdown table."""
     lines = [HEAD, ("---", *("---:",) * 5, "---")]
     for row in rows:
         if row.unavailable:
@@ -49,7 +49,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def bounds_table(bounds: Sequence[Bound]) -> str:
-    """Write the bounds as a Markdown table."""
+    """Get the bounds as a Markdown table."""
     lines = [("", "measured", "bound", "", ""), ("---", "---:", "---:", "---", "---")]
     for bound in bounds:
         sign = "≥" if bound.at_least else "≤"
@@ -73,20 +73,20 @@ def _aligned(lines: Sequence[Sequence[str]], left: set[int]) -> str:
 def write(folder: Path, about: dict[str, Any], rows: Sequence[Row], bounds: Sequence[Bound]) -> list[Path]:
     """Write the figures as JSON, and the ratios as a plot."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = {**about, "rows": [asdict(row) for row in rows], "bounds": [asdict(b) | {"met": b.met} for b in bounds]}
+    document = {**about, "rows": [asdict(row) for row in rows], "bounds": [asdict(b) | {"met": b.met} for b in bounds]}
     written = [folder / f"benchmark-{about['variant']}.json", folder / f"benchmark-{about['variant']}.svg"]
-    written[0].write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    written[0].write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     written[1].write_text(plot(about, rows), encoding="utf-8")
     return written
 
 
 LABELS, WIDTH, LINE, TOP = 300, 480, 22, 56
-CUT = 1.02  # a bar that would be longer ends here, with an arrow
+MAX_RATIO = 1.02  # longer bars are cut off here
 OURS, BARE, OTHERS = "#2563eb", "#64748b", "#d97706"
 
 
 def plot(about: dict[str, Any], rows: Sequence[Row]) -> str:
-    """Draw the ratios to bare Starlette as bars; a loop without HTTP may leave the picture and then says so."""
+    """Draw the ratios to bare Starlette as bars; a bar that is too long is cut off, with an arrow."""
     shown = [row for row in rows if not row.unavailable]
     height = TOP + LINE * len(shown) + 16
     title = f"Calls per second, compared with bare Starlette ({about['variant']}, {about['date']})"
@@ -103,9 +103,9 @@ def plot(about: dict[str, Any], rows: Sequence[Row]) -> str:
     for number, row in enumerate(shown):
         y = TOP + LINE * number
         colour = OURS if row.name.startswith("ours") else BARE if row.name.startswith("bare") else OTHERS
-        length = WIDTH * min(row.ratio, CUT)
-        beyond = " →" if row.ratio > CUT else ""
+        length = WIDTH * min(row.ratio, MAX_RATIO)
+        arrow = " →" if row.ratio > MAX_RATIO else ""
         parts.append(f'<text x="{LABELS - 8}" y="{y + 13}" text-anchor="end">{escape(row.name)}</text>')
         parts.append(f'<rect x="{LABELS}" y="{y + 2}" width="{length:.1f}" height="{LINE - 7}" fill="{colour}"/>')
-        parts.append(f'<text x="{LABELS + length + 6:.1f}" y="{y + 13}">{row.ratio:.2f}{beyond}</text>')
+        parts.append(f'<text x="{LABELS + length + 6:.1f}" y="{y + 13}">{row.ratio:.2f}{arrow}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -1,6 +1,6 @@
-"""Measuring in turns with bare Starlette, so that whatever else the machine does meets both.
+"""Measuring each case alternately with bare Starlette, so that other load on the machine affects both.
 
-The rule: each run of a case stands between two runs of bare Starlette and is compared with their mean; a row is the
+The rule: each run of a case comes between two runs of bare Starlette and is compared with their mean; a row is the
 median of its runs.
 """
 
@@ -22,15 +22,15 @@ class Row:
 
     Attributes:
         name: The case.
-        note: What a reader has to know about it.
-        per_second: Answered calls.
-        p50_ms: Half of them were answered within this time.
-        p99_ms: And 99 of 100 within this.
-        cpu_us: Processor time of the server for a call.
-        ratio: Answered calls, compared with bare Starlette's right before and after.
-        ratios: The same of each run.
-        problems: What was wrong: answers, or a state that doesn't match them.
-        unavailable: Why there are no figures.
+        note: A remark for readers.
+        per_second: Answered calls per second.
+        p50_ms: The median latency.
+        p99_ms: The 99th percentile of the latency.
+        cpu_us: The server's CPU time per call.
+        ratio: Calls per second, divided by bare Starlette's directly before and after.
+        ratios: The ratio of each run.
+        problems: Wrong answers, or a state that doesn't match them.
+        unavailable: Why the case couldn't be measured; None if it was.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """How often, and for how many seconds."""
+    """The number of runs of each case, and the seconds of each run."""
 
     rounds: int
     seconds: int
@@ -58,7 +58,7 @@ class Plan:
 
 
 def compare(workshop: Workshop, bare: HttpCase, plan: Plan, only: Sequence[str]) -> list[Row]:
-    """Measure all contenders whose names contain one of these words, or all."""
+    """Measure the contenders whose names contain one of these words; without words, all."""
     bare.measure(1)  # warm
     rows, seen = [], [bare.measure(plan.bare_seconds)]
     for contender in CONTENDERS:
@@ -95,7 +95,7 @@ def _case(case: Case, plan: Plan, bare: HttpCase, seen: list[Sample]) -> Row:
 
 
 def row(case: Case, samples: Sequence[Sample], ratios: Sequence[float]) -> Row:
-    """Sum up what was measured of a case."""
+    """Summarise the samples of a case."""
 
     def median(read: Callable[[Sample], float]) -> float:
         return statistics.median(map(read, samples))

@@ -1,4 +1,4 @@
-"""HTTP as the benchmark sends it: whole requests as bytes for `wrk`, and a small client for all around it."""
+"""HTTP for the benchmark: complete requests as bytes for `wrk`, and a small client for set-up and checks."""
 
 import http.client
 import json
@@ -12,8 +12,8 @@ IDLE_SECONDS = 1.0  # a server may close a connection that is idle for longer
 
 def request_bytes(port: int, path: str, body: Any, headers: Mapping[str, str] | None = None) -> bytes:
     text = json.dumps(body, separators=(",", ":"))
-    given = {"Host": f"127.0.0.1:{port}", "Content-Type": JSON, "Content-Length": len(text), **(headers or {})}
-    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
+    fields = {"Host": f"127.0.0.1:{port}", "Content-Type": JSON, "Content-Length": len(text), **(headers or {})}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join([*lines, "", text]).encode()
 
 
@@ -22,12 +22,12 @@ def jsonrpc(method: str, params: Any, request_id: int = 1) -> dict[str, Any]:
 
 
 class Client:
-    """One connection that is kept open.
+    """A client with one persistent connection.
 
     Args:
-        port: Where the server listens.
-        path: What is posted to.
-        headers: What each request carries.
+        port: The server's port.
+        path: The path of every request.
+        headers: Headers of every request.
     """
 
     def __init__(self, port: int, path: str, headers: Mapping[str, str] | None = None) -> None:
@@ -57,7 +57,7 @@ class Client:
 
 
 def status(port: int, path: str) -> int | None:
-    """Get the HTTP status of a path; None where nobody answers."""
+    """Get the HTTP status of a path; None if there is no answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     try:
         connection.request("GET", path)

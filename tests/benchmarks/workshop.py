@@ -1,7 +1,7 @@
-"""Where the benchmark works: its folder, the variant, and the virtual environments of the other contenders.
+"""How contenders are started: the folder, the variant, and the virtual environments of the other contenders.
 
-The rule: ours and bare Starlette run with the packages of whoever starts the benchmark, the others with pinned ones of
-their own, which are installed once into the cache; nothing is installed into the project's environment.
+The rule: ours and bare Starlette run with this process's packages. Each other contender has a virtual environment with
+pinned packages in the cache, installed once; nothing is installed into the project's environment.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ INSTALL_SECONDS = 900
 
 @dataclass(frozen=True)
 class Workshop:
-    """Where and how contenders are started.
+    """Starts contenders.
 
     Attributes:
-        folder: For logs and data; removed in the end.
-        cache: For virtual environments; kept.
+        folder: A folder for logs and data; removed at the end.
+        cache: A folder for virtual environments; kept.
         variant: `plain` is asyncio and h11, `fast` is uvloop and httptools.
     """
 
@@ -43,34 +43,34 @@ class Workshop:
         *arguments: object,
         requirements: str | None = None,
         environment: Mapping[str, str] | None = None,
-        talking: bool = False,
+        piped: bool = False,
     ) -> AbstractContextManager[Process]:
         """Run a Python module in the chosen variant until the block ends.
 
         Args:
             module: The module.
             arguments: Its arguments.
-            requirements: What it needs, by the name of a file; default: what this process has.
-            environment: Variables beside this process's own, which come without settings of the server.
-            talking: Its standard input and output are pipes.
+            requirements: The name of its requirements file; default: this process's packages.
+            environment: Variables besides this process's, of which those of the server's settings are left out.
+            piped: Its standard input and output are pipes.
         """
         python = self.python(requirements) if requirements else sys.executable
-        own = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
         command = [python, str(APPS / "launch.py"), self.variant, module, *map(str, arguments)]
         log = self.folder / f"{module}.log"
         log.unlink(missing_ok=True)
-        return started(command, log, own | dict(environment or {}), talking=talking)
+        return started(command, log, inherited | dict(environment or {}), piped=piped)
 
     def python(self, requirements: str) -> str:
-        """Get the interpreter of a virtual environment with these requirements, made if it isn't there."""
-        wanted = HERE / "requirements" / f"{requirements}.txt"
-        digest = hashlib.sha256(wanted.read_bytes()).hexdigest()[:12]
+        """Get the interpreter of the virtual environment with these requirements; create it if necessary."""
+        file = HERE / "requirements" / f"{requirements}.txt"
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
         place = self.cache / f"{requirements}-{digest}"
         python, complete = place / "bin" / "python", place / "complete"
         if not complete.exists():
             print(f"Installing {requirements} into {place} …", file=sys.stderr, flush=True)
             venv.create(place, with_pip=True, clear=True)
-            _check([python, "-m", "pip", "install", "--quiet", "-r", wanted])
+            _check([python, "-m", "pip", "install", "--quiet", "-r", file])
             complete.touch()
         return str(python)
 

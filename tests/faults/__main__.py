@@ -1,8 +1,8 @@
-"""The fault test: clients on one side, faults on the other, and at the end every session is checked.
+"""The fault test: clients call functions while faults are injected; at the end every session is checked.
 
     python -m tests.faults --seconds 60 --store sqlite --store redis
 
-Exit status 1 says that a promise was broken; the details are printed.
+Exit status 1 means that a guarantee was violated; the details are printed.
 """
 
 import random
@@ -19,21 +19,21 @@ from tests.faults.clients import Clients, Connection
 from tests.faults.faults import Faults
 from tests.faults.world import World
 
-SHOWN = 5
+MAX_PRINTED = 5
 
 
 @click.command()
-@click.option("--seconds", default=60.0, show_default=True, help="How long, for each store.")
+@click.option("--seconds", default=60.0, show_default=True, help="Duration, for each store.")
 @click.option("--store", "stores", multiple=True, type=click.Choice(["sqlite", "redis"]), help="Default: both.")
 @click.option("--workers", default=2, show_default=True, help="Worker processes of each server.")
 @click.option("--clients", default=12, show_default=True, help="Client threads.")
-@click.option("--sessions", default=8, show_default=True, help="Sessions to begin with; forks come on top.")
-@click.option("--seed", type=int, help="Makes clients and faults choose as before; what that leads to may differ.")
+@click.option("--sessions", default=8, show_default=True, help="Sessions at the start; forks are added.")
+@click.option("--seed", type=int, help="Repeats the choices of clients and faults; their timing may differ.")
 @click.option("--calm", is_flag=True, help="Inject no faults.")
 @click.option("--logs", is_flag=True, help="Show the servers' logs.")
 def main(seconds, stores, workers, clients, sessions, seed, calm, logs):
-    """Break a running server in many ways, and check that it kept its promises."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # everything is stopped then too
+    """Inject faults into a running server, and check that it keeps its guarantees."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the processes are stopped then too
     seed = random.randrange(2**32) if seed is None else seed
     click.echo(f"seed {seed}")
     broken = False
@@ -44,7 +44,7 @@ def main(seconds, stores, workers, clients, sessions, seed, calm, logs):
 
 
 def run(store, folder, seconds, workers, clients, sessions, seed, calm, logs):
-    """Test one store, print what came of it, and say whether a promise was broken."""
+    """Test one store, print a report, and return whether a guarantee was violated."""
     world = World(store, folder, workers)
     faults = Faults(world, seed)
     try:
@@ -64,7 +64,7 @@ def run(store, folder, seconds, workers, clients, sessions, seed, calm, logs):
         )
         connection.close()
     finally:
-        faults.stop()  # a fault that is on its way starts servers
+        faults.stop()  # a running fault may still start servers
         world.end()
         if logs:
             for path in sorted(Path(folder).glob("*.log")):
@@ -73,7 +73,7 @@ def run(store, folder, seconds, workers, clients, sessions, seed, calm, logs):
 
 
 def report(store, crowd, faults, problems, seconds):
-    """Print what was done, and what was wrong; say whether anything was."""
+    """Print what was done and every violation; return whether there was one."""
     calls = [call for session in crowd.sessions.values() for call in session.calls]
     answered = [call for call in calls if call.envelope is not None]
     click.echo(
@@ -85,15 +85,15 @@ def report(store, crowd, faults, problems, seconds):
     click.echo(f"{store}: {sum(faults.injected.values())} faults: {kinds or 'none'}")
     click.echo(f"{store}: longest wait after a kill of a lease's holder: {max(faults.waits, default=0):.1f} s")
     for sentence, times in crowd.overloaded.most_common():
-        click.echo(f"{store}: told {times} times: {sentence}")
-    wrong = {"clients": crowd.surprises, "processes": faults.violations} | problems
-    for where, found in wrong.items():
-        for problem in found[:SHOWN]:
+        click.echo(f"{store}: answered {times} times: {sentence}")
+    violations = {"clients": crowd.surprises, "processes": faults.violations} | problems
+    for where, found in violations.items():
+        for problem in found[:MAX_PRINTED]:
             click.echo(f"{store}: VIOLATION in {where}: {problem}")
-        if len(found) > SHOWN:
-            click.echo(f"{store}: … and {len(found) - SHOWN} more in {where}")
-    failed = sum(bool(found) for found in wrong.values())
-    click.echo(f"{store}: {len(wrong) - failed} passed, {failed} failed (sessions, clients, processes)")
+        if len(found) > MAX_PRINTED:
+            click.echo(f"{store}: … and {len(found) - MAX_PRINTED} more in {where}")
+    failed = sum(bool(found) for found in violations.values())
+    click.echo(f"{store}: {len(violations) - failed} passed, {failed} failed (sessions, clients, processes)")
     return failed > 0
 
 

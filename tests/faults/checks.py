@@ -1,10 +1,11 @@
-"""The checks at the end: what the servers say of each session against what the clients know, and against a replay.
+"""The checks at the end: the servers' data of each session is compared with the clients' records and with a replay.
 
-The rule: a replay runs the trace in this process, on plain objects, with nothing of the server but the functions
-runtime; so what it comes to owes nothing to snapshots, caches or stores.
+The rule: a replay runs the trace in this process, on plain objects, with only the server's functions runtime. Its
+result therefore doesn't depend on snapshots, caches or stores.
 """
 
 import copy
+import functools
 import importlib
 import json
 from collections import Counter
@@ -29,7 +30,7 @@ class Replay:
         self.versions = [start]
 
     def run(self, record, problems):
-        """Run one record of the trace, and say where it says something else."""
+        """Run one record of the trace, and report where the result differs from it."""
         where = f"record {record['index']}"
         if record["kind"] == "reset":
             self.versions.append(copy.deepcopy(self.versions[record["to_version"]]))
@@ -38,8 +39,8 @@ class Replay:
                 problems.append(f"{where}: {record['error']}")
         else:
             environment = copy.deepcopy(self.versions[-1])
-            hurry = {"seconds": 0} if "seconds" in record["kwargs"] else {}
-            kwargs = nested_calls({**record["kwargs"], **hurry})
+            no_delay = {"seconds": 0} if "seconds" in record["kwargs"] else {}
+            kwargs = nested_calls({**record["kwargs"], **no_delay})
             result, error = _runtime().run_function(environment, record["function"], kwargs)
             result = json.loads(to_json(result))
             if (result, error) != (record["result"], record["error"]):
@@ -47,21 +48,17 @@ class Replay:
             if error is None and record["function"] != "read":
                 self.versions.append(environment)
         if record["version"] != len(self.versions) - 1:
-            problems.append(f"{where}: version {record['version']}, the trace comes to {len(self.versions) - 1}")
+            problems.append(f"{where}: version {record['version']}, but a replay has {len(self.versions) - 1}")
 
 
-_made = []
-
-
+@functools.cache
 def _runtime():
-    if not _made:
-        functions = load_catalog((PACKS,)).functions(["ledger", "tally"])
-        _made.append(FunctionsRuntime([function.function for function in functions.values()]))
-    return _made[0]
+    functions = load_catalog((PACKS,)).functions(["ledger", "tally"])
+    return FunctionsRuntime([function.function for function in functions.values()])
 
 
 def initial_environment():
-    """Make what a session starts with."""
+    """Build the environment that a session starts with."""
     _runtime()
     pack = importlib.import_module("toolpacks.fault_ledger")
 
@@ -72,8 +69,8 @@ def initial_environment():
     return Environment(ledger=pack.Ledger(), tally=pack.Tally())
 
 
-def as_told(environment):
-    """Write an environment as `get_environment` does."""
+def as_json(environment):
+    """Get an environment as JSON, as `get_environment` returns it."""
     return {name: {name: value} for name, value in json.loads(to_json(environment)).items()}
 
 
@@ -81,7 +78,7 @@ def check_all(send, sessions):
     """Check all sessions, parents first, and get the problems of each, by session id."""
     problems, replays = {}, {}
     initial = initial_environment()
-    for session in sessions.values():  # forks stand behind what they were forked from
+    for session in sessions.values():  # forks come after their parents
         start = initial
         if session.parent is not None:
             parent, version = session.parent
@@ -104,14 +101,14 @@ def _check(send, session, replay, problems):
     for record in trace:
         replay.run(record, problems)
     versions = replay.versions
-    told = send("get_session", {"session_id": session.id})["version"]
-    if told != len(versions) - 1:
-        problems.append(f"the session is at version {told}, its trace comes to {len(versions) - 1}")
+    version = send("get_session", {"session_id": session.id})["version"]
+    if version != len(versions) - 1:
+        problems.append(f"the session is at version {version}, but a replay of its trace at {len(versions) - 1}")
     environment = send("get_environment", {"session_id": session.id})
-    if environment != as_told(versions[-1]):
-        problems.append(f"the environment is {environment}, its trace gives {as_told(versions[-1])}")
+    if environment != as_json(versions[-1]):
+        problems.append(f"the environment is {environment}, but a replay of its trace gives {as_json(versions[-1])}")
     for version, seen in session.views:
-        if version >= len(versions) or seen != as_told(versions[version]):
+        if version >= len(versions) or seen != as_json(versions[version]):
             problems.append(f"version {version} was read as {seen}")
     _check_calls(session, trace, problems)
     _check_resets(session, trace, problems)
@@ -138,11 +135,11 @@ def _check_calls(session, trace, problems):
         if call.envelope is None:
             continue
         if call.envelope != {"result": record["result"], "error": record["error"]}:
-            problems.append(f"{call} was acknowledged otherwise than recorded: {record}")
+            problems.append(f"{call} was answered differently from its record: {record}")
         if record["index"] < last.get(call.client, -1):
-            problems.append(f"{call} was sent after the client's call before it was answered, but recorded before it")
+            problems.append(f"{call} was sent after the answer to the client's previous call, but recorded before it")
         last[call.client] = record["index"]
-    problems += [f"nobody ever sent {record}" for record in recorded.values()]
+    problems += [f"no client sent {record}" for record in recorded.values()]
 
 
 def _key(call_id, function, kwargs):
@@ -153,7 +150,7 @@ def _check_resets(session, trace, problems):
     unexplained = [record for record in trace if record["kind"] == "reset"]
     for to_version, version in session.resets:
         if version is not None:
-            # The answer tells the version when it was written, which calls may have moved on since.
+            # The answer has the version when it was written; calls may have added more since the reset.
             matching = [r for r in unexplained if r["to_version"] == to_version and r["version"] <= version]
             if not matching:
                 problems.append(f"the reset to version {to_version} was acknowledged and is not in the trace")

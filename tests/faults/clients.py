@@ -1,6 +1,6 @@
-"""The clients: threads that call functions, send again what was not answered, and write down all that they were told.
+"""The clients: threads that call functions, retry those without an answer, and record every answer.
 
-The rule: a client claims nothing about the servers. What it sent and what came back is all that the checks have.
+The rule: a client assumes nothing about the servers. The checks use only what it sent and what was answered.
 """
 
 import http.client
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 ANSWER_SECONDS = 20.0
 PATIENCE_SECONDS = 60.0
-AGAIN_SECONDS = 0.05
-MOST_SESSIONS = 48
+RETRY_PAUSE_SECONDS = 0.05
+MAX_SESSIONS = 48
 OVERLOADED, VERSION_CONFLICT, NOT_RETAINED = -32006, -32005, -32011
 
 
@@ -25,8 +25,8 @@ class Call:
     """A call as its client knows it.
 
     Attributes:
-        envelope: What was answered; None if the client never learnt it.
-        refused: The client was told that nothing has changed.
+        envelope: The answer; None if the client never got one.
+        refused: The server answered that nothing has changed.
     """
 
     client: int
@@ -40,13 +40,13 @@ class Call:
 
 
 @dataclass
-class Known:
-    """A session, and what the clients know of it.
+class KnownSession:
+    """A session, and what the clients know about it.
 
     Attributes:
         parent: The session that it was forked from, and the version.
         views: Environments that were read: version, JSON.
-        resets: Versions that resets went to, in no order; with the version that came of it, None where unknown.
+        resets: For each reset, in no order, the version it restored and the new version, None if unknown.
     """
 
     id: str
@@ -58,17 +58,17 @@ class Known:
 
 
 class UnknownError(Exception):
-    """No answer came that says what has happened."""
+    """No answer came, so the outcome of the request is unknown."""
 
 
 class RefusedError(Exception):
-    """A JSON-RPC error came."""
+    """The server answered with a JSON-RPC error."""
 
     def __init__(self, error):
         super().__init__(f"{error['code']}: {error['message']} {error.get('data')}")
         self.code = error["code"]
         self.message = error["message"]
-        # Where the outcome of a commit is unknown, a server says so, and can't say this.
+        # If the outcome of a commit is unknown, the server's message doesn't say this.
         self.nothing_changed = self.code != OVERLOADED or "nothing was changed" in error["message"]
 
 
@@ -76,7 +76,7 @@ class Connection:
     """Sends JSON-RPC requests to some servers, on one connection at a time.
 
     Attributes:
-        overloaded: How often which sentence came with the code that asks to send the request again.
+        overloaded: How often each message came with code -32006, which asks to retry.
     """
 
     def __init__(self, ports, rng):
@@ -102,13 +102,13 @@ class Connection:
         if reply.status == 503:
             self.close()
             raise UnknownError("503")
-        told = json.loads(text)
-        if "error" in told:
-            raise RefusedError(told["error"])
-        return told["result"]
+        response = json.loads(text)
+        if "error" in response:
+            raise RefusedError(response["error"])
+        return response["result"]
 
     def insist(self, method, params, until, path="/rpc", first_seconds=ANSWER_SECONDS):
-        """Send a request, and again until there is an answer that says what has happened."""
+        """Send a request, with retries until an answer says what its outcome is."""
         seconds = first_seconds
         while True:
             try:
@@ -123,9 +123,9 @@ class Connection:
                 if time.monotonic() > until:
                     raise UnknownError(str(refused)) from refused
                 if self._rng.random() < 0.5:
-                    self.close()  # to come to another worker, perhaps
+                    self.close()  # a new connection may reach another worker
             seconds = ANSWER_SECONDS
-            time.sleep(AGAIN_SECONDS)
+            time.sleep(RETRY_PAUSE_SECONDS)
 
     def close(self):
         if self._connection is not None:
@@ -139,7 +139,7 @@ class Clients:
     Attributes:
         sessions: The sessions, by id.
         surprises: Answers that should never come.
-        counts: What was done how often.
+        counts: How often each action was done.
         overloaded: See `Connection`.
     """
 
@@ -150,7 +150,7 @@ class Clients:
         self.overloaded = Counter()
         self._ports = ports
         self._stopped = threading.Event()
-        self._give_up = float("inf")
+        self._retry_until = float("inf")
         self._entries = itertools.count()
         connection = Connection(ports, random.Random(seed))
         for _ in range(sessions):
@@ -166,16 +166,16 @@ class Clients:
             thread.start()
 
     def stop(self):
-        """Begin nothing new, and wait for what is on its way."""
-        self._give_up = time.monotonic() + PATIENCE_SECONDS
+        """Send no new requests, and wait for the running ones."""
+        self._retry_until = time.monotonic() + PATIENCE_SECONDS
         self._stopped.set()
         for thread in self._threads:
             thread.join(PATIENCE_SECONDS + 2 * ANSWER_SECONDS)
             if thread.is_alive():
-                self.surprises.append("a client never got to an end")
+                self.surprises.append("a client did not finish")
 
-    def _add(self, told, parent=None):
-        known = Known(told["session_id"], told["agent_path"], parent)
+    def _add(self, session, parent=None):
+        known = KnownSession(session["session_id"], session["agent_path"], parent)
         self.sessions[known.id] = known
 
     def _run(self, number, rng):
@@ -199,7 +199,7 @@ class Clients:
                 self.counts["never answered"] += 1
             except RefusedError as refused:
                 self.surprises.append(f"{session.id} {kind.__name__}: {refused}")
-            except Exception as error:  # noqa: BLE001 - a client that fails must be seen
+            except Exception as error:  # noqa: BLE001 - a client's failure must be reported
                 self.surprises.append(f"{session.id} {kind.__name__}: {error!r}")
         connection.close()
         self.overloaded += connection.overloaded
@@ -222,31 +222,31 @@ class Clients:
             call.answered = time.monotonic()
             self.counts["calls"] += 1
             return
-        call.envelope = connection.insist("run_function", params, self._give_up, path, first_seconds)
+        call.envelope = connection.insist("run_function", params, self._retry_until, path, first_seconds)
         call.answered = time.monotonic()
         self.counts["calls"] += 1
         if rng.random() < 0.03:
             self.counts["sent twice"] += 1
-            again = connection.insist("run_function", params, self._give_up, path)
+            again = connection.insist("run_function", params, self._retry_until, path)
             if again != call.envelope:
                 self.surprises.append(f"{session.id}: {params} was answered {call.envelope}, then {again}")
 
     def _call_impatiently(self, connection, rng, session, number):
-        """Send a call again while the first is still on its way."""
+        """Retry a call while the first attempt may still run."""
         self._call(connection, rng, session, number, first_seconds=rng.choice([0.001, 0.01, 0.1]))
 
     def _call_once(self, connection, rng, session, number):
-        """Send a call without a call_id, so never again."""
+        """Send a call without a call_id, and therefore without retries."""
         self._call(connection, rng, session, number, with_id=False)
 
     def _call_expecting(self, connection, rng, session, number):
-        version = connection.insist("get_session", {"session_id": session.id}, self._give_up)["version"]
+        version = connection.insist("get_session", {"session_id": session.id}, self._retry_until)["version"]
         kwargs = {"entry": self._entry()}
         call = Call(number, "append", kwargs, _new_id(rng), time.monotonic())
         session.calls.append(call)
         params = {"session_id": session.id, "function": "append", "kwargs": kwargs, "call_id": call.call_id}
         try:
-            call.envelope = connection.insist("run_function", params | {"expected_version": version}, self._give_up)
+            call.envelope = connection.insist("run_function", params | {"expected_version": version}, self._retry_until)
             call.answered = time.monotonic()
         except RefusedError as refused:
             if refused.code != VERSION_CONFLICT:
@@ -258,20 +258,20 @@ class Clients:
         version = self._some_version(connection, rng, session)
         params = {"session_id": session.id, "version": version}
         try:
-            session.views.append((version, connection.insist("get_environment", params, self._give_up)))
+            session.views.append((version, connection.insist("get_environment", params, self._retry_until)))
         except RefusedError as refused:
             if refused.code != NOT_RETAINED:
                 raise
         self.counts["views"] += 1
 
     def _fork(self, connection, rng, session, _number):
-        if len(self.sessions) >= MOST_SESSIONS:
+        if len(self.sessions) >= MAX_SESSIONS:
             return
         version = self._some_version(connection, rng, session)
         try:
             params = {"session_id": session.id, "version": version, "count": 2}
-            for told in connection.insist("fork_session", params, self._give_up):
-                self._add(told, (session.id, version))
+            for fork in connection.insist("fork_session", params, self._retry_until):
+                self._add(fork, (session.id, version))
         except RefusedError as refused:
             if refused.code != NOT_RETAINED:
                 raise
@@ -282,8 +282,8 @@ class Clients:
         reset = [version, None]
         session.resets.append(reset)
         try:
-            told = connection.send("reset_session", {"session_id": session.id, "version": version})
-            reset[1] = told["version"]
+            answer = connection.send("reset_session", {"session_id": session.id, "version": version})
+            reset[1] = answer["version"]
         except RefusedError as refused:
             if refused.code not in {NOT_RETAINED, OVERLOADED}:
                 raise
@@ -295,7 +295,7 @@ class Clients:
         connection.close()
 
     def _some_version(self, connection, rng, session):
-        version = connection.insist("get_session", {"session_id": session.id}, self._give_up)["version"]
+        version = connection.insist("get_session", {"session_id": session.id}, self._retry_until)["version"]
         return rng.choice([0, version, max(0, version - rng.randrange(20))])
 
     def _entry(self):

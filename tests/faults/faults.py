@@ -1,6 +1,6 @@
-"""The faults: what is done to the processes and wires while clients are at work, and what must be true right after it.
+"""The faults: injected into processes and network connections while clients run, each with a check right after it.
 
-The rule: every fault mends itself before it ends, so that the next one starts from a whole world.
+The rule: every fault repairs its damage before it ends, so that the next one starts with everything running.
 """
 
 import random
@@ -13,18 +13,18 @@ from contextlib import suppress
 from tests.faults.clients import Connection, UnknownError
 from tests.faults.world import is_alive, send_signal, wait_until
 
-TAKEOVER_SECONDS = 7.0  # about 5, and what it takes to start a worker
-LONG_SECONDS = 6.5  # longer than a lease is waited for and a silent worker is let live
+TAKEOVER_SECONDS = 7.0  # about 5, and the start of a worker
+LONG_SECONDS = 6.5  # longer than a lease lasts, and than a worker may send no heartbeat
 REPLACED_SECONDS = 40
 
 
 class Faults:
-    """A thread that breaks things, one after the other.
+    """A thread that injects one fault after another.
 
     Attributes:
-        injected: How often, by kind.
-        waits: How long the next call on a session waited whose call's process was killed.
-        violations: What was not as it must be after a fault.
+        injected: The number of faults, by kind.
+        waits: For each killed call, the seconds that the next call on its session waited.
+        violations: Failed checks after a fault.
     """
 
     def __init__(self, world, seed):
@@ -60,7 +60,7 @@ class Faults:
         self._thread.start()
 
     def stop(self):
-        """Wait for the fault that is on its way."""
+        """Wait for the running fault, and inject no more."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -68,18 +68,18 @@ class Faults:
     def _run(self):
         bag = []
         while not self._stopped.wait(self._rng.uniform(0.2, 1.2)):
-            if not bag:  # each kind comes up in its share, also in a short run
+            if not bag:  # each kind gets its share in a short run too
                 bag = [kind for kind, share in self._kinds.items() for _ in range(share)]
                 self._rng.shuffle(bag)
             fault = bag.pop()
             try:
                 fault(self._rng.choice(self._world.servers))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+            except Exception as error:  # noqa: BLE001 - any exception is a violation
                 self.violations.append(f"{fault.__name__.strip('_')}: {error}")
-                self._mend()
+                self._repair()
             self.injected[fault.__name__.strip("_").replace("_", " ")] += 1
 
-    def _mend(self):
+    def _repair(self):
         for server in self._world.servers:
             if server.process.poll() is not None:
                 server.start()
@@ -97,7 +97,7 @@ class Faults:
         wait_until(server.is_up, REPLACED_SECONDS, "a new worker for a killed one")
 
     def _kill_lease_holder(self, server):
-        """Kill whoever is at a call, and see how long the next one has to wait."""
+        """Kill the worker that runs a call, and measure how long the next call waits."""
         session = {"session_id": self._probe.insist("create_session", {}, time.monotonic() + 30)["session_id"]}
         slow = Connection([server.port], self._rng)
         lost = {"function": "append_slowly", "kwargs": {"entry": "lost", "seconds": 20}} | session
@@ -116,7 +116,7 @@ class Faults:
         wait_until(server.is_up, REPLACED_SECONDS, "new workers for killed ones")
 
     def _hog_worker(self, server):
-        """Run a function that stops the whole process; only killing that helps."""
+        """Run a function that blocks the whole process, which must be killed."""
         before = set(server.workers())
         session = self._probe.insist("create_session", {}, time.monotonic() + 30)
         hog = Connection([server.port], self._rng)
@@ -139,11 +139,11 @@ class Faults:
     def _pause_worker_long(self, server):
         pid = self._worker(server)
         send_signal(pid, signal.SIGSTOP)
-        wait_until(lambda: not is_alive(pid), 8, "the end of a worker that stands still")
-        wait_until(server.is_up, REPLACED_SECONDS, "a new worker for one that stood still")
+        wait_until(lambda: not is_alive(pid), 8, "the end of a paused worker")
+        wait_until(server.is_up, REPLACED_SECONDS, "a new worker for a paused one")
 
     def _pause_worker_and_supervisor(self, server):
-        """Nobody kills the worker, so it comes back when its leases are others'."""
+        """The worker isn't killed, and resumes when others have its leases."""
         self._pause([server.process.pid, self._worker(server)], LONG_SECONDS)
 
     def _kill_server(self, server):
@@ -173,7 +173,7 @@ class Faults:
         self._cut([self._rng.choice(self._world.wires)], LONG_SECONDS)
 
     def _mute_wire(self, _server):
-        """Commits arrive, but nobody hears of it."""
+        """Commits arrive, but their confirmations don't."""
         wire = self._rng.choice(self._world.wires)
         wire.mute()
         time.sleep(self._rng.uniform(0.05, 1))
@@ -183,7 +183,7 @@ class Faults:
         self._pause([self._world.redis], self._rng.choice([0.5, 3, LONG_SECONDS]))
 
     def _kill_worker_beside_cut_wire(self, server):
-        """A worker has to start while the store can't be reached."""
+        """A worker must start while the store can't be reached."""
         wire = self._world.wires[self._world.servers.index(server)]
         wire.cut()
         send_signal(self._worker(server), signal.SIGKILL)

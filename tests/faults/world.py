@@ -1,7 +1,7 @@
-"""What the servers run on, and how to break it: server processes, Redis, and the wires between them.
+"""The test system: server processes, Redis, and the wires (TCP proxies) between them, with ways to break each.
 
-The rule: everything is started here, on free ports of loopback and in one temporary folder, and is stopped by the
-process id under which it was started.
+The rule: everything is started here, on free loopback ports and in one temporary folder, and is stopped by its own
+process id.
 """
 
 import contextlib
@@ -42,10 +42,10 @@ def children(pid):
 
 
 def is_alive(pid):
-    """Whether anything of a process is left that could hold files."""
+    """Whether a process has a thread left that could hold files open."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        # A zombie has ended, and its parent hasn't looked yet; but its other threads may still be at it.
+        # A zombie's main thread has ended, but others may still run.
         return state != "Z" or len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     except OSError:
         return False
@@ -67,9 +67,9 @@ class Server:
         self._command = [*command.split(), "--data-dir", str(self.folder), "--pack-dir", str(pack_dir)]
         if store is not None:
             self._command += ["--store", store]
-        own = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
-        given = {f"TOOLPACK_{name.upper()}": str(value) for name, value in settings.items()}
-        self._environment = own | {"TOOLPACK_SECRET_KEY": "a key for this test alone"} | given
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
+        variables = {f"TOOLPACK_{name.upper()}": str(value) for name, value in settings.items()}
+        self._environment = inherited | {"TOOLPACK_SECRET_KEY": "a key for this test alone"} | variables
         self._workers = workers
         self.process = None
 
@@ -100,7 +100,7 @@ class Server:
         return self._log.read_text(errors="replace")
 
     def kill(self):
-        """Kill the supervisor, and wait for what becomes of its workers."""
+        """Kill the supervisor, and wait until its workers have ended too."""
         workers = self.workers()
         self.process.kill()
         self.process.wait()
@@ -123,17 +123,17 @@ class Server:
 
 
 class Wire:
-    """A TCP proxy that can be cut, and that can withhold what the far end answers.
+    """A TCP proxy that can close its connections, and hold back the answers.
 
     Attributes:
-        port: Where it listens.
+        port: The port that it listens on.
     """
 
     def __init__(self, to_port):
         self._to_port = to_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
-        self._whole = True
+        self._connected = True
         self._answers = threading.Event()
         self._answers.set()
         self._ends = set()
@@ -142,17 +142,17 @@ class Wire:
 
     def cut(self):
         with self._lock:
-            self._whole = False
+            self._connected = False
             ends, self._ends = self._ends, set()
         for end in ends:
             _close(end)
 
     def mute(self):
-        """Let requests through, but no answers."""
+        """Forward requests, but no answers."""
         self._answers.clear()
 
     def restore(self):
-        self._whole = True
+        self._connected = True
         self._answers.set()
 
     def close(self):
@@ -170,10 +170,10 @@ class Wire:
                     near.close()
                     continue
                 with self._lock:
-                    is_whole = self._whole
-                    if is_whole:
+                    is_connected = self._connected
+                    if is_connected:
                         self._ends |= {near, far}
-                if not is_whole:
+                if not is_connected:
                     near.close()
                     far.close()
                     continue
@@ -199,7 +199,7 @@ def _close(end):
 
 
 class World:
-    """The servers on one store.
+    """The servers of one store.
 
     Attributes:
         servers: The servers.
@@ -248,7 +248,7 @@ class World:
         return port
 
     def end(self):
-        """Stop all of it; nothing stays behind."""
+        """Stop all processes and wires."""
         if self.redis:
             send_signal(self.redis, signal.SIGCONT)
         for wire in self.wires:

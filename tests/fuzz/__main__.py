@@ -1,8 +1,8 @@
-"""The long fuzz test: hostile bodies, bad HTTP and crowds, against this server.
+"""The long fuzz test: hostile bodies, malformed HTTP and very many connections.
 
     python -m tests.fuzz --seconds 600
 
-Exit status 1 says that a promise was broken; the details are printed, with the seed that finds it again.
+Exit status 1 means that a guarantee was violated; the details are printed, with the seed that reproduces it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests know each other by their bare names, as under pytest
+sys.path.insert(0, str(Path(__file__).parents[1]))  # test modules import each other by bare names, as under pytest
 
 import server_process
 from fuzz import crowd
@@ -23,17 +23,17 @@ from fuzz.bodies import fuzz_bodies, fuzz_heavy
 from fuzz.conversations import LIMITS, fuzz_conversations
 from fuzz.values import HEAVY_BYTES
 
-BODIES_AT_ONCE = 500
-ROUNDS_AT_ONCE = 3
+BODIES_PER_ROUND = 500
+HTTP_EXAMPLES = 3
 
 
 @click.command()
-@click.option("--seconds", default=60.0, show_default=True, help="How long, for bodies and HTTP together.")
-@click.option("--seed", type=int, help="Begins with what was drawn under this seed.")
-@click.option("--connections", default=0, show_default=True, help="Then open so many connections, in steps.")
-@click.option("--heavy/--no-heavy", default=True, show_default=True, help="Begin with bodies of 10 MB.")
+@click.option("--seconds", default=60.0, show_default=True, help="Duration, for bodies and HTTP together.")
+@click.option("--seed", type=int, help="Seed of the first round; each round adds 1.")
+@click.option("--connections", default=0, show_default=True, help="At the end, open this many connections, in steps.")
+@click.option("--heavy/--no-heavy", default=True, show_default=True, help="First send bodies of 10 MB.")
 def main(seconds, seed, connections, heavy):
-    """Attack a server in every way that the tests know, for as long as wanted."""
+    """Attack servers in every way that the tests have."""
     number = random.randrange(2**32) if seed is None else seed
     bodies, statuses, rounds = Counter(), Counter(), 0
     try:
@@ -41,14 +41,14 @@ def main(seconds, seed, connections, heavy):
             stalls = fuzz_heavy(HEAVY_BYTES)
             name = max(stalls, key=stalls.get)
             click.echo(
-                f"{len(stalls)} heavy bodies; the event loop stood still for {stalls[name]:.2f} s at most: {name}"
+                f"{len(stalls)} heavy bodies; the event loop was blocked for {stalls[name]:.2f} s at most: {name}"
             )
         for http in ("httptools", "h11"):
             end = time.monotonic() + seconds / 2
             with tempfile.TemporaryDirectory(prefix="toolpack-fuzz-") as folder, server(Path(folder), http) as running:
                 while time.monotonic() < end:
-                    statuses += fuzz_conversations(running, Path(folder) / "server.log", ROUNDS_AT_ONCE, number)
-                    bodies += fuzz_bodies(BODIES_AT_ONCE, number, agent=rounds % 4 == 3)
+                    statuses += fuzz_conversations(running, Path(folder) / "server.log", HTTP_EXAMPLES, number)
+                    bodies += fuzz_bodies(BODIES_PER_ROUND, number, agent=rounds % 4 == 3)
                     number, rounds = number + 1, rounds + 1
         if connections:
             click.echo(f"{connections} connections; the slowest answer meanwhile: {crowded(connections):.2f} s")
@@ -70,7 +70,7 @@ def server(folder, http):
 
 
 def crowded(connections):
-    """Open connections to a server that allows a few less."""
+    """Open connections to a server that allows 500 fewer."""
     crowd.allow_files(2 * connections + 1000)
     allowed = connections - 500
     limits = crowd.LIMITS | {"TOOLPACK_MAX_CONNECTIONS": str(allowed)}
@@ -82,7 +82,7 @@ def crowded(connections):
 
 
 def report(bodies, statuses):
-    """Print what was seen."""
+    """Print how often each code and status was answered."""
     click.echo(f"{sum(bodies.values())} answers to bodies, by code:")
     by_code = Counter()
     for (_, code), times in bodies.items():
@@ -91,7 +91,8 @@ def report(bodies, statuses):
     methods = Counter()
     for (method, code), times in bodies.items():
         methods[method] += times if code == 0 else 0
-    click.echo("  results by method: " + ", ".join(f"{method} {times}" for method, times in methods.most_common()))
+    answered = ", ".join(f"{method!a} {times}" for method, times in methods.most_common() if times)
+    click.echo(f"  results by method: {answered}")
     click.echo(f"{sum(statuses.values())} answers over HTTP, by status:")
     click.echo("  " + ", ".join(f"{status}: {times}" for status, times in statuses.most_common()))
 

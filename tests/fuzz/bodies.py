@@ -1,4 +1,4 @@
-"""Sends hostile bodies to a server without HTTP, and checks after each one that no promise is broken."""
+"""Sends hostile bodies to a server without HTTP, and checks after each one that no guarantee is violated."""
 
 import logging
 import time
@@ -19,10 +19,10 @@ CHANGING = {"run_function", "reset_session"}
 
 
 class Attack:
-    """A server under attack, and what was seen of it.
+    """A server under attack, and its answers.
 
     Attributes:
-        target: The sessions to aim at.
+        target: The sessions to attack.
         seen: How often each method was answered with each code; 0 is a result.
     """
 
@@ -35,7 +35,7 @@ class Attack:
         create = self.bench.create
         self.target = Target(create(*packs, owner=OWNER), create(*packs, owner=OWNER), create(*packs, owner=OTHER))
         self.agent_key = self._ask("get_session")["agent_path"].rpartition("/")[2]
-        self._state = self._look()
+        self._state = self._read_state()
 
     def close(self):
         logging.getLogger().removeHandler(self._faults)
@@ -59,24 +59,22 @@ class Attack:
         label = method if isinstance(method, str) and len(answers) == 1 else "other"
         for answer in answers:
             code = answer.get("error", {}).get("code", 0)
-            known = label if code not in {-32601, -32600} else "other"
-            self.seen[f"{'agent ' if agent else ''}{known}", code] += 1
+            method_name = label if code not in {-32601, -32600} else "other"
+            self.seen[f"{'agent ' if agent else ''}{method_name}", code] += 1
 
     def _check_state(self, request, answers, body):
-        before, self._state = self._state, self._look()
+        before, self._state = self._state, self._read_state()
         if not isinstance(request, dict) or not answers:
-            return  # a batch or a notification: what it was allowed to change isn't told
+            return  # a batch or a notification: the answers don't say what it was allowed to change
         method, (answer,) = request.get("method"), answers
         refused = "error" in answer and answer["error"]["code"] not in FAILURE_CODES.values()
         if refused or method not in CHANGING:
-            require(
-                before == self._state, "a request that was refused, or only reads, changed the session", body, answer
-            )
+            require(before == self._state, "a refused or read-only request changed the session", body, answer)
         failed = "error" in answer or (method == "run_function" and answer["result"]["error"] is not None)
         if failed:
-            require(before[:2] == self._state[:2], "a call that failed changed the session", body, answer)
+            require(before[:2] == self._state[:2], "a failed call changed the session", body, answer)
 
-    def _look(self):
+    def _read_state(self):
         last = self._ask("get_session")["version"]
         environment = self._ask("get_environment")
         after = getattr(self, "_state", (0, None, -1))[2]
@@ -89,7 +87,7 @@ class Attack:
 
 
 class _Faults(logging.Handler):
-    """Collects what the server logs as a fault."""
+    """Collects the errors that the server logs."""
 
     def __init__(self):
         super().__init__(logging.ERROR)
@@ -100,7 +98,7 @@ class _Faults(logging.Handler):
 
 
 def fuzz_bodies(examples, number=None, *, agent=False):
-    """Send this many bodies, and get what was seen; with a number they are others than without."""
+    """Send this many bodies, drawn from the seed `number` or always the same, and get the count of each answer."""
     attack = Attack()
     try:
 
@@ -141,17 +139,17 @@ class _Pulse:
 
 
 def fuzz_heavy(size, names=None):
-    """Send heavy bodies; each must be answered soon, and the event loop must go on. Get the longest stall of each."""
+    """Send heavy bodies, each of which must be answered soon without blocking the event loop; get the stall of each."""
     attack, stalls = Attack(), {}
     try:
         for name, body in heavy(attack.target, size).items():
             if names is not None and name not in names:
                 continue
-            pulse = _Pulse(attack.bench)
+            meter = _Pulse(attack.bench)
             reply = attack.send(body)
-            stalls[name] = pulse.stop()
+            stalls[name] = meter.stop()
             require(reply is not None, "no answer", name)
-            require(stalls[name] < STALL_SECONDS, f"the event loop stood still for {stalls[name]:.1f} s", name)
+            require(stalls[name] < STALL_SECONDS, f"the event loop was blocked for {stalls[name]:.1f} s", name)
             require(len(reply) < MAGNIFIED * size, "the reply is much larger than the request", name, len(reply))
         return stalls
     finally:

@@ -1,7 +1,7 @@
-"""Speaks HTTP badly to a real server: over raw sockets, many at once, each until the server ends the connection.
+"""Sends malformed HTTP to a real server: over many raw sockets at once, each until the server closes the connection.
 
-The rule: whatever is sent, the server answers with known statuses and whole, strict bodies, ends every connection in
-good time, and logs nothing but calls.
+The rule: whatever is sent, the server answers with expected statuses and complete, valid bodies, closes every
+connection in time, and logs only calls.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 STATUSES = {100, 200, 204, 400, 401, 403, 404, 405, 408, 413, 415, 431, 503}
-# uvicorn keeps an idle connection for 5 s; the limits below are the server's.
+# The server's limits; uvicorn also closes a connection that is idle for 5 s.
 LIMITS = {
     "TOOLPACK_HEADER_TIMEOUT_SECONDS": "1",
     "TOOLPACK_BODY_TIMEOUT_SECONDS": "1",
@@ -24,15 +24,15 @@ LIMITS = {
 }
 END_SECONDS = 15.0
 PAUSE_SECONDS = 0.05
-AT_ONCE = 40
-SHOWN = 600
+PARALLEL_CONVERSATIONS = 40
+MAX_PRINTED = 600
 
 
 class Conversation:
-    """What one client does.
+    """The actions of one client.
 
     Args:
-        pieces: What it sends, with a pause behind each piece.
+        pieces: The bytes to send, with a pause after each piece.
         ending: What it does then: `wait`, close its side only (`half`), `close`, or `reset`.
     """
 
@@ -41,7 +41,7 @@ class Conversation:
 
     def __repr__(self):
         text = " | ".join(
-            repr(piece if len(piece) < SHOWN else piece[: SHOWN // 2] + b"..." + piece[-SHOWN // 2 :])
+            repr(piece if len(piece) < MAX_PRINTED else piece[: MAX_PRINTED // 2] + b"..." + piece[-MAX_PRINTED // 2 :])
             for piece in self.pieces
         )
         return f"Conversation({text}, {self.ending})"
@@ -118,7 +118,7 @@ _chunkings = st.sampled_from(["right"] * 4 + [
 
 @st.composite
 def _framed(draw, body):
-    """Get the headers that announce a body, and the body in that form."""
+    """Get the headers that frame a body (its length or coding), and the body in that form."""
     way = draw(st.sampled_from(["length"] * 12 + ["odd length", "chunked", "chunked", "both", "none", "odd coding"]))
     right = b"Content-Length: %d" % len(body)
     if way == "length":
@@ -161,7 +161,7 @@ def _messages(draw, session):
 
 @st.composite
 def conversations(draw, session):
-    """Get a conversation: one request or several in a row, in pieces, and an end."""
+    """Get a conversation: one to three pipelined requests, cut into pieces, and an ending."""
     text = b"".join(draw(st.lists(_messages(session), min_size=1, max_size=3)))
     if draw(st.sampled_from([False] * 5 + [True])):
         text = text[: draw(st.integers(0, len(text)))]
@@ -171,24 +171,24 @@ def conversations(draw, session):
 
 
 async def hold(port, conversation):
-    """Hold a conversation, and get all that the server said; fail if it doesn't come to an end."""
+    """Hold a conversation, and get all bytes that the server sent; fail if the connection doesn't end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    said = bytearray()
+    received = bytearray()
     try:
         async with asyncio.timeout(END_SECONDS):
-            await asyncio.gather(_listen(reader, said), _speak(writer, conversation))
+            await asyncio.gather(_receive(reader, received), _send(writer, conversation))
     except TimeoutError:
-        require(False, f"a connection did not end within {END_SECONDS:g} s", conversation, bytes(said))
+        require(False, f"a connection did not end within {END_SECONDS:g} s", conversation, bytes(received))
     writer.transport.abort()
-    return bytes(said)
+    return bytes(received)
 
 
-async def _speak(writer, conversation):
+async def _send(writer, conversation):
     with contextlib.suppress(OSError):
         for piece in conversation.pieces:
             writer.write(piece)
             await writer.drain()
-            await asyncio.sleep(PAUSE_SECONDS)  # a slow client is the point
+            await asyncio.sleep(PAUSE_SECONDS)  # to be a slow client
         if conversation.ending == "half" and writer.can_write_eof():
             writer.write_eof()
         elif conversation.ending == "close":
@@ -197,41 +197,41 @@ async def _speak(writer, conversation):
             writer.transport.abort()
 
 
-async def _listen(reader, said):
+async def _receive(reader, received):
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(65536):
-            said += data
+            received += data
 
 
-def check_replies(said, conversation):
-    """Check all that a server said on a connection, and get the statuses."""
-    check_text(said)
-    statuses, rest = [], said
+def check_replies(received, conversation):
+    """Check all responses that a server sent on a connection, and get the statuses."""
+    check_text(received)
+    statuses, rest = [], received
     while rest:
         head, end, rest = rest.partition(b"\r\n\r\n")
         status = re.match(rb"HTTP/1\.1 (\d{3}) [A-Za-z -]*\r?\n?", head + end)
-        require(status, "this is no answer", head[:200], conversation, said)
+        require(status, "not an HTTP response", head[:200], conversation, received)
         statuses.append(int(status[1]))
-        require(statuses[-1] in STATUSES, "an answer has a status that it must not have", head, conversation)
+        require(statuses[-1] in STATUSES, "a response has an unexpected status", head, conversation)
         length = re.search(rb"(?im)^content-length: (\d+)\r?$", head)
         body, rest = rest[: int(length[1]) if length else 0], rest[int(length[1]) if length else 0 :]
-        gone = conversation.ending in {"close", "reset"}
-        require(gone or not length or len(body) == int(length[1]), "an answer was cut off", said, conversation)
+        closed = conversation.ending in {"close", "reset"}
+        require(closed or not length or len(body) == int(length[1]), "a response was cut off", received, conversation)
         if b"application/json" in head and len(body) == int(length[1]):
-            told = strict(body)
-            require(isinstance(told, dict | list), "an answer is no JSON-RPC", body)
+            answer = strict(body)
+            require(isinstance(answer, dict | list), "a body is not JSON-RPC", body)
             if statuses[-1] != 200:
-                require(told["error"]["data"] == {"status": statuses[-1]}, "a refusal has another shape", body)
+                require(answer["error"]["data"] == {"status": statuses[-1]}, "a refusal has another shape", body)
     return statuses
 
 
-async def hold_all(port, held):
+async def hold_all(port, conversations):
     """Hold conversations at the same time."""
-    return await asyncio.gather(*(hold(port, conversation) for conversation in held))
+    return await asyncio.gather(*(hold(port, conversation) for conversation in conversations))
 
 
 class Talks:
-    """Conversations with one running server, and what came of them.
+    """Conversations with one running server, and its answers.
 
     Attributes:
         seen: How often each status was answered.
@@ -242,40 +242,40 @@ class Talks:
         self.port = int(server.url.rpartition(":")[2])
         self.session = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         self.seen = Counter()
-        self._log_file, self._log = log, 0
+        self._log_file, self._log_offset = log, 0
 
     def hold(self, held):
-        """Hold conversations, and check what came of them: the answers, the log, and that the server goes on."""
-        for said, conversation in zip(asyncio.run(hold_all(self.port, held)), held, strict=True):
-            statuses = check_replies(said, conversation)
+        """Hold conversations, and check the answers, the log, and that the server still works."""
+        for received, conversation in zip(asyncio.run(hold_all(self.port, held)), held, strict=True):
+            statuses = check_replies(received, conversation)
             self.seen.update(statuses or ["no answer"])
-        require(self.server.http.get("/healthz").text == "ok", "the server is not well")
+        require(self.server.http.get("/healthz").text == "ok", "the server is not healthy")
         version = self.server.rpc("get_session", session_id=self.session)["version"]
         trace = self.server.rpc("get_trace", session_id=self.session, after=version - 2)
         require(not trace or trace[-1]["version"] == version, "version and trace differ", version, trace[-1:])
         self.check_log()
 
     def check_log(self):
-        """See that the log has lines of calls, and nothing else."""
-        text = self._log_file.read_bytes()[self._log :]
-        self._log += len(text)
+        """Check that the log has only lines of calls."""
+        text = self._log_file.read_bytes()[self._log_offset :]
+        self._log_offset += len(text)
         check_text(text)
         for line in text.splitlines():
-            told = strict(line)
-            require(isinstance(told, dict) and "request_id" in told, "the log has a strange line", line)
+            call = strict(line)
+            require(isinstance(call, dict) and "request_id" in call, "the log has an unexpected line", line)
 
 
 def fuzz_conversations(server, log, rounds, number=None):
-    """Hold this many rounds of conversations with a server that logs into this file, and get what was seen."""
+    """Hold this many rounds of conversations with a server that logs to this file; get the count of each status."""
     talks = Talks(server, log)
 
     @settings(
         max_examples=rounds + 1, deadline=None, database=None, derandomize=number is None,
         suppress_health_check=list(HealthCheck), phases=[Phase.generate], print_blob=False,
     )  # fmt: skip
-    @given(st.lists(conversations(talks.session), min_size=AT_ONCE, max_size=AT_ONCE))
+    @given(st.lists(conversations(talks.session), min_size=PARALLEL_CONVERSATIONS, max_size=PARALLEL_CONVERSATIONS))
     def send(held):
-        if len({conversation.pieces for conversation in held}) > 1:  # what is tried first is the same thing many times
+        if len({conversation.pieces for conversation in held}) > 1:  # Hypothesis' first example repeats one element
             talks.hold(held)
 
     (send if number is None else seed(number)(send))()

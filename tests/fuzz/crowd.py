@@ -1,4 +1,4 @@
-"""Very many connections at once, most of them silent: the server goes on answering, and refuses what is too many."""
+"""Very many connections at once, most of them silent: the server keeps answering, and refuses those over its limit."""
 
 import asyncio
 import resource
@@ -12,16 +12,16 @@ REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\
 
 
 def allow_files(wanted):
-    """Raise this process's limit of open files, which servers that it starts inherit; get what it is then."""
+    """Raise the limit of open files of this process and the servers that it starts; get the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(soft, most)
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return max(soft, limit)
 
 
 async def crowd(port, connections, allowed):
-    """Open connections in steps, up to more than are allowed; get the slowest answer meanwhile, in seconds."""
+    """Open more connections than allowed, in steps; get the time of the slowest answer meanwhile, in seconds."""
     held, slowest = [], 0.0
     try:
         while len(held) < connections:
@@ -32,8 +32,9 @@ async def crowd(port, connections, allowed):
                 require(b" 200 OK" in await _answer(port), "a server with many connections doesn't answer", len(held))
                 slowest = max(slowest, time.monotonic() - began)
         refused = await _answer(port)
-        require(b" 503 " in refused, "a connection too many is not refused", refused)
-        require(strict(refused.partition(b"\r\n\r\n")[2])["error"]["data"] == {"status": 503}, "its shape", refused)
+        require(b" 503 " in refused, "a connection over the limit is not refused", refused)
+        error = strict(refused.partition(b"\r\n\r\n")[2])["error"]
+        require(error["data"] == {"status": 503}, "a refusal has another shape", refused)
     finally:
         for _, writer in held:
             writer.transport.abort()

@@ -1,4 +1,4 @@
-"""What must be true of every answer, whatever was asked."""
+"""The checks that every answer must pass, whatever the request."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from server.rpc.codes import CODES, FAILURE_CODES, STANDARD
 INTERNAL = -32603
 ALLOWED = {*STANDARD, *CODES.values(), *FAILURE_CODES.values()} - {INTERNAL}
 WITHOUT_ID = {-32700, -32600, -32007}
-# Nothing that clients send holds one of these.
+# No request of the tests contains one of these.
 LEAKS = [
     text.encode()
     for text in (
@@ -22,7 +22,7 @@ LEAKS = [
 
 
 class BrokenError(AssertionError):
-    """A promise was broken."""
+    """A guarantee was violated."""
 
 
 def require(condition, what, *details):
@@ -32,57 +32,57 @@ def require(condition, what, *details):
 
 
 def _no_constant(name):
-    raise BrokenError(f"{name} in a reply is no JSON")
+    raise BrokenError(f"{name} in a reply is not JSON")
 
 
-def _once(pairs):
+def _without_duplicates(pairs):
     found = dict(pairs)
-    require(len(found) == len(pairs), "a name stands twice in an object", pairs)
+    require(len(found) == len(pairs), "an object has a duplicate name", pairs)
     return found
 
 
 def strict(text):
-    """Read a reply, which must be JSON as RFC 8259 has it, without names that stand twice."""
+    """Parse a reply, which must be JSON (RFC 8259) without duplicate names."""
     try:
         orjson.loads(text)  # refuses lone surrogates and bad UTF-8
-        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_once)
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_without_duplicates)
     except BrokenError:
         raise
     except ValueError as error:
-        raise BrokenError(f"a reply is no JSON: {error}: {text[:500]!r}") from None
+        raise BrokenError(f"a reply is not JSON: {error}: {text[:500]!r}") from None
 
 
 def check_text(text):
     for leak in LEAKS:
-        require(leak not in text, "a reply or log tells of the server's inside", leak, text[-2000:])
+        require(leak not in text, "a reply or the log reveals the server's internals", leak, text[-2000:])
 
 
 def check_reply(reply, body):
-    """Check the reply to a body, and get its answers; none where there was nothing to say."""
+    """Check the reply to a body, and get its answers; none for notifications alone."""
     sent, is_json = _sent(body)
     if reply is None:
         asked = sent if isinstance(sent, list) else [sent]
-        require(is_json and asked, "what is no JSON needs an answer", body[:500])
+        require(is_json and asked, "a body that is not JSON got no answer", body[:500])
         for request in asked:
             require(isinstance(request, dict) and "id" not in request, "a request got no answer", request)
         return []
     check_text(reply)
-    told = strict(reply)
-    if isinstance(told, list):
-        require(isinstance(sent, list) and told, "a list answers what was no batch", body[:500], reply[:500])
-        require(len(told) <= len(sent), "a batch has more answers than members", body[:500])
-        wanted = [request.get("id") for request in sent if isinstance(request, dict)]
-        for answer in told:
-            _check_answer(answer)
-            if answer["id"] is not None:
-                require(any(_same(answer["id"], one) for one in wanted), "an answer has a strange id", answer)
-        return told
-    _check_answer(told)
-    wanted = sent.get("id") if isinstance(sent, dict) else None
-    if not _same(told["id"], wanted):
-        require(told["id"] is None, "the answer has another id", told["id"], wanted)
-        require(told.get("error", {}).get("code") in WITHOUT_ID, "the id is missing", told, wanted)
-    return [told]
+    answer = strict(reply)
+    if isinstance(answer, list):
+        require(isinstance(sent, list) and answer, "a list answers a request that is no batch", body[:500], reply[:500])
+        require(len(answer) <= len(sent), "a batch has more answers than members", body[:500])
+        ids = [request.get("id") for request in sent if isinstance(request, dict)]
+        for member in answer:
+            _check_answer(member)
+            if member["id"] is not None:
+                require(any(_same(member["id"], one) for one in ids), "an answer has an unknown id", member)
+        return answer
+    _check_answer(answer)
+    request_id = sent.get("id") if isinstance(sent, dict) else None
+    if not _same(answer["id"], request_id):
+        require(answer["id"] is None, "the answer has another id", answer["id"], request_id)
+        require(answer.get("error", {}).get("code") in WITHOUT_ID, "the id is missing", answer, request_id)
+    return [answer]
 
 
 def _sent(body):
@@ -101,12 +101,12 @@ def _same(one, other):
 
 
 def _check_answer(answer):
-    require(isinstance(answer, dict) and answer.get("jsonrpc") == "2.0", "an answer is no response object", answer)
+    require(isinstance(answer, dict) and answer.get("jsonrpc") == "2.0", "an answer is not a response object", answer)
     if "error" not in answer:
         require(set(answer) == {"jsonrpc", "result", "id"}, "an answer has other members", answer)
         return
     require(set(answer) == {"jsonrpc", "error", "id"}, "an answer has other members", answer)
     error = answer["error"]
     require(set(error) == {"code", "message", "data"}, "an error has other members", error)
-    require(error["code"] in ALLOWED, "an error has a code that it must not have", error)
+    require(error["code"] in ALLOWED, "an error has an unexpected code", error)
     require(isinstance(error["message"], str) and error["message"], "an error has no message", error)

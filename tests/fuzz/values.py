@@ -1,7 +1,7 @@
-"""Hostile values, and requests made of them: what a client of no good will may write into a body.
+"""Hostile values, and requests that contain them: Hypothesis strategies for malicious bodies.
 
-The rule: about half of what stands in a request is right, so that the other half gets past the first check. Strategies
-only choose; nothing here sends anything.
+The rule: about half of each request is valid, so that the other half gets past the first check. Nothing here sends
+anything.
 """
 
 import json
@@ -27,10 +27,10 @@ POINTERS = [
     "/ledger/__class__/__init__", "/" + "9" * 30, "/" + "9" * 5000, "/ledger/ledger/entries/" + "9" * 5000, "#/ledger",
     "/%6cedger", "/" * 3000, "/\x00",
 ]  # fmt: skip
-# What runs at once; the fixtures' other functions wait or spin until a test lets them go.
+# Functions that return at once; the fixtures' others wait or spin until a test releases them.
 FUNCTIONS = [
     "add", "total", "get_ledger", "append_to", "add_then", "add_and_return", "echo", "add_later", "wish", "befriend",
-    "rename_boss", "tag", "half_done", "look", "push_left", "push_right", "get_left", "put_right", "push_on",
+    "rename_boss", "tag", "half_done", "inspect_state", "push_left", "push_right", "get_left", "put_right", "push_on",
     "take_gold", "get_log", "store_list",
 ]  # fmt: skip
 ARGUMENTS = ["amount", "target", "how", "what", "value", "name", "wish", "times", "one", "other", "tags", "number",
@@ -38,7 +38,7 @@ ARGUMENTS = ["amount", "target", "how", "what", "value", "name", "wish", "times"
 WAYS = ["raise", "exit", "interrupt", "cancel", "generator", "recurse", "surrogate", "lambda", "grow", "object", "much",
         "cycle"]  # fmt: skip
 
-# Stands for what no JSON may hold, or what some parsers don't take; most bodies get something harmless in its place.
+# A placeholder for invalid JSON, or JSON that some parsers refuse; most bodies get a harmless value instead.
 POISON = "@poison@"
 POISONS = [
     b"NaN", b"Infinity", b"-Infinity", b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\ud83d"', b'"\xed\xa0\x80"', b'"\xff"',
@@ -49,7 +49,7 @@ HARMLESS = [b"null", b'"a"', b"1e-400", b"9" * 300, b"1E+2", b"-0", b'"\\ud83d\\
 
 
 def mostly(right, odd, times=9):
-    """Draw `times` times from one strategy for every time from the other; `|` would weigh all that is in them alike."""
+    """Draw from `right` `times` times as often as from `odd`; `|` would weigh all their alternatives equally."""
     return st.sampled_from([right] * times + [odd]).flatmap(lambda chosen: chosen)
 
 
@@ -117,12 +117,12 @@ environments = st.dictionaries(
 
 @dataclass(frozen=True)
 class Target:
-    """The sessions that requests are aimed at.
+    """The sessions that requests attack.
 
     Attributes:
-        session: One that must survive.
-        victim: One that may be closed.
-        foreign: Another name's.
+        session: The session that must survive.
+        victim: A session that may be closed.
+        foreign: A session of another owner.
     """
 
     session: str
@@ -131,7 +131,7 @@ class Target:
 
 
 def _plausible(target):
-    """For each parameter, what may be right."""
+    """Get a strategy of plausible values for each parameter."""
     version = st.sampled_from([0, 1, 2, 3]) | st.none()
     return {
         "session_id": st.sampled_from([target.session] * 4 + [target.victim, target.foreign, "0" * 32]),
@@ -160,7 +160,7 @@ def _plausible(target):
     }  # fmt: skip
 
 
-# Methods that end sessions are aimed at others than the one that must survive.
+# Methods that end sessions don't get the one that must survive.
 _ENDING = {"close_session"}
 
 
@@ -173,7 +173,7 @@ def _params(target, model, ending):
     needed = {name: members[name] for name in names if model.model_fields[name].is_required()}
     others = {name: members[name] for name in names if name not in needed}
     right = st.fixed_dictionaries(needed, optional=others)
-    extended = st.builds(lambda known, more: known | more, right, st.dictionaries(texts, values, max_size=2))
+    extended = st.builds(lambda valid, more: valid | more, right, st.dictionaries(texts, values, max_size=2))
     partial = st.fixed_dictionaries({}, optional=members)
     by_position = st.tuples(*members.values()).map(list)
     return st.sampled_from([right] * 8 + [by_position] * 2 + [extended, partial, values]).flatmap(lambda one: one)
@@ -183,7 +183,7 @@ ids = mostly(st.sampled_from([1, "a", 0, -1, 1.5, "", 2**60, 10**25, "\x00", "ðŸ
 
 
 def requests(target, *, agent=False):
-    """Get single requests, most of them in the right shape."""
+    """Get single requests, most of them of a valid shape."""
     if agent:
         models = {"list_functions": AgentListFunctions, "run_function": AgentRunFunction}
     else:
@@ -211,7 +211,7 @@ def _written(value, *, raw, spaces):
 
 @st.composite
 def bodies(draw, target, *, agent=False):
-    """Get bodies: mostly JSON of one request or a batch, some of them damaged."""
+    """Get bodies: mostly the JSON of one request or a batch, some of them damaged."""
     one = requests(target, agent=agent)
     value = draw(mostly(one, mostly(st.lists(mostly(one, values, 4), max_size=5), values, 3), 7))
     body = _written(value, raw=draw(st.booleans()), spaces=draw(st.booleans()))
@@ -257,7 +257,7 @@ HEAVY_BYTES = 10 * 2**20
 
 
 def heavy(target, size=HEAVY_BYTES):
-    """Get, by name, bodies of about `size` bytes that ask for as much work as that many bytes can."""
+    """Get bodies of about `size` bytes, by name, that each cause as much work as possible in one way."""
     one, many = "x" * size, size // 8
     session = target.session
     numbered = dict.fromkeys((f"{number:x}" for number in range(size // 10)), 1)
@@ -307,7 +307,7 @@ def heavy(target, size=HEAVY_BYTES):
 
 
 def strict_request(body):
-    """Get what a body asks for as a server should read it; None where it is no JSON."""
+    """Parse a body as a server should; None if it isn't JSON."""
     try:
         return json.loads(body.decode())
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Two halves of a world that no function takes together, and ways to tie them together all the same."""
+"""An environment of two halves that no function uses together, and functions that make the halves share objects."""
 
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ class HalvesEnvironment(TaskEnvironment):
 
 
 def make() -> HalvesEnvironment:
-    """Make the world; two of its fields are one object from the start."""
+    """Build the environment; two of its fields are one object from the start."""
     environment = HalvesEnvironment()
     environment.shared_b = environment.shared_a
     return environment
@@ -84,7 +84,7 @@ def put_right(right: Right, shelf: Shelf) -> int:
 
 @toolpack.function
 def push_on(shelf: Shelf, number: int) -> list[int]:
-    """Push a number on a shelf that is handed in.
+    """Push a number on the given shelf.
 
     :param shelf: The shelf.
     :param number: The number.
@@ -95,7 +95,7 @@ def push_on(shelf: Shelf, number: int) -> list[int]:
 
 @toolpack.function
 def push_a(shared: Annotated[list[int], Depends("shared_a")], number: int) -> int:
-    """Push a number on the one name of the shared list.
+    """Push a number on the shared list, by its first name.
 
     :param number: The number.
     """
@@ -105,13 +105,13 @@ def push_a(shared: Annotated[list[int], Depends("shared_a")], number: int) -> in
 
 @toolpack.function(read_only=True)
 def read_b(shared: Annotated[list[int], Depends("shared_b")]) -> list[int]:
-    """Read the shared list by its other name."""
+    """Read the shared list, by its second name."""
     return shared
 
 
 @toolpack.function(read_only=True)
 def pass_on(value: Any) -> Any:
-    """Give back what was handed in.
+    """Return the argument.
 
     :param value: Anything.
     """

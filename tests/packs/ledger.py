@@ -1,4 +1,4 @@
-"""A ledger with every way a function can go right or wrong, for the tests of what a session promises."""
+"""A ledger with functions that succeed or fail in every possible way, for the tests of sessions."""
 
 import asyncio
 import sys
@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from server import Depends, TaskEnvironment, Toolpack
 
-# What tests look at from outside: how often functions ran, and gates that hold them until a test lets them go on.
+# For the tests: the functions that ran, and gates that block functions until a test opens them.
 runs: list[str] = []
 gates: dict[str, threading.Event] = {}
 late: list[str] = []
@@ -57,7 +57,7 @@ def get_ledger(ledger: TheLedger) -> Ledger:
 
 @toolpack.function
 def append_to(target: Ledger, amount: int) -> int:
-    """Add an entry to a ledger that is handed in.
+    """Add an entry to the given ledger.
 
     :param target: The ledger.
     :param amount: What to add.
@@ -68,7 +68,7 @@ def append_to(target: Ledger, amount: int) -> int:
 
 @toolpack.function
 def add_then(ledger: TheLedger, how: str) -> None:
-    """Add an entry, then end in one of the ways that must undo it.
+    """Add an entry, then fail in a way that must undo it.
 
     :param how: Which way.
     """
@@ -95,7 +95,7 @@ def add_then(ledger: TheLedger, how: str) -> None:
 
 @toolpack.function
 def add_and_return(ledger: TheLedger, what: str) -> Any:
-    """Add an entry and return something that can't be told.
+    """Add an entry and return something without a JSON form.
 
     :param what: What.
     """
@@ -113,7 +113,7 @@ def add_and_return(ledger: TheLedger, what: str) -> Any:
 
 @toolpack.function
 def echo(value: Any) -> Any:
-    """Give back what was sent.
+    """Return the argument.
 
     :param value: Anything.
     """
@@ -143,7 +143,7 @@ def add_and_swallow(ledger: TheLedger, name: str) -> None:
     while not gates[name].is_set():
         try:
             time.sleep(0.001)
-        except BaseException:  # noqa: BLE001 - that is the point
+        except BaseException:  # noqa: BLE001 - to swallow the interruption
             late.append("swallowed")
     ledger.entries.append(2)
     late.append(name)

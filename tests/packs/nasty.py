@@ -1,4 +1,4 @@
-"""Everything in one pack that real packs hold one by one, and that a server could get wrong."""
+"""One pack with all the features of real packs that a server could get wrong."""
 
 from __future__ import annotations
 
@@ -176,8 +176,8 @@ def half_done(env: Everything) -> None:
 
 
 @toolpack.function(read_only=True)
-def look(env: Everything) -> dict[str, Any]:
-    """Look at what JSON doesn't show."""
+def inspect_state(env: Everything) -> dict[str, Any]:
+    """Get properties of the environment that its JSON doesn't show."""
     return {
         "same": env.boss is env.people[0] and env.by_name[env.people[1].name] is env.people[1],
         "visits": [person._visits for person in env.people],

@@ -1,4 +1,4 @@
-"""A second pack beside the ledger: made by a factory with options, and only in sessions that name it."""
+"""A second pack besides the ledger: built by a factory with options, and opt-in."""
 
 from typing import Annotated
 
@@ -67,7 +67,7 @@ def read_seal(vault: TheVault) -> str:
 
 @toolpack.function
 def store_list(vault: TheVault, things: list[str]) -> int:
-    """Store the very list that is handed in.
+    """Store the given list object itself.
 
     :param things: The list.
     """

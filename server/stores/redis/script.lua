@@ -71,7 +71,8 @@ local function owner_of(facts)
 end
 
 local function count_bytes(owner, count)
-  if call('HINCRBY', BYTES, owner, count) <= 0 then
+  -- Lua writes minus zero as -0, which Redis doesn't take for a number.
+  if count ~= 0 and call('HINCRBY', BYTES, owner, count) <= 0 then
     call('HDEL', BYTES, owner)
   end
 end
@@ -250,7 +251,9 @@ function steps.trim()
     end
   end
   if call('HEXISTS', SESSIONS, session) == 1 then
-    call('HINCRBY', head, 'added', -freed)
+    if freed > 0 then
+      call('HINCRBY', head, 'added', -freed)
+    end
     if tonumber(oldest) > tonumber(call('HGET', head, 'oldest') or '1') then
       call('HSET', head, 'oldest', oldest)
     end

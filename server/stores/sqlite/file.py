@@ -57,6 +57,7 @@ class SqliteFile:
         self._trouble = ""  # why the last transaction failed, unless another process was in the way
         self._writing = threading.Lock()
         self._readers: deque[sqlite3.Connection] = deque()  # idle; never more than there were reads at the same time
+        self._closed = False
         self._lock_file = lock(path, exclusive=exclusive)
         try:
             self._writer = self._connect()
@@ -107,6 +108,8 @@ class SqliteFile:
                 return reader.execute(statement, parameters).fetchall()
             finally:
                 self._readers.append(reader)
+                if self._closed:
+                    self._close_readers()
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
@@ -217,12 +220,17 @@ class SqliteFile:
         )
 
     def close(self) -> None:
-        """Close the connections and unlock the file."""
+        """Close the connections and unlock the file; a read that still runs closes its own."""
         with self._writing:
+            self._closed = True
             self._writer.close()
-            while self._readers:
-                self._readers.pop().close()
+            self._close_readers()
             self._lock_file.close()
+
+    def _close_readers(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._readers.pop().close()
 
     def _prepare(self, *, exclusive: bool) -> None:
         """Create the tables of a new file, or check those of an existing one."""

@@ -1,9 +1,9 @@
-"""Runs a module the way `python -m` does, with or without the fast event loop and HTTP parser.
+"""Runs a module as `python -m` does, with or without the fast event loop and HTTP parser.
 
     python launch.py plain|fast MODULE ARGUMENT…
 
-The rule: uvicorn takes uvloop and httptools wherever it finds them, so both are hidden here from every contender alike,
-or demanded of every contender alike; nothing else of it is changed.
+The rule: uvicorn uses uvloop and httptools if they are installed, so for every contender both are either hidden
+(`plain`) or required (`fast`); nothing else is changed.
 """
 
 import importlib
@@ -19,7 +19,7 @@ def main():
         if variant == "fast":
             importlib.import_module(name)
         else:
-            sys.modules[name] = None  # type: ignore[assignment] # how Python notes that a module can't be imported
+            sys.modules[name] = None  # type: ignore[assignment] # makes its import fail
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -2,8 +2,8 @@
 
     python -m loop_agentdojo SUITE FUNCTION ARGUMENTS
 
-The copy is what isolation costs where nobody else provides it: a call that fails leaves the last environment standing.
-Each line on standard input says for how many seconds to run; a line of JSON answers it.
+The copy makes calls atomic, as the server does: a failed call leaves the environment unchanged. Each line on standard
+input is a number of seconds to run; the answer is a line of JSON.
 """
 
 import copy
@@ -35,7 +35,7 @@ def main():
                 failed += 1
             took.append(time.perf_counter() - start)
         percentiles = statistics.quantiles(took, n=100)
-        told = {
+        figures = {
             "answered": len(took),
             "failed": failed,
             "seconds": time.monotonic() - began,
@@ -43,7 +43,7 @@ def main():
             "p99_ms": percentiles[98] * 1000,
             "cpu_seconds": time.process_time() - cpu,
         }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(figures), flush=True)
 
 
 main()

@@ -10,7 +10,7 @@ count = 0
 
 
 async def rpc(request: Request) -> JSONResponse:
-    global count  # noqa: PLW0603 - the whole state of the smallest server that has one
+    global count  # noqa: PLW0603 - the simplest state
     call = await request.json()
     count += call["params"]["kwargs"]["amount"]
     return JSONResponse({"jsonrpc": "2.0", "result": {"result": count, "error": None}, "id": call["id"]})

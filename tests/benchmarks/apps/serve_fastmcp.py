@@ -1,6 +1,6 @@
-"""FastMCP over streamable HTTP: one tool that counts; asynchronous, which spares it the hop to a thread.
+"""FastMCP over streamable HTTP: one tool that counts; asynchronous, so that it runs without a thread switch.
 
-The second argument says `sessions` or `stateless`; both answer JSON instead of an event stream, which is quicker.
+The second argument is `sessions` or `stateless`; both answer JSON instead of an event stream, which is faster.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """OpenEnv: an environment that counts, over HTTP.
 
-The second argument says `step` or `tool`. `/step` makes an environment for each request, so all of them share one
-state here; a tool call over `/mcp` has a session and an environment of its own. Both are asynchronous, which spares
-them the hop to a thread.
+The second argument is `step` or `tool`. `/step` creates an environment for each request, so all share one state here; a
+tool call over `/mcp` has its own session and environment. Both are asynchronous, so that they run without a thread
+switch.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What all contenders but ours start with: the options of uvicorn that Toolpack Server uses too."""
+"""Starts uvicorn for the other contenders, with the options that Toolpack Server uses too."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A counter: the smallest environment that a call can change, beside nothing or beside a large field it never reads."""
+"""A counter: the smallest environment that a call can change, optionally with a large field that no call uses."""
 
 import time
 from typing import Annotated
@@ -25,7 +25,7 @@ def build(padding: int = 0, untouched: int = 0) -> CounterEnvironment:
 
     Args:
         padding: Bytes in the field that calls change.
-        untouched: Bytes in the field that no call reaches.
+        untouched: Bytes in the field that no call uses.
     """
     lines = [f"{number:0{LINE}d}" for number in range(untouched // LINE)]
     return CounterEnvironment(counter=Counter(padding="." * padding), untouched=lines)
@@ -40,7 +40,7 @@ TheCounter = Annotated[Counter, Depends("counter")]
 def add(counter: TheCounter, amount: int) -> int:
     """Add to the counter and get the sum.
 
-    :param amount: What to add.
+    :param amount: The amount to add.
     """
     counter.value += amount
     return counter.value
@@ -56,7 +56,7 @@ def get(counter: TheCounter) -> int:
 def wait(counter: TheCounter, seconds: float) -> int:
     """Wait, and add 1.
 
-    :param seconds: How long.
+    :param seconds: The duration.
     """
     time.sleep(seconds)
     counter.value += 1
@@ -67,7 +67,7 @@ def wait(counter: TheCounter, seconds: float) -> int:
 def compute(counter: TheCounter, seconds: float) -> int:
     """Compute in Python, and add 1.
 
-    :param seconds: How long.
+    :param seconds: The duration.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Two toolpacks whose every change shows: a ledger with a running hash of all that was written, and a tally."""
+"""Two toolpacks in which every change is visible: a ledger with a running hash of its entries, and a tally."""
 
 import hashlib
 import time
@@ -62,7 +62,7 @@ def append(ledger: TheLedger, entry: str) -> Receipt:
 
 @ledger_pack.function
 def append_slowly(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
-    """Write an entry, and take a while for it.
+    """Write an entry, slowly.
 
     :param entry: What to write.
     :param seconds: How long it takes.
@@ -74,7 +74,7 @@ def append_slowly(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
 
 @ledger_pack.function
 def append_number(ledger: TheLedger, entry: str, number: int) -> Receipt:
-    """Write an entry with a number, which as a rule another function has come up with.
+    """Write an entry with a number, usually the result of a nested call.
 
     :param entry: What to write.
     :param number: The number.
@@ -88,7 +88,7 @@ def append_and_fail(ledger: TheLedger, entry: str, number: int = 0) -> Receipt:
     """Write an entry, then fail, so that nothing was written.
 
     :param entry: What to write.
-    :param number: A number, which as a rule another function has come up with.
+    :param number: A number, usually the result of a nested call.
     """
     ledger.write(f"{entry}: {number}")
     raise ValueError(f"{entry} is not wanted")
@@ -99,7 +99,7 @@ def append_and_hang(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
     """Write an entry, then miss the deadline, so that nothing was written.
 
     :param entry: What to write.
-    :param seconds: How long to sleep; 0 computes for ever instead.
+    :param seconds: How long to sleep; 0 computes forever instead.
     """
     ledger.write(entry)
     time.sleep(seconds)
@@ -109,7 +109,7 @@ def append_and_hang(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
 
 @ledger_pack.function
 def append_and_hog(ledger: TheLedger, entry: str) -> Receipt:
-    """Write an entry, then compute for minutes in C code that never lets go of the interpreter.
+    """Write an entry, then compute for minutes in C code that never releases the GIL.
 
     :param entry: What to write.
     """
@@ -120,9 +120,9 @@ def append_and_hog(ledger: TheLedger, entry: str) -> Receipt:
 
 @ledger_pack.function(read_only=True)
 def read(ledger: TheLedger, entry: str) -> str:
-    """Read where the ledger stands.
+    """Read the ledger's length and digest.
 
-    :param entry: A text that comes back.
+    :param entry: A text to repeat.
     """
     return f"{entry}: {ledger.length} {ledger.digest}"
 

@@ -1,0 +1,99 @@
+"""One thread for jobs.
+
+The rule: it knows its own job and nothing of the other threads; what it should do comes from `threads.py`.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from server.coroutines import close_loop
+from server.engine.interruption import Interruptible
+from server.engine.lanes import Job
+from server.errors import Interrupted
+
+log = logging.getLogger("toolpack_server")
+
+COMPUTES = (
+    0.01  # of a period on the processor: even a function that computes gets little while calls take turns with it
+)
+
+
+class PoolThread:
+    """One thread, and the job that it is at.
+
+    Args:
+        work: What the thread does.
+        ended: Called at its end.
+
+    Attributes:
+        job: The job that it is at.
+        since: Since when, on the monotonic clock.
+        lost: That job has passed its deadline, so the thread has lost its claim and ends after the job.
+        interruptible: Surrounds what may be interrupted.
+    """
+
+    def __init__(self, work: Callable[["PoolThread"], None], ended: Callable[["PoolThread"], None]) -> None:
+        self._thread = threading.Thread(target=self._run, args=(work, ended), name="calls", daemon=True)
+        self.job: Job | None = None
+        self.since = 0.0
+        self.lost = False
+        self.interruptible = Interruptible()
+        self._used = 0.0  # of the processor's time, in seconds
+        self._watched_from: tuple[float, float] | None = None  # the time, and what it had used of the processor then
+
+    def start(self) -> None:
+        """Start it; raises `RuntimeError` if the system allows no more threads."""
+        self._thread.start()
+
+    def _run(self, work: Callable[["PoolThread"], None], ended: Callable[["PoolThread"], None]) -> None:
+        _current.interruptible = self.interruptible
+        try:
+            work(self)
+        except Interrupted:
+            pass
+        except BaseException:
+            log.exception("A thread for calls has ended")
+        finally:
+            ended(self)
+            close_loop()
+
+    def begin(self, job: Job) -> None:
+        """Note that it begins a job."""
+        self.since = time.monotonic()
+        self.job = job
+        self._watched_from = None
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether its job has passed its deadline by more than callers can bring about."""
+        return self.job is not None and self.job.stuck_from < now
+
+    def computes(self, seconds: float) -> bool:
+        """Whether the thread has used the processor in these seconds, since this was asked last."""
+        if self._thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):  # macOS doesn't tell
+            return True
+        before, self._used = self._used, time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+        if self._watched_from is None:
+            self._watched_from = time.monotonic(), self._used
+        return self._used - before > COMPUTES * seconds
+
+    def watched(self) -> tuple[float, float]:
+        """Get since how many seconds `computes` has been asked about its job, and how long that has computed."""
+        if self._watched_from is None:
+            return 0.0, 0.0
+        began, used = self._watched_from
+        return time.monotonic() - began, self._used - used
+
+
+class _Current(threading.local):
+    interruptible: Interruptible | None = None
+
+
+_current = _Current()
+
+
+def interruptible() -> AbstractContextManager[object]:
+    """Get the context manager that surrounds what may be interrupted in the job that this thread is at."""
+    return _current.interruptible or nullcontext()

@@ -1,0 +1,307 @@
+"""Nobody waits for another: what one session, or one name, does holds up no other."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+import serving
+from serving import PATIENCE, RpcError, ledger, wait_until
+
+from server.engine import threads
+from server.engine.lanes import Job, Lane
+from server.engine.pace import QUICK_RUNS, QUICK_SECONDS, SLOW_SECONDS, TRIALS, Pace
+from server.errors import DeadlineError
+from server.sessions import manager
+
+
+@pytest.fixture
+def gate():
+    """Hold functions until the test ends."""
+    made = ledger.gates["fairness"] = threading.Event()
+    yield made
+    made.set()
+
+
+def hold(bench, owner=""):
+    """Call a function that waits for the gate, in a session of its own."""
+    session = bench.create(owner=owner)
+    return bench.later("run_function", owner=owner, session_id=session, function="add_and_hold", kwargs=HOLD)
+
+
+HOLD = {"name": "fairness"}
+
+
+def test_functions_that_wait_hold_up_nobody_not_even_for_a_tick(gate, monkeypatch):
+    monkeypatch.setattr(threads, "TICK_SECONDS", 3600)  # nobody watches
+    bench = serving.Bench()
+    quick = bench.create()
+    held = [hold(bench) for _ in range(TRIALS)]
+    assert [bench.result(quick, "add", amount=1) for _ in range(3)] == [1, 2, 3]
+    assert not any(call.done() for call in held)
+    gate.set()
+    assert all(call.result(PATIENCE)["error"] is None for call in held)
+    bench.close()
+
+
+def test_many_functions_that_wait_run_at_the_same_time(gate):
+    bench = serving.Bench()
+    runs = ledger.runs.count("add_and_hold")
+    held = [hold(bench) for _ in range(40)]
+    wait_until(lambda: ledger.runs.count("add_and_hold") == runs + 40, "all of them")
+    gate.set()
+    assert all(call.result(PATIENCE)["error"] is None for call in held)
+    bench.close()
+
+
+def test_a_name_that_has_used_up_its_share_of_threads_waits_for_itself_alone(gate):
+    bench = serving.Bench(max_threads_per_name=2, queue_timeout_seconds=1)
+    quick = bench.create(owner="ann")
+    for _ in range(QUICK_RUNS + 1):
+        bench.rpc("run_function", owner="ann", session_id=quick, function="add", kwargs={"amount": 1})
+    runs = ledger.runs.count("add_and_hold")
+    held = [hold(bench, "ann") for _ in range(2)]
+    wait_until(lambda: ledger.runs.count("add_and_hold") == runs + 2, "its share")
+    more = [hold(bench, "ann") for _ in range(3)]
+
+    other = hold(bench, "bob")
+    wait_until(lambda: ledger.runs.count("add_and_hold") == runs + 3, "the other name's call")
+    known = bench.rpc("run_function", owner="ann", session_id=quick, function="add", kwargs={"amount": 1})
+    assert known["error"] is None  # what is known to be quick needs no thread of its own
+    assert bench._run(bench.sessions.is_store_reachable())
+
+    for call in more:
+        with pytest.raises(RpcError) as refused:
+            call.result(PATIENCE)
+        assert refused.value.code == -32006
+        assert "waited 1 s for a thread; nothing was changed" in refused.value.message
+    assert ledger.runs.count("add_and_hold") == runs + 3
+    gate.set()
+    assert all(call.result(PATIENCE)["error"] is None for call in [*held, other])
+    bench.close()
+
+
+def test_an_agents_calls_count_for_the_name_that_owns_the_session(gate):
+    bench = serving.Bench(max_threads_per_name=1)
+    runs = ledger.runs.count("add_and_hold")
+    keys = [bench.rpc("create_session", owner="ann", toolpacks=["ledger"])["agent_path"] for _ in range(2)]
+    held = [
+        bench.later("run_function", agent_key=key.rpartition("/")[2], function="add_and_hold", kwargs=HOLD)
+        for key in keys
+    ]
+    wait_until(lambda: bench.service.sessions.load()[0] == 1, "the second to wait")
+    assert ledger.runs.count("add_and_hold") == runs + 1
+    gate.set()
+    assert all(call.result(PATIENCE)["error"] is None for call in held)
+    bench.close()
+
+
+def test_a_call_that_has_waited_for_a_thread_leaves_its_session_free(gate):
+    bench = serving.Bench(max_threads_per_name=1, queue_timeout_seconds=0.5)
+    held, late = hold(bench), bench.create()
+    wait_until(lambda: bench.service.sessions.load()[0] == 0 and not bench.sessions.is_idle(), "the first")
+    with pytest.raises(RpcError):
+        bench.call(late, "add_and_hold", **HOLD)
+    gate.set()
+    assert held.result(PATIENCE)["error"] is None
+    assert bench.result(late, "add", amount=1) == 1
+    bench.close()
+
+
+def test_whoever_completes_a_call_looks_at_the_clock(gate, monkeypatch):
+    monkeypatch.setattr(threads.Threads, "_look_at", lambda *_: None)  # as if the whole process had stood still
+    bench = serving.Bench(timeout_seconds=0.2)
+    session = bench.create()
+    runs = ledger.runs.count("add_and_hold")
+    call = bench.later_call(session, "add_and_hold", **HOLD)
+    wait_until(lambda: ledger.runs.count("add_and_hold") == runs + 1, "the function")
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() > began + 0.2, "the deadline")
+    gate.set()
+    assert call.result(PATIENCE)["error"].startswith("TimeoutError: `add_and_hold` took longer than 0.2 s")
+    assert bench.version(session) == 0
+    assert bench.result(session, "total") == 0
+    bench.close()
+
+
+def test_what_runs_and_waits_when_the_server_stops_is_refused_and_not_committed(gate):
+    bench = serving.Bench()
+    session = bench.create()
+    runs = ledger.runs.count("add_and_hold")
+    calls = [bench.later_call(session, "add_and_hold", **HOLD), bench.later_call(session, "add", amount=1)]
+    wait_until(lambda: ledger.runs.count("add_and_hold") == runs + 1, "the first")
+    bench._loop.call_soon_threadsafe(bench.sessions.stop)
+    for call in calls:
+        with pytest.raises(RpcError) as refused:
+            call.result(PATIENCE)
+        assert refused.value.code == -32006
+        assert refused.value.data["retry_after_seconds"] > 0
+    gate.set()
+    wait_until(lambda: "fairness" in ledger.late, "the end of the function")
+    assert bench.store.get(session)[1].index == -1
+    bench.close()
+
+
+# Heavy work
+
+
+def compute(bench, name, work):
+    return asyncio.run_coroutine_threadsafe(bench.sessions.compute(work, name, "test"), bench._loop)
+
+
+def test_heavy_work_is_done_two_at_a_time_in_turns_by_name(bench, gate):
+    began, most, lock = [], [], threading.Lock()
+
+    def work(name):
+        def run():
+            with lock:
+                began.append(name)
+                most.append(len(began) - len(ended))
+            gate.wait(PATIENCE)
+            with lock:
+                ended.append(name)
+            return name
+
+        return run
+
+    ended = []
+    with bench.paused():
+        names = ["ann"] * 4 + ["bob"] * 2
+        works = [compute(bench, name, work(name)) for name in names]
+    wait_until(lambda: len(began) == 2, "two of them")
+    wait_until(lambda: bench.sessions.load()[0] == 4, "the others to wait")
+    session = bench.create()
+    assert bench.result(session, "add", amount=1) == 1  # nobody else waits
+    gate.set()
+    assert [done.result(PATIENCE) for done in works] == names
+    assert began[:4] == ["ann", "ann", "ann", "bob"] or began[:4] == ["ann", "ann", "bob", "ann"]
+    assert max(most) == 2
+
+
+def test_heavy_work_that_takes_too_long_is_given_up_and_never_counts_as_stuck(gate):
+    bench = serving.Bench(timeout_seconds=0.1)
+    slow = compute(bench, "ann", lambda: gate.wait(PATIENCE))
+    with pytest.raises(DeadlineError):
+        slow.result(PATIENCE)
+    assert bench.sessions.stuck_threads() == 0
+    gate.set()
+    bench.close()
+
+
+def test_a_large_environment_is_read_as_heavy_work_and_a_small_one_is_not(monkeypatch):
+    computed = []
+    plain = manager.SessionManager.compute
+
+    async def noted(self, work, name, kind):
+        computed.append((name, kind))
+        return await plain(self, work, name, kind)
+
+    monkeypatch.setattr(manager.SessionManager, "compute", noted)
+    monkeypatch.setattr(manager, "HEAVY_BYTES", 2000)
+    bench = serving.Bench()
+    session = bench.create(owner="ann")
+    computed.clear()
+    bench.rpc("get_environment", owner="ann", session_id=session)
+    assert computed == []
+    for _ in range(500):
+        bench.rpc("run_function", owner="ann", session_id=session, function="add", kwargs={"amount": 10**9})
+    for method in ("get_environment", "diff_environment", "export_session"):
+        bench.rpc(method, owner="ann", session_id=session)
+    assert computed == [("ann", "read")] * 3
+    bench.close()
+
+
+# Lanes
+
+
+class Named(Job):
+    def __init__(self, name, kind="", arrived=0.0):
+        self.name, self.kind, self.arrived = name, kind, arrived
+
+
+def test_names_take_turns_and_none_takes_more_than_its_share():
+    lane = Lane(2, 1)
+    ann, bob, eve = ([Named(name) for _ in range(3)] for name in ("ann", "bob", "eve"))
+    assert lane.enter(ann[0])
+    assert not lane.enter(ann[1])  # more than her share
+    assert lane.enter(bob[0])
+    assert [lane.enter(job) for job in (ann[2], eve[0], bob[1], eve[1])] == [False] * 4
+    assert lane.waiting == 5
+    assert lane.leave(ann[0]) == [ann[1]]
+    assert lane.leave(ann[1]) == [eve[0]]
+    assert lane.leave(bob[0]) == [bob[1]]
+    assert lane.leave(eve[0]) == [ann[2]]
+    assert lane.leave(bob[1]) == [eve[1]]
+    assert lane.waiting == 0
+    assert lane.leave(bob[1]) == []  # it has left already
+
+
+def test_what_runs_already_takes_its_place_even_if_there_is_none():
+    lane = Lane(1, 1)
+    first, second, third = Named("ann"), Named("ann"), Named("ann")
+    assert lane.enter(first)
+    lane.occupy(second)
+    assert not lane.enter(third)
+    assert lane.leave(first) == []
+    assert lane.leave(second) == [third]
+
+
+def test_who_has_waited_too_long_is_let_go():
+    lane = Lane(1, 1)
+    jobs = [Named("ann", arrived=float(second)) for second in range(4)]
+    assert [lane.enter(job) for job in jobs] == [True, False, False, False]
+    assert lane.expire(2.5) == jobs[1:3]
+    assert lane.waiting == 1
+    assert lane.leave(jobs[0]) == [jobs[3]]
+
+
+def test_jobs_of_a_kind_are_released_together():
+    lane = Lane(1, 1)
+    jobs = [Named("ann", "f"), Named("ann", "f"), Named("bob", "g"), Named("eve", "f")]
+    assert [lane.enter(job) for job in jobs] == [True, False, False, False]
+    assert lane.release("f") == [jobs[1], jobs[3]]
+    assert lane.leave(jobs[0]) == [jobs[2]]
+
+
+# Pace
+
+
+def test_a_kind_is_quick_after_some_quick_runs_and_slow_after_some_slow_ones():
+    pace = Pace()
+    for _ in range(QUICK_RUNS):
+        assert not pace.is_quick("f")
+        pace.ran("f", QUICK_SECONDS / 2)
+    assert pace.is_quick("f")
+    pace.ran("f", QUICK_SECONDS * 2)
+    assert not pace.is_quick("f")
+
+
+def test_a_single_slow_run_on_a_busy_machine_makes_no_kind_slow_that_has_long_been_quick():
+    pace = Pace()
+    for _ in range(100):
+        pace.ran("f", QUICK_SECONDS / 2)
+    pace.ran("f", QUICK_SECONDS * 2)
+    assert pace.is_quick("f")
+    pace.ran("f", QUICK_SECONDS * 2)
+    assert not pace.is_quick("f")
+
+
+def test_a_job_that_runs_very_long_makes_its_kind_slow_at_once():
+    pace = Pace()
+    for _ in range(100):
+        pace.ran("f", QUICK_SECONDS / 2)
+    pace.is_slow("f", SLOW_SECONDS / 2, 0.0)
+    assert pace.is_quick("f")
+    pace.is_slow("f", SLOW_SECONDS * 2, 0.0)
+    assert not pace.is_quick("f")
+
+
+def test_of_a_kind_of_which_nothing_is_known_some_may_be_tried():
+    pace = Pace()
+    assert [pace.may_start("f") for _ in range(TRIALS + 1)] == [True] * TRIALS + [False]
+    assert pace.is_slow("f", 0.01, 0.0)  # it waits
+    assert pace.may_start("f")
+    assert not pace.is_slow("f", 0.01, 0.009)  # it computes
+    assert not pace.may_start("f")
+    assert pace.is_slow("f", 1.0, 0.02)  # a moment's work at the end of a long wait
+    assert pace.may_start("f")
