@@ -891,7 +891,7 @@ def test_sqlite_gives_space_back_and_its_log_stays_small(tmp_path):
     assert len(sizes) > 20  # by bytes, not by rows
     assert max(sizes) <= 40 * 2**20  # the log of the commits
     assert path.with_name("large.db-wal").stat().st_size <= 21 * 2**20
-    assert path.stat().st_size <= 24 * 2**20
+    assert path.stat().st_size <= 40 * 2**20  # of 170 MB
     store.close()
 
 
@@ -1053,6 +1053,19 @@ def test_sqlite_creates_its_folder_and_private_files(tmp_path, monkeypatch):
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "a/b").iterdir()}
     assert modes == {f"relative.db{end}": 0o600 for end in ("", "-wal", "-shm", ".lock", ".reserve")}
     store.close()
+
+
+def test_sqlite_keeps_its_file_when_a_function_changes_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sqlite:///relative.db")
+    monkeypatch.chdir(tmp_path / "other")
+    kept = session()
+    store.create([kept], {}, {})
+    assert store.get(kept.id)[0] == kept
+    store.ping()
+    store.close()
+    assert list((tmp_path / "other").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -180,14 +180,14 @@ class SqliteFile:
 
         A file that was made by schema 1 doesn't shrink, as SQLite decides that when a file is made.
         """
-        with self.write() as writer:
+        with _translated_errors(), self._writing:
             free, pages, vacuum = (
-                writer.execute(f"PRAGMA {name}").fetchone()[0]
+                self._writer.execute(f"PRAGMA {name}").fetchone()[0]
                 for name in ("freelist_count", "page_count", "auto_vacuum")
             )
             more = bool(vacuum) and free > (0 if self._reserve_is_used() else max(FREE_PAGES, pages // 4))
-            if more:
-                writer.execute(f"PRAGMA incremental_vacuum({SHRINK_PAGES})").fetchall()
+            if more:  # as a script: `execute` would give back one page only
+                self._writer.executescript(f"PRAGMA incremental_vacuum({SHRINK_PAGES})")
         if not more and self._log.stat().st_size > WAL_BYTES:
             with self._writing:
                 self._restart_log("TRUNCATE")
