@@ -30,7 +30,7 @@ def secret_key(settings: Settings) -> bytes:
         )
     path = settings.data_dir / "secret.key"
     try:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             # Written to a temporary file and linked into place, so that nobody reads half a key.
             temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

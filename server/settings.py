@@ -110,6 +110,10 @@ class Settings(BaseSettings):
         4 * 2**20, ge=1024, description="Size at which a list of records or sessions in an answer ends."
     )
     max_environment_bytes: int = Field(32 * 2**20, ge=1024, description="Size of a toolpack's snapshot.")
+    max_session_bytes: int = Field(
+        256 * 2**20, ge=1024, description="Bytes that the calls of a session may store: records and environments."
+    )
+    max_name_bytes: int = Field(4 * 2**30, ge=1024, description="Bytes that all sessions of a name may store.")
 
     @classmethod
     def settings_customise_sources(

@@ -159,6 +159,25 @@ class Bench:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 
+    @contextlib.contextmanager
+    def sweeping(self) -> Iterator[Callable[[int], None]]:
+        """Delete expired sessions meanwhile, as a server does; give a function that waits until it was done n times."""
+        looks: list[Any] = []
+        look = self.store.delete_expired
+        self.store.delete_expired = lambda *given: (look(*given), looks.append(given))[0]
+
+        def look_again(times: int) -> None:
+            count = len(looks) + times
+            wait_until(lambda: len(looks) >= count, "the sweep")
+
+        sweep = asyncio.run_coroutine_threadsafe(self.sessions.sweep(), self._loop)
+        try:
+            yield look_again
+        finally:
+            self.store.delete_expired = look
+            sweep.cancel()
+            self._run(asyncio.sleep(0.01))  # the task ends
+
     def close(self) -> None:
         self.sessions.stop()
         if self._closes_store:

@@ -46,6 +46,8 @@ DEFAULTS = {
     "max_sessions": 100_000,
     "max_result_bytes": 2**20,
     "max_environment_bytes": 32 * 2**20,
+    "max_session_bytes": 256 * 2**20,
+    "max_name_bytes": 4 * 2**30,
     "max_connections": 5000,
     "header_timeout_seconds": 10,
     "body_timeout_seconds": 30,
@@ -202,6 +204,58 @@ def test_sessions_of_one_name():
                 return server.create("ledger", owner="ann")
 
         wait_until(can_create, "the next count")
+
+
+@pytest.mark.parametrize("store", ["memory:", "sqlite", "redis"])
+def test_the_bytes_of_a_session(store, tmp_path, request):
+    if store == "redis":
+        store = request.getfixturevalue("redis_url")
+    elif store == "sqlite":
+        store = f"sqlite:///{tmp_path}/sessions.db"
+    with bench(store=store, max_session_bytes=50_000) as server:
+        session = server.create("ledger")
+        text = "x" * 9_000
+        envelopes = [server.call(session, "unknown", text=text) for _ in range(10)]
+        full = [each for each in envelopes if each["error"].startswith("TooLargeError: the session stores ")]
+        assert 4 <= len(envelopes) - len(full) <= 5
+        assert "50000 are allowed" in full[0]["error"]
+        assert len(server.rpc("get_trace", session_id=session)) == len(envelopes) - len(full)
+        assert server.call(session, "add", amount=1)["result"] == 1  # a small call still fits
+        assert server.call(server.create("ledger"), "unknown", text=text)["error"].startswith("ToolNotFoundError")
+
+
+def test_trimmed_versions_do_not_count_for_ever():
+    with bench(max_session_bytes=160_000, keep_versions=1) as server:
+        session = server.create("ledger")
+        for _ in range(3 * 64):
+            assert server.call(session, "add", amount=1)["error"] is None
+
+
+@pytest.mark.parametrize("store", ["memory:", "sqlite", "redis"])
+def test_the_bytes_of_a_name(store, tmp_path, request):
+    if store == "redis":
+        store = request.getfixturevalue("redis_url")
+    elif store == "sqlite":
+        store = f"sqlite:///{tmp_path}/sessions.db"
+    with bench(store=store, max_name_bytes=100_000) as server:
+        sessions = [server.create("ledger", owner="ann") for _ in range(3)]
+        text = "x" * 30_000
+        errors = [server.call(session, "unknown", {"owner": "ann"}, text=text)["error"] for session in sessions * 2]
+        assert [error.split(":")[0] for error in errors] == ["ToolNotFoundError"] * 3 + ["TooLargeError"] * 3
+        assert "this name stores 9" in errors[-1]
+        environment = {"ledger": {"ledger": {"entries": [], "anything": text}}}
+        refused(-32007, server.create, "ledger", owner="ann", environment=environment)
+        error = refused(
+            -32007, server.rpc, "fork_session", owner="ann", session_id=sessions[0], count=20, labels={"a": text[:999]}
+        )
+        assert "close some sessions first" in error.message
+        server.create("ledger", owner="bob", environment=environment)
+        server.rpc("close_session", owner="ann", session_id=sessions[0])
+
+        def can_call():
+            return server.call(sessions[1], "unknown", {"owner": "ann"}, text=text)["error"].startswith("ToolNot")
+
+        wait_until(can_call, "the next count")
 
 
 def test_the_size_of_an_environment():

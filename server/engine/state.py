@@ -54,6 +54,10 @@ class SessionState:
         version: Its version.
         parts: The blob id of each part.
         epoch: The epoch of its lease.
+        holder: Who holds the lease, as the store knows this worker; None in a store that isn't shared.
+        last: The id of its last record.
+        stored: About how many bytes the store holds for what its calls have added.
+        untrimmed: How many bytes of blobs were added since its old versions were deleted last.
         leased: This worker holds the lease.
         blobs: The bytes of those parts that were needed so far.
         live: The environments that equal those bytes; an operation takes them out while it runs.
@@ -63,7 +67,7 @@ class SessionState:
     """
 
     __slots__ = (
-        *("session", "expires_at", "index", "version", "parts", "epoch"),
+        *("session", "expires_at", "index", "version", "parts", "epoch", "holder", "last", "stored", "untrimmed"),
         *("leased", "blobs", "live", "uncommitted", "checked", "invalid", "_session_bytes"),
     )
 
@@ -77,6 +81,8 @@ class SessionState:
         self.leased = False
         self.checked = False
         self._session_bytes = _size(session)
+        self.holder: str | None = None
+        self.untrimmed = 0
         self.invalid = ""
         self.follow(head)
 
@@ -87,6 +93,7 @@ class SessionState:
                 self.blobs.pop(part, None)
                 self.live.pop(part, None)
         self.index, self.version, self.epoch = head.index, head.version, head.epoch
+        self.last, self.stored = head.last, head.size
         self.parts = dict(head.parts)
 
     def take_live(self) -> dict[str, BaseModel]:
@@ -106,13 +113,24 @@ class SessionState:
         record = result.record
         if record is None:
             return None
+        after, self.last = self.last, record.id
         self.index, self.version = record.index, record.version
+        self.stored += added_bytes(record, result.new_blobs)
+        self.untrimmed += sum(map(len, result.new_blobs.values()))
         if result.parts:
             self.parts = {**self.parts, **result.parts}
         if record.call_id is not None:
             self.uncommitted[record.call_id] = record
         return Commit(
-            self.session.id, self.epoch, record, result.parts, result.new_blobs, self._renewed_expiry(), release
+            session_id=self.session.id,
+            epoch=self.epoch,
+            record=record,
+            parts=result.parts,
+            blobs=result.new_blobs,
+            expires_at=self._renewed_expiry(),
+            release=release,
+            after=after,
+            holder=self.holder,
         )
 
     def committed(self, record: Record) -> None:
@@ -123,7 +141,7 @@ class SessionState:
     def _renewed_expiry(self) -> float | None:
         """Renew the session, and get its new expiry if that has to be written."""
         now, ttl = time.time(), self.session.ttl_seconds
-        if self.expires_at >= now + ttl:
+        if now + ttl <= self.expires_at <= expiry(ttl, now):
             return None
         self.expires_at = expiry(ttl, now)
         return self.expires_at
@@ -144,3 +162,8 @@ def _size(session: StoredSession) -> int:
 def _given_size(value: Any) -> int:
     # Stored as one text; only version 0.1.0 stored values.
     return sys.getsizeof(value) if isinstance(value, str) else VALUE_FACTOR * len(dumps(value))
+
+
+def added_bytes(record: Record, blobs: Mapping[str, bytes]) -> int:
+    """Get how many bytes a commit adds to a session."""
+    return len(record.body) + sum(map(len, blobs.values()))

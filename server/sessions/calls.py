@@ -11,8 +11,8 @@ from typing import Any
 
 from server.engine.jobs import StartClock
 from server.engine.pool_thread import interruptible
-from server.engine.state import Result, SessionState
-from server.errors import VersionConflictError
+from server.engine.state import Result, SessionState, added_bytes
+from server.errors import TooLargeError, VersionConflictError
 from server.execution.call import Failure, Outcome, call
 from server.execution.runtime import Plan
 from server.execution.world import Snapshot
@@ -72,10 +72,15 @@ class CallOperation:
             return Result(recorded)
         if request.expected_version is not None and request.expected_version != state.version:
             raise VersionConflictError(request.expected_version, state.version)
+        context.keep_alive(state, plan.timeout_seconds)
         blobs = _Blobs(context.store, state)
         snapshot = Snapshot(state.parts, blobs, state.take_live(), bound=is_bound(self.session_id))
         self._plan, self._started_at = plan, time.time()
         self._shown_kwargs = cut_arguments(request.sent, request.kwargs, context.settings.max_record_bytes)
+        try:
+            context.room.check_session(state, len(self._shown_kwargs), at_least=True)
+        except TooLargeError as error:
+            return Result(_no_room(plan, error))
         began = time.perf_counter()
         start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
         watch = Watch()
@@ -85,11 +90,16 @@ class CallOperation:
             outcome.live = {}
         record = self._record(state, outcome, time.perf_counter() - began)
         snapshot.live.update(outcome.live)
+        new_blobs = dict(outcome.blobs.values())
+        try:
+            context.room.check_session(state, added_bytes(record, new_blobs))
+        except TooLargeError as error:
+            return Result(_no_room(plan, error))
         if not outcome.blobs:
             return Result(outcome, record, blobs=blobs, live=snapshot.live)
         parts = {part: blob_id for part, (blob_id, _) in outcome.blobs.items()}
         blobs.update({part: blob for part, (_, blob) in outcome.blobs.items()})
-        return Result(outcome, record, parts, dict(outcome.blobs.values()), blobs, snapshot.live)
+        return Result(outcome, record, parts, new_blobs, blobs, snapshot.live)
 
     def on_timeout(self, state: SessionState) -> Result:
         """Record that the deadline has passed; nothing has changed."""
@@ -145,6 +155,11 @@ class CallOperation:
         if self._digest is not None:
             private = {"digest": self._digest, "failure": outcome.failure, "errors": outcome.errors, **whole}
         return self._context.records.write(self.session_id, shown, private)
+
+
+def _no_room(plan: Plan, error: TooLargeError) -> Outcome:
+    """Get the outcome of a call that isn't recorded, because there is no room for it."""
+    return Outcome(error=f"TooLargeError: {error}", failure=Failure.TOO_LARGE, toolpack=plan.toolpack)
 
 
 class _Blobs(dict[str, bytes]):

@@ -3,6 +3,7 @@
 The rule: made once, when the server starts, and never changed afterwards.
 """
 
+import time
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -15,11 +16,14 @@ from server.execution.runtime import SessionRuntime
 from server.packs.catalog import Catalog
 from server.sessions.identity import Identities
 from server.sessions.records import Records
+from server.sessions.room import Room
 from server.settings import Settings
 from server.stores.base import SessionStore
+from server.times import expiry
 
 INITIAL_BYTES = 64 * 2**20
 RUNTIMES = 256
+COMMIT_SECONDS = 10.0  # the time that a commit may take after the deadline of its operation
 
 
 class SessionContext:
@@ -39,6 +43,7 @@ class SessionContext:
         self.records = Records(key)
         self.identities = Identities(key)
         self.codec = Codec(catalog, key, settings.max_environment_bytes)
+        self.room = Room(store, settings)
         self._initial = InitialEnvironments(self.codec, INITIAL_BYTES)
         self.functions = frozenset(name for pack in catalog.toolpacks.values() for name in pack.functions)
         # The order of its toolpacks is the client's choice, so there are more than can be kept.
@@ -66,6 +71,17 @@ class SessionContext:
         if not state.checked:
             self.identities.check(state.session)
             state.checked = True
+
+    def keep_alive(self, state: SessionState, seconds: float) -> None:
+        """Renew a session that could expire while an operation with this deadline runs.
+
+        Raises:
+            OverloadedError: The store can't be used.
+        """
+        ends = time.time() + seconds + COMMIT_SECONDS
+        if state.expires_at < ends:
+            state.expires_at = expiry(state.session.ttl_seconds, ends)
+            self.store.renew(state.session.id, state.expires_at)
 
     def initial_parts(
         self, toolpacks: tuple[str, ...], options: Mapping[str, Any], environment: Mapping[str, Any]

@@ -57,6 +57,8 @@ class SessionFactory:
             return _view(created[0])
         self._check_quota(owner, 1)
         parts, blobs = self._context.initial_parts(toolpacks, options, environment)
+        recipe_bytes = len(dumps([options, environment, labels]))
+        self._context.room.check_name(owner, recipe_bytes + (sum(map(len, blobs.values())) if environment else 0))
         template = self._template(
             owner=owner,
             toolpacks=toolpacks,
@@ -98,6 +100,7 @@ class SessionFactory:
         )
         self._check_reply(template, count)
         self._check_quota(parent.owner, count)
+        self._context.room.check_name(parent.owner, count * len(dumps(template.labels)))
         # Some of the blobs of an old session may have the old format, which only old sessions may have.
         forks = self._sessions(template, count, DIGITS if is_bound(parent.id) else OLD_DIGITS, creation)
         try:

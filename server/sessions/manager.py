@@ -13,7 +13,13 @@ from typing import Any, TypeVar, cast
 from server.engine.jobs import Errand
 from server.engine.lanes import Lane
 from server.engine.queues import Queues
-from server.errors import HeavyReadError, InternalError, InvalidParamsError, RequestError
+from server.errors import (
+    HeavyReadError,
+    InternalError,
+    InvalidParamsError,
+    OverloadedError,
+    RequestError,
+)
 from server.execution.call import Outcome
 from server.results import Session
 from server.sessions.calls import CallOperation, CallRequest
@@ -189,16 +195,20 @@ class SessionManager:
         return closed
 
     async def sweep(self) -> None:
-        """Delete expired sessions, every second, until cancelled."""
+        """Delete expired sessions, every second, until cancelled.
+
+        Nothing else ends a session for its age: a clock that jumps is noticed here, before anything is deleted.
+        """
 
         def sweep_some() -> int:
-            expired = self._store.expired(time.time(), SWEEP_AT_ONCE)
-            return self._delete(list(expired)) if expired else 0
+            expired = self._store.delete_expired(time.time(), SWEEP_AT_ONCE)
+            self.queues.forget(expired)
+            return len(expired)
 
         while True:
             # Failures are logged; the next round deletes what this one should have.
             with contextlib.suppress(InternalError, RequestError):
-                while await self._do(sweep_some) == SWEEP_AT_ONCE:
+                while await self._do(sweep_some):
                     pass
             await asyncio.sleep(SWEEP_SECONDS)
 
@@ -213,13 +223,15 @@ class SessionManager:
         """Count the sessions in the store, everybody's."""
         return await self._do(self._store.count)
 
-    async def is_store_reachable(self) -> bool:
-        """Whether the store answers."""
+    async def store_trouble(self) -> str:
+        """Say why nothing can be stored now; "" if all is well."""
         try:
             await asyncio.wait_for(self._do(self._store.ping), PING_SECONDS)
+        except OverloadedError as error:
+            return str(error)
         except Exception:  # noqa: BLE001 - whatever it is, the store doesn't answer
-            return False
-        return True
+            return "The store doesn't answer."
+        return ""
 
     def is_idle(self) -> bool:
         """Whether no session has anything to do."""

@@ -7,6 +7,7 @@ committed. Whoever reads a session renews it.
 import base64
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import jsonpointer
@@ -17,6 +18,7 @@ from server.errors import (
     HeavyReadError,
     InvalidParamsError,
     MissingBlobError,
+    OverloadedError,
     SessionNotFoundError,
     StateDamagedError,
     VersionNotRetainedError,
@@ -72,7 +74,7 @@ class SessionReader:
         """Get a session and its head, and renew it.
 
         Raises:
-            SessionNotFoundError: It is unknown, closed, expired or another's.
+            SessionNotFoundError: It is unknown, closed, expired and deleted, or another's.
             StateDamagedError: It isn't as it was created.
         """
         session, head = self.get(session_id, owner)
@@ -80,7 +82,8 @@ class SessionReader:
         now = time.time()
         if session.expires_at < now + session.ttl_seconds:
             session = replace(session, expires_at=expiry(session.ttl_seconds, now))
-            self._store.renew(session_id, session.expires_at)
+            with suppress(OverloadedError):  # what can't be written, as on a full disk, can still be read
+                self._store.renew(session_id, session.expires_at)
             cached = self._cache.get(session_id)
             if cached is not None:
                 cached.expires_at = max(cached.expires_at, session.expires_at)
@@ -118,11 +121,10 @@ class SessionReader:
         return session_view(session, head.version if version is None else version)
 
     def list_sessions(self, owner: str, labels: Mapping[str, str], after: str, limit: int) -> list[Session]:
-        """Describe the owner's sessions that carry all these labels and haven't expired, by id.
+        """Describe the owner's sessions that carry all these labels, by id.
 
         Sessions that aren't as they were created are left out.
         """
-        now = time.time()
         views: list[Session] = []
         size = 0
         while True:
@@ -130,7 +132,7 @@ class SessionReader:
             found = self._store.list(owner, labels, after, page)
             for session, version in found:
                 after = session.id
-                if session.expires_at <= now or not self._identities.fits(session):
+                if not self._identities.fits(session):
                     continue
                 # Listing a session doesn't renew it: it was called last when its expiry was written.
                 called_at = session.expires_at - expiry(session.ttl_seconds, 0)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from server.engine.jobs import StartClock
-from server.engine.state import Result, SessionState
+from server.engine.state import Result, SessionState, added_bytes
 from server.errors import ClassesChangedError, DeadlineError
 from server.execution.parts import emptied, toolpack_of
 from server.sessions.context import SessionContext
@@ -37,6 +37,7 @@ class ResetOperation:
         The answer is the new version.
         """
         context = self._context
+        context.keep_alive(state, context.settings.timeout_seconds)
         start_clock(context.settings.timeout_seconds)
         context.check(state)
         recorded = self._recorded()
@@ -55,9 +56,11 @@ class ResetOperation:
                 raise
             parts, blobs = self._built_again(state.session, parts)
             new_blobs = blobs
+        record = self._record(state)
+        context.room.check_session(state, added_bytes(record, new_blobs))
         return Result(
             state.version + 1,
-            self._record(state),
+            record,
             parts=parts,
             new_blobs=new_blobs,
             blobs={part: blobs[blob_id] for part, blob_id in parts.items()},

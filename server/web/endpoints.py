@@ -114,11 +114,11 @@ class ReadyEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as ASGI calls it
         """Answer 200 or 503."""
-        if self._gateway.ready and await self._gateway.service.sessions.is_store_reachable():
-            await send_response(send, 200, b"ready", b"text/plain")
+        trouble = await self._gateway.service.sessions.store_trouble() if self._gateway.ready else NOT_READY
+        if trouble:
+            await send_response(send, 503, refusal(503, trouble))
         else:
-            body = refusal(503, "Not ready: starting, stopping, or the store can't be reached.")
-            await send_response(send, 503, body)
+            await send_response(send, 200, b"ready", b"text/plain")
 
 
 class DocumentEndpoint:
