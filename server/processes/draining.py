@@ -63,6 +63,7 @@ class DrainingServer(uvicorn.Server):
         self._hurried |= self._stopped and sig == signal.SIGINT
         self._stopped = True
         self._gateway.ready = False
+        self._drain()
 
     async def on_tick(self, counter: int) -> bool:
         """Look after this worker: whether it should be replaced, and if it drains, whether it is done."""
@@ -71,8 +72,7 @@ class DrainingServer(uvicorn.Server):
             if not self._pipe.has_supervisor:
                 log.warning("There are too many stuck threads, but without a supervisor nothing can be replaced.")
         if self._stopped:
-            self._gateway.ready = False
-            self._drain()
+            self._gateway.ready = False  # the signal may have come before it was set
         elif self._pipe.retired:
             for server in self.servers:
                 server.close()
