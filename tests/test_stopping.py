@@ -187,6 +187,7 @@ def test_an_unfit_worker_is_replaced_and_nobody_is_refused(tmp_path, workers):
             client = Client(server)
             while not done.is_set():
                 answers.append(client.send(request(sessions[number], "answer"), keep=bool(number % 2)))
+            client.close()
 
         callers = [pool.submit(keep_calling, number) for number in range(2, 6)]
         try:
@@ -233,6 +234,7 @@ def test_a_process_that_a_function_has_forked_does_not_keep_the_port(tmp_path, k
         os.kill(pid, 0)  # it lives on
         socket.create_server(client.address).close()
         assert client._connection.sock.recv(1) == b""  # closed, though the process has inherited it
+        client.close()
         gate.touch()
 
 
