@@ -1,4 +1,4 @@
-"""What the supervisor lives through: workers that die at once, forks that fail, full disks, and a pause of the server."""
+"""What the supervisor survives: workers that die at once, forks that fail, full disks, and a pause of the server."""
 
 import contextlib
 import os
