@@ -105,7 +105,9 @@ def test_what_runs_and_waits_at_the_end_is_answered(tmp_path, kind, function, si
         for answer in answers:
             status, closes, body = answer.result()
             assert (status, closes) == (200, True)
-            assert body["error"]["code"] == -32006
+            # When one worker has given up the session, the other may still run what waited there.
+            ran = kind == "two workers" and answer is not answers[0] and "result" in body
+            assert ran or body["error"]["code"] == -32006
         assert ended.result() == 0
         log = (tmp_path / "server.log").read_text()
         assert "Traceback" not in log
