@@ -1,12 +1,13 @@
 """The secret key of the hash on stored snapshots; whoever has it can forge snapshots.
 
-The rule: it is a setting, or it is created once in the data directory, readable only by the server's user. It is never
-written to a store or a log.
+The rule: it is a setting, or it is created once in the data directory, readable only by the server's user; where it
+exists, nothing is written. It is never written to a store or a log.
 """
 
 import contextlib
 import os
 import secrets
+from pathlib import Path
 
 from server.errors import SettingsError
 from server.settings import Settings
@@ -30,19 +31,36 @@ def secret_key(settings: Settings) -> bytes:
         )
     path = settings.data_dir / "secret.key"
     try:
-        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            # Written to a temporary file and linked into place, so that nobody reads half a key.
-            temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_hex(32))
-            try:
-                path.hardlink_to(temporary)
-            finally:
-                temporary.unlink()
-        return path.read_text().strip().encode()
+        with contextlib.suppress(FileNotFoundError):
+            return _read(path)
     except OSError as error:
         raise SettingsError(
-            f"The key in the data directory can't be read or created: {error.strerror}. Set TOOLPACK_SECRET_KEY."
+            f"The key {path} can't be read: {error.strerror}. Let the server's user read it; with another key, stored "
+            "sessions can't be read."
         ) from error
+    try:
+        _create(path)
+        return _read(path)
+    except OSError as error:
+        raise SettingsError(
+            f"The key {path} can't be created: {error.strerror}. Make room, or choose another --data-dir."
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    return path.read_text().strip().encode()
+
+
+def _create(path: Path) -> None:
+    """Create the key, unless another process is faster."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Written to a temporary file and linked into place, so that nobody reads half a key.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32))
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(temporary)
+    finally:
+        temporary.unlink()

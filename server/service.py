@@ -9,9 +9,10 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
-from server.execution.call import Outcome
+from server.execution.call import Failure, Outcome
 from server.jsonio.strict import Fragment, dumps
 from server.observability.call_log import CallLog, EndedCall, request_id
+from server.observability.metrics import MeasuredStore, Metrics
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.jsonrpc import JsonRpc
@@ -26,6 +27,13 @@ from server.stores import open_store
 from server.stores.base import SessionStore
 
 MEASURE_SECONDS = 1.0
+OK, REFUSED = "ok", "refused"
+
+
+def create_metrics(catalog: Catalog, rows: int = 1) -> Metrics:
+    """Create the metrics of so many workers that have these toolpacks."""
+    functions = [(pack.name, function) for pack in catalog.toolpacks.values() for function in pack.functions]
+    return Metrics(functions, [OK, *Failure, REFUSED], rows)
 
 
 class Service:
@@ -36,6 +44,7 @@ class Service:
         catalog: The loaded toolpacks; None loads those that the settings name.
         store: The store; None opens the one that the settings name.
         key: The key of the hash on stored snapshots; None takes the one that the settings name.
+        metrics: The metrics of this worker; None creates them.
 
     Attributes:
         sessions: All that can be done with sessions.
@@ -54,17 +63,15 @@ class Service:
         *,
         store: SessionStore | None = None,
         key: bytes | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.settings = settings
         if catalog is None:
             catalog = load_catalog(settings.pack_dir, settings.packs)
         if key is None:
             key = secret_key(settings)
-        # Not at the top: prometheus-client decides when it is imported whether there are several workers.
-        from server.observability.metrics import MeasuredStore, Metrics  # noqa: PLC0415
-
-        self.metrics = Metrics()
-        self._store = store or open_store(settings.store_url, exclusive=settings.workers == 1)
+        self.metrics = metrics or create_metrics(catalog)
+        self._store = store or open_store(settings.store_url, exclusive=settings.exclusive)
         context = SessionContext(catalog, MeasuredStore(self._store, self.metrics), settings, key)
         self.sessions = SessionManager(context)
         self._methods = Methods(self.sessions, self.document, self._observe)
@@ -101,9 +108,9 @@ class Service:
     ) -> None:
         """Note that a call has ended; it is counted and logged when its answer is on its way."""
         if outcome is None:
-            toolpack, name, result = "", "refused", None
+            toolpack, name, result = "", REFUSED, None
         else:
-            toolpack, name = outcome.toolpack, outcome.failure or "ok"
+            toolpack, name = outcome.toolpack, outcome.failure or OK
             result = outcome.result or outcome.error
         ended = EndedCall(
             time.time(), request_id.get(), session_id, owner, request.function, request.sent, name, result, seconds

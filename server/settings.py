@@ -73,7 +73,7 @@ class Settings(BaseSettings):
     queue_timeout_seconds: float = Field(
         30, gt=0, description="How long a call may wait for its session, or for a thread."
     )
-    drain_seconds: float = Field(8, ge=0, description="How long a stopping server waits for running calls.")
+    drain_seconds: float = Field(6, ge=0, description="How long a stopping server waits for running calls.")
     max_stuck_threads: int = Field(
         4, ge=0, description="Threads stuck in functions that a worker holds before it is replaced."
     )
@@ -131,6 +131,11 @@ class Settings(BaseSettings):
     def store_url(self) -> str:
         """The store's URL, with its default filled in."""
         return self.store or f"sqlite:///{self.data_dir / 'sessions.db'}"
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether only one worker at a time can use the store, which then needs no leases."""
+        return self.workers == 1 and not self.store_url.startswith("redis")
 
 
 def load_settings(**given: Any) -> Settings:

@@ -4,9 +4,7 @@ The rule: settings, toolpacks and the address are checked before any worker star
 """
 
 import logging
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from server.packs.loading import load_catalog
 from server.processes.listen import listen
 from server.processes.supervisor import Supervisor
 from server.processes.worker import run_worker
+from server.service import Service
 from server.settings import Settings, load_settings
 from server.web.auth import check_exposure
 
@@ -48,10 +47,8 @@ def serve(**flags: Any) -> None:
     with listen(settings.host, settings.port) as listener:
         banner(settings, catalog, listener.getsockname()[1])
         if in_memory:
-            run_worker(settings, catalog, listener)
-            return
-        with tempfile.TemporaryDirectory(prefix="toolpack-metrics-") as folder:
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # before anything imports prometheus-client
+            run_worker(Service(settings, catalog), listener)
+        else:
             Supervisor(settings, catalog, listener).run()
 
 

@@ -1,66 +1,103 @@
 """Prometheus metrics, summed over all workers.
 
-The rule: labels come from registered functions and fixed words, never from a client, so that their number is bounded.
-Each worker writes to files in one folder; prometheus-client reads its path from an environment variable when imported,
-so this module is imported only after that is set.
+All numbers are in memory that the workers share with their supervisor, so that they survive a worker and need no files,
+for which a disk could be too full. The rule: labels come from registered functions and fixed words, never from a
+client, so that each number has its place before the first worker starts. Only one process writes to a row.
 """
 
-import os
+import mmap
+import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from server.stores.base import Commit, SessionStore
 
-FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 BYTES = tuple(4.0**power * 1024 for power in range(8))
+GAUGES = {
+    "waiting_calls": "Calls waiting for their session.",
+    "stuck_threads": "Threads still running a function that passed its deadline.",
+    "cached_sessions": "Sessions in the workers' caches.",
+}
+NUMBER_BYTES = 8
 
 
-class Metrics:
-    """The metrics of one worker, and the sums over all."""
+class _Histogram:
+    """The places of one histogram's numbers in a row: a count for each bucket, then the sum."""
 
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        names: dict[str, Any] = {"registry": self._registry, "namespace": "toolpack"}
-        self._calls = Counter("calls", "Calls, by outcome.", ["toolpack", "function", "outcome"], **names)
-        self._seconds = Histogram(
-            "call_seconds", "Time from a call's arrival to its answer.", ["toolpack"], buckets=SECONDS, **names
-        )
-        self._commit_seconds = Histogram("store_commit_seconds", "Time of a commit.", buckets=SECONDS, **names)
-        self._snapshot_bytes = Histogram("snapshot_bytes", "Size of a snapshot.", buckets=BYTES, **names)
-        live = {**names, "multiprocess_mode": "livesum"}
-        self._waiting = Gauge("waiting_calls", "Calls waiting for their session.", **live)
-        self._stuck = Gauge("stuck_threads", "Threads still running a function that passed its deadline.", **live)
-        self._cached = Gauge("cached_sessions", "Sessions in the workers' caches.", **live)
-        self._series: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+    def __init__(self, bounds: Sequence[float], start: int) -> None:
+        self.end = start + len(bounds) + 2
+        self._bounds = bounds
+        self._start = start
+
+    def observe(self, row: "memoryview[float]", value: float) -> None:
+        """Add a value."""
+        row[self._start + bisect_left(self._bounds, value)] += 1
+        row[self.end - 1] += value
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str], sums: Sequence[float]) -> None:
+        """Add its buckets and its sum to what is exposed."""
+        counts = accumulate(sums[self._start : self.end - 1])
+        names = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]  # type: ignore[no-untyped-call]
+        family.add_metric(labels, buckets=[*zip(names, counts, strict=True)], sum_value=sums[self.end - 1])
+
+
+class Metrics(Collector):
+    """The metrics of one worker, and the sums over all.
+
+    Args:
+        functions: All functions, each with the name of its toolpack.
+        outcomes: All outcomes of calls.
+        rows: How many workers there can be.
+    """
+
+    def __init__(self, functions: Iterable[tuple[str, str]], outcomes: Iterable[str], rows: int = 1) -> None:
+        pairs = [*functions, ("", "")]
+        series = [(*pair, outcome) for pair in pairs for outcome in outcomes]
+        self._calls = {labels: place for place, labels in enumerate(series, len(GAUGES))}
+        self._commit_seconds = _Histogram(SECONDS, len(GAUGES) + len(series))
+        self._snapshot_bytes = _Histogram(BYTES, self._commit_seconds.end)
+        self._seconds: dict[str, _Histogram] = {}
+        width = self._snapshot_bytes.end
+        for toolpack in dict(pairs):
+            self._seconds[toolpack] = _Histogram(SECONDS, width)
+            width = self._seconds[toolpack].end
+        memory = memoryview(mmap.mmap(-1, rows * width * NUMBER_BYTES)).cast("d")
+        self._rows = [memory[start : start + width] for start in range(0, len(memory), width)]
+        self._row = self._rows[0]
+        self._commit_lock = threading.Lock()
+
+    def of_row(self, number: int) -> Self:
+        """Write to another row from now on; for the process of one worker."""
+        self._row = self._rows[number]
+        return self
 
     def called(self, toolpack: str, function: str, outcome: str, seconds: float) -> None:
         """Count a call; `toolpack` and `function` are "" if there is no such function."""
-        series = self._series.get((toolpack, function, outcome))
-        if series is None:
-            series = self._calls.labels(toolpack, function, outcome), self._seconds.labels(toolpack)
-            self._series[toolpack, function, outcome] = series
-        count, duration = series
-        count.inc()
-        duration.observe(seconds)
+        self._row[self._calls[toolpack, function, outcome]] += 1
+        self._seconds[toolpack].observe(self._row, seconds)
 
     def committed(self, seconds: float, commits: Sequence[Commit]) -> None:
-        """Count a commit and the snapshots in it."""
-        self._commit_seconds.observe(seconds)
-        for commit in commits:
-            for blob in commit.blobs.values():
-                self._snapshot_bytes.observe(len(blob))
+        """Count a commit and the snapshots in it; from any thread."""
+        with self._commit_lock:
+            self._commit_seconds.observe(self._row, seconds)
+            for commit in commits:
+                for blob in commit.blobs.values():
+                    self._snapshot_bytes.observe(self._row, len(blob))
 
-    def measured(self, waiting: int, stuck: int, cached: int) -> None:
+    def measured(self, *gauges: float) -> None:
         """Set the gauges of this worker to their current values."""
-        self._waiting.set(waiting)
-        self._stuck.set(stuck)
-        self._cached.set(cached)
+        for place, value in enumerate(gauges):
+            self._row[place] = value
 
     def exposition(self, sessions: int | None, *, calls: bool = True) -> bytes:
         """Get all metrics in Prometheus' text format, version 0.0.4.
@@ -69,10 +106,8 @@ class Metrics:
             sessions: The number of sessions in the store; None if unknown.
             calls: Include the metrics that name toolpacks and functions.
         """
-        registry = self._registry
-        if FOLDER_VARIABLE in os.environ:
-            registry = CollectorRegistry()
-            _Files(registry)  # type: ignore[no-untyped-call]
+        registry = CollectorRegistry()
+        registry.register(self)
         body: bytes = generate_latest(registry)
         if not calls:
             body = b"".join(line for line in body.splitlines(keepends=True) if b'toolpack="' not in line)
@@ -81,20 +116,28 @@ class Metrics:
             body += b"toolpack_sessions %d\n" % sessions
         return body
 
-
-class _Files(MultiProcessCollector):
-    """The files of all workers, but for one that a worker is just making: it is empty for a moment."""
-
-    def collect(self) -> Any:
-        files = [str(file) for file in Path(os.environ[FOLDER_VARIABLE]).glob("*.db") if _is_filled(file)]
-        return self.merge(files, accumulate=True)  # type: ignore[no-untyped-call]
-
-
-def _is_filled(file: Path) -> bool:
-    try:
-        return file.stat().st_size > 0
-    except FileNotFoundError:  # its worker has just died
-        return False
+    def collect(self) -> Iterator[Metric]:
+        """Get the sums, as prometheus-client wants them."""
+        sums = [sum(column) for column in zip(*self._rows, strict=True)]
+        for place, (name, text) in enumerate(GAUGES.items()):
+            yield GaugeMetricFamily(f"toolpack_{name}", text, sums[place])
+        calls = CounterMetricFamily("toolpack_calls", "Calls, by outcome.", labels=["toolpack", "function", "outcome"])
+        for labels, place in self._calls.items():
+            if sums[place]:
+                calls.add_metric(labels, sums[place])
+        yield calls
+        seconds = HistogramMetricFamily(
+            "toolpack_call_seconds", "Time from a call's arrival to its answer.", labels=["toolpack"]
+        )
+        for toolpack in sorted({toolpack for (toolpack, _, _), place in self._calls.items() if sums[place]}):
+            self._seconds[toolpack].add_to(seconds, [toolpack], sums)
+        yield seconds
+        commits = HistogramMetricFamily("toolpack_store_commit_seconds", "Time of a commit.")
+        self._commit_seconds.add_to(commits, [], sums)
+        yield commits
+        snapshots = HistogramMetricFamily("toolpack_snapshot_bytes", "Size of a snapshot.")
+        self._snapshot_bytes.add_to(snapshots, [], sums)
+        yield snapshots
 
 
 class MeasuredStore:

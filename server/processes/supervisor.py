@@ -1,66 +1,35 @@
-"""The parent of the worker processes: it starts them, replaces those that die or hang, and stops them together.
+"""The parent of the worker processes: it starts them, replaces those that die, hang or are unfit, and stops them.
 
 The rule: it has no threads, calls no toolpack's functions, and knows nothing about sessions. Workers are forked from
-it, so that all of them, replacements included, have the same toolpacks.
+it, so that all of them, replacements included, have the same toolpacks and the same key. Whatever goes wrong with one
+worker, the others go on, and the next attempt to replace it comes after a pause.
 """
 
 import logging
-import multiprocessing
 import os
 import signal
 import socket
 import time
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection, wait
 from types import FrameType
 
 from server.errors import StartError
 from server.packs.catalog import Catalog
-from server.processes.worker import SERVING, START_FAILED, supervised_worker
+from server.processes.child import Child
+from server.processes.worker import START_FAILED, supervised_worker
+from server.secret_key import secret_key
+from server.service import create_metrics
 from server.settings import Settings
 
 log = logging.getLogger("toolpack_server")
 
 HANG_SECONDS = 5.0
+STOP_SECONDS = 3.0  # to end after the running calls have ended, or `drain_seconds` are over
 TICK_SECONDS = 0.25
-MIN_LIFETIME_SECONDS = 2.0
-
-
-class _Child:
-    """A worker process, the time of its last heartbeat, and whether it has ever served."""
-
-    def __init__(self, settings: Settings, catalog: Catalog, listener: socket.socket) -> None:
-        forking = multiprocessing.get_context("fork")
-        self.pipe, child_end = forking.Pipe(duplex=False)
-        self.process: BaseProcess = forking.Process(
-            target=supervised_worker, args=(settings, catalog, listener, child_end, os.getpid()), name="worker"
-        )
-        # Until the worker has said what SIGTERM means to it, it would take it as its parent does, and go on.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        self.process.start()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        child_end.close()
-        self.started = self.last_heartbeat = time.monotonic()
-        self.served = False
-
-    def read_heartbeats(self) -> None:
-        """Read the heartbeats that have arrived."""
-        try:
-            while self.pipe.poll():
-                self.served |= self.pipe.recv_bytes() == SERVING
-                self.last_heartbeat = time.monotonic()
-        except (EOFError, OSError):
-            pass
-
-    def end(self) -> None:
-        """Kill it if it still runs, and release its resources."""
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
-        # Not at the top: prometheus-client reads PROMETHEUS_MULTIPROC_DIR when it is imported.
-        from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415
-
-        mark_process_dead(self.process.pid)  # type: ignore[no-untyped-call]
+# The most that one look counts: while the supervisor itself stood still, no heartbeat could be seen.
+LOOK_SECONDS = 2 * TICK_SECONDS
+STABLE_SECONDS = 10.0  # a worker that ends earlier is replaced after a pause
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.125, 30.0
 
 
 class Supervisor:
@@ -71,15 +40,25 @@ class Supervisor:
         catalog: The loaded toolpacks.
         listener: The socket that all workers share; it stays open here, so that connections wait while a worker is
             replaced.
+
+    Raises:
+        SettingsError: There is no key, and none can be created.
     """
 
     def __init__(self, settings: Settings, catalog: Catalog, listener: socket.socket) -> None:
         self._settings = settings
         self._catalog = catalog
         self._listener = listener
-        self._children: list[_Child] = []
-        self._stopping = False
+        self._key = secret_key(settings)
+        # Where the store allows it, an unfit worker lives beside its replacement for a while.
+        self._max_children = 1 if settings.exclusive else 2 * settings.workers
+        self._metrics = create_metrics(catalog, self._max_children)
+        self._children: list[Child] = []
         self._served = False
+        self._signals: list[int] = []
+        self._looked = time.monotonic()
+        self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._next_start = self._looked
 
     def run(self) -> None:
         """Keep workers running until SIGTERM or SIGINT, then stop them.
@@ -88,51 +67,112 @@ class Supervisor:
             StartError: A worker failed to start before any had served.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
-        self._children = [self._child() for _ in range(self._settings.workers)]
+            signal.signal(number, self._note_signal)
         try:
-            while not self._stopping:
-                self._pause()
-                self._children = [self._checked(child) for child in self._children]
-            self._stop_children()
+            while not self._signals:
+                self._replace_workers()
+                self._wait()
+            self._stop()
         finally:
             for child in self._children:
                 child.end()
 
-    def _child(self) -> _Child:
-        return _Child(self._settings, self._catalog, self._listener)
+    def _note_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)
 
-    def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        self._stopping = True
+    def _wait(self) -> float:
+        """Wait until a worker ends or says something, or a tick is over; get the seconds that may be counted."""
+        pipes = [child.pipe for child in self._children if child.is_alive()]
+        if wait(pipes, TICK_SECONDS):
+            time.sleep(TICK_SECONDS / 10)  # a pipe stays ready from the end of a worker's pipe to that of the process
+        before, self._looked = self._looked, time.monotonic()
+        return self._watch(min(self._looked - before, LOOK_SECONDS))
+
+    def _watch(self, seconds: float) -> float:
+        for child in self._children:
+            child.watch(seconds)
+            self._served |= child.served
+        return seconds
+
+    def _replace_workers(self) -> None:
+        for child in [*self._children]:
+            if not child.is_alive():
+                self._remove(child)
+            elif child.silence > HANG_SECONDS:
+                log.error("Worker %d hung for %g s and was killed: it is replaced.", child.pid, HANG_SECONDS)
+                self._remove(child)
+            elif child.ending is not None and child.ending > self._settings.drain_seconds + STOP_SECONDS:
+                log.error("Worker %d was replaced, but didn't end: it was killed.", child.pid)
+                self._remove(child)
+        fit = [child for child in self._children if not child.unfit]
+        while len(fit) < self._settings.workers and self._may_start():
+            try:
+                fit.append(self._start())
+            except OSError as error:
+                log.error("A worker can't be started: %s. It is tried again.", error.strerror)  # noqa: TRY400
+                self._pause()
+        self._retire(sum(child.served for child in fit))
+
+    def _retire(self, serving: int) -> None:
+        """Let unfit workers end in whose place others serve, or in whose place none can serve before they end."""
+        unfit = [child for child in self._children if child.unfit and child.ending is None]
+        if not self._settings.exclusive:
+            unfit = unfit[: max(0, serving + len(unfit) - self._settings.workers)]
+        for child in unfit:
+            log.warning("Worker %d has too many stuck threads: another one takes its place.", child.pid)
+            child.retire()
+
+    def _may_start(self) -> bool:
+        return len(self._children) < self._max_children and time.monotonic() >= self._next_start
+
+    def _start(self) -> Child:
+        taken = {child.row for child in self._children}
+        row = next(number for number in range(self._max_children) if number not in taken)
+        supervisor = os.getpid()
+
+        def run(pipe: Connection) -> None:
+            metrics = self._metrics.of_row(row)
+            supervised_worker(self._settings, self._catalog, self._listener, self._key, metrics, pipe, supervisor)
+
+        child = Child(run, row, [child.pipe for child in self._children])
+        self._children.append(child)
+        return child
+
+    def _remove(self, child: Child) -> None:
+        """Forget a worker that has ended, or end it.
+
+        Raises:
+            StartError: It failed to start, and none has ever served.
+        """
+        ended = not child.is_alive()
+        child.end()
+        self._children.remove(child)
+        self._metrics.of_row(child.row).measured(0, 0, 0)
+        # After any worker has served, the likely cause is an unreachable store, which is temporary.
+        if child.exit_code == START_FAILED and not self._served:
+            raise StartError("a worker could not start; its message is above.")
+        if ended and child.exit_code != 0:
+            log.error("Worker %d ended with status %s: it is replaced.", child.pid, child.exit_code)
+        if child.ending is None:
+            if child.age > STABLE_SECONDS:
+                self._pause_seconds = FIRST_PAUSE_SECONDS
+            else:
+                self._pause()
 
     def _pause(self) -> None:
-        # Returns at once when a worker dies.
-        wait([child.process.sentinel for child in self._children], TICK_SECONDS)
+        """Start no worker for some time, which grows with every attempt that fails."""
+        self._pause_seconds = min(2 * self._pause_seconds, MAX_PAUSE_SECONDS)
+        self._next_start = time.monotonic() + self._pause_seconds
 
-    def _checked(self, child: _Child) -> _Child:
-        """Get the child itself, or its replacement if it died or hangs."""
-        child.read_heartbeats()
-        self._served |= child.served
-        if child.process.is_alive() and time.monotonic() - child.last_heartbeat < HANG_SECONDS:
-            return child
-        if self._stopping:
-            return child
-        if child.process.is_alive():
-            log.error("Worker %d hung for %g s and was killed: it is replaced.", child.process.pid, HANG_SECONDS)
-        child.end()
-        code = child.process.exitcode
-        # After any worker has served, the likely cause is an unreachable store, which is temporary.
-        if code == START_FAILED and not self._served:
-            raise StartError("a worker could not start; its message is above.")
-        if code != 0:
-            log.error("A worker ended with status %s: it is replaced.", code)
-        if time.monotonic() - child.started < MIN_LIFETIME_SECONDS:
-            time.sleep(TICK_SECONDS)  # no busy loop if every worker dies at once
-        return self._child()
-
-    def _stop_children(self) -> None:
+    def _stop(self) -> None:
+        """Stop all workers; after another SIGINT, without waiting for running calls."""
+        self._listener.close()  # the last worker to end closes the port
         for child in self._children:
-            child.process.terminate()
-        deadline = time.monotonic() + self._settings.drain_seconds + HANG_SECONDS
-        for child in self._children:
-            child.process.join(max(0.0, deadline - time.monotonic()))
+            child.stop()
+        seconds, hurried = self._settings.drain_seconds + STOP_SECONDS, False
+        while seconds > 0 and any(child.is_alive() for child in self._children):
+            seconds -= self._wait()
+            if signal.SIGINT in self._signals[1:] and not hurried:
+                hurried = True
+                for child in self._children:
+                    child.hurry()

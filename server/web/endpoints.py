@@ -3,6 +3,7 @@
 The rule: cheap checks come first. Headers and token are checked before the body is read, its size before it is parsed.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -19,6 +20,9 @@ from server.web.auth import TokenGate
 from server.web.refusals import refusal, send_response
 
 NOT_READY = "The server is starting or stopping: send the request again in a moment."
+CUT_OFF = (
+    "The server stopped before the request had ended; it may have changed something. Send it again, with its call_id."
+)
 SECURITY_HEADERS = (b"host", b"origin", b"authorization", b"content-type", b"content-length")
 
 
@@ -29,13 +33,15 @@ class Gateway:
         service: The server behind HTTP.
 
     Attributes:
-        ready: Requests are answered; False while the application starts and drains.
+        ready: Requests are answered; False while the application starts and stops.
+        answering: How many requests are being answered, other than those that are refused.
     """
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.gate = TokenGate(service.settings)
         self.ready = False
+        self.answering = 0
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -48,7 +54,7 @@ class Gateway:
                 self.ready = False
 
     def check_ready(self) -> None:
-        """Refuse requests while the application starts and drains.
+        """Refuse requests while the application starts and stops.
 
         Raises:
             HttpRefusedError: It isn't ready.
@@ -79,14 +85,22 @@ class RpcEndpoint:
         request_id = accept_request_id(headers.get(b"x-request-id")).encode()
         try:
             _reject_duplicates(scope, headers)
-            self._gateway.check_ready()
             rpc, caller = self.caller(scope, headers)
             body = await _body(headers, receive, self._max_body_bytes)
+            self._gateway.check_ready()  # after the body: a client that still sends may not read the refusal
         except HttpRefusedError as refused:
             await send_response(send, refused.status, refusal(refused.status, str(refused)), request_id=request_id)
             return
-        reply = await rpc.answer(caller, body)
-        await send_response(send, 204 if reply is None else 200, reply or b"", request_id=request_id)
+        self._gateway.answering += 1
+        try:
+            reply = await rpc.answer(caller, body)
+            status = 204 if reply is None else 200
+        except asyncio.CancelledError:  # the server can't wait any longer
+            status, reply = 503, refusal(503, CUT_OFF)
+        try:
+            await send_response(send, status, reply or b"", request_id=request_id)
+        finally:
+            self._gateway.answering -= 1
 
 
 class AgentEndpoint(RpcEndpoint):

@@ -1,0 +1,63 @@
+"""The pipe between a worker and its supervisor.
+
+The supervisor must tell a worker that computes for long from one that hangs, and a worker mustn't end before another
+serves in its place. The rule: a message is one of the words below. A worker whose supervisor is gone ends at once.
+"""
+
+import os
+import threading
+import time
+from multiprocessing.connection import Connection
+
+STARTING, SERVING, UNFIT = b"starting", b"serving", b"unfit"  # what a worker says, again and again
+RETIRE, HURRY = b"retire", b"hurry"  # what its supervisor says, once
+HEARTBEAT_SECONDS = 0.5
+TURN_SECONDS = 2.0  # an event loop without an iteration for so long is blocked
+
+
+class SupervisorPipe:
+    """A worker's end: it shows the supervisor that this process runs Python code and, once it serves, its event loop.
+
+    Heartbeats stop if a C call never releases the GIL, or if the event loop waits for a lock that an interrupted
+    function still holds.
+
+    Args:
+        pipe: The pipe; it breaks when the supervisor dies. None if there is no supervisor.
+
+    Attributes:
+        has_supervisor: There is a supervisor, which replaces this worker when it is unfit or ends.
+        unfit: This worker should be replaced; set by the worker.
+        retired: Another worker takes the place of this one, which is to end.
+        hurried: This worker is to end without waiting for running calls.
+    """
+
+    def __init__(self, pipe: Connection | None = None) -> None:
+        self._turned: float | None = None
+        self._pipe = pipe
+        self.has_supervisor = pipe is not None
+        self.unfit = self.retired = self.hurried = False
+        if pipe is not None:
+            threading.Thread(target=self._keep_up, args=(pipe,), name="supervisor", daemon=True).start()
+
+    def turn(self, *, last: bool = False) -> None:
+        """Record an iteration of the event loop; after the last one, it is no longer monitored."""
+        self._turned = None if last else time.monotonic()
+
+    def descriptors(self) -> list[int]:
+        """Get the file descriptors."""
+        return [] if self._pipe is None or self._pipe.closed else [self._pipe.fileno()]
+
+    def _keep_up(self, pipe: Connection) -> None:
+        while True:
+            turned = self._turned
+            try:
+                if turned is None:
+                    pipe.send_bytes(STARTING)
+                elif time.monotonic() - turned < TURN_SECONDS:
+                    pipe.send_bytes(UNFIT if self.unfit else SERVING)
+                if pipe.poll(HEARTBEAT_SECONDS):
+                    message = pipe.recv_bytes()
+                    self.retired |= message == RETIRE
+                    self.hurried |= message == HURRY
+            except (EOFError, OSError):
+                os._exit(1)

@@ -1,0 +1,259 @@
+"""How a server stops, and how a worker is replaced: every request is answered, and no connection is lost."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import server_process
+import serving
+from serving import wait_until
+
+from server.processes.supervisor import STOP_SECONDS
+from server.settings import Settings
+
+PORT_SECONDS = 10  # what container engines wait before they kill
+KINDS = {"memory": ("--store", "memory:"), "one worker": (), "two workers": ("--workers", "2")}
+MEANWHILE = {"jsonrpc": "2.0", "id": 1, "method": "list_functions"}
+
+
+@contextlib.contextmanager
+def served(folder, *arguments, **settings):
+    variables = {f"TOOLPACK_{name.upper()}": str(value) for name, value in settings.items()}
+    with server_process.served(folder, "--packs", "waiting", *arguments, **variables) as server:
+        yield server
+
+
+class Client:
+    """Sends requests as a thread would, with or without a connection that is kept."""
+
+    def __init__(self, server):
+        self.address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        self._connection = None
+
+    def connect(self):
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection(*self.address, timeout=serving.PATIENCE)
+            self._connection.connect()
+
+    def send(self, body, *, keep=False):
+        """Get the status, whether the server closes the connection, and the JSON of an answer."""
+        self.connect()
+        headers = {"Content-Type": "application/json"} | ({} if keep else {"Connection": "close"})
+        try:
+            self._connection.request("POST", "/rpc", json.dumps(body), headers)
+            response = self._connection.getresponse()
+            closes = response.getheader("Connection") == "close"
+            assert response.getheader("Content-Type") == "application/json"
+            answer = response.status, closes, json.loads(response.read())
+        except BaseException:
+            self.close()
+            raise
+        if closes or not keep:
+            self.close()
+        return answer
+
+    def close(self):
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def request(session, function, **kwargs):
+    params = {"session_id": session, "function": function, "kwargs": kwargs}
+    return {"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params}
+
+
+def children(pid):
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def run(pool, server, folder, function, session=None, **kwargs):
+    """Send a call, and come back when its function runs."""
+    started = folder / f"started {time.monotonic()}"
+    session = session or server.rpc("create_session")["session_id"]
+    answer = pool.submit(Client(server).send, request(session, function, started=str(started), **kwargs))
+    wait_until(started.exists, "the function's start")
+    return answer
+
+
+def waiting(server):
+    return "toolpack_waiting_calls 2.0" in server.http.get("/metrics").text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("function", ["wait_in_c", "wait_in_asyncio"])
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGINT, signal.SIGINT]])
+def test_what_runs_and_waits_at_the_end_is_answered(tmp_path, kind, function, signals):
+    drain_seconds = 3600 if len(signals) > 1 else 0.3
+    with served(tmp_path, *KINDS[kind], drain_seconds=drain_seconds) as server, ThreadPoolExecutor(8) as pool:
+        session = server.rpc("create_session")["session_id"]
+        answers = [run(pool, server, tmp_path, function, session)]
+        answers += [pool.submit(Client(server).send, request(session, "answer")) for _ in range(2)]
+        wait_until(lambda: waiting(server), "two calls that wait")
+        ended = pool.submit(server.process.wait, serving.PATIENCE)
+        for number in signals:
+            server.process.send_signal(number)
+            wait_until(lambda: server.process.poll() is not None or is_refusing(server), "the end of readiness")
+        for answer in answers:
+            status, closes, body = answer.result()
+            assert (status, closes) == (200, True)
+            # When one worker has given up the session, the other may still run what waited there.
+            ran = kind == "two workers" and answer is not answers[0] and "result" in body
+            assert ran or body["error"]["code"] == -32006
+        assert ended.result() == 0
+        log = (tmp_path / "server.log").read_text()
+        assert "Traceback" not in log
+        assert "ERROR" not in log
+
+
+def is_refusing(server):
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return Client(server).send(MEANWHILE)[0] == 503
+    return True
+
+
+def keep_sending(server, keep, answers, lost):
+    """Send requests one after the other until the port is closed; note the statuses, and what was lost."""
+    client = Client(server)
+    while True:
+        try:
+            client.connect()
+        except OSError:
+            return
+        try:
+            answers.append(client.send(MEANWHILE, keep=keep))
+        except (OSError, http.client.HTTPException) as error:
+            lost.append(repr(error))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_during_a_drain_are_refused_and_none_is_lost(tmp_path, kind):
+    gate = tmp_path / "gate"
+    with served(tmp_path, *KINDS[kind]) as server, ThreadPoolExecutor(16) as pool:
+        running = run(pool, server, tmp_path, "wait_for_file", path=str(gate))
+        answers, lost = [], []
+        senders = [pool.submit(keep_sending, server, bool(number % 2), answers, lost) for number in range(6)]
+        wait_until(lambda: len(answers) > 100, "requests before the stop")
+        server.process.terminate()
+        wait_until(lambda: sum(status == 503 for status, _, _ in answers) > 500, "requests during the drain")
+        gate.touch()
+        assert running.result()[2]["result"] == {"result": "done", "error": None}
+        assert server.process.wait(serving.PATIENCE) == 0
+        for sender in senders:
+            sender.result()
+    assert {status for status, _, _ in answers} == {200, 503}
+    assert all(closes and body["error"]["code"] == -32000 for status, closes, body in answers if status == 503)
+    # The kernel may have completed a handshake in the very moment in which the port was closed.
+    assert len(lost) <= 1, lost
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_idle_connections_and_stuck_threads_do_not_delay_the_end(tmp_path, kind):
+    with served(tmp_path, *KINDS[kind], drain_seconds=3600) as server, contextlib.ExitStack() as stack:
+        session = server.rpc("create_session")["session_id"]
+        assert server.call(session, "hang")["error"].startswith("TimeoutError")
+        for _ in range(4):
+            client = Client(server)
+            client.connect()
+            stack.callback(client.close)
+        server.process.terminate()
+        assert server.process.wait(serving.PATIENCE) == 0
+
+
+def test_a_default_stop_ends_before_container_engines_kill():
+    assert Settings().drain_seconds + STOP_SECONDS < PORT_SECONDS
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_unfit_worker_is_replaced_and_nobody_is_refused(tmp_path, workers):
+    gate = tmp_path / "gate"
+    with (
+        served(tmp_path, "--workers", str(workers), max_stuck_threads=0) as server,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        sessions = [server.rpc("create_session")["session_id"] for _ in range(6)]
+        running = run(pool, server, tmp_path, "wait_for_file", path=str(gate))
+        before = children(server.process.pid)
+        done = threading.Event()
+        answers = []
+
+        def keep_calling(number):
+            client = Client(server)
+            while not done.is_set():
+                answers.append(client.send(request(sessions[number], "answer"), keep=bool(number % 2)))
+            client.close()
+
+        callers = [pool.submit(keep_calling, number) for number in range(2, 6)]
+        try:
+            server.call(sessions[1], "hang")
+            log = tmp_path / "server.log"
+            wait_until(lambda: "another one takes its place" in log.read_text(), "the replacement")
+            gate.touch()
+            assert running.result()[2]["result"] == {"result": "done", "error": None}
+            wait_until(lambda: len(children(server.process.pid) - before) == 1, "the new worker")
+            wait_until(lambda: len(children(server.process.pid)) == workers, "the end of the old worker")
+            seen = len(answers)
+            wait_until(lambda: len(answers) > seen + 100, "answers of the workers that are left")
+        finally:
+            done.set()
+        for caller in callers:
+            caller.result()
+        assert {status for status, _, _ in answers} == {200}
+        assert all(body.get("result") == {"result": "here", "error": None} for _, _, body in answers)
+
+
+def test_in_memory_nothing_is_replaced_and_the_log_says_so_once(tmp_path):
+    with served(tmp_path, "--store", "memory:", max_stuck_threads=0) as server:
+        for _ in range(3):
+            session = server.rpc("create_session")["session_id"]
+            assert server.call(session, "hang")["error"].startswith("TimeoutError")
+        warned = "without a supervisor"
+        wait_until(lambda: warned in (tmp_path / "server.log").read_text(), "the warning")
+        assert server.call(server.rpc("create_session")["session_id"], "answer")["result"] == "here"
+        assert server.http.get("/readyz").status_code == 200
+        assert (tmp_path / "server.log").read_text().count(warned) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_that_a_function_has_forked_does_not_keep_the_port(tmp_path, kind):
+    gate = tmp_path / "gate"
+    with served(tmp_path, *KINDS[kind]) as server:
+        client = Client(server)
+        session = server.rpc("create_session")["session_id"]
+        answer = client.send(request(session, "fork", path=str(gate)), keep=True)
+        pid = answer[2]["result"]["result"]
+        assert client.send(request(session, "answer"), keep=True)[2]["result"]["result"] == "here"
+        server.process.terminate()
+        assert server.process.wait(serving.PATIENCE) == 0
+        os.kill(pid, 0)  # it lives on
+        socket.create_server(client.address).close()
+        assert client._connection.sock.recv(1) == b""  # closed, though the process has inherited it
+        client.close()
+        gate.touch()
+
+
+def test_readiness_while_functions_take_all_threads(tmp_path):
+    gate = tmp_path / "gate"
+    with served(tmp_path) as server, ThreadPoolExecutor(300) as pool:
+        first = server.rpc("create_session")["session_id"]
+        sessions = [one["session_id"] for one in server.rpc("fork_session", session_id=first, count=300)]
+        kwargs = {"path": str(gate)}
+        calls = [
+            pool.submit(
+                Client(server).send, request(session, "wait_for_file", started=str(tmp_path / session), **kwargs)
+            )
+            for session in sessions
+        ]
+        share = Settings().max_threads_per_name
+        wait_until(lambda: sum((tmp_path / one).exists() for one in sessions) == share, "as many as may run")
+        assert server.http.get("/readyz").status_code == 200
+        gate.touch()
+        assert all(call.result()[2]["result"] == {"result": "done", "error": None} for call in calls)

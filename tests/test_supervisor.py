@@ -1,0 +1,179 @@
+"""What the supervisor survives: workers that die at once, forks that fail, full disks, and a pause of the server."""
+
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import server_process
+import serving
+from serving import wait_until
+
+from server.errors import SettingsError
+from server.processes.supervisor import HANG_SECONDS
+from server.secret_key import secret_key
+from server.settings import Settings
+
+
+def workers(server):
+    pid = server.process.pid
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def serves(server):
+    with contextlib.suppress(OSError):
+        return server.http.get("/readyz", headers={"Connection": "close"}).status_code == 200
+    return False
+
+
+def test_a_worker_that_dies_again_and_again_is_replaced_and_the_others_live_on(tmp_path):
+    with server_process.served(tmp_path, "--workers", "2") as server:
+        healthy, *_ = workers(server)
+        for _ in range(4):
+            wait_until(lambda: len(workers(server)) == 2, "two workers")
+            (victim,) = workers(server) - {healthy}
+            os.kill(victim, signal.SIGKILL)
+            wait_until(lambda victim=victim: victim not in workers(server), "its end")
+        wait_until(lambda: len(workers(server)) == 2, "two workers")
+        assert healthy in workers(server)
+        assert serves(server)
+
+
+def test_a_worker_that_cannot_start_later_on_is_tried_again_until_it_can(tmp_path):
+    with server_process.served(tmp_path, "--workers", "2") as server:
+        healthy, victim = workers(server)
+        lock = tmp_path / "sessions.db.lock"
+        lock.rename(tmp_path / "kept")
+        lock.mkdir()  # which can't be opened as a file
+        os.kill(victim, signal.SIGKILL)
+        log = tmp_path / "server.log"
+        wait_until(lambda: log.read_text().count("ended with status 3") == 3, "three attempts")
+        assert serves(server)
+        lock.rmdir()
+        (tmp_path / "kept").rename(lock)
+        seen = wait_until(lambda: len(workers(server)) == 2 and workers(server), "two workers")
+        wait_until(lambda: workers(server) == seen or seen.update(workers(server)), "the last attempt")
+        assert healthy in workers(server)
+        assert server.process.poll() is None
+
+
+# A system that allows no more processes for some time: os.fork fails as long as a file is there.
+FAILING_FORK = """
+import errno, os, sys
+from pathlib import Path
+real = os.fork
+def fork():
+    if Path({gate!r}).exists():
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    return real()
+os.fork = fork
+sys.argv = ["toolpack-server", *sys.argv[1:]]
+from server.cli import main
+main()
+"""
+
+
+def test_a_fork_that_fails_is_tried_again_and_the_other_workers_live_on(tmp_path, monkeypatch):
+    gate = tmp_path / "no more processes"
+    script = tmp_path / "failing_fork.py"
+    script.write_text(textwrap.dedent(FAILING_FORK.format(gate=str(gate))))
+    monkeypatch.setattr(server_process, "command", lambda *arguments: [sys.executable, str(script), *arguments])
+    with server_process.served(tmp_path, "--workers", "2", PYTHONPATH=str(Path(__file__).parents[1])) as server:
+        healthy, victim = workers(server)
+        gate.touch()
+        os.kill(victim, signal.SIGKILL)
+        log = tmp_path / "server.log"
+        wait_until(lambda: log.read_text().count("can't be started: Resource temporarily") == 3, "three attempts")
+        assert workers(server) == {healthy}
+        assert serves(server)
+        files = count_files(server)
+        wait_until(lambda: log.read_text().count("can't be started") == 4, "another attempt")
+        assert count_files(server) == files
+        gate.unlink()
+        wait_until(lambda: len(workers(server)) == 2, "two workers")
+        assert healthy in workers(server)
+
+
+def count_files(server):
+    return sum(1 for _ in Path(f"/proc/{server.process.pid}/fd").iterdir())
+
+
+def test_a_server_that_never_served_says_why_it_cannot_start_and_ends(tmp_path):
+    (tmp_path / "sessions.db").write_text("This is no database, and longer than the head of one: " + "x" * 100)
+    command = server_process.command("serve", "--port", "0", "--data-dir", str(tmp_path), "--workers", "2")
+    ended = subprocess.run(
+        command, env=server_process.environment(), capture_output=True, text=True, timeout=serving.PATIENCE, check=False
+    )
+    assert ended.returncode == 1
+    assert "toolpack-server: " in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_pause_of_the_whole_server_is_nobodys_fault(tmp_path):
+    with server_process.served(tmp_path, "--workers", "2") as server:
+        before = workers(server)
+        wait_until(lambda: serves(server), "readiness")
+        everybody = [server.process.pid, *before]
+        for pid in everybody:
+            os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() > began + HANG_SECONDS + 1.5, "the end of the pause")
+        os.kill(server.process.pid, signal.SIGCONT)
+        wait_until(lambda: is_asleep(server.process.pid), "the supervisor's look at its workers")
+        for pid in before:
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: serves(server), "an answer")
+        assert workers(server) == before
+        assert "hung" not in (tmp_path / "server.log").read_text()
+
+
+def is_asleep(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def test_the_key_is_read_where_it_exists_and_nothing_is_written(tmp_path):
+    folder = tmp_path / "data"
+    settings = Settings(data_dir=folder)
+    key = secret_key(settings)
+    assert [path.name for path in folder.iterdir()] == ["secret.key"]
+    assert stat.S_IMODE((folder / "secret.key").stat().st_mode) == 0o600
+    before = folder.stat().st_mtime_ns
+    assert secret_key(settings) == key
+    assert folder.stat().st_mtime_ns == before
+
+
+def test_a_full_disk_leaves_no_half_written_key_behind(tmp_path, monkeypatch):
+    def is_full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("server.secret_key.secrets.token_hex", lambda size: "k" * size)
+    monkeypatch.setattr("server.secret_key.Path.hardlink_to", is_full)
+    with pytest.raises(SettingsError, match=r"No space left on device\. Make room") as refused:
+        secret_key(Settings(data_dir=tmp_path))
+    assert "TOOLPACK_SECRET_KEY" not in str(refused.value)  # with another key, nothing stored could be read
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_key_that_cannot_be_read_is_not_replaced(tmp_path):
+    (tmp_path / "secret.key").mkdir()
+    with pytest.raises(SettingsError, match="can't be read: Is a directory") as refused:
+        secret_key(Settings(data_dir=tmp_path))
+    assert "TOOLPACK_SECRET_KEY" not in str(refused.value)
+
+
+def test_metrics_need_no_files(tmp_path):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    with server_process.served(tmp_path, "--workers", "2", TMPDIR=str(folder)) as server:
+        session = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        server.call(session, "add", amount=1)
+        assert 'toolpack_calls_total{function="add"' in server.http.get("/metrics").text
+        assert not [*folder.iterdir()]
+        server.kill()
+    assert not [*folder.iterdir()]
