@@ -1,4 +1,4 @@
-FROM python:3.13-slim AS build
+FROM python:3.14-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY server server
@@ -7,7 +7,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && python -m venv /opt/toolpack-server \
     && /opt/toolpack-server/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[redis]"
 
-FROM python:3.13-slim
+FROM python:3.14-slim
 # A new volume gets the owner of the folder in the image, so this user can write to it.
 RUN useradd --uid 10001 --no-create-home toolpack \
     && install --directory --owner toolpack /data /packs

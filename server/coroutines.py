@@ -1,6 +1,7 @@
 """Run coroutines from synchronous code, each thread on its own event loop.
 
-The rule: a coroutine leaves nothing running. Tasks that it started and didn't await are cancelled when it ends.
+The rule: a coroutine leaves no task running. Tasks that it started and didn't await are cancelled when it ends. Work
+that it left in the event loop's executor can't be cancelled; the next coroutine gets another executor.
 """
 
 import asyncio
@@ -10,8 +11,11 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
+from server.leftovers import LoopExecutor
+
 # Each thread keeps its event loop: creating one takes longer than most functions run.
 _runners: dict[int, asyncio.Runner] = {}
+_executors: dict[int, LoopExecutor] = {}
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -34,6 +38,7 @@ def wake_loop(thread: int) -> None:
 
 def close_loop() -> None:
     """Close this thread's event loop, if it has one."""
+    _executors.pop(threading.get_ident(), None)
     runner = _runners.pop(threading.get_ident(), None)
     if runner is not None:
         runner.close()
@@ -45,16 +50,23 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     runner = _runners.get(threading.get_ident())
     if runner is None:
         runner = _runners[threading.get_ident()] = asyncio.Runner()
+    executor = _executors.get(threading.get_ident())
+    if executor is None:
+        executor = _executors[threading.get_ident()] = LoopExecutor()
+        runner.get_loop().set_default_executor(executor)
     try:
         return runner.run(coroutine)
     finally:
         # Otherwise, tasks that the function left running would continue during another call.
         leftovers = asyncio.all_tasks(runner.get_loop())
+        for task in leftovers:  # before the event loop turns again, so that none of them takes another step
+            task.cancel()
         if leftovers:
-            runner.run(_cancel(leftovers))
+            runner.run(_wait_for(leftovers))
+        if executor.unfinished:
+            del _executors[threading.get_ident()]
+            executor.abandon()
 
 
-async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
+async def _wait_for(tasks: set[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)

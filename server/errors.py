@@ -131,11 +131,14 @@ class ClassesChangedError(RequestError):
 
 
 class CallIdReusedError(RequestError):
-    """The call_id was used for another function or other arguments."""
+    """The call_id was used for another request, or with other parameters."""
+
+    def __init__(self, call_id: str) -> None:
+        super().__init__(f"call_id {call_id!r} was used for another request or with other parameters: make a new one.")
 
 
 class DeadlineError(RequestError):
-    """The request took too long and was abandoned; nothing has changed."""
+    """The request took too long and was abandoned."""
 
 
 class VersionNotRetainedError(RequestError):

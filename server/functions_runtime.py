@@ -34,6 +34,7 @@ __all__ = [
 
 MAX_CALL_DEPTH = 16
 MAX_LISTED_ERRORS = 100
+MAX_SHOWN_NAME = 200
 
 Registered = TypeVar("Registered")
 
@@ -187,7 +188,8 @@ class FunctionsRuntime:
         """Run the calls among the arguments, then the function, and return its result or raise its exception."""
         function = self.functions.get(name)
         if function is None:
-            raise ToolNotFoundError(f"The requested function `{name}` is not available.")
+            shown = name if len(name) <= MAX_SHOWN_NAME else f"{name[:MAX_SHOWN_NAME]}…"
+            raise ToolNotFoundError(f"The requested function `{shown}` is not available.")
         arguments = {
             parameter: self.nested_result(env, name, value, depth + 1) if isinstance(value, FunctionCall) else value
             for parameter, value in kwargs.items()

@@ -3,7 +3,7 @@
 The rule: types only. Whatever a method answers is described here and nowhere else.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
@@ -57,7 +57,10 @@ class FunctionList(TypedDict):
 
 
 class CallRecord(TypedDict):
-    """The record of a call."""
+    """The record of a call.
+
+    In place of long arguments and of a long result it has `{"$cut": {"bytes": ..., "digest": ...}}`.
+    """
 
     index: int
     kind: Literal["call"]
@@ -76,6 +79,7 @@ class ResetRecord(TypedDict):
 
     index: int
     kind: Literal["reset"]
+    call_id: NotRequired[str]
     to_version: int
     version: int
     started_at: str

@@ -53,7 +53,7 @@ def _read(path: Path) -> bytes:
 
 def _create(path: Path) -> None:
     """Create the key, unless another process is faster."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Written to a temporary file and linked into place, so that nobody reads half a key.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -113,7 +113,7 @@ class Service:
             toolpack, name = outcome.toolpack, outcome.failure or OK
             result = outcome.result or outcome.error
         ended = EndedCall(
-            time.time(), request_id.get(), session_id, owner, request.function, request.kwargs, name, result, seconds
+            time.time(), request_id.get(), session_id, owner, request.function, request.sent, name, result, seconds
         )
         self._ended.append((toolpack, ended))
         if len(self._ended) == 1:

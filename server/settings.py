@@ -60,6 +60,9 @@ class Settings(BaseSettings):
     tokens: Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_split_pairs)] = Field(
         default_factory=dict, description="Bearer tokens, as name:token pairs; each name sees only its own sessions."
     )
+    metrics_names: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field(
+        (), description="Names that see in /metrics which functions are called, if several names have tokens."
+    )
     no_auth: bool = Field(False, description="Serve without tokens on an address that isn't loopback.")
     secret_key: SecretStr | None = Field(
         None, min_length=16, description="Key of the hash on stored snapshots; default: one made in the data directory."
@@ -100,7 +103,17 @@ class Settings(BaseSettings):
     max_json_depth: int = Field(128, ge=8, description="Nesting of a request's JSON.")
     max_json_values: int = Field(250_000, ge=1000, description="Values in a request's JSON.")
     max_result_bytes: int = Field(2**20, ge=1024, description="Size of a call's result as JSON.")
+    max_record_bytes: int = Field(
+        2**18, ge=1024, description="Size of a call's arguments, and of its result, in the trace; the rest is cut."
+    )
+    max_reply_bytes: int = Field(
+        4 * 2**20, ge=1024, description="Size at which a list of records or sessions in an answer ends."
+    )
     max_environment_bytes: int = Field(32 * 2**20, ge=1024, description="Size of a toolpack's snapshot.")
+    max_session_bytes: int = Field(
+        256 * 2**20, ge=1024, description="Bytes that the calls of a session may store: records and environments."
+    )
+    max_name_bytes: int = Field(4 * 2**30, ge=1024, description="Bytes that all sessions of a name may store.")
 
     @classmethod
     def settings_customise_sources(

@@ -46,7 +46,7 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
     name = getattr(function, "__name__", None)
     if name is None:
         raise RegistrationError(f"{function!r} has no name: wrap it in a function with `def`.")
-    if not function.__doc__:
+    if not function.__doc__ or function.__doc__.isspace():  # Python 3.13 strips it by itself
         raise RegistrationError("there is no docstring: add one whose first line says what the function does.")
     docs = docstring_parser.parse(function.__doc__)
     if not docs.short_description:

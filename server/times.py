@@ -12,8 +12,8 @@ GRACE = 0.05
 
 def timestamp(seconds: float) -> str:
     """Format a time as RFC 3339, in UTC, to the millisecond."""
-    whole = int(seconds // 1)
-    return f"{_second(whole)}.{int((seconds - whole) * 1000):03}Z"
+    whole, thousandths = divmod(round(seconds * 1000), 1000)
+    return f"{_second(whole)}.{thousandths:03}Z"
 
 
 @lru_cache(maxsize=8)  # most formatted times are of the current second

@@ -10,6 +10,7 @@ import httpx
 import uvicorn
 
 from server.packs.catalog import Catalog
+from server.processes.listen import listen
 from server.service import Service
 from server.settings import Settings
 from server.web.app import create_app
@@ -30,10 +31,9 @@ class _Server(uvicorn.Server):
 @contextlib.contextmanager
 def running(catalog: Catalog, **settings) -> Iterator[str]:
     """Serve on a free port, and yield the URL."""
-    config = uvicorn.Config(
-        create_app(Service(Settings(**settings), catalog)), port=0, log_level="error", access_log=False, ws="none"
-    )
-    server, listener = _Server(config), config.bind_socket()
+    app = create_app(Service(Settings(**settings), catalog))
+    config = uvicorn.Config(app, log_level="error", access_log=False, ws="none")
+    server, listener = _Server(config), listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:

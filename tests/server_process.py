@@ -20,8 +20,20 @@ def environment(**variables: str) -> dict[str, str]:
     return inherited | {"PYTHONUNBUFFERED": "1"} | variables
 
 
+def http_on(protocol: str, folder: Path) -> dict[str, str]:
+    """Get the variables with which a server speaks HTTP through `h11` or `httptools`."""
+    import httptools  # noqa: F401, PLC0415 - uvicorn takes it if it is there
+
+    if protocol == "httptools":
+        return {}
+    hiding = folder / "without httptools"
+    hiding.mkdir()
+    (hiding / "httptools.py").write_text("raise ImportError('hidden by a test')\n")
+    return {"PYTHONPATH": str(hiding)}
+
+
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "server", *arguments]
+    return [sys.executable, "-W", "error", "-m", "server", *arguments]
 
 
 class Served:

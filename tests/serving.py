@@ -37,6 +37,29 @@ def wait_until(condition: Callable[[], Any], what: str = "what the test waits fo
     return found
 
 
+class Clock:
+    """Stands in for the module `time` in modules of the server: its clocks stand still until a test moves them."""
+
+    def __init__(self, monkeypatch: Any, *modules: Any) -> None:
+        # Of a second a fraction that binary numbers hold exactly, so that tests can compare what is added to it.
+        self._now, self._monotonic = time.time() // 1 + 0.25, time.monotonic()
+        for module in modules:
+            monkeypatch.setattr(module, "time", self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def time(self) -> float:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def move(self, seconds: float) -> None:
+        self._now += seconds
+        self._monotonic += seconds
+
+
 class RpcError(Exception):
     """A JSON-RPC error that was answered."""
 
@@ -120,18 +143,46 @@ class Bench:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Hold the event loop still: what is sent meanwhile arrives in one turn."""
+        """Hold the event loop still: what is sent meanwhile arrives in one turn, and is admitted together."""
         gate = threading.Event()
+        self.sessions.queues._came_alone = False
         self._loop.call_soon_threadsafe(gate.wait, PATIENCE)
         try:
             yield
         finally:
             gate.set()
 
+    async def _give_up_waiting(self) -> None:
+        """Cancel the requests that will not be answered."""
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def sweeping(self) -> Iterator[Callable[[int], None]]:
+        """Delete expired sessions meanwhile, as a server does; give a function that waits until it was done n times."""
+        looks: list[Any] = []
+        look = self.store.delete_expired
+        self.store.delete_expired = lambda *given: (look(*given), looks.append(given))[0]
+
+        def look_again(times: int) -> None:
+            count = len(looks) + times
+            wait_until(lambda: len(looks) >= count, "the sweep")
+
+        sweep = asyncio.run_coroutine_threadsafe(self.sessions.sweep(), self._loop)
+        try:
+            yield look_again
+        finally:
+            self.store.delete_expired = look
+            sweep.cancel()
+            self._run(asyncio.sleep(0.01))  # the task ends
+
     def close(self) -> None:
         self.sessions.stop()
         if self._closes_store:
             self.store.close()
+        self._run(self._give_up_waiting())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE)
         self._loop.close()

@@ -7,6 +7,7 @@ import re
 import time
 
 import httpx
+import orjson
 import pytest
 import server_process
 import serving
@@ -170,7 +171,8 @@ def called(terminal, style, function="add", owner="ann", kwargs=None):
     accept_request_id(b"req-1")
     with contextlib.redirect_stderr(terminal):
         log = CallLog(style, arguments=kwargs is not None)
-        ended = time.time(), request_id.get(), "0123456789abcdef", owner, function, kwargs or {}, "ok", b"3", 0.0123
+        sent = orjson.dumps(kwargs or {})
+        ended = time.time(), request_id.get(), "0123456789abcdef", owner, function, sent, "ok", b"3", 0.0123
         log.write([EndedCall(*ended)])
     return log
 

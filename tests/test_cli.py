@@ -195,3 +195,13 @@ def test_serve_refuses_in_one_sentence_what_cannot_work(tmp_path, arguments, sai
     assert result.returncode == 1
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("flags", [["--store", "memory:"], [], ["--workers", "2"]], ids=" ".join)
+def test_serving_gives_no_warning(tmp_path, flags):
+    with server_process.served(tmp_path, *flags) as server:
+        session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        assert server.call(session_id, "add", amount=1)["error"] is None
+        server.process.terminate()
+        assert server.process.wait(serving.PATIENCE) == 0
+    assert "Warning" not in (tmp_path / "server.log").read_text()

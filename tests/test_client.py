@@ -164,6 +164,23 @@ def test_a_call_is_retried_with_the_same_call_id(ask, pauses, trouble):
     assert 0 < pauses[0] <= pauses[1]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        create_session,
+        lambda client: client.fork_session("s", count=2),
+        lambda client: client.reset_session("s", version=1),
+    ],
+)
+def test_what_creates_or_resets_sessions_is_sent_again_with_the_same_call_id(ask, pauses, change):
+    script = Script(httpx.ReadTimeout("silence"), {"result": "done"})
+    assert ask(script, change) == "done"
+    first, second = script.requests
+    assert len(first["params"]["call_id"]) == 36
+    assert second == first
+    assert len(pauses) == 1
+
+
 def test_every_call_has_a_call_id_of_its_own_unless_one_is_given(ask):
     script = Script(OK, OK, OK)
     ask(script, run_function)
@@ -187,8 +204,8 @@ def test_requests_that_were_certainly_not_handled_are_retried(ask, pauses, troub
 
 @pytest.mark.parametrize("trouble", [httpx.ReadTimeout("silence"), httpx.RemoteProtocolError("cut off")])
 def test_requests_that_may_have_been_handled_are_not_retried(ask, pauses, trouble):
-    with pytest.raises(NoReplyError, match="create_session got no answer") as refused:
-        ask(Script(trouble), create_session)
+    with pytest.raises(NoReplyError, match="close_session got no answer") as refused:
+        ask(Script(trouble), lambda client: client.close_session("s"))
     assert refused.value.__cause__ is trouble
     assert not pauses
 

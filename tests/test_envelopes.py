@@ -1,10 +1,16 @@
 """Errors that an agent can react to, with their exact texts: in the envelope, or JSON-RPC errors on request."""
 
 import json
+from typing import Annotated
 
 import pytest
 import serving
+from pydantic import BaseModel
 from serving import RpcError
+
+from server import Depends, TaskEnvironment, ToolNotFoundError, Toolpack
+from server.errors import MissingBlobError, OverloadedError, StateDamagedError
+from server.packs.catalog import Catalog
 
 INT = "Input should be a valid integer, unable to parse string as an integer"
 UNKNOWN = "Extra inputs are not permitted"
@@ -148,25 +154,40 @@ def test_a_call_counts_as_read_only_only_if_every_inner_call_is(bench):
     assert bench.version(session_id) == 0
     bench.result(session_id, "echo", value=inner("total"))
     assert bench.version(session_id) == 1
+    halves = bench.create("halves")
+    bench.result(halves, "pass_on", value=inner("read_b"))
+    assert bench.version(halves) == 0
+    for version, call in enumerate((inner("push_a", number=7), inner("pass_on", value=inner("push_a", number=8))), 1):
+        bench.result(halves, "pass_on", value=call)
+        assert bench.version(halves) == version
+    assert bench.result(halves, "read_b") == [7, 8]
+    assert bench.rpc("get_environment", session_id=halves, pointer="/halves/shared_b") == [7, 8]
 
 
-def test_an_exception_of_a_function_is_not_the_servers_whatever_its_name():
-    from server import ToolNotFoundError, Toolpack  # noqa: PLC0415
-    from server.packs.catalog import Catalog  # noqa: PLC0415
-
+@pytest.mark.parametrize(
+    "error",
+    [
+        ToolNotFoundError("nothing of that name in the shop"),
+        OverloadedError("too much to do"),
+        StateDamagedError("broken"),
+        MissingBlobError("gone"),
+    ],
+)
+def test_an_error_that_a_function_raises_is_its_own_whatever_its_name(error):
     pack = Toolpack("imitator")
 
     @pack.function
     def imitate() -> None:
-        """Raise an exception of the same name as the server's."""
-        raise ToolNotFoundError("nothing of that name in the shop")
+        """Raise what the server raises."""
+        raise error
 
     bench = serving.Bench(Catalog({"imitator": pack}))
     session_id = bench.create("imitator")
-    assert bench.call(session_id, "imitate")["error"] == "ToolNotFoundError: nothing of that name in the shop"
+    assert bench.call(session_id, "imitate")["error"] == f"{type(error).__name__}: {error}"
     with pytest.raises(RpcError) as raised:
         bench.call(session_id, "imitate", {"raise_on_error": True})
     assert raised.value.code == -32002
+    assert len(bench.rpc("get_trace", session_id=session_id)) == 2
     bench.close()
 
 
@@ -175,3 +196,33 @@ def test_a_reply_is_always_valid_json(bench):
     body = '{"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": ["%s", "echo", {"value": [1e308, -0.0]}]}'
     reply = bench.answer(body % session_id)
     assert json.loads(reply, parse_constant=pytest.fail)["result"]["result"] == [1e308, 0.0]
+
+
+class Purse(BaseModel):
+    coins: int = 0
+
+
+class PurseEnvironment(TaskEnvironment):
+    purse: Purse = Purse()
+
+
+def damaged(environment):
+    del environment
+    return Purse(coins="many")
+
+
+purses = Toolpack("purses", PurseEnvironment)
+
+
+@purses.function
+def count_coins(purse: Annotated[Purse, Depends(damaged)]) -> int:
+    """Count the coins."""
+    return purse.coins
+
+
+def test_a_mistake_in_a_callable_dependency_is_the_toolpack_s_not_the_agent_s():
+    bench = serving.Bench(Catalog({"purses": purses}))
+    with pytest.raises(RpcError) as raised:
+        bench.rpc("run_function", session_id=bench.create("purses"), function="count_coins", raise_on_error=True)
+    assert (raised.value.code, raised.value.data) == (-32002, {"type": "ValidationError"})
+    bench.close()

@@ -162,3 +162,30 @@ def test_a_call_id_may_be_any_text(stored_bench, call_id):
     assert sent(stored_bench, session_id, call_id=call_id)["result"] == 1
     assert sent(stored_bench, session_id, call_id=call_id)["result"] == 1
     assert stored_bench.rpc("get_trace", session_id=session_id)[0]["call_id"] == call_id
+
+
+@pytest.mark.parametrize("how", ["append", "set", "clear"])
+def test_a_function_that_changes_its_own_argument_is_recorded_as_it_was_sent(stored_bench, how):
+    session_id = stored_bench.create()
+    kwargs = {"value": [1], "how": how}
+    first = sent(stored_bench, session_id, "change_argument", kwargs=kwargs)
+    assert first == {"result": None, "error": None}
+    assert sent(stored_bench, session_id, "change_argument", kwargs=kwargs) == first
+    assert stored_bench.rpc("get_trace", session_id=session_id)[0]["kwargs"] == kwargs
+
+
+def test_a_nested_call_that_changes_its_own_argument_is_recorded_as_it_was_sent(stored_bench):
+    session_id = stored_bench.create()
+    kwargs = {"value": {"$call": {"function": "change_argument", "args": {"value": [[1]], "how": "set"}}}}
+    first = sent(stored_bench, session_id, "echo", kwargs=kwargs)
+    assert sent(stored_bench, session_id, "echo", kwargs=kwargs) == first == {"result": None, "error": None}
+    assert stored_bench.rpc("get_trace", session_id=session_id)[0]["kwargs"] == kwargs
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_the_log_has_the_arguments_as_they_were_sent(capfdbinary, style):
+    bench = Bench(log_calls=style, log_arguments=True)
+    session_id = bench.create()
+    sent(bench, session_id, "change_argument", kwargs={"value": [1], "how": "set"})
+    bench.close()
+    assert b'{"value":[1],"how":"set"}' in capfdbinary.readouterr().err

@@ -654,6 +654,17 @@ def test_what_is_never_expanded(root):
     assert len(ClassTable([root])) == len(ClassTable([]))
 
 
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="an unknown name is an error where it is written")
+def test_names_that_are_never_defined_admit_nothing():
+    class Odd(BaseModel):
+        _private: Nowhere = PrivateAttr(None)  # noqa: F821 - on purpose
+
+        @functools.cached_property
+        def cached(self) -> Nowhere: ...  # noqa: F821 - on purpose
+
+    assert len(ClassTable([Odd])) == len(ClassTable([])) + 1
+
+
 def test_two_classes_of_one_name_are_refused():
     def define():
         class Twin(BaseModel):
@@ -683,6 +694,12 @@ def test_the_fingerprint_follows_the_shape():
     prints = {one, *(fingerprint([model]) for model in different), fingerprint([fields(a=(int, 1))], [Plain])}
     assert len(prints) == 6
     assert fingerprint([World], STATE_TYPES) == fingerprint([World], reversed(STATE_TYPES))
+
+
+def test_the_fingerprint_of_a_path_is_the_same_on_every_python():
+    # Python 3.13 has these classes in a module within pathlib.
+    print_of_paths = fingerprint([fields(a=(pathlib.Path, ...), b=(pathlib.PurePosixPath, ...))])
+    assert print_of_paths == "3885c8fecdb3451586e2389ed1b60a51"
 
 
 def test_the_fingerprint_covers_private_attributes_members_and_slots():

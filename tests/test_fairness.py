@@ -1,5 +1,6 @@
 """Nobody waits for another: what one session, or one name, does holds up no other."""
 
+import asyncio
 import threading
 import time
 
@@ -9,7 +10,9 @@ from serving import PATIENCE, RpcError, ledger, wait_until
 
 from server.engine import threads
 from server.engine.lanes import Job, Lane
-from server.engine.pace import COMPUTES_SECONDS, QUICK_RUNS, QUICK_SECONDS, TRIALS, Pace
+from server.engine.pace import QUICK_RUNS, QUICK_SECONDS, SLOW_SECONDS, TRIALS, Pace
+from server.errors import DeadlineError
+from server.sessions import manager
 
 
 @pytest.fixture
@@ -139,6 +142,75 @@ def test_what_runs_and_waits_when_the_server_stops_is_refused_and_not_committed(
     bench.close()
 
 
+# Heavy work
+
+
+def compute(bench, name, work):
+    return asyncio.run_coroutine_threadsafe(bench.sessions.compute(work, name, "test"), bench._loop)
+
+
+def test_heavy_work_is_done_two_at_a_time_in_turns_by_name(bench, gate):
+    began, most, lock = [], [], threading.Lock()
+
+    def work(name):
+        def run():
+            with lock:
+                began.append(name)
+                most.append(len(began) - len(ended))
+            gate.wait(PATIENCE)
+            with lock:
+                ended.append(name)
+            return name
+
+        return run
+
+    ended = []
+    with bench.paused():
+        names = ["ann"] * 4 + ["bob"] * 2
+        works = [compute(bench, name, work(name)) for name in names]
+    wait_until(lambda: len(began) == 2, "two of them")
+    wait_until(lambda: bench.sessions.load()[0] == 4, "the others to wait")
+    session = bench.create()
+    assert bench.result(session, "add", amount=1) == 1  # nobody else waits
+    gate.set()
+    assert [done.result(PATIENCE) for done in works] == names
+    assert began[:4] == ["ann", "ann", "ann", "bob"] or began[:4] == ["ann", "ann", "bob", "ann"]
+    assert max(most) == 2
+
+
+def test_heavy_work_that_takes_too_long_is_given_up_and_never_counts_as_stuck(gate):
+    bench = serving.Bench(timeout_seconds=0.1)
+    slow = compute(bench, "ann", lambda: gate.wait(PATIENCE))
+    with pytest.raises(DeadlineError):
+        slow.result(PATIENCE)
+    assert bench.sessions.stuck_threads() == 0
+    gate.set()
+    bench.close()
+
+
+def test_a_large_environment_is_read_as_heavy_work_and_a_small_one_is_not(monkeypatch):
+    computed = []
+    plain = manager.SessionManager.compute
+
+    async def noted(self, work, name, kind):
+        computed.append((name, kind))
+        return await plain(self, work, name, kind)
+
+    monkeypatch.setattr(manager.SessionManager, "compute", noted)
+    monkeypatch.setattr(manager, "HEAVY_BYTES", 2000)
+    bench = serving.Bench()
+    session = bench.create(owner="ann")
+    computed.clear()
+    bench.rpc("get_environment", owner="ann", session_id=session)
+    assert computed == []
+    for _ in range(500):
+        bench.rpc("run_function", owner="ann", session_id=session, function="add", kwargs={"amount": 10**9})
+    for method in ("get_environment", "diff_environment", "export_session"):
+        bench.rpc(method, owner="ann", session_id=session)
+    assert computed == [("ann", "read")] * 3
+    bench.close()
+
+
 # Lanes
 
 
@@ -194,7 +266,7 @@ def test_jobs_of_a_kind_are_released_together():
 # Pace
 
 
-def test_a_kind_is_quick_after_some_quick_runs_and_slow_after_one_slow_one():
+def test_a_kind_is_quick_after_some_quick_runs_and_slow_after_some_slow_ones():
     pace = Pace()
     for _ in range(QUICK_RUNS):
         assert not pace.is_quick("f")
@@ -204,10 +276,32 @@ def test_a_kind_is_quick_after_some_quick_runs_and_slow_after_one_slow_one():
     assert not pace.is_quick("f")
 
 
+def test_a_single_slow_run_on_a_busy_machine_makes_no_kind_slow_that_has_long_been_quick():
+    pace = Pace()
+    for _ in range(100):
+        pace.ran("f", QUICK_SECONDS / 2)
+    pace.ran("f", QUICK_SECONDS * 2)
+    assert pace.is_quick("f")
+    pace.ran("f", QUICK_SECONDS * 2)
+    assert not pace.is_quick("f")
+
+
+def test_a_job_that_runs_very_long_makes_its_kind_slow_at_once():
+    pace = Pace()
+    for _ in range(100):
+        pace.ran("f", QUICK_SECONDS / 2)
+    pace.is_slow("f", SLOW_SECONDS / 2, 0.0)
+    assert pace.is_quick("f")
+    pace.is_slow("f", SLOW_SECONDS * 2, 0.0)
+    assert not pace.is_quick("f")
+
+
 def test_of_a_kind_of_which_nothing_is_known_some_may_be_tried():
     pace = Pace()
     assert [pace.may_start("f") for _ in range(TRIALS + 1)] == [True] * TRIALS + [False]
-    assert pace.is_slow("f", 0.0)  # it waits
+    assert pace.is_slow("f", 0.01, 0.0)  # it waits
     assert pace.may_start("f")
-    assert not pace.is_slow("f", COMPUTES_SECONDS * 2)
+    assert not pace.is_slow("f", 0.01, 0.009)  # it computes
     assert not pace.may_start("f")
+    assert pace.is_slow("f", 1.0, 0.02)  # a moment's work at the end of a long wait
+    assert pace.may_start("f")

@@ -409,8 +409,12 @@ def test_ready_functions_are_recognized_by_their_fields():
 def undocumented(): ...
 
 
-def undescribed():
+def blank():
     """ """
+
+
+def undescribed():
+    """:returns: Nothing."""
 
 
 def no_such_parameter():
@@ -484,6 +488,7 @@ def not_serializable(x: Annotated[Any, Field(json_schema_extra=1)], y: type(lamb
 
 REFUSED = [
     (undocumented, "there is no docstring: add one"),
+    (blank, "there is no docstring: add one"),
     (undescribed, "no short description: say in its first line"),
     (no_such_parameter, "the docstring describes `x`, which is no parameter: correct or remove it."),
     (no_description, "the docstring says nothing of parameter `x`: describe it."),

@@ -27,11 +27,6 @@ def test_bodies_that_ask_for_much_work():
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])
 def test_bad_http(tmp_path, http):
-    variables = dict(LIMITS)
-    if http == "h11":
-        (tmp_path / "without").mkdir()
-        (tmp_path / "without" / "httptools.py").write_text("raise ImportError('hidden by a test')\n")
-        variables["PYTHONPATH"] = str(tmp_path / "without")
-    with server_process.served(tmp_path, **variables) as server:
+    with server_process.served(tmp_path, **LIMITS, **server_process.http_on(http, tmp_path)) as server:
         seen = fuzz_conversations(server, tmp_path / "server.log", 1)
     assert {200, 400} <= set(seen)

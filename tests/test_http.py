@@ -1,22 +1,28 @@
 """HTTP around JSON-RPC: 200 for requests that reach it; other requests get an HTTP status and one shape of body."""
 
+import contextlib
 import json
 import re
 
 import httpx
 import pytest
 import server_process
+import serving
 from serving import RpcError, result_of
+
+from server.errors import SettingsError
+from server.web.app import create_app
 
 BODY = b'{"jsonrpc": "2.0", "method": "list_sessions", "id": 1}'
 JSON = {"Content-Type": "application/json"}
 TOKENS = {"TOOLPACK_TOKENS": "ann:ann-secret,bob:bob-secret"}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
+@pytest.fixture(scope="module", params=["httptools", "h11"])
+def server(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
-    with server_process.served(folder, "--store", "memory:", TOOLPACK_MAX_BODY_BYTES="100000") as running:
+    variables = {"TOOLPACK_MAX_BODY_BYTES": "100000", **server_process.http_on(request.param, folder)}
+    with server_process.served(folder, "--store", "memory:", **variables) as running:
         yield running
 
 
@@ -175,6 +181,115 @@ def test_other_hosts_are_served_where_tokens_guard(guarded):
     assert guarded.http.post("/rpc", content=BODY, headers=headers).status_code == 200
 
 
+@contextlib.contextmanager
+def asking(**settings):
+    """An application that is asked without any HTTP library, which might refuse the request first."""
+    bench = serving.Bench(**settings)
+    made = create_app(bench.service)
+    made.state.gateway.ready = True
+
+    def ask(method, path, headers, *messages):
+        sent, body = [], iter(messages or [{"type": "http.request", "body": BODY, "more_body": False}])
+
+        async def receive():
+            return next(body)
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+                 "headers": headers, "http_version": "1.1", "scheme": "http"}  # fmt: skip
+        bench._run(made(scope, receive, send))
+        return sent[0]["status"], sent[1]["body"]
+
+    try:
+        yield ask, bench
+    finally:
+        bench.close()
+
+
+@pytest.fixture
+def app():
+    with asking() as (ask, _):
+        yield ask
+
+
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("pieces", [1, 2, 5])
+def test_a_body_may_have_exactly_as_many_bytes_as_allowed(announced, pieces):
+    with asking(max_body_bytes=5000) as (ask, _):
+        for size, status in ((5000, 200), (5001, 413)):
+            body = BODY.ljust(size)
+            headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+            headers += [(b"content-length", b"%d" % size)] * announced
+            steps = [*range(0, size, size // pieces)][:pieces]
+            chunks = [body[start:end] for start, end in zip(steps, [*steps[1:], size], strict=True)]
+            messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+            messages[-1]["more_body"] = False
+            assert ask("POST", "/rpc", headers, *messages)[0] == status
+
+
+def test_a_body_that_is_cut_off_is_not_carried_out():
+    with asking() as (ask, bench):
+        session_id = bench.create()
+        call = {"jsonrpc": "2.0", "method": "close_session", "params": [session_id], "id": 1}
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        first = {"type": "http.request", "body": json.dumps(call).encode(), "more_body": True}
+        status, body = ask("POST", "/rpc", headers, first, {"type": "http.disconnect"})
+        assert (status, json.loads(body)["error"]["message"]) == (400, "The body was cut off.")
+        assert bench.version(session_id) == 0
+
+
+def test_an_application_is_ready_only_while_it_runs():
+    bench = serving.Bench()
+    app = create_app(bench.service)
+
+    async def run():
+        states = [app.state.gateway.ready]
+        async with app.router.lifespan_context(app):
+            states.append(app.state.gateway.ready)
+        return [*states, app.state.gateway.ready]
+
+    assert bench._run(run()) == [False, True, False]
+    bench.close()
+
+
+def test_an_application_that_other_machines_could_use_without_a_token_is_not_made():
+    bench = serving.Bench(host="0.0.0.0")
+    with pytest.raises(SettingsError, match="tokens are needed"):
+        create_app(bench.service)
+    bench.close()
+
+
+@pytest.mark.parametrize("scheme", ["bearer", "BEARER", "Bearer"])
+def test_the_scheme_of_a_token_is_case_insensitive(guarded, scheme):
+    headers = JSON | {"Authorization": f"{scheme} ann-secret"}
+    assert guarded.http.post("/rpc", content=BODY, headers=headers).status_code == 200
+
+
+ONCE = {
+    b"host": b"127.0.0.1",
+    b"origin": b"http://localhost",
+    b"authorization": b"Bearer x",
+    b"content-type": b"application/json",
+    b"content-length": b"%d" % len(BODY),
+}
+
+
+@pytest.mark.parametrize(
+    "where", [("POST", "/rpc"), ("POST", "/agents/x"), ("GET", "/openrpc.json"), ("GET", "/metrics")]
+)
+@pytest.mark.parametrize("name", ONCE)
+def test_a_header_that_security_depends_on_may_be_there_only_once(app, where, name):
+    headers = [*ONCE.items(), (b"accept", b"a"), (b"accept", b"b")]
+    assert app(*where, headers)[0] == 200
+    for twice in ([*headers, (name, ONCE[name])], [(name, b"other"), *headers]):
+        status, body = app(*where, twice)
+        told = json.loads(body)["error"]
+        assert (status, told["code"], told["data"]) == (400, -32000, {"status": 400})
+        assert told["message"] == f"The header {name.decode()} is duplicated: send it once."
+
+
 def test_the_document_is_open_rpc_and_the_same_everywhere(server):
     document = server.http.get("/openrpc.json").json()
     assert document == server.rpc("rpc.discover")
@@ -201,7 +316,7 @@ def test_the_document_is_open_rpc_and_the_same_everywhere(server):
 def test_parameters_are_in_the_documented_order(server):
     order = {m["name"]: [p["name"] for p in m["params"]] for m in server.rpc("rpc.discover")["methods"]}
     assert order == {
-        "create_session": ["toolpacks", "options", "environment", "ttl_seconds", "labels"],
+        "create_session": ["toolpacks", "options", "environment", "ttl_seconds", "labels", "call_id"],
         "list_functions": ["session_id", "format"],
         "run_function": [
             "session_id", "function", "kwargs", "raise_on_error", "call_id", "expected_version", "timeout_seconds",
@@ -210,8 +325,8 @@ def test_parameters_are_in_the_documented_order(server):
         "get_environment": ["session_id", "version", "pointer"],
         "diff_environment": ["session_id", "from_version", "to_version"],
         "get_trace": ["session_id", "after", "limit"],
-        "fork_session": ["session_id", "version", "count", "labels", "ttl_seconds"],
-        "reset_session": ["session_id", "version"],
+        "fork_session": ["session_id", "version", "count", "labels", "ttl_seconds", "call_id"],
+        "reset_session": ["session_id", "version", "call_id"],
         "close_session": ["session_id"],
         "close_sessions": ["labels"],
         "list_sessions": ["labels", "after", "limit"],

@@ -5,6 +5,9 @@ import json
 import pytest
 from serving import RpcError
 
+from server.errors import InvalidParamsError, OverloadedError
+from server.rpc.codes import describe
+
 PARSE = {"code": -32700, "message": "Parse error"}
 INVALID = {"code": -32600, "message": "Invalid Request"}
 UNKNOWN = {"code": -32601, "message": "Method not found"}
@@ -203,6 +206,36 @@ def test_wrong_parameters_are_reported_by_name(bench, method, params):
     refused = answer(bench, body)["error"]
     assert (refused["code"], refused["message"], set(refused["data"])) == (-32602, "Invalid params", {"detail"})
     assert "parameters are" in refused["data"]["detail"] or "are accepted" in refused["data"]["detail"]
+
+
+def test_an_error_that_can_not_be_utf_8_is_told_all_the_same():
+    assert describe(InvalidParamsError("a \ud800")) == (-32602, "Invalid params", {"detail": "a ?"})
+    assert describe(OverloadedError("b \udfff", 2.5)) == (
+        -32006,
+        "b ?",
+        {"type": "OverloadedError", "retry_after_seconds": 2.5},
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [("a thread", ZeroDivisionError), ("a thread", SystemExit), ("the event loop", ZeroDivisionError)],
+)
+def test_a_fault_is_told_without_its_text_which_the_log_has(bench, caplog, where, kind):
+    session_id = bench.create()
+
+    def fail(*_arguments):
+        raise kind("what nobody is to know")
+
+    if where == "a thread":
+        bench.store.get = fail
+    else:
+        bench.sessions.read = fail
+    with pytest.raises(RpcError) as fault:
+        bench.rpc("get_session", session_id=session_id)
+    assert (fault.value.code, fault.value.message) == (-32603, "Internal error")
+    assert fault.value.data == {"detail": "The server failed to handle this request; its log says why."}
+    assert "what nobody is to know" in caplog.text
 
 
 def test_the_shape_of_our_own_errors(bench):

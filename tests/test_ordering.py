@@ -88,6 +88,38 @@ def test_a_reset_is_ordered_among_the_calls(stored_bench):
     assert kinds == [("call", 1), ("reset", 2), ("call", 3)]
 
 
+def test_a_reset_starts_after_the_commits_of_the_calls_before_it(stored_bench):
+    session_id = stored_bench.create()
+    with stored_bench.paused():
+        calls = [stored_bench.later_call(session_id, "add", amount=1) for _ in range(2)]
+        reset = stored_bench.later("reset_session", session_id=session_id, version=1)  # which isn't there yet
+        behind = stored_bench.later_call(session_id, "add", amount=10)
+    assert [call.result(serving.PATIENCE)["result"] for call in calls] == [1, 2]
+    assert reset.result(serving.PATIENCE)["version"] in {3, 4}
+    assert behind.result(serving.PATIENCE)["result"] == 11
+
+
+def test_anothers_call_on_a_busy_session_neither_waits_nor_takes_a_place_in_its_queue():
+    bench = serving.Bench(max_waiting_per_session=1)
+    session_id = bench.create(owner="ann")
+    gate = ledger.gates["busy"] = threading.Event()
+    before = len(ledger.runs)
+    holding = bench.later_call(session_id, "add_and_hold", {"owner": "ann"}, name="busy")
+    wait_until(lambda: len(ledger.runs) > before, "the call")
+    for waiting in (0, 1):
+        with pytest.raises(RpcError) as unknown:
+            bench.call(session_id, "add", {"owner": "bob"}, amount=1)
+        assert unknown.value.code == -32001
+        assert bench.sessions.load()[0] == waiting
+        if not waiting:
+            behind = bench.later_call(session_id, "add", {"owner": "ann"}, amount=1)
+            wait_until(lambda: bench.sessions.load()[0] == 1, "the next call")
+    gate.set()
+    assert holding.result(serving.PATIENCE)["result"] == 3
+    assert behind.result(serving.PATIENCE)["result"] == 4
+    bench.close()
+
+
 def test_who_waits_too_long_for_a_session_may_send_it_again():
     bench = serving.Bench(queue_timeout_seconds=0.1)
     session_id = bench.create()

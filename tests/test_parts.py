@@ -1,5 +1,6 @@
 """A call loads and stores only the parts of an environment that it can reach, without a visible difference."""
 
+from functools import cached_property
 from typing import Annotated, Any
 
 import pytest
@@ -9,7 +10,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, PrivateAttr
 
 from server import Depends, FunctionCall, FunctionsRuntime, TaskEnvironment, Toolpack
+from server.execution.call import call
+from server.execution.codec import Codec
 from server.execution.parts import divide, environments, holds, toolpack_of
+from server.execution.runtime import SessionRuntime
+from server.execution.world import Snapshot
 from server.packs.catalog import Catalog
 from server.snapshots.graph import difference
 from server.snapshots.pickling import freeze, thaw
@@ -146,6 +151,21 @@ def test_an_environment_that_something_refers_back_to_is_one_part():
     assert list(divide(desk(environment=Knotted), environment)) == ["desk"]
 
 
+class Counted(Knotted):
+    count: int = 0
+
+
+def count_up(count: Annotated[int, Depends("count")]) -> int:
+    """Get the count."""
+    return count
+
+
+def test_what_refers_back_to_an_environment_refers_to_what_can_not_change_in_it_too():
+    environment = Counted()
+    environment.notes.append(environment)
+    assert list(divide(desk(count_up, environment=Counted), environment)) == ["desk"]
+
+
 def callable_dependency(desk: Annotated[Any, Depends(lambda env: env)]) -> int:
     """Get the whole."""
     return len(desk.notes)
@@ -170,6 +190,51 @@ def test_a_dependency_on_a_property_makes_an_environment_one_part():
     assert list(divide(desk(property_dependency, environment=WithProperty), WithProperty())) == ["desk"]
 
 
+class Remembering(Desk):
+    @cached_property
+    def count(self):
+        return len(self.notes)
+
+
+class Slotted(Desk):
+    __slots__ = ("cursor",)
+
+
+def remembering():
+    environment = Remembering()
+    assert environment.count == 0
+    return environment
+
+
+def slotted():
+    environment = Slotted()
+    object.__setattr__(environment, "cursor", 5)
+    return environment
+
+
+def in_another_order():
+    environment = Desk()
+    names = environment.__dict__.pop("names")
+    environment.__dict__ = {"names": names, **environment.__dict__}
+    return environment
+
+
+def with_a_field_set_that_is_gone():
+    environment = Desk()
+    object.__setattr__(environment, "__pydantic_fields_set__", {"gone"})
+    return environment
+
+
+@pytest.mark.parametrize("make", [remembering, slotted, in_another_order, with_a_field_set_that_is_gone])
+def test_an_environment_that_is_more_than_its_fields_is_one_part(make):
+    environment = make()
+    toolpack = desk(environment=type(environment))
+    parts = divide(toolpack, environment)
+    assert list(parts) == ["desk"]
+    assert parts["desk"] is environment
+    assert len(divide(toolpack, type(environment)())) == (1 if make is slotted else 4)
+
+
 def test_parts_put_together_are_the_environment():
     toolpack = desk()
     catalog = Catalog({"desk": toolpack})
@@ -178,6 +243,38 @@ def test_parts_put_together_are_the_environment():
     assert len(parts) == 4
     kept = {part: thaw(freeze(held, catalog.classes), catalog.classes) for part, held in parts.items()}
     assert difference(environment, environments(kept)["desk"]) is None
+
+
+def test_parts_know_which_of_their_fields_were_set():
+    environment = Desk(notes=[Note(text="x")], names={"a"})
+    environment.unused = [2]
+    parts = divide(desk(), environment)
+    assert {part.partition("/")[2]: held.model_fields_set for part, held in parts.items()} == {
+        "notes": {"notes"},
+        "pinned": set(),
+        "drafts,names": {"names"},
+        "unused": {"unused"},
+    }
+    for order in (parts, dict(reversed(parts.items()))):
+        whole = environments(order)["desk"]
+        assert whole.model_fields_set == {"notes", "names", "unused"}
+        assert list(whole.__dict__) == list(Desk.model_fields)
+        assert whole._counter == [7]
+    assert environment.model_fields_set == {"notes", "names", "unused"}
+
+
+def test_a_session_in_parts_keeps_which_fields_were_set(parted):
+    session = parted.create("desk", environment={"desk": {"notes": [{"text": "a"}], "names": ["n"]}})
+    kept = parted.world(session, 0)["desk"]
+    assert (kept.model_fields_set, kept.notes[0].model_fields_set) == ({"notes", "names"}, {"text"})
+    parted.result(session, "add_note", text="b")
+    parted.result(session, "add_draft", name="c")
+    kept = parted.world(session, 2)["desk"]
+    assert kept.model_fields_set == {"notes", "names"}
+    assert kept.model_dump(exclude_unset=True) == {
+        "notes": [{"text": "a"}, {"text": "b"}],
+        "names": {"n", "c"},
+    }
 
 
 def test_names_of_parts():
@@ -259,6 +356,41 @@ def test_a_session_continues_when_an_edited_toolpack_joins_two_parts(tmp_path):
     assert second.rpc("reset_session", session_id=session, version=1)["version"] > version
     assert second.result(session, "peek") == 1
     second.close()
+
+
+def remember(value: Any) -> Any:
+    """Give back what was handed in.
+
+    :param value: Anything.
+    """
+    return value
+
+
+@pytest.mark.parametrize(
+    ("function", "kwargs"),
+    [
+        ("remember", {"value": {"$call": {"function": "peek", "args": {}}}}),
+        ("peek", {}),
+        ("move_pins", {}),
+        ("add_note", {"text": "b"}),
+        ("pin", {"note": {"$call": {"function": "last_note", "args": {}}}}),
+    ],
+)
+def test_the_objects_that_a_call_leaves_equal_their_bytes_whatever_was_put_together(function, kwargs):
+    edited = desk(move_pins)
+    edited.function(read_only=True)(peek)
+    catalog = Catalog({"desk": edited, "other": Toolpack("other", functions=[remember])})
+    codec = Codec(catalog, serving.KEY, 2**20)
+    parts = divide(desk(), Desk(notes=[Note(text="a")], pinned=[Note(text="p")]))
+    blobs = {part: codec.encode(part, held) for part, held in parts.items()}
+    assert len(blobs) == 4
+    plan = SessionRuntime(catalog.functions(("desk", "other")), 30).plan(function, kwargs)
+    ids, held_bytes = ({part: blob[place] for part, blob in blobs.items()} for place in (0, 1))
+    outcome = call(plan, Snapshot(ids, held_bytes), codec, 2**20)
+    assert outcome.error is None
+    assert outcome.live
+    for part, held in outcome.live.items():
+        assert difference(held, codec.decode(part, *outcome.blobs.get(part, blobs[part]))) is None
 
 
 CALLS = st.lists(

@@ -1,18 +1,27 @@
 """Sessions: made, listed, forked, reset, closed, expired; whose they are, and what an agent may do with its own."""
 
 import base64
+import contextlib
+import json
 import re
-import time
+import threading
 from datetime import UTC, datetime, timedelta
+from itertools import chain
+from typing import Annotated
 
 import jsonpatch
 import pytest
 import serving
-from serving import Bench, RpcError, wait_until
+from serving import Bench, RpcError, ledger, wait_until
 
-from server import TaskEnvironment, Toolpack
+from server import Depends, TaskEnvironment, Toolpack
+from server.engine import queues, state, state_loader
+from server.errors import MissingBlobError, OverloadedError
 from server.packs.catalog import Catalog
+from server.sessions import calls, factory, manager, reader, resets, views
+from server.sessions.views import json_patch
 from server.snapshots.pickling import thaw
+from server.stores import open_store
 
 
 def refused(code, call, /, *args, **kwargs):
@@ -27,8 +36,13 @@ def moment(text):
     return datetime.fromisoformat(text)
 
 
-def test_a_new_session_tells_all_about_itself(stored_bench):
-    before = datetime.now(UTC) - timedelta(seconds=1)
+@pytest.fixture
+def clock(monkeypatch):
+    """Stop the clock by which sessions live."""
+    return serving.Clock(monkeypatch, calls, factory, manager, queues, reader, resets, state, state_loader, views)
+
+
+def test_a_new_session_tells_all_about_itself(stored_bench, clock):
     session = stored_bench.rpc("create_session", toolpacks=["ledger"], labels={"run": "é"}, ttl_seconds=60)
     assert re.fullmatch(r"[0-9a-f]{32,}", session["session_id"])
     key = re.fullmatch(r"/agents/([0-9a-f]{32,})", session["agent_path"])[1]
@@ -40,18 +54,27 @@ def test_a_new_session_tells_all_about_itself(stored_bench):
         "parent": None,
     }
     assert len(session) == 8
-    assert before <= moment(session["created_at"]) <= datetime.now(UTC) + timedelta(seconds=1)
-    assert moment(session["expires_at"]) - moment(session["created_at"]) == pytest.approx(
-        timedelta(seconds=60), abs=timedelta(milliseconds=5)
-    )
+    assert moment(session["created_at"]) == datetime.fromtimestamp(clock.time(), UTC)
+    assert moment(session["expires_at"]) - moment(session["created_at"]) == timedelta(seconds=60)
+    clock.move(10)
     got = stored_bench.rpc("get_session", session_id=session["session_id"])
-    assert got | {"expires_at": 0} == session | {"expires_at": 0}
+    assert moment(got.pop("expires_at")) - moment(session.pop("expires_at")) == timedelta(seconds=10)
+    assert got == session
 
 
+def test_the_times_of_a_new_session_are_of_one_moment(bench):
+    session = bench.rpc("create_session", toolpacks=["ledger"], ttl_seconds=60)
+    (fork,) = bench.rpc("fork_session", session_id=session["session_id"], ttl_seconds=120)
+    for made, seconds in ((session, 60), (fork, 120)):
+        lives = moment(made["expires_at"]) - moment(made["created_at"])
+        assert lives == pytest.approx(timedelta(seconds=seconds), abs=timedelta(milliseconds=1))  # they are rounded
+
+
+@pytest.mark.usefixtures("clock")
 def test_by_default_a_session_has_all_packs_that_are_not_opt_in_and_lives_a_day(bench):
     session = bench.rpc("create_session")
     assert session["toolpacks"] == ["ledger", "nasty", "halves"]
-    assert timedelta(hours=23, minutes=59) < moment(session["expires_at"]) - datetime.now(UTC) <= timedelta(days=1)
+    assert moment(session["expires_at"]) - moment(session["created_at"]) == timedelta(days=1)
 
 
 def test_ids_are_not_made_twice(bench):
@@ -151,20 +174,185 @@ def test_sessions_are_closed_by_their_labels(stored_bench):
     assert [session["labels"]["run"] for session in stored_bench.rpc("list_sessions")] == ["b"]
 
 
-def test_an_expired_session_is_gone_and_a_call_renews_it(stored_bench):
-    session_id = stored_bench.create(ttl_seconds=0.5)
-    end = time.monotonic() + 1.2
-    while time.monotonic() < end:
-        stored_bench.result(session_id, "total")
-    told = moment(stored_bench.rpc("get_session", session_id=session_id)["expires_at"])
-    assert timedelta(0) < told - datetime.now(UTC) <= timedelta(seconds=0.5)
+USES = {
+    "call": lambda bench, session_id: bench.result(session_id, "total"),
+    "failing call": lambda bench, session_id: bench.call(session_id, "add_then", how="raise"),
+    "read": lambda bench, session_id: bench.rpc("get_environment", session_id=session_id),
+    "reset": lambda bench, session_id: bench.rpc("reset_session", session_id=session_id),
+}
 
-    def is_gone():
-        return stored_bench.rpc("list_sessions") == []
 
-    wait_until(is_gone)
-    refused(-32001, stored_bench.rpc, "get_session", session_id=session_id)
+@pytest.mark.parametrize("use", USES)
+def test_whatever_uses_a_session_renews_it_and_an_unused_one_expires(stored_bench, clock, use):
+    session_id = stored_bench.create(ttl_seconds=100)
+    for seconds in (99, 3, 99, 99):
+        clock.move(seconds)
+        USES[use](stored_bench, session_id)
+    (listed,) = stored_bench.rpc("list_sessions")
+    assert timedelta(0) <= moment(listed["expires_at"]) - datetime.fromtimestamp(clock.time(), UTC)
+    clock.move(99)  # it lives for its whole TTL after the last use, and at most a twentieth longer
+    assert stored_bench.store.get(session_id)[0].expires_at > clock.time()
+    clock.move(7)
+    assert stored_bench.rpc("list_sessions") == []
+    for method in ("get_session", "get_environment", "get_trace", "fork_session", "reset_session", "list_functions",
+                   "export_session", "close_session"):  # fmt: skip
+        refused(-32001, stored_bench.rpc, method, session_id=session_id)
     refused(-32001, stored_bench.call, session_id, "total")
+    refused(-32001, stored_bench.call, session_id, "add", {"call_id": "late"}, amount=1)
+
+
+def test_a_page_of_sessions_is_full_though_some_have_expired(stored_bench, clock):
+    made = sorted((stored_bench.create(ttl_seconds=10 + 90 * (number % 2)), number % 2) for number in range(20))
+    clock.move(11)
+    alive = [session_id for session_id, lives in made if lives]
+    pages, after = [], ""
+    while page := stored_bench.rpc("list_sessions", limit=3, after=after):
+        pages.append([session["session_id"] for session in page])
+        after = pages[-1][-1]
+    assert [len(page) for page in pages] == [3, 3, 3, 1]
+    assert list(chain.from_iterable(pages)) == alive
+
+
+def test_what_is_trimmed_while_it_is_read_is_no_longer_kept(bench):
+    session_id = bench.create()
+    bench.result(session_id, "add", amount=1)
+
+    def gone(*_arguments):
+        raise MissingBlobError("gone")
+
+    create, bench.store.create = bench.store.create, gone
+    error = refused(-32011, bench.rpc, "fork_session", session_id=session_id, version=0)
+    assert error.data == {"type": "VersionNotRetainedError", "oldest": 1}
+    bench.store.create = create
+    blobs, bench.store.blobs = bench.store.blobs, gone
+    for method in ("get_environment", "diff_environment", "export_session"):
+        assert refused(-32011, bench.rpc, method, session_id=session_id).data["oldest"] == 1
+    # The current snapshot, however, must be there.
+    assert refused(-32012, bench.rpc, "reset_session", session_id=session_id).data == {"type": "StateDamagedError"}
+    bench.store.blobs = blobs
+    assert bench.result(session_id, "total") == 1
+
+
+def test_a_snapshot_that_is_missing_is_damage_and_not_a_fault(tmp_path):
+    with contextlib.closing(open_store(f"sqlite:///{tmp_path}/sessions.db")) as store:
+        first = Bench(store=store)
+        session_id = first.create()
+        first.close()
+        second = Bench(store=store)
+        blobs = store.blobs
+
+        def gone(_ids):
+            raise MissingBlobError("gone")
+
+        store.blobs = gone
+        damaged = refused(-32012, second.call, session_id, "add", amount=1)
+        assert "restore it, or reset the session" in damaged.message
+        store.blobs = blobs
+        assert second.result(session_id, "add", amount=1) == 1
+        second.close()
+
+
+def test_a_record_tells_when_its_call_began(bench, clock):
+    session_id = bench.create()
+    clock.move(3)
+    bench.result(session_id, "add", amount=1)
+    clock.move(4)
+    bench.rpc("reset_session", session_id=session_id)
+    told = [moment(record["started_at"]) for record in bench.rpc("get_trace", session_id=session_id)]
+    assert told == [datetime.fromtimestamp(clock.time() - ago, UTC) for ago in (4, 0)]
+
+
+def test_what_another_worker_has_renewed_is_alive_here_too(tmp_path, clock):
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(contextlib.closing(open_store(f"sqlite:///{tmp_path}/shared.db", exclusive=False)))
+        one, other = (Bench(store=store) for _ in range(2))
+        stack.callback(one.close)
+        stack.callback(other.close)
+        session_id = one.create(ttl_seconds=100)
+        for worker in (one, other, one, other):
+            assert worker.result(session_id, "total") == 0
+            clock.move(90)
+        other.rpc("get_session", session_id=session_id)
+        clock.move(90)
+        assert one.result(session_id, "total") == 0
+        clock.move(106)
+        refused(-32001, other.call, session_id, "total")
+        refused(-32001, one.call, session_id, "total")
+
+
+def test_a_session_that_is_closed_while_a_call_runs_is_gone_for_that_call(stored_bench):
+    session_id = stored_bench.create()
+    gate = ledger.gates["closed"] = threading.Event()
+    before = len(ledger.runs)
+    call = stored_bench.later_call(session_id, "add_and_hold", name="closed")
+    behind = stored_bench.later_call(session_id, "total")
+    wait_until(lambda: len(ledger.runs) > before, "the call")
+    assert stored_bench.rpc("close_session", session_id=session_id) is True
+    gate.set()
+    for each in (call, behind):
+        refused(-32001, each.result, serving.PATIENCE)
+
+
+@contextlib.contextmanager
+def running(bench):
+    """Do the regular work of a server, without its end."""
+    context = bench.service.running()
+    bench._run(context.__aenter__())
+    try:
+        yield
+    finally:
+        bench._run(context.__aexit__(None, None, None))
+
+
+def test_expired_sessions_are_deleted_with_all_that_is_theirs(stored_bench, clock, monkeypatch):
+    monkeypatch.setattr(manager, "SWEEP_AT_ONCE", 2)
+    monkeypatch.setattr(manager, "SWEEP_SECONDS", 3600)
+    short = [stored_bench.create(ttl_seconds=10) for _ in range(5)]
+    long = stored_bench.create(ttl_seconds=100)
+    for session_id in (*short, long):
+        stored_bench.result(session_id, "add", amount=1)
+    clock.move(11)
+    with running(stored_bench):
+        # All of them in one round, however many there are.
+        wait_until(lambda: stored_bench.store.count() == 1, "the end of the expired sessions")
+        wait_until(lambda: len(stored_bench.sessions.queues.cache) == 1, "the end of what was known of them")
+        assert stored_bench.store.records(short[0], -1, 10) == []
+        assert stored_bench.result(long, "add", amount=1) == 2
+
+
+def test_expired_sessions_are_looked_for_again_and_again_whatever_fails(bench, clock, monkeypatch, caplog):
+    monkeypatch.setattr(manager, "SWEEP_SECONDS", 0.001)
+    assert bench.create(ttl_seconds=10)
+    expired, failures = bench.store.expired, [OverloadedError("out of reach"), OSError("broken")]
+
+    def fail_first(now, limit):
+        if failures:
+            raise failures.pop()
+        return expired(now, limit)
+
+    bench.store.expired = fail_first
+    with running(bench):
+        wait_until(lambda: not failures, "two looks")
+        clock.move(11)
+        wait_until(lambda: bench.store.count() == 0, "the end of the session")
+    assert "broken" in caplog.text
+
+
+def test_listing_sessions_renews_none(stored_bench, clock):
+    session_id = stored_bench.create(ttl_seconds=100)
+    clock.move(50)
+    (listed,) = stored_bench.rpc("list_sessions")
+    assert moment(listed["expires_at"]) == datetime.fromtimestamp(clock.time() + 50, UTC)
+    clock.move(56)
+    refused(-32001, stored_bench.rpc, "get_session", session_id=session_id)
+
+
+def test_however_many_sessions_carry_the_labels_all_are_closed(stored_bench, monkeypatch):
+    monkeypatch.setattr(manager, "SWEEP_AT_ONCE", 2)
+    for _ in range(5):
+        stored_bench.create(labels={"run": "a"})
+    assert stored_bench.rpc("close_sessions", labels={"run": "a"}) == 5
+    assert stored_bench.rpc("list_sessions") == []
 
 
 def test_forks_start_from_any_version_and_go_their_own_way(stored_bench):
@@ -246,6 +434,26 @@ def test_the_environment_of_any_version_and_any_part_of_it(stored_bench):
         refused(-32602, stored_bench.rpc, "get_environment", session_id=session_id, pointer=pointer)
     later = refused(-32011, stored_bench.rpc, "get_environment", session_id=session_id, version=3)
     assert set(later.data) == {"type", "oldest"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(1, True), (1, 1.0), (0, False), ([0, 1], [False, 1]), ({"a": 1}, {"a": 1.0})]
+)
+def test_a_difference_tells_values_apart_that_python_takes_for_equal(bench, before, after):
+    session_id = bench.create("ledger", environment={"ledger": {"ledger": {"anything": before}}})
+    one = bench.rpc("get_environment", session_id=session_id)
+    other_id = bench.create("ledger", environment={"ledger": {"ledger": {"anything": after}}})
+    other = bench.rpc("get_environment", session_id=other_id)
+    patched = jsonpatch.apply_patch(one, json_patch(one, other))
+    assert json.dumps(patched) == json.dumps(other)
+
+
+@pytest.mark.parametrize(
+    "wrong", [[], [{"op": "remove", "path": "/none"}], [{"op": "add", "path": "/a/b/c", "value": 1}]]
+)
+def test_a_patch_that_does_not_lead_there_is_not_told(monkeypatch, wrong):
+    monkeypatch.setattr(jsonpatch, "make_patch", lambda *_: jsonpatch.JsonPatch(wrong))
+    assert json_patch({"a": 1}, {"a": 2}) == [{"op": "replace", "path": "", "value": {"a": 2}}]
 
 
 def test_a_difference_is_a_json_patch(stored_bench):
@@ -377,6 +585,51 @@ def test_state_of_other_classes_is_refused_until_it_is_rebuilt(tmp_path):
     third.close()
 
 
+def shelves(**fields):
+    """Get a catalog with one toolpack in as many parts as its environment has fields, always under the same names."""
+    names = {"__module__": __name__, "__qualname__": "Shelves", "__annotations__": dict.fromkeys(fields, list[int])}
+    pack = Toolpack("shelves", type("Shelves", (TaskEnvironment,), names | fields))
+    for field in fields:
+
+        def put(shelf: list[int], number: int) -> list[int]:
+            """Put a number on a shelf.
+
+            :param number: The number.
+            """
+            shelf.append(number)
+            return shelf
+
+        put.__name__ = f"put_{field}"
+        put.__annotations__["shelf"] = Annotated[list[int], Depends(field)]
+        pack.function(put)
+    return Catalog({"shelves": pack})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"a": [1], "b": [2]}, {"a": [1]}),
+        ({"a": [1], "b": [2], "c": [3]}, {"a": [1], "b": [2]}),
+        ({"a": [1]}, {"a": [1], "b": [2]}),
+    ],
+)
+def test_a_world_in_parts_is_built_anew_with_other_parts(tmp_path, before, after):
+    store = f"sqlite:///{tmp_path / 'sessions.db'}"
+    first = Bench(shelves(**before), store)
+    session_id = first.create("shelves")
+    assert first.result(session_id, "put_a", number=5) == [1, 5]
+    first.close()
+    second = Bench(shelves(**after), store)
+    refused(-32008, second.call, session_id, "put_a", number=5)
+    second.rpc("reset_session", session_id=session_id)
+    assert second.rpc("get_environment", session_id=session_id) == {"shelves": after}
+    for field, numbers in after.items():
+        assert second.result(session_id, f"put_{field}", number=9) == [*numbers, 9]
+    (fork,) = second.rpc("fork_session", session_id=session_id)
+    assert second.result(fork["session_id"], "put_a", number=7) == [1, 9, 7]
+    second.close()
+
+
 def test_state_sealed_with_another_key_is_refused(tmp_path):
     store = f"sqlite:///{tmp_path / 'sessions.db'}"
     first = Bench(store=store)
@@ -386,8 +639,12 @@ def test_state_sealed_with_another_key_is_refused(tmp_path):
     second = Bench(store=store, key=b"another key of the same length!!")
     damaged = refused(-32012, second.call, session_id, "total")
     assert damaged.data == {"type": "StateDamagedError"}
-    assert second.version(session_id) == 1
+    refused(-32012, second.version, session_id)
+    closed = second.create()
     second.close()
+    third = Bench(store=store)
+    assert third.rpc("close_session", session_id=closed) is True
+    third.close()
     third = Bench(store=store)
     assert third.result(session_id, "total") == 1
     third.close()

@@ -401,6 +401,19 @@ def test_whatever_is_sealed_can_be_unsealed(data, mark, key):
     assert unseal(seal(data, mark, key), mark, key) == data
 
 
+def test_the_whole_of_a_long_key_counts():
+    sealed = seal(b"payload", MARK, b"k" * 64 + b"a")
+    assert unseal(sealed, MARK, b"k" * 64 + b"a") == b"payload"
+    for other in (b"k" * 64 + b"b", b"k" * 64, b"k" * 65):
+        with pytest.raises(StateDamagedError):
+            unseal(sealed, MARK, other)
+
+
+def test_without_a_key_nothing_is_sealed():
+    with pytest.raises(ValueError, match="needs a secret key"):
+        seal(b"payload", MARK, b"")
+
+
 @given(st.binary(max_size=200))
 @settings(max_examples=50, deadline=None)
 def test_bytes_without_a_seal_are_refused(blob):

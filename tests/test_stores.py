@@ -3,6 +3,7 @@
 Every new store must pass these tests.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 import redis_server
@@ -31,6 +33,7 @@ from server.errors import (
 )
 from server.stores import open_store
 from server.stores.base import Commit, Head, Lease, Record, StoredSession
+from server.stores.sqlite import deletion
 from server.stores.sqlite.file import SqliteFile
 
 numbers = count()
@@ -56,7 +59,12 @@ def session(**changes):
 def commit(kept, index, *, version=None, call_id=None, body=b"{}", epoch=0, **more):
     """Get a commit of a record; its version is by default one more than its index."""
     version = index + 1 if version is None else version
-    return Commit(kept.id, epoch, Record(index, version, call_id, body), **more)
+    record = Record(index, version, call_id, body, record_id(kept, index))
+    return Commit(kept.id, epoch, record, **{"after": record_id(kept, index - 1), **more})
+
+
+def record_id(kept, index):
+    return f"{kept.id}.{index}" if index >= 0 else ""
 
 
 def change(kept, index, blob, *, part="bank", **more):
@@ -130,7 +138,7 @@ class TestCreate:
         assert store.parts_at(kept.id, 0) == {}
         assert store.commit([commit(kept, 0)]) == [True]
         store.trim(kept.id, 0, 0)
-        assert store.get(kept.id)[1] == Head(0, 1, {}, 0)
+        assert store.get(kept.id)[1] == Head(0, 1, {}, 0, record_id(kept, 0))
 
     def test_sessions_created_together_each_have_the_parts(self, store):
         many = [session() for _ in range(50)]
@@ -160,7 +168,7 @@ class TestCreate:
     def test_an_existing_session_is_left_unchanged(self, store, one):
         store.commit([change(one, 0, "b1")])
         store.create([one], {"bank": "b0", "mail": "m0"}, {"b0": b"bank 0", "m0": b"mail 0", "new": b"x"})
-        assert store.get(one.id)[1] == Head(0, 1, {"bank": "b1", "mail": "m0"}, 0)
+        assert store.get(one.id)[1] == Head(0, 1, {"bank": "b1", "mail": "m0"}, 0, record_id(one, 0))
         assert store.count() == store.count("alice") == 1
         store.delete([one.id])
         assert existing(store, "b0", "m0", "b1", "new") == []
@@ -196,13 +204,16 @@ class TestCommit:
             one, 0, call_id="c", body=b"{\n}\0", parts={"bank": "b1"}, blobs={"b1": b"bank 1"}, expires_at=3000.125
         )
         assert store.commit([kept]) == [True]
-        assert store.get(one.id) == (replace(one, expires_at=3000.125), Head(0, 1, {"bank": "b1", "mail": "m0"}, 0))
+        assert store.get(one.id) == (
+            replace(one, expires_at=3000.125),
+            Head(0, 1, {"bank": "b1", "mail": "m0"}, 0, record_id(one, 0)),
+        )
         assert store.records(one.id, -1, 10) == [kept.record]
         assert store.blobs(["b1"]) == {"b1": b"bank 1"}
 
     def test_the_version_may_stay_and_may_grow_without_a_changed_part(self, store, one):
         assert store.commit([commit(one, 0, version=0), commit(one, 1, version=1)]) == [True, True]
-        assert store.get(one.id) == (one, Head(1, 1, {"bank": "b0", "mail": "m0"}, 0))
+        assert store.get(one.id) == (one, Head(1, 1, {"bank": "b0", "mail": "m0"}, 0, record_id(one, 1)))
         assert store.parts_at(one.id, 1) == {"bank": "b0", "mail": "m0"}
 
     def test_a_batch_is_stored_in_order(self, store, one):
@@ -210,7 +221,7 @@ class TestCommit:
         store.create([other], {"bank": "b0"}, {})
         batch = [change(one, 0, "x"), change(other, 0, "y"), change(one, 1, "z"), commit(one, 2, parts={"mail": "y"})]
         assert store.commit(batch) == [True] * 4
-        assert store.get(one.id)[1] == Head(2, 3, {"bank": "z", "mail": "y"}, 0)
+        assert store.get(one.id)[1] == Head(2, 3, {"bank": "z", "mail": "y"}, 0, record_id(one, 2))
 
     @pytest.mark.parametrize(
         "refused",
@@ -236,6 +247,24 @@ class TestCommit:
         assert store.commit(batch) == [True, False, True]
         assert (store.get(one.id), store.records(one.id, -1, 10)) == before
         assert existing(store, "new", "o1", "o2") == ["o1", "o2"]
+
+    def test_a_commit_names_the_record_before_it(self, store, one):
+        assert store.commit([change(one, 0, "first", after="another")]) == [False]
+        assert store.commit([change(one, 0, "first")]) == [True]
+        assert store.get(one.id)[1].last == record_id(one, 0)
+        other = change(one, 1, "new")
+        assert store.commit([replace(other, after="another")]) == [False]
+        assert store.commit([replace(other, after="another"), other]) == [False, True]
+        assert store.commit([replace(other, record=replace(other.record, id="another"))]) == [False]
+        assert [record.id for record in store.records(one.id, -1, 9)] == [record_id(one, 0), record_id(one, 1)]
+
+    def test_a_commit_names_its_holder(self, store, one):
+        claim(store, one, "w1")
+        assert store.commit([change(one, 0, "b1", epoch=1, holder="w2")]) == [False]
+        batch = [change(one, 0, "b1", epoch=1, holder="w1"), change(one, 1, "b2", epoch=1, holder="w1", release=True)]
+        assert store.commit(batch) == [True, True]
+        assert store.commit(batch) == [True, True]
+        assert store.commit([change(one, 2, "b3", epoch=1, holder="w1")]) == [False]
 
     def test_commits_after_a_refused_one_are_refused_too(self, store, one):
         batch = [change(one, 0, "x", epoch=3), change(one, 1, "y"), commit(one, 2, parts={"bank": "x"})]
@@ -338,6 +367,50 @@ class TestHistory:
         assert store.record_of_call(one.id, "c2") is None
         assert store.record_of_call("gone", "c3") is None
 
+    def test_records_up_to_a_number_of_bytes(self, store, one):
+        store.commit([commit(one, index, body=b"x" * 1000) for index in range(40)])
+
+        def counted(after, limit, max_bytes):
+            found = store.records(one.id, after, limit, max_bytes)
+            assert [record.index for record in found] == list(range(after + 1, after + 1 + len(found)))
+            return len(found)
+
+        assert [counted(-1, 100, most) for most in (0, 999, 1000, 1999, 2000, 30_999)] == [1, 1, 1, 1, 2, 30]
+        assert counted(-1, 100, 10**6) == 40
+        assert counted(37, 100, 10**6) == 2
+        assert counted(10, 3, 10**6) == 3
+        assert counted(39, 3, 10) == 0
+
+    def test_bytes_are_counted(self, store):
+        assert store.stored_bytes("ann") == 0
+        environment = {"bank": {"text": "r" * 10_000}}
+        kept = session(owner="ann", environment=environment, labels={"label": "l" * 5_000})
+        store.create([kept], {"bank": "b"}, {"b": b"b" * 20_000})
+        near = pytest.approx
+        assert store.stored_bytes("ann") == near(35_000, abs=300)
+        assert store.get(kept.id)[1].size < 6_000
+        fork = replace(session(owner="ann", environment=environment), parent=(kept.id, 0))
+        store.create([fork], {"bank": "b"}, {})
+        assert store.stored_bytes("ann") == near(35_000, abs=600)
+        for index in range(5):
+            store.commit(
+                [
+                    commit(
+                        kept, index, body=b"x" * 7_000, parts={"bank": f"v{index}"}, blobs={f"v{index}": b"v" * 1_000}
+                    ),
+                    commit(fork, index, body=b"x" * 100),
+                ]
+            )
+        assert store.stored_bytes("ann") == near(75_500, abs=1_500)
+        assert store.get(kept.id)[1].size == near(42_500, abs=2_900)  # with or without the labels
+        store.trim(kept.id, 0, 0)
+        assert store.stored_bytes("ann") == near(71_500, abs=1_500)
+        assert store.stored_bytes("") == 0
+        store.delete([kept.id])
+        assert store.stored_bytes("ann") == near(30_800, abs=1_500)  # what the fork shares stays
+        store.delete([fork.id])
+        assert store.stored_bytes("ann") == 0
+
     def test_trim_keeps_the_first_the_current_and_the_newest(self, store, one):
         store.commit([change(one, index, f"b{index + 1}") for index in range(9)])
         store.trim(one.id, 3, 10**6)
@@ -399,13 +472,45 @@ class TestExpiryAndListing:
     def test_renewed_and_expired(self, store):
         early, middle, late = (session(expires_at=at) for at in (10.0, 20.5, 30.0))
         store.create([late, early, middle], {}, {})
-        assert set(store.expired(20.5, 10)) == {early.id, middle.id}
-        assert len(store.expired(20.5, 1)) == 1
         store.renew(early.id, 40.0)
         store.renew("gone", 1.0)
-        assert list(store.expired(20.5, 10)) == [middle.id]
         assert store.get(early.id)[0].expires_at == 40.0
+        assert list(store.delete_expired(20.0, 10)) == []
+        assert list(store.delete_expired(20.5, 10)) == [middle.id]
+        assert store.get(middle.id) is None
         assert store.get("gone") is None
+        assert len(store.delete_expired(40.0, 1)) == 1
+        assert len(store.delete_expired(40.0, 10)) == 1
+        assert store.count() == 0
+
+    @pytest.mark.parametrize("jump", [10**7, -(10**7)])
+    def test_time_that_nobody_counted_does_not_count(self, store, jump):
+        store.delete_expired(10.0**9, 10)
+        kept, gone = session(expires_at=10.0**9 + 1000), session(expires_at=10.0**9 - 1)
+        store.create([kept, gone], {}, {})
+        now = 10.0**9 + jump
+        assert set(store.delete_expired(now, 10)) <= {gone.id}
+        assert store.get(kept.id)[0].expires_at == now + 1000
+        for later in (30, 60, 90, 140, 200, 250, 310, 370, 430, 490, 550, 600, 660, 710, 770, 830, 890, 950, 999):
+            assert kept.id not in store.delete_expired(now + later, 10)
+        assert kept.id in store.delete_expired(now + 1000, 10)
+
+    def test_a_commit_either_keeps_its_session_or_is_refused(self, store):
+        store.delete_expired(10.0, 1)
+        for _ in range(20):
+            kept = session(expires_at=20.0)
+            store.create([kept], {}, {})
+            start = threading.Barrier(2)
+
+            def renew(kept=kept, start=start):
+                start.wait()
+                return store.commit([commit(kept, 0, expires_at=1000.0)])
+
+            with ThreadPoolExecutor(1) as pool:
+                renewed = pool.submit(renew)
+                start.wait()
+                expired = store.delete_expired(20.0, 1000)
+                assert renewed.result() == [not expired] == [store.get(kept.id) is not None]
 
     def test_listed_by_owner_and_labels_in_order_of_ids(self, store):
         many = [session(owner=("alice", "bob")[n % 2], labels={"n": str(n % 3), "x": '"n":"0"'}) for n in range(30)]
@@ -445,13 +550,13 @@ class TestDelete:
         assert store.records(one.id, -1, 10) == []
         assert store.record_of_call(one.id, "c") is None
         assert store.count() == store.count("alice") == 0
-        assert list(store.expired(10.0**10, 10)) == []
+        assert list(store.delete_expired(10.0**10, 10)) == []
         assert store.list(None, {}, "", 10) == []
         assert existing(store, "b0", "m0", "b1") == []
         assert store.commit([change(one, 1, "b2")]) == [False]
         store.renew(one.id, 5.0)
         store.trim(one.id, 0, 0)
-        store.release(one.id, 0)
+        store.release(one.id, "worker", 0)
         assert store.get(one.id) is None
         assert store.delete([]) == store.delete([one.id]) == 0
 
@@ -511,11 +616,31 @@ class TestLeases:
         claim(store, one, "w1")
         assert store.commit([commit(one, 0, epoch=1, release=True)]) == [True]
         assert claim(store, one, "w2").epoch == 2
-        store.release(one.id, 1)
+        store.release(one.id, "w2", 1)
         assert claim(store, one, "w1") == Lease("w2", 0)
-        store.release(one.id, 2)
-        assert claim(store, one, "w1") == Head(0, 1, {"bank": "b0", "mail": "m0"}, 3)
-        store.release("gone", 0)
+        store.release(one.id, "w1", 2)
+        assert claim(store, one, "w1") == Lease("w2", 0)
+        store.release(one.id, "w2", 2)
+        assert claim(store, one, "w1") == Head(0, 1, {"bank": "b0", "mail": "m0"}, 3, record_id(one, 0))
+        store.release("gone", "w1", 0)
+
+    def test_commits_that_go_in_together_each_renew_and_give_back_their_own(self, store, one):
+        two, three = session(), session()
+        store.create([two, three], {"bank": "b0"}, {})
+        everybody = (one, two, three)
+        for each in everybody:
+            claim(store, each, "w1")
+        batch = [
+            change(one, 0, "x", epoch=1, expires_at=3000.5),
+            change(two, 0, "y", epoch=1, release=True),
+            change(one, 1, "z", epoch=1, release=True),
+            change(three, 0, "w", epoch=1, expires_at=4000.5),
+        ]
+        assert store.commit(batch) == [True] * 4
+        assert [store.get(each.id)[0].expires_at for each in everybody] == [3000.5, two.expires_at, 4000.5]
+        claimed = [claim(store, each, "w2") for each in everybody]
+        assert [getattr(each, "epoch", None) for each in claimed] == [2, 2, None]
+        assert claimed[2] == Lease("w1", 0)
 
     def test_a_refused_commit_does_not_release_the_lease(self, store, one):
         claim(store, one, "w1")
@@ -534,6 +659,15 @@ class TestLeases:
         assert claim(store, one, "w2", Lease("w1", 3)).epoch == 2
         assert store.commit([commit(one, 0, epoch=1)]) == [False]
         assert claim(store, one, "w1") == Lease("w2", 0)
+
+    def test_a_holder_is_asked_for_what_others_wait_for(self, store, one):
+        assert not store.heartbeat("w1")
+        store.ask(one.id, "w1")
+        store.ask(one.id, "w1")
+        store.ask("s2", "w1")
+        assert not store.heartbeat("w2")
+        assert set(store.heartbeat("w1")) == {one.id, "s2"}
+        assert not store.heartbeat("w1")
 
     def test_threads_that_claim_one_session_have_one_holder(self, store, one):
         with ThreadPoolExecutor(4) as pool:
@@ -623,7 +757,7 @@ class Comparison(RuleBasedStateMachine):
         release=st.booleans(),
     )
     def commit(self, *, chosen, names, size, call_id, index_error, epoch, grow, release):
-        batch, ahead = [], {}
+        batch, ahead, batch_ids = [], {}, {}
         for kept in chosen:
             head = self.head(kept)
             index = ahead[kept.id] = ahead.get(kept.id, head.index) + 1
@@ -631,7 +765,9 @@ class Comparison(RuleBasedStateMachine):
             new = {part: self.name() for part in sorted(names)}
             record = Record(max(index + index_error, 0), version, call_id, self.name().encode())
             blobs = dict.fromkeys(new.values(), b"x" * size)
-            batch.append(Commit(kept.id, head.epoch + epoch, record, new, blobs, 5000.0 + index, release))
+            after = head.last if index == head.index + 1 else batch_ids[kept.id]
+            batch_ids[kept.id] = record.id
+            batch.append(Commit(kept.id, head.epoch + epoch, record, new, blobs, 5000.0 + index, release, after))
         self.both(lambda store: store.commit(batch))
         self.both(lambda store: store.commit(batch))
 
@@ -641,7 +777,7 @@ class Comparison(RuleBasedStateMachine):
         if isinstance(found, dict):
             head = self.head(kept)
             record = Record(head.index + 1, head.version + 1, None, b"reset")
-            self.both(lambda store: store.commit([Commit(kept.id, head.epoch, record, found)]))
+            self.both(lambda store: store.commit([Commit(kept.id, head.epoch, record, found, after=head.last)]))
 
     @rule(kept=sessions, versions=st.integers(0, 4), size=st.integers(0, 100))
     def trim(self, kept, versions, size):
@@ -660,7 +796,7 @@ class Comparison(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(["w1", "w2"]), kept=sessions, epoch=st.integers(0, 2))
     def heartbeat_and_release(self, worker, kept, epoch):
         self.both(lambda store: store.heartbeat(worker))
-        self.both(lambda store: store.release(kept.id, epoch))
+        self.both(lambda store: store.release(kept.id, worker, epoch))
 
     def same(self, session_id, version):
         self.both(lambda store: store.get(session_id))
@@ -679,7 +815,10 @@ class Comparison(RuleBasedStateMachine):
             self.same(kept.id, version)
         assert sorted(self.stores[0]._blobs) == self.kept_blobs()
         self.both(lambda store: store.count("bob"))
-        self.both(lambda store: sorted(store.expired(5001.0, 1000)))
+
+    @rule(now=st.sampled_from([1990.0, 2000.5, 4990.0, 5001.0]))
+    def delete_expired(self, now):
+        self.both(lambda store: sorted(store.delete_expired(now, 1000)))
 
 
 def run_machine(machine, examples, steps):
@@ -747,6 +886,62 @@ def use_and_delete(store):
 
 # What SQLite adds.
 
+
+def test_sqlite_gives_space_back_and_its_log_stays_small(tmp_path):
+    path = tmp_path / "large.db"
+    store = open_store(f"sqlite:///{path}")
+    many = [session() for _ in range(10)]
+    store.create(many, {}, {})
+    for each in many:
+        blobs = {f"{each.id}-{n}": os.urandom(8 * 2**20) for n in range(2)}
+        store.commit([commit(each, 0, body=os.urandom(2**20), parts={b[-1]: b for b in blobs}, blobs=blobs)])
+    sizes = []
+    sweep = deletion._delete_rows
+
+    def watched(file):
+        sizes.append(path.with_name("large.db-wal").stat().st_size)
+        return sweep(file)
+
+    deletion._delete_rows = watched
+    try:
+        store.delete([each.id for each in many])
+    finally:
+        deletion._delete_rows = sweep
+    assert len(sizes) > 20  # by bytes, not by rows
+    assert max(sizes) <= 40 * 2**20  # the log of the commits
+    assert path.with_name("large.db-wal").stat().st_size <= 21 * 2**20
+    assert path.stat().st_size <= 40 * 2**20  # of 170 MB
+    store.close()
+
+
+OLD = Path(__file__).with_name("stored") / "sessions-schema-1.sql"
+
+
+def test_sqlite_files_of_schema_1_are_read_and_continued(tmp_path):
+    with sqlite3.connect(tmp_path / "old.db") as database:
+        database.executescript(OLD.read_text(encoding="utf-8"))
+    database.close()
+    for exclusive in (True, False):
+        store = open_store(f"sqlite:///{tmp_path}/old.db", exclusive=exclusive)
+        old, head = store.get("old")
+        assert (old.owner, dict(old.labels), old.toolpacks) == ("ann", {"run": "1"}, ("bank",))
+        if exclusive:
+            assert head == Head(1, 2, {"bank": "b2"}, 0, "")
+            assert head.size == 2 * 14 + 2 * 11
+            assert [record.id for record in store.records("old", -1, 9)] == ["", ""]
+            first = Record(2, 3, "c3", b"{}")
+            assert store.commit([Commit("old", 0, first)]) == [True]
+            assert store.commit([Commit("old", 0, Record(3, 4, None, b"{}"))]) == [False]
+        assert store.record_of_call("old", "c1").body == b'{"number": 1}\n'
+        assert store.parts_at("old", 1) == {"bank": "b1"}
+        assert store.stored_bytes("ann") > 50
+        store.close()
+    store = open_store(f"sqlite:///{tmp_path}/old.db")
+    assert store.delete(["old"]) == 1
+    assert store.stored_bytes("ann") == 0
+    store.close()
+
+
 COMMIT_UNTIL_KILLED = """
 import sys
 from server.stores.base import Commit, Record, StoredSession
@@ -756,7 +951,9 @@ kept = StoredSession("s", "k", "", (), {}, {}, {}, 1.0, 0.0, 0.0)
 store.create([kept], {"bank": "b"}, {"b": b"x"})
 for index in range(10**6):
     blob = f"b{index}"
-    assert store.commit([Commit("s", 0, Record(index, index + 1, None, b"{}"), {"bank": blob}, {blob: b"x" * 2500})])
+    record = Record(index, index + 1, None, b"{}", str(index))
+    parts, blobs = {"bank": blob}, {blob: b"x" * 2500}
+    assert store.commit([Commit("s", 0, record, parts, blobs, after=str(index - 1) if index else "")]) == [True]
     print(index, flush=True)
 """
 
@@ -846,13 +1043,49 @@ def test_sqlite_waits_for_another_process_that_opens_a_new_file_too(tmp_path, mo
     other.close()
 
 
+def test_sqlite_closes_the_connection_of_a_read_that_ends_after_it(tmp_path, monkeypatch):
+    connect, made, began, closed = SqliteFile._connect, [], threading.Event(), threading.Event()
+
+    def connect_with_a_pause(file):
+        made.append(connect(file))
+        made[-1].create_function("pause", 0, lambda: began.set() or closed.wait(10))
+        return made[-1]
+
+    monkeypatch.setattr(SqliteFile, "_connect", connect_with_a_pause)
+    file = SqliteFile(tmp_path / "read.db", exclusive=True)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(file.read, "SELECT pause()")
+        assert began.wait(10)
+        file.close()
+        closed.set()
+        assert read.result(10) == [(1,)]
+    assert len(made) == 2
+    for connection in made:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
+
+
 def test_sqlite_creates_its_folder_and_private_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = open_store("sqlite:///a/b/relative.db")
     store.create([session()], {}, {})
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "a/b").iterdir()}
-    assert modes == {f"relative.db{end}": 0o600 for end in ("", "-wal", "-shm", ".lock")}
+    assert modes == {f"relative.db{end}": 0o600 for end in ("", "-wal", "-shm", ".lock", ".reserve")}
+    assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o700
     store.close()
+
+
+def test_sqlite_keeps_its_file_when_a_function_changes_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sqlite:///relative.db")
+    monkeypatch.chdir(tmp_path / "other")
+    kept = session()
+    store.create([kept], {}, {})
+    assert store.get(kept.id)[0] == kept
+    store.ping()
+    store.close()
+    assert list((tmp_path / "other").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -931,13 +1164,14 @@ def test_a_damaged_sqlite_file_is_reported_clearly(tmp_path):
     store.close()
 
 
-def test_sqlite_deletes_leftovers_of_a_killed_process(tmp_path):
+def test_sqlite_deletes_leftovers_of_a_killed_process(tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path}/left.db"
     kept = session()
     store = open_store(url)
     store.create([kept], {"bank": "b"}, {"b": b"x"})
-    store._sweep = lambda: False
-    store.delete([kept.id])
+    with monkeypatch.context() as killed:
+        killed.setattr(deletion, "clean_up", lambda _: None)
+        store.delete([kept.id])
     store.close()
     store = open_store(url)
     assert store.get(kept.id) is None
@@ -970,6 +1204,43 @@ def test_a_fork_is_small(kind, tmp_path, request):
 # What Redis adds.
 
 
+def test_redis_data_of_schema_1_is_read_and_continued(redis_url):
+    redis = pytest.importorskip("redis")
+    recipe = "recipe:" + "0" * 32
+    with redis.Redis.from_url(emptied(redis_url)) as client:
+        client.set("toolpack:schema", "1")
+        facts = b'["key","ann","%b"]\n[{"run":"1"},60.0,1000.0,null]' % recipe.encode()
+        client.hset("toolpack:sessions", "old", facts)
+        client.hset("toolpack:agents", "key", "old")
+        client.sadd("toolpack:owners", "ann")
+        client.zadd("toolpack:owner:ann", {"old": 0})
+        client.zadd("toolpack:expires", {"old": 2000.0})
+        client.hset("toolpack:head:old", mapping={"version": 1, "epoch": 4, "/bank": "b1"})
+        client.zadd("toolpack:history:old", {'[0,"bank","b0",6]': 0, '[1,"bank","b1",6]': 1})
+        client.rpush("toolpack:records:old", b'[1,"c1"]\n{}')
+        client.hset("toolpack:calls:old", '"c1"', 0)
+        client.hset("toolpack:references", mapping={"b0": 1, "b1": 1, recipe: 1})
+        client.mset(
+            {"toolpack:blob:b0": "bank 0", "toolpack:blob:b1": "bank 1", f"toolpack:blob:{recipe}": "[[],{},{}]"}
+        )
+        store = open_store(redis_url)
+        assert store.get("old")[1] == Head(0, 1, {"bank": "b1"}, 4, "")
+        assert store.records("old", -1, 9) == [Record(0, 1, "c1", b"{}", "")]
+        store.claim(["old"], "w1")
+        following = Commit("old", 5, Record(1, 2, None, b"{}"), {"bank": "b2"}, {"b2": b"bank 2"}, holder="w1")
+        assert store.commit([following]) == [True]
+        assert store.commit([replace(following, record=Record(2, 3, None, b"{}"))]) == [False]
+        counted = store.stored_bytes("ann")
+        assert 8 <= counted < 80  # what was stored before doesn't count
+        store.trim("old", 0, 0)
+        assert store.stored_bytes("ann") == counted
+        assert store.delete(["old"]) == 1
+        assert store.stored_bytes("ann") == 0
+        assert client.keys("*") == [b"toolpack:schema"]
+        assert client.get("toolpack:schema") == b"2"
+        store.close()
+
+
 def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_url):
     url = emptied(redis_url)
     store, killer = open_store(url), open_store(url)
@@ -990,11 +1261,24 @@ def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_u
         done.set()
         cutting.join()
     assert kept_all == [[True]] * 200
-    assert store.get(kept.id)[1] == Head(199, 200, {"bank": "b199"}, 0)
+    assert store.get(kept.id)[1] == Head(199, 200, {"bank": "b199"}, 0, record_id(kept, 199))
     store.delete([kept.id])
     assert store._redis._client.keys("*blob:*") == []
     store.close()
     killer.close()
+
+
+def test_redis_forgets_the_heartbeats_of_a_worker_that_is_long_dead(redis_url):
+    redis = pytest.importorskip("redis")
+    with contextlib.closing(open_store(emptied(redis_url))) as store, redis.Redis.from_url(redis_url) as client:
+        store.heartbeat("w1")
+        (beat,) = client.keys("*beat*")
+        for beats in (1, 2):
+            # Not before any other worker would have taken its leases over, and not never.
+            assert 3600 < client.ttl(beat) <= 86_400
+            assert client.get(beat) == b"%d" % beats
+            client.expire(beat, 100)
+            store.heartbeat("w1")
 
 
 def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
@@ -1009,7 +1293,7 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
         wake.start()
         assert store.commit([change(kept, 0, "b0", call_id="c")]) == [True]
         wake.join()
-        assert store.get(kept.id)[1] == Head(0, 1, {"bank": "b0"}, 0)
+        assert store.get(kept.id)[1] == Head(0, 1, {"bank": "b0"}, 0, record_id(kept, 0))
         monkeypatch.setattr(connection, "GIVE_UP_SECONDS", 0.3)
         os.kill(process, signal.SIGSTOP)
         with pytest.raises(OverloadedError, match="can't be reached"):
@@ -1021,7 +1305,7 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
         assert store.commit([change(kept, 1, "b1")]) == [True]
         assert store.get(kept.id)[1].index == 1
         store._redis._client.config_set("maxmemory", "1")
-        with pytest.raises(OverloadedError, match="refuses"):
+        with pytest.raises(OverloadedError, match="store is full"):
             store.commit([change(kept, 2, "b2")])
         store._redis._client.config_set("maxmemory", "0")
         store._redis._client.script_flush()
@@ -1032,6 +1316,74 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
         store.close()
     with pytest.raises(SettingsError, match="can't be used"):
         open_store(url)
+
+
+class FakeRedis:
+    """What speaks like Redis, as far as it is asked at the start; then it fails as often as a test wants.
+
+    Attributes:
+        failures: The exceptions that the next commands end in.
+        asked: How many commands there were.
+    """
+
+    def __init__(self, **info):
+        self._info = {"redis_version": "7.2.0", **info}
+        self.failures, self.asked = [], 0
+
+    def register_script(self, _text):
+        return None
+
+    def info(self):
+        return self._info
+
+    def execute_command(self, *words):
+        self.asked += 1
+        if self.failures:
+            raise self.failures.pop()
+        return b"1" if words[0] == "GET" else b"OK"
+
+    def close(self):
+        pass
+
+
+def opened_on(monkeypatch, client):
+    redis = pytest.importorskip("redis")
+    monkeypatch.setattr(redis.Redis, "from_url", lambda *_arguments, **_more: client)
+    return open_store("redis://somewhere/0")
+
+
+@pytest.mark.parametrize(
+    ("info", "says"),
+    [
+        ({"redis_version": "6.0.16"}, "Redis 6.0.16 is too old: 6.2 is needed."),
+        ({"redis_version": "5.9"}, "Redis 5.9 is too old: 6.2 is needed."),
+        ({"cluster_enabled": 1}, "Redis Cluster isn't supported"),
+    ],
+)
+def test_a_redis_that_does_not_do_is_refused_at_the_start(monkeypatch, info, says):
+    with pytest.raises(SettingsError, match=says):
+        opened_on(monkeypatch, FakeRedis(**info))
+
+
+@pytest.mark.parametrize("version", ["6.2.0", "6.10.1", "7.0", "10.0"])
+def test_a_redis_that_is_new_enough_does(monkeypatch, version):
+    opened_on(monkeypatch, FakeRedis(redis_version=version)).ping()
+
+
+def test_what_passes_is_waited_for_and_what_does_not_is_told_at_once(monkeypatch):
+    client = FakeRedis()
+    store = opened_on(monkeypatch, client)
+    redis = pytest.importorskip("redis")
+    client.failures = [redis.ConnectionError(), redis.TimeoutError(), redis.exceptions.ReadOnlyError()]
+    store.ping()
+    for error, says in (
+        (redis.AuthenticationError("no password"), "The store can't be reached"),
+        (redis.ResponseError("MISCONF"), "The store refuses to change anything now; nothing was changed"),
+    ):
+        client.failures, client.asked = [error], 0
+        with pytest.raises(OverloadedError, match=says):
+            store.ping()
+        assert client.asked == 1
 
 
 def test_without_redis_py_the_error_names_the_remedy(monkeypatch):

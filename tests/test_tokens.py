@@ -109,6 +109,16 @@ def test_the_command_makes_a_line_that_works(tmp_path):
         owner(made, token + "x")
 
 
+def test_nothing_but_a_known_token_is_let_in(tmp_path):
+    token, line = new_token("carol")
+    made = gate(tmp_path, line)
+    for wrong in (*map(str, range(3000)), token[:-1], token + "x", token.swapcase(), line, line.rpartition(":")[2]):
+        with pytest.raises(HttpRefusedError) as refused:
+            owner(made, wrong)
+        assert refused.value.status == 401
+    assert owner(made, token) == "carol"
+
+
 def test_a_name_may_have_several_tokens_in_the_file(tmp_path):
     (one, first), (other, second) = new_token("carol"), new_token("carol")
     made = gate(tmp_path, f"{first}\r\n  # old\n{second}\n")
@@ -123,6 +133,9 @@ def test_a_name_may_have_several_tokens_in_the_file(tmp_path):
         ("carol\n", "Line 1 of the tokens file is not name:hash"),
         (f"ann:{'0' * 64}\ncarol:s3cret\n", "Line 2 of the tokens file is not name:hash"),
         (f":{'0' * 64}\n", "Line 1"),
+        (f"ann:{'0' * 63}\n", "Line 1 of the tokens file is not name:hash"),
+        (f"ann:{'0' * 65}\n", "Line 1 of the tokens file is not name:hash"),
+        (f"ann:{'A' * 64}\n", "Line 1 of the tokens file is not name:hash"),
         (f"ann:{'0' * 64}\nbob:{'0' * 64}\n", "Line 2 of the tokens file is another name's token too"),
     ],
 )
@@ -327,6 +340,20 @@ def test_metrics_and_documents_are_guarded_like_the_rest(local, server):
         assert server.http.get(path, headers={"Authorization": f"Bearer {ANN}"}).status_code == 200
     for path in ("/healthz", "/readyz"):
         assert server.http.get(path, headers={"Host": "evil.com"}).status_code == 200
+
+
+def test_only_a_listed_name_sees_in_the_metrics_what_others_call(tmp_path):
+    tokens = {"TOOLPACK_TOKENS": f"ann:{ANN},bob:{BOB}", "TOOLPACK_METRICS_NAMES": "bob"}
+    with server_process.served(tmp_path, "--store", "memory:", **tokens) as server:
+        ann, bob = Client(server, ANN), Client(server, BOB)
+        session_id = bob.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        bob.rpc("run_function", session_id=session_id, function="total")
+        full, reduced = (server.http.get("/metrics", headers=client.headers).text for client in (bob, ann))
+    assert 'function="total"' in full
+    assert "toolpack_sessions 1" in full
+    assert "toolpack_sessions 1" in reduced
+    assert "ledger" not in reduced
+    assert "total{" not in reduced
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])

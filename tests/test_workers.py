@@ -21,7 +21,7 @@ import redis
 from faults.clients import Connection
 from faults.world import Server, is_alive, send_signal, wait_until
 
-TAKEOVER_SECONDS = 7.0  # about 5, on a machine that has other things to do
+PATIENCE = 60.0
 FORKS = 1000
 
 
@@ -43,7 +43,7 @@ class Client:
 
     def send(self, method, **params):
         with contextlib.closing(Connection(self._ports, random.Random())) as connection:
-            return connection.insist(method, params, time.monotonic() + 30)
+            return connection.insist(method, params, time.monotonic() + PATIENCE)
 
     def create(self, *toolpacks):
         return self.send("create_session", toolpacks=list(toolpacks or ["ledger", "tally"]))["session_id"]
@@ -81,7 +81,7 @@ def test_workers_share_a_session_and_lose_no_update(tmp_path, store):
             params = {"session_id": session, "function": "add", "kwargs": {"name": "all", "amount": 1}}
             counts = []
             for _ in range(10):
-                envelope = connection.insist("run_function", params, time.monotonic() + 30)
+                envelope = connection.insist("run_function", params, time.monotonic() + PATIENCE)
                 assert envelope["error"] is None
                 counts.append(envelope["result"])
             connection.close()
@@ -134,7 +134,7 @@ def test_forks_cost_little_more_than_a_row(tmp_path, store):
 
 def test_memory_is_not_shared(tmp_path):
     command = [sys.executable, "-m", "server", "serve", "--store", "memory:", "--workers", "2", "--port", "0"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
     assert "2 workers can't share memory" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -156,8 +156,8 @@ def test_runaway_functions_are_answered_and_their_worker_is_replaced(tmp_path, w
             assert envelope["error"].startswith("TimeoutError: ")
             if set(server.workers()) != before:
                 break
-        wait_until(lambda: set(server.workers()) != before, 10, "the replacement of a worker with stuck threads")
-        wait_until(server.is_up, 10, "the new worker")
+        wait_until(lambda: set(server.workers()) != before, PATIENCE, "the replacement of a worker with stuck threads")
+        wait_until(server.is_up, PATIENCE, "the new worker")
         assert client.call(session, "append", entry="next")["result"]["length"] == 2
         assert client.send("get_session", session_id=session)["version"] == 2
         assert "it is replaced" not in server.log()  # it ended by itself, with status 0
@@ -168,15 +168,15 @@ def test_a_stopping_server_answers_what_runs(tmp_path):
         client = Client(server)
         session = client.create()
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(client.call, session, "append_slowly", entry="last", seconds=0.7)
-            wait_until(lambda: is_running(server), 5, "the call")
+            running = pool.submit(client.call, session, "append_slowly", entry="last", seconds=2)
+            wait_until(lambda: is_running(server), PATIENCE, "the call")
             server.process.terminate()
             statuses = set()
             while not running.done():
                 statuses.add(server.readiness())
             assert running.result()["result"]["length"] == 1
         assert 503 in statuses
-        assert server.process.wait(10) == 0
+        assert server.process.wait(PATIENCE) == 0
         server.start()
         assert client.send("get_session", session_id=session)["version"] == 1
 
@@ -190,6 +190,15 @@ def test_workers_end_with_their_supervisor_and_free_the_port(tmp_path):
         assert Client(server).call(session, "append", entry="next")["result"]["length"] == 1
 
 
+def test_a_worker_that_computes_in_c_ends_with_its_supervisor_too(tmp_path):
+    with serving(tmp_path) as server:
+        client = Client(server)
+        client.later(client.create(), "append_and_hog", entry="lost")
+        wait_until(lambda: is_running(server), PATIENCE, "the call")
+        server.kill()  # and see the end of its worker, which can't notice it by itself
+        assert server.process.poll() is not None
+
+
 def is_running(server):
     """Whether a call is on its way: it holds its session's lease."""
     with contextlib.closing(sqlite3.connect(server.folder / "sessions.db")) as database:
@@ -201,12 +210,10 @@ def killed_during_a_call(folder):
         client = Client(server)
         session = client.create()
         client.later(session, "append_slowly", entry="lost", seconds=20)
-        wait_until(lambda: is_running(server), 5, "the call")
+        wait_until(lambda: is_running(server), PATIENCE, "the call")
         for pid in server.workers():
             send_signal(pid, signal.SIGKILL)
-        killed = time.monotonic()
-        envelope = client.call(session, "append", call_id="next", entry="next")
-        return envelope["result"]["length"], time.monotonic() - killed
+        return client.call(session, "append", call_id="next", entry="next")["result"]["length"]
 
 
 def hogged(folder):
@@ -215,12 +222,10 @@ def hogged(folder):
         session = client.create()
         client.call(session, "append", entry="kept")
         (before,) = server.workers()
-        began = time.monotonic()
         client.later(session, "append_and_hog", entry="lost")
-        wait_until(lambda: not is_alive(before), 12, "the end of a worker that computes in C")
-        lasted = time.monotonic() - began
-        wait_until(server.is_up, 10, "the new worker")
-        return client.call(session, "append", entry="next")["result"]["length"], lasted
+        wait_until(lambda: not is_alive(before), PATIENCE, "the end of a worker that computes in C")
+        wait_until(server.is_up, PATIENCE, "the new worker")
+        return client.call(session, "append", entry="next")["result"]["length"]
 
 
 def stopped(folder):
@@ -229,12 +234,10 @@ def stopped(folder):
         session = client.create()
         client.call(session, "append", entry="kept")
         before = server.workers()[0]
-        began = time.monotonic()
         os.kill(before, signal.SIGSTOP)
-        wait_until(lambda: not is_alive(before), 12, "the end of a worker that stands still")
-        lasted = time.monotonic() - began
-        wait_until(server.is_up, 10, "the new worker")
-        return client.call(session, "append", entry="next")["result"]["length"], lasted
+        wait_until(lambda: not is_alive(before), PATIENCE, "the end of a worker that stands still")
+        wait_until(server.is_up, PATIENCE, "the new worker")
+        return client.call(session, "append", entry="next")["result"]["length"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -247,14 +250,13 @@ def beside(tmp_path_factory):
         }
 
 
-def test_after_a_kill_the_next_call_waits_about_5_seconds(beside):
-    length, waited = beside["killed_during_a_call"].result()
-    assert length == 1  # the call that was lost has changed nothing
-    assert waited < TAKEOVER_SECONDS
+# How long each of these waits is tested with a clock of its own in test_leases.py and test_processes.py.
+
+
+def test_after_a_kill_the_next_call_takes_the_session_over_and_the_lost_one_has_changed_nothing(beside):
+    assert beside["killed_during_a_call"].result() == 1
 
 
 @pytest.mark.parametrize("scenario", ["hogged", "stopped"])
 def test_a_worker_that_stands_still_is_killed_and_its_sessions_live_on(beside, scenario):
-    length, lasted = beside[scenario].result()
-    assert length == 2
-    assert 4 < lasted < 9
+    assert beside[scenario].result() == 2

@@ -44,12 +44,12 @@ def serve(**flags: Any) -> None:
     catalog = load_catalog(settings.pack_dir, settings.packs)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    listener = listen(settings.host, settings.port)
-    banner(settings, catalog, listener.getsockname()[1])
-    if in_memory:
-        run_worker(Service(settings, catalog), listener)
-    else:
-        Supervisor(settings, catalog, listener).run()
+    with listen(settings.host, settings.port) as listener:
+        banner(settings, catalog, listener.getsockname()[1])
+        if in_memory:
+            run_worker(Service(settings, catalog), listener)
+        else:
+            Supervisor(settings, catalog, listener).run()
 
 
 def banner(settings: Settings, catalog: Catalog, port: int) -> None:

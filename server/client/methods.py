@@ -38,6 +38,10 @@ class Request(Generic[T]):
         return json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
 
 
+def _call_id(given: str | None) -> str:
+    return str(uuid.uuid4()) if given is None else given
+
+
 class Sends(Protocol):
     """A client that sends requests and waits for their results."""
 
@@ -91,6 +95,7 @@ class ClientMethods:
         environment: Mapping[str, Any] | None = None,
         ttl_seconds: float | None = None,
         labels: Mapping[str, str] | None = None,
+        call_id: str | None = None,
     ) -> Request[Session]:
         """Create a session: a private world of the chosen toolpacks."""
         return Request(
@@ -101,8 +106,8 @@ class ClientMethods:
                 "environment": environment,
                 "ttl_seconds": ttl_seconds,
                 "labels": labels,
+                "call_id": _call_id(call_id),
             },
-            repeatable=False,
         )
 
     @method
@@ -130,7 +135,7 @@ class ClientMethods:
                 "function": function,
                 "kwargs": {} if kwargs is None else kwargs,
                 "raise_on_error": raise_on_error,
-                "call_id": str(uuid.uuid4()) if call_id is None else call_id,
+                "call_id": _call_id(call_id),
                 "expected_version": expected_version,
                 "timeout_seconds": timeout_seconds,
             },
@@ -169,6 +174,7 @@ class ClientMethods:
         count: int = 1,
         labels: Mapping[str, str] | None = None,
         ttl_seconds: float | None = None,
+        call_id: str | None = None,
     ) -> Request[list[Session]]:
         """Create sessions that start from a version of this one."""
         return Request(
@@ -179,14 +185,19 @@ class ClientMethods:
                 "count": count,
                 "labels": labels,
                 "ttl_seconds": ttl_seconds,
+                "call_id": _call_id(call_id),
             },
-            repeatable=False,
         )
 
     @method
-    def reset_session(self, session_id: str, *, version: int = 0) -> Request[Session]:
+    def reset_session(self, session_id: str, *, version: int = 0, call_id: str | None = None) -> Request[Session]:
         """Commit a new version with the content of an older one."""
-        return Request("reset_session", {"session_id": session_id, "version": version}, repeatable=False)
+        params = {
+            "session_id": session_id,
+            "version": version,
+            "call_id": _call_id(call_id),
+        }
+        return Request("reset_session", params)
 
     @method
     def close_session(self, session_id: str) -> Request[bool]:

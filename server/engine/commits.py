@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 
 from server.engine.jobs import SessionJob
+from server.engine.state import CLOSED
 from server.errors import OverloadedError
 from server.settings import Settings
 from server.stores.base import Commit, SessionStore
@@ -40,9 +41,13 @@ class Committer:
         kept, why = self._commit([commit for _, commit in valid])
         for (job, commit), was_kept in zip(valid, kept, strict=True):
             job.committed = was_kept
-            if not was_kept and job.state is not None:
-                job.state.invalid = why
-            elif commit.record.index % TRIM_EVERY == TRIM_EVERY - 1:
+            state = job.state
+            if state is None:
+                continue
+            if not was_kept:
+                state.invalid = CLOSED if why == REFUSED and self._is_closed(commit.session_id) else why
+            elif commit.record.index % TRIM_EVERY == TRIM_EVERY - 1 or state.untrimmed > self._settings.keep_bytes:
+                state.untrimmed = 0
                 self._trim(commit.session_id)
 
     def _commit(self, commits: Sequence[Commit]) -> tuple[Sequence[bool], str]:
@@ -54,6 +59,13 @@ class Committer:
         except Exception:
             log.exception("A commit failed")
             return [False] * len(commits), UNKNOWN
+
+    def _is_closed(self, session_id: str) -> bool:
+        """Whether a session doesn't exist any more, so that a commit was refused for that."""
+        try:
+            return self._store.get(session_id) is None
+        except Exception:  # noqa: BLE001 - then it isn't known
+            return False
 
     def _trim(self, session_id: str) -> None:
         try:

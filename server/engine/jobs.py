@@ -175,7 +175,10 @@ class Errand(Task):
     def complete(self, *, timed_out: bool) -> bool:
         """See `Job.complete`."""
         if timed_out:
-            self.error = DeadlineError(f"The request took longer than {self._timeout_seconds:g} s and was given up.")
+            self.error = DeadlineError(
+                f"The request took longer than {self._timeout_seconds:g} s and was given up. What it was to "
+                "change may still change: send it again with the same call_id."
+            )
         else:
             self.answer, self.error = self._returned, self._raised
         return True

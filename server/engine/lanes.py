@@ -8,6 +8,12 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable
 from operator import attrgetter
 
+from server.settings import Settings
+
+COMPUTING = 2  # functions at the same time: more would only take the interpreter from each other and from the others
+HEAVY_READS = 2  # at the same time: each takes the processor for as long as it lasts
+SPARE_THREADS = 16  # for the leader and for what is always quick, unless the store keeps it waiting
+
 Name = Hashable
 
 
@@ -17,6 +23,7 @@ class Job:
     Attributes:
         lane: The lane that limits the job unless it is known to be quick; None for what is always quick.
         shares_processor: It also waits for its turn to compute; False where its lane sees to that.
+        in_lane: It has or had a place in a lane, or waits for one.
         kind: Jobs of one kind take about the same time.
         name: The name whose share of the lane it takes.
         arrived: When it came, on the monotonic clock.
@@ -27,6 +34,7 @@ class Job:
 
     lane: "Lane | None" = None
     shares_processor: bool = False
+    in_lane: bool = False
     kind: str = ""
     name: str = ""
     arrived: float = 0.0
@@ -135,3 +143,36 @@ class Lane:
             del self._waiting[name]
         self.occupy(job)
         return job
+
+
+class Lanes:
+    """All lanes of a worker.
+
+    Args:
+        settings: How many threads there may be.
+
+    Attributes:
+        functions: For operations on sessions.
+        reads: For reads and other work that takes much of the processor.
+        computing: For functions that compute, which are in it as well as in their own lane.
+        max_threads: The threads that all of this needs.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.functions = Lane(settings.max_threads, settings.max_threads_per_name)
+        self.reads = Lane(HEAVY_READS, HEAVY_READS)
+        self.computing = Lane(COMPUTING, COMPUTING, attrgetter("name", "kind"))
+        self.max_threads = settings.max_threads + HEAVY_READS + SPARE_THREADS
+
+    def waiting(self) -> int:
+        """Count the jobs that wait for a place."""
+        return self.functions.waiting + self.reads.waiting + self.computing.waiting
+
+    def leave(self, job: Job) -> list[Job]:
+        """Give back all places of a job that has ended; get the jobs that are to start now."""
+        started = self.computing.leave(job)
+        return started + job.lane.leave(job) if job.lane else started
+
+    def expire(self, before: float) -> list[Job]:
+        """Let the jobs go that have waited since before a time, and get them."""
+        return [job for lane in (self.functions, self.reads, self.computing) for job in lane.expire(before)]

@@ -1,8 +1,8 @@
 """Leases: which worker may commit to a session that several processes could commit to.
 
-The rule: a lease only keeps workers from doing each other's work. A commit is safe because of its epoch, which the
-store compares, so a mistake here costs time and never data. No clocks of two machines are compared: a worker adds to
-its heartbeat in the store, and whoever waits for its lease watches that number on its own clock.
+The rule: a lease only keeps workers from doing each other's work. A commit is safe because it names the record before
+it, which the store compares, so a mistake here costs time and never data. No clocks of two machines are compared: a
+worker adds to its heartbeat in the store, and whoever waits for its lease watches that number on its own clock.
 """
 
 import logging
@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from server.engine.lanes import Job
 from server.engine.state import CLOSED, SessionState
@@ -23,6 +24,8 @@ HEARTBEAT_SECONDS = 1.0
 DEAD_SECONDS = 5.0
 # The most that one look counts: while the store, or the worker that looks, stood still, no heartbeat could be seen.
 LOOK_SECONDS = 0.25
+ASK_SECONDS = 1.0  # how long a worker waits for a lease before it asks the holder for it, and then asks again
+ASKED = 10_000  # sessions that a worker remembers to have waited for
 
 
 class _Watch:
@@ -51,7 +54,8 @@ class Leases:
         self._store = store
         self._holder = secrets.token_hex(8)
         self._watched: dict[str, _Watch] = {}
-        self._lock = threading.Lock()  # of the two dictionaries
+        self._asks: dict[str, float] = {}  # session -> when to ask for its lease
+        self._lock = threading.Lock()  # of the dictionaries
         self._unreleased: dict[str, int | None] = {}  # session -> epoch; None where the answer to `claim` was lost
         self._last_heartbeat = float("-inf")
         self._reachable = True
@@ -82,8 +86,9 @@ class Leases:
                     state.invalid = CLOSED
                 elif isinstance(found, Head):
                     self._unreleased.pop(session_id, None)  # that was an earlier epoch
+                    self._asks.pop(session_id, None)
                     state.follow(found)
-                    state.leased = True
+                    state.holder, state.leased = self._holder, True
 
     def _claim(self, session_ids: Sequence[str]) -> dict[str, Head | Lease | None]:
         claimed = dict(zip(session_ids, self._store.claim(session_ids, self._holder), strict=True))
@@ -91,7 +96,25 @@ class Leases:
         if dead:
             taken = self._store.claim([*dead], self._holder, {*dead.values()})
             claimed.update(zip(dead, taken, strict=True))
+        for session_id, found in claimed.items():
+            if isinstance(found, Lease) and self._is_time_to_ask(session_id):
+                with suppress(OverloadedError):
+                    self._store.ask(session_id, found.holder)
         return claimed
+
+    def _is_time_to_ask(self, session_id: str) -> bool:
+        """Whether a lease has been waited for so long that its holder may not know that it has it.
+
+        The release of a lease is lost if the store loses its newest data, or the answer to `claim`.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if len(self._asks) > ASKED:
+                self._asks.clear()
+            due = now >= self._asks.setdefault(session_id, now + ASK_SECONDS)
+            if due:
+                self._asks[session_id] = now + ASK_SECONDS
+        return due
 
     def release(self, state: SessionState, *, committed: bool = False) -> None:
         """Release the lease of a session.
@@ -117,8 +140,12 @@ class Leases:
             return
         try:
             if time.monotonic() - self._last_heartbeat >= HEARTBEAT_SECONDS:
-                self._store.heartbeat(self._holder)
+                asked = self._store.heartbeat(self._holder)
                 self._last_heartbeat = time.monotonic()
+                with self._lock:
+                    for session_id in asked:
+                        if not is_busy(session_id):
+                            self._unreleased.setdefault(session_id, None)
             if self._unreleased:
                 self._release(is_busy)
         except Exception as error:
@@ -134,7 +161,7 @@ class Leases:
             unreleased = list(self._unreleased.items())
         for session_id, epoch in unreleased:
             if epoch is not None:
-                self._store.release(session_id, epoch)
+                self._store.release(session_id, self._holder, epoch)
             elif is_busy(session_id):
                 continue
             else:
@@ -144,9 +171,10 @@ class Leases:
                     del self._unreleased[session_id]
 
     def _release_if_held(self, session_id: str) -> None:
-        (claimed,) = self._store.claim([session_id], self._holder)
-        if isinstance(claimed, Head):
-            self._store.release(session_id, claimed.epoch)
+        # By its epoch: if this worker acquires the lease meanwhile, it keeps it.
+        found = self._store.get(session_id)
+        if found is not None:
+            self._store.release(session_id, self._holder, found[1].epoch)
 
     def _is_dead(self, lease: Lease) -> bool:
         """Look at a lease's holder once more; say whether its heartbeat has stood still for long enough."""

@@ -8,9 +8,10 @@ import sys
 from dataclasses import dataclass
 
 QUICK_SECONDS = 0.003
-QUICK_RUNS = 4  # in a row, until a kind of job is known to be quick
-COMPUTES_SECONDS = 0.003  # of the processor: more than it takes to restore and store the environment of a waiting call
-WAITS_SECONDS = 0.0005
+QUICK_RUNS = 4  # until a kind of job is known to be quick; one slow run, as on a busy machine, counts as many
+SLOW_SECONDS = 0.02  # a single job that takes so long makes its kind slow
+COMPUTES_SECONDS, COMPUTES_SHARE = 0.003, 0.1  # of the processor: several that compute have to share it
+WAITS_SHARE = 0.05
 TRIALS = 4  # at the same time, of a kind of which it isn't known whether it waits or computes
 
 # How long a thread may keep the interpreter while others want it. Calls are brief, and lose a third of their speed if
@@ -22,7 +23,7 @@ SHORT_SLICE_SECONDS = 0.000005
 
 @dataclass(slots=True)
 class _Kind:
-    quick_runs: int = 0
+    quick_runs: int = 0  # less the slow ones, within bounds
     waits: bool | None = None
     trials: int = 0
 
@@ -51,21 +52,24 @@ class Pace:
     def ran(self, kind: str, seconds: float) -> None:
         """Note how long a job took."""
         seen = self._kinds.setdefault(kind, _Kind())
-        seen.quick_runs = seen.quick_runs + 1 if seconds < QUICK_SECONDS else 0
+        more = 1 if seconds < QUICK_SECONDS else -QUICK_RUNS
+        seen.quick_runs = min(max(seen.quick_runs + more, 0), 2 * QUICK_RUNS)
         seen.trials = max(0, seen.trials - 1)
 
-    def is_slow(self, kind: str, used_processor: float) -> bool:
+    def is_slow(self, kind: str, seconds: float, used_processor: float) -> bool:
         """Note that a job which is running takes long, and say if its kind waits rather than computes.
 
         Args:
             kind: The kind of the job.
-            used_processor: How long it has used the processor, in seconds.
+            seconds: How long it has been watched.
+            used_processor: How long it has used the processor meanwhile, in seconds.
         """
         seen = self._kinds.setdefault(kind, _Kind())
-        seen.quick_runs = 0
-        if used_processor > COMPUTES_SECONDS:
+        if seconds > SLOW_SECONDS:
+            seen.quick_runs = 0
+        if used_processor > max(COMPUTES_SECONDS, COMPUTES_SHARE * seconds):
             seen.waits = False
-        elif seen.waits is None and used_processor < WAITS_SECONDS:
+        elif used_processor < WAITS_SHARE * seconds:
             seen.waits = True
         return bool(seen.waits)
 

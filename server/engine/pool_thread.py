@@ -42,7 +42,7 @@ class PoolThread:
         self.lost = False
         self.interruptible = Interruptible()
         self._used = 0.0  # of the processor's time, in seconds
-        self._used_before: float | None = None  # the job's first look
+        self._watched_from: tuple[float, float] | None = None  # the time, and what it had used of the processor then
 
     def start(self) -> None:
         """Start it; raises `RuntimeError` if the system allows no more threads."""
@@ -64,7 +64,7 @@ class PoolThread:
         """Note that it begins a job."""
         self.since = time.monotonic()
         self.job = job
-        self._used_before = None
+        self._watched_from = None
 
     def is_stuck(self, now: float) -> bool:
         """Whether its job has passed its deadline by more than callers can bring about."""
@@ -75,13 +75,16 @@ class PoolThread:
         if self._thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):  # macOS doesn't tell
             return True
         before, self._used = self._used, time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
-        if self._used_before is None:
-            self._used_before = self._used
+        if self._watched_from is None:
+            self._watched_from = time.monotonic(), self._used
         return self._used - before > COMPUTES * seconds
 
-    def used_processor(self) -> float:
-        """Get how long its job has used the processor, in seconds, since `computes` was first asked about it."""
-        return 0.0 if self._used_before is None else self._used - self._used_before
+    def watched(self) -> tuple[float, float]:
+        """Get since how many seconds `computes` has been asked about its job, and how long that has computed."""
+        if self._watched_from is None:
+            return 0.0, 0.0
+        began, used = self._watched_from
+        return time.monotonic() - began, self._used - used
 
 
 class _Current(threading.local):

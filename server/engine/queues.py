@@ -14,13 +14,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterable
-from operator import attrgetter
 from typing import Any
 
 from server.engine.cache import SessionCache
 from server.engine.commits import Committer
 from server.engine.jobs import Operation, SessionJob, Task, deliver, refuse
-from server.engine.lanes import Lane
+from server.engine.lanes import Lanes
 from server.engine.leases import HEARTBEAT_SECONDS, AcquireTogether, Leases
 from server.engine.session_queue import SessionQueue
 from server.engine.state import CLOSED, SessionState
@@ -35,9 +34,6 @@ SLOW_POLL_SECONDS = 0.02
 TURN_SECONDS = 0.5  # how long a queue that is never empty keeps its lease from other workers
 YIELD_SECONDS = 0.025  # long enough for all that poll to ask once
 STOP_SECONDS = 2.0
-COMPUTING = 2  # functions at the same time: more would only take the interpreter from each other and from the others
-HEAVY_READS = 2  # at the same time: each takes the processor for as long as it lasts
-SPARE_THREADS = 16  # for the leader and for what is always quick, unless the store keeps it waiting
 
 STOPPING = "The server is stopping; nothing was changed. Send it again, with its call_id."
 
@@ -52,17 +48,14 @@ class Queues:
     Attributes:
         cache: The states of the sessions that were used last.
         threads: The threads.
-        reads: The lane of reads that take much of the processor.
+        lanes: The lanes of their jobs.
     """
 
     def __init__(self, store: SessionStore, settings: Settings) -> None:
         self._settings = settings
         self.cache = SessionCache(settings.cache_bytes)
-        self.reads = Lane(HEAVY_READS, HEAVY_READS)
-        self._functions = Lane(settings.max_threads, settings.max_threads_per_name)
-        computing = Lane(COMPUTING, COMPUTING, attrgetter("name", "kind"))
-        max_threads = settings.max_threads + HEAVY_READS + SPARE_THREADS
-        self.threads = Threads(self._finish, (self._functions, self.reads), computing, max_threads)
+        self.lanes = Lanes(settings)
+        self.threads = Threads(self._finish, self.lanes)
         self._waiting = 0
         self._lock = self.threads.lock
         self._queues: dict[str, SessionQueue] = {}
@@ -80,7 +73,7 @@ class Queues:
 
         Awaiting raises `RequestError` if the operation was refused, and nothing has changed.
         """
-        job = SessionJob(self, operation, self._functions)
+        job = SessionJob(self, operation, self.lanes.functions)
         self._submit(job)
         return job.future
 
@@ -133,7 +126,9 @@ class Queues:
             return SessionNotFoundError()
         settings = self._settings
         in_session = len(queue.jobs) if queue else 0
-        if in_session >= settings.max_waiting_per_session or self.waiting() >= settings.max_waiting:
+        waiting = self._waiting + len(self._queues)  # at most; what waits for a thread is counted only if it matters
+        too_many = waiting >= settings.max_waiting and self.waiting() >= settings.max_waiting
+        if in_session >= settings.max_waiting_per_session or too_many:
             return OverloadedError("Too many calls wait already; nothing was changed. Send it later.")
         return None
 
@@ -167,7 +162,7 @@ class Queues:
 
     def waiting(self) -> int:
         """Count the operations and reads that haven't started."""
-        return self._waiting + self.threads.waiting()
+        return self._waiting + self.lanes.waiting()
 
     def is_idle(self) -> bool:
         """Whether there is nothing to wait for: no session has anything to do, or the threads have stopped."""
@@ -207,7 +202,7 @@ class Queues:
             self._waiting += 1
             return False
         queue.unfinished += 1
-        if job.left_behind:
+        if job.left_behind and job.stuck_from > now:
             queue.left_behind = job
         leased = self._leases.required and queue.state is not None and queue.state.leased
         queue.closing = leased and (not queue.jobs or now - queue.turn_began > TURN_SECONDS)

@@ -4,6 +4,7 @@ The rule: a state belongs to one operation at a time, and forgetting it changes 
 the store by the commits that are on their way; where one of them is refused, the state is invalid.
 """
 
+import sys
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,9 +12,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from server.jsonio.strict import dumps
 from server.stores.base import Commit, Head, Record, StoredSession
 from server.times import expiry
 
+VALUE_FACTOR = 24  # a JSON value takes about this many times its text
 LIVE_FACTOR = 8  # a live environment takes about this many times the bytes of its snapshot
 STATE_BYTES = 8192
 
@@ -51,16 +54,21 @@ class SessionState:
         version: Its version.
         parts: The blob id of each part.
         epoch: The epoch of its lease.
+        holder: Who holds the lease, as the store knows this worker; None in a store that isn't shared.
+        last: The id of its last record.
+        stored: About how many bytes the store holds for what its calls have added.
+        untrimmed: How many bytes of blobs were added since its old versions were deleted last.
         leased: This worker holds the lease.
         blobs: The bytes of those parts that were needed so far.
         live: The environments that equal those bytes; an operation takes them out while it runs.
         uncommitted: The records whose commit is on its way, by call_id.
+        checked: The stored session has proved to be as it was created.
         invalid: Why nothing may build upon this state, for example because a commit was refused; "" if it is valid.
     """
 
     __slots__ = (
-        *("session", "expires_at", "index", "version", "parts", "epoch"),
-        *("leased", "blobs", "live", "uncommitted", "invalid"),
+        *("session", "expires_at", "index", "version", "parts", "epoch", "holder", "last", "stored", "untrimmed"),
+        *("leased", "blobs", "live", "uncommitted", "checked", "invalid", "_session_bytes"),
     )
 
     def __init__(self, session: StoredSession, head: Head) -> None:
@@ -71,6 +79,10 @@ class SessionState:
         self.parts: dict[str, str] = {}
         self.uncommitted: dict[str, Record] = {}
         self.leased = False
+        self.checked = False
+        self._session_bytes = _size(session)
+        self.holder: str | None = None
+        self.untrimmed = 0
         self.invalid = ""
         self.follow(head)
 
@@ -81,6 +93,7 @@ class SessionState:
                 self.blobs.pop(part, None)
                 self.live.pop(part, None)
         self.index, self.version, self.epoch = head.index, head.version, head.epoch
+        self.last, self.stored = head.last, head.size
         self.parts = dict(head.parts)
 
     def take_live(self) -> dict[str, BaseModel]:
@@ -100,13 +113,24 @@ class SessionState:
         record = result.record
         if record is None:
             return None
+        after, self.last = self.last, record.id
         self.index, self.version = record.index, record.version
+        self.stored += added_bytes(record, result.new_blobs)
+        self.untrimmed += sum(map(len, result.new_blobs.values()))
         if result.parts:
             self.parts = {**self.parts, **result.parts}
         if record.call_id is not None:
             self.uncommitted[record.call_id] = record
         return Commit(
-            self.session.id, self.epoch, record, result.parts, result.new_blobs, self._renewed_expiry(), release
+            session_id=self.session.id,
+            epoch=self.epoch,
+            record=record,
+            parts=result.parts,
+            blobs=result.new_blobs,
+            expires_at=self._renewed_expiry(),
+            release=release,
+            after=after,
+            holder=self.holder,
         )
 
     def committed(self, record: Record) -> None:
@@ -117,7 +141,7 @@ class SessionState:
     def _renewed_expiry(self) -> float | None:
         """Renew the session, and get its new expiry if that has to be written."""
         now, ttl = time.time(), self.session.ttl_seconds
-        if self.expires_at >= now + ttl:
+        if now + ttl <= self.expires_at <= expiry(ttl, now):
             return None
         self.expires_at = expiry(ttl, now)
         return self.expires_at
@@ -125,4 +149,21 @@ class SessionState:
     def size(self) -> int:
         """Estimate the memory that this takes, in bytes."""
         live = sum(len(self.blobs.get(part, b"")) for part in self.live)
-        return STATE_BYTES + sum(map(len, self.blobs.values())) + LIVE_FACTOR * live
+        return STATE_BYTES + self._session_bytes + sum(map(len, self.blobs.values())) + LIVE_FACTOR * live
+
+
+def _size(session: StoredSession) -> int:
+    """Estimate the memory of what a client has given when it created a session."""
+    labels = sum(len(name) + len(value) for name, value in session.labels.items())
+    given = [*session.options.values(), *session.environment.values()]
+    return labels + sum(map(_given_size, given))
+
+
+def _given_size(value: Any) -> int:
+    # Stored as one text; only version 0.1.0 stored values.
+    return sys.getsizeof(value) if isinstance(value, str) else VALUE_FACTOR * len(dumps(value))
+
+
+def added_bytes(record: Record, blobs: Mapping[str, bytes]) -> int:
+    """Get how many bytes a commit adds to a session."""
+    return len(record.body) + sum(map(len, blobs.values()))

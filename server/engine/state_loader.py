@@ -3,8 +3,6 @@
 The rule: what is known already is used; the store is asked only for what isn't, and for the session's lease.
 """
 
-import time
-
 from server.engine.cache import SessionCache
 from server.engine.jobs import Operation
 from server.engine.leases import Leases
@@ -32,19 +30,17 @@ class StateLoader:
         """Load the state of an operation's session into its queue; None if another worker holds its lease.
 
         Raises:
-            SessionNotFoundError: There is no such session, it has expired, or it is another owner's.
+            SessionNotFoundError: There is no such session, or it is another owner's.
         """
         state = queue.state
         if state is None or state.invalid:
             state = self._cache.get(operation.session_id)
-        if state is None or state.invalid or state.expires_at <= time.time():
+        if state is None or state.invalid:
             found = self._store.get(operation.session_id)
             if found is None:
                 raise SessionNotFoundError
-            if state is None or state.invalid:
-                state = SessionState(*found)
-            state.expires_at = found[0].expires_at  # which another worker may have renewed
-        if state.expires_at <= time.time() or operation.owner != state.session.owner:
+            state = SessionState(*found)
+        if operation.owner != state.session.owner:
             raise SessionNotFoundError
         queue.state = state
         if not state.leased:

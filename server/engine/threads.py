@@ -13,13 +13,14 @@ claim: whatever it still does reaches nobody.
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from server.engine.lanes import Job, Lane
+from server.engine.lanes import Job, Lanes
 from server.engine.pace import Pace
 from server.engine.pool_thread import PoolThread
+from server.leftovers import leftover_threads
 
 log = logging.getLogger("toolpack_server")
 
@@ -35,21 +36,15 @@ class Threads:
     Args:
         finish: Gets the jobs that are complete, in that order, in batches; one batch at a time. Must not raise.
         lanes: The lanes of the jobs.
-        computing: The lane of jobs that compute; a job is in it as well as in its own.
-        max_threads: How many threads there may be; lanes should leave some of them free.
 
     Attributes:
         lock: The lock under which jobs are completed.
     """
 
-    def __init__(
-        self, finish: Callable[[list[Any]], None], lanes: Sequence[Lane], computing: Lane, max_threads: int
-    ) -> None:
+    def __init__(self, finish: Callable[[list[Any]], None], lanes: Lanes) -> None:
         self._finish = finish
-        self._lanes = (*lanes, computing)
-        self._computing = computing
+        self._lanes = lanes
         self._pace = Pace()
-        self._max_threads = max_threads
         self.lock = threading.Lock()
         self._followers = threading.Condition(self.lock)
         self._idle = 0
@@ -71,7 +66,7 @@ class Threads:
         """Let the threads end once they are idle; get the jobs that will never be finished, some of which still run."""
         self._stopped = True
         with self.lock:
-            unfinished = [job for lane in self._lanes for job in lane.expire(float("inf"))] + self._done
+            unfinished = self._lanes.expire(float("inf")) + self._done
             self._done = []
             for thread in self._threads:
                 if thread.job is not None:
@@ -88,19 +83,15 @@ class Threads:
 
     def expire(self, before: float) -> list[Job]:
         """Let the jobs go that have waited for a place in a lane since before a time; called under the lock."""
-        expired = [job for lane in self._lanes for job in lane.expire(before)]
+        expired = self._lanes.expire(before)
         for job in expired:
-            self._leave_lanes(job)
+            self._start(self._lanes.leave(job))
         return expired
 
-    def waiting(self) -> int:
-        """Count the jobs that wait for a place in their lane."""
-        return sum(lane.waiting for lane in self._lanes)
-
     def stuck_threads(self) -> int:
-        """Count the threads that are still in a function that has passed the deadline of its own."""
+        """Count the threads in functions that have passed their own deadline, and those that functions left behind."""
         now = time.monotonic()
-        return sum(thread.is_stuck(now) for thread in list(self._stuck))
+        return sum(thread.is_stuck(now) for thread in list(self._stuck)) + leftover_threads()
 
     def _start_thread(self) -> None:
         thread = PoolThread(self._work, self._discard)
@@ -138,9 +129,10 @@ class Threads:
     def _pass_lead_before(self, job: Job) -> bool:
         """Let another thread lead while this one runs a slow job; say if the job may start now."""
         with self.lock:
+            job.in_lane = True
             if job.lane is not None and not job.lane.enter(job):
                 return False
-            if job.shares_processor and not self._pace.may_start(job.kind) and not self._computing.enter(job):
+            if job.shares_processor and not self._pace.may_start(job.kind) and not self._lanes.computing.enter(job):
                 return False
             try:
                 self._replace_leader()
@@ -171,7 +163,8 @@ class Threads:
             thread.job = None
             if job.lane is not None:
                 self._pace.ran(job.kind, now - thread.since)
-                self._leave_lanes(job)
+            if job.in_lane:
+                self._start(self._lanes.leave(job))
             # The process may have stood still: then the deadline has passed, though nobody has noticed.
             if job.complete(timed_out=job.deadline is not None and now > job.deadline):
                 self._done.append(job)
@@ -213,18 +206,14 @@ class Threads:
         """Note what a slow job does, and let another thread lead if this one does."""
         job = thread.job
         if job is not None and job.lane is not None:
+            job.in_lane = True
             job.lane.occupy(job)
-            if self._pace.is_slow(job.kind, thread.used_processor()):
-                self._start(self._computing.leave(job) + self._computing.release(job.kind))
+            if self._pace.is_slow(job.kind, *thread.watched()):
+                self._start(self._lanes.computing.leave(job) + self._lanes.computing.release(job.kind))
             elif job.shares_processor:
-                self._computing.occupy(job)
-        if self._leader is thread and (self._idle or len(self._threads) < self._max_threads):
+                self._lanes.computing.occupy(job)
+        if self._leader is thread and (self._idle or len(self._threads) < self._lanes.max_threads):
             self._replace_leader()
-
-    def _leave_lanes(self, job: Job) -> None:
-        self._start(self._computing.leave(job))
-        if job.lane is not None:
-            self._start(job.lane.leave(job))
 
     def _start(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -243,7 +232,7 @@ class Threads:
             self._threads.discard(thread)
             self._stuck.discard(thread)
             if thread.lost and thread.job is not None:
-                self._leave_lanes(thread.job)
+                self._start(self._lanes.leave(thread.job))
                 thread.job.ended()
             if self._leader is thread and not self._stopped:
                 self._replace_leader()
@@ -257,7 +246,7 @@ class Threads:
         thread.lost = job.left_behind = True
         self._threads.discard(thread)
         self._stuck.add(thread)
-        self._start(self._computing.leave(job))  # it may never end, and must not keep others from computing
+        self._start(self._lanes.computing.leave(job))  # it may never end, and must not keep others from computing
         job.complete(timed_out=True)
         self._done.append(job)
         self._ready.put(None)

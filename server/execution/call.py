@@ -12,11 +12,12 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ValidationError
 
-from server.errors import RequestError, TooLargeError, ToolNotFoundError
+from server.errors import InternalSignal, RequestError, TooLargeError, ToolNotFoundError
 from server.execution.codec import Codec
 from server.execution.runtime import Plan
 from server.execution.world import Snapshot, World
 from server.functions_runtime import MAX_LISTED_ERRORS, error_text
+from server.jsonio.strict import dumps
 from server.jsonio.view import to_json
 
 
@@ -40,7 +41,7 @@ class Outcome:
         failure: Why it failed, or None.
         errors: What is wrong with the arguments, each {loc, msg, type}.
         changes: The call may have changed the environment, so the version increases.
-        blobs: The new bytes of each part that it may have changed.
+        blobs: The new blob id and bytes of each part that it may have changed.
         live: The objects of the parts that it used, equal to their bytes.
         toolpack: The toolpack of the function; "" if there is no such function.
     """
@@ -50,7 +51,7 @@ class Outcome:
     failure: Failure | None = None
     errors: list[dict[str, Any]] | None = None
     changes: bool = False
-    blobs: dict[str, bytes] = field(default_factory=dict)
+    blobs: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     live: dict[str, BaseModel] = field(default_factory=dict)
     toolpack: str = ""
 
@@ -73,6 +74,7 @@ def call(
 
     Raises:
         RequestError: The stored environment can't be used; the call had no effect.
+        MissingBlobError: A part of it is missing from the store; likewise.
     """
     world = World(snapshot, codec, plan.footprint, read_only=plan.read_only, interruptible=interruptible)
     try:
@@ -84,12 +86,12 @@ def call(
         return Outcome(result, changes=not plan.read_only, blobs=blobs, live=world.touched)
     # BaseException: if a function raises SystemExit or KeyboardInterrupt, that is its failure, not the server's.
     except BaseException as error:
-        if isinstance(error, RequestError) and not world.raised:
+        if isinstance(error, RequestError | InternalSignal) and not world.raised:
             raise
-        return _failed(error, raised=world.raised)
+        return _failed(error, max_result_bytes, raised=world.raised)
 
 
-def _failed(error: BaseException, *, raised: bool) -> Outcome:
+def _failed(error: BaseException, max_bytes: int, *, raised: bool) -> Outcome:
     errors = None
     if raised:
         failure = Failure.RAISED
@@ -101,7 +103,12 @@ def _failed(error: BaseException, *, raised: bool) -> Outcome:
         failure, errors = Failure.ARGUMENTS, _argument_errors(error)
     else:
         failure = Failure.RAISED
-    return Outcome(error=error_text(error), failure=failure, errors=errors)
+    text = error_text(error)
+    if len(text) > max_bytes:
+        text = f"{text[:max_bytes]}… ({len(text) - max_bytes} more characters)"
+    if errors and len(dumps(errors)) > max_bytes:
+        errors = []
+    return Outcome(error=text, failure=failure, errors=errors)
 
 
 def _argument_errors(error: ValidationError) -> list[dict[str, Any]]:

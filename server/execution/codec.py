@@ -14,7 +14,7 @@ from server.errors import ClassesChangedError, TooLargeError
 from server.execution.parts import divide, toolpack_of
 from server.packs.catalog import Catalog
 from server.snapshots.pickling import freeze, thaw
-from server.snapshots.seal import seal, unseal
+from server.snapshots.seal import is_bound, seal, unseal
 
 
 class Codec:
@@ -34,12 +34,12 @@ class Codec:
         self._ids = f"{int(time.time()):08x}{secrets.token_hex(6)}"
         self._serial = itertools.count()
 
-    def new_blob_id(self) -> str:
+    def _new_blob_id(self) -> str:
         """Make a unique blob id; ids increase with time, which keeps a store's index compact."""
         return f"{self._ids}{next(self._serial):010x}"
 
-    def encode(self, part: str, environment: BaseModel) -> bytes:
-        """Freeze and seal a part of a toolpack's environment.
+    def encode(self, part: str, environment: BaseModel) -> tuple[str, bytes]:
+        """Freeze and seal a part of a toolpack's environment, and get its new blob id and its bytes.
 
         Raises:
             SnapshotError: It holds something that can't be stored exactly.
@@ -51,10 +51,17 @@ class Codec:
             raise TooLargeError(
                 f"the environment of {toolpack!r} has grown to {len(payload)} bytes; {self._max_bytes} are allowed."
             )
-        return seal(payload, self.catalog.fingerprints[toolpack], self._key)
+        blob_id = self._new_blob_id()
+        return blob_id, seal(payload, self.catalog.fingerprints[toolpack], self._key, _place(part, blob_id))
 
-    def decode(self, part: str, blob: bytes) -> BaseModel:
+    def decode(self, part: str, blob_id: str, blob: bytes, *, bound: bool = True) -> BaseModel:
         """Check and thaw a part of a toolpack's environment.
+
+        Args:
+            part: The part.
+            blob_id: The id of the blob.
+            blob: Its bytes.
+            bound: Refuse the format of version 0.1.0, whose hash doesn't say to which id and part it belongs.
 
         Raises:
             ClassesChangedError: It was written by other classes than those that are loaded.
@@ -64,7 +71,8 @@ class Codec:
         fingerprint = self.catalog.fingerprints.get(toolpack)
         if fingerprint is None:
             raise ClassesChangedError(f"Toolpack {toolpack!r} is not loaded any more: load it, or close the session.")
-        environment: BaseModel = thaw(unseal(blob, fingerprint, self._key), self.catalog.classes)
+        place = _place(part, blob_id) if bound or is_bound(blob) else ""
+        environment: BaseModel = thaw(unseal(blob, fingerprint, self._key, place), self.catalog.classes)
         return environment
 
     def write(self, toolpack: str, environment: BaseModel) -> dict[str, tuple[str, bytes]]:
@@ -75,4 +83,8 @@ class Codec:
             TooLargeError: A part is too large.
         """
         parts = divide(self.catalog.toolpacks[toolpack], environment)
-        return {part: (self.new_blob_id(), self.encode(part, piece)) for part, piece in parts.items()}
+        return {part: self.encode(part, piece) for part, piece in parts.items()}
+
+
+def _place(part: str, blob_id: str) -> str:
+    return f"{blob_id} {part}"

@@ -4,6 +4,7 @@ The rule: an initial environment that can't be restored exactly is refused. They
 builds them again and an edited toolpack never starts from old data.
 """
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from threading import Lock
@@ -14,6 +15,8 @@ from server.execution.codec import Codec
 from server.execution.parts import environments
 from server.jsonio.strict import dumps
 from server.snapshots.graph import difference
+
+ENTRY_BYTES = 1024  # what a part takes in the cache besides its bytes
 
 
 class InitialEnvironments:
@@ -38,7 +41,8 @@ class InitialEnvironments:
             InvalidParamsError: The options are invalid.
             SnapshotError: The environment holds something that can't be stored exactly.
         """
-        key = toolpack, dumps(options, sort_keys=True)
+        # A digest, because options can be as large as a request.
+        key = toolpack, hashlib.blake2b(dumps(options, sort_keys=True)).digest()
         with self._lock:
             if key in self._built:
                 self._built.move_to_end(key)
@@ -46,7 +50,7 @@ class InitialEnvironments:
         # Built outside the lock: it may take long, and building it twice is harmless.
         environment = self._codec.catalog.toolpacks[toolpack].build(options)
         built = self._codec.write(toolpack, environment)
-        restored = environments({part: self._codec.decode(part, blob) for part, (_, blob) in built.items()})
+        restored = environments({part: self._codec.decode(part, *blob) for part, blob in built.items()})
         changed = difference(environment, restored[toolpack])
         if changed:
             raise SnapshotError(f"the initial environment of {toolpack!r} can't be stored exactly: {changed}")
@@ -55,10 +59,10 @@ class InitialEnvironments:
                 return self._built[key]
             self._built[key] = built
             self._size += _size(built)
-            while self._size > self._max_bytes and len(self._built) > 1:
+            while self._size > self._max_bytes:
                 self._size -= _size(self._built.popitem(last=False)[1])
         return built
 
 
 def _size(built: Mapping[str, tuple[str, bytes]]) -> int:
-    return sum(len(blob) for _, blob in built.values())
+    return sum(ENTRY_BYTES + len(blob) for _, blob in built.values())

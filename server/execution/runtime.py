@@ -102,7 +102,11 @@ class SessionRuntime(FunctionsRuntime):
         environment = env.environment(registered.toolpack)
         if not registered.read_only:
             env.may_change(registered.toolpack)
-        return super().dependencies(environment, function)
+        try:
+            return super().dependencies(environment, function)
+        except BaseException:
+            env.raised = True  # a callable in `Depends` is the toolpack's code too
+            raise
 
     def nested_result(self, env: World, outer: str, call: FunctionCall, depth: int) -> Any:
         """Run a nested call; a result from another toolpack is copied, as two toolpacks share nothing."""

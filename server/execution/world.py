@@ -4,7 +4,7 @@ The rule: the snapshot is the truth, the live object a cache. A call gets its en
 dropped; only a commit stores what it has changed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -19,14 +19,16 @@ class Snapshot:
     """The environments of a session as passed to a call, which may take live objects out of it.
 
     Attributes:
-        parts: The names of all parts.
+        parts: The blob id of each part.
         blobs: The bytes of each part.
         live: Objects that are equal to the bytes of their part.
+        bound: No blob may have the format of version 0.1.0; see `Codec.decode`.
     """
 
-    parts: Iterable[str]
+    parts: Mapping[str, str]
     blobs: Mapping[str, bytes]
     live: dict[str, BaseModel] = field(default_factory=dict)
+    bound: bool = True
 
 
 class World:
@@ -42,7 +44,7 @@ class World:
     Attributes:
         touched: The parts that the call has used.
         dirty: The names of the parts that it may have changed.
-        raised: A function's own code raised an exception, not the code around it.
+        raised: The toolpack's own code raised an exception, not the code around it.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class World:
         if environment is None:
             environment = self._snapshot.live.pop(part, None)
             if environment is None:
-                environment = self._codec.decode(part, self._snapshot.blobs[part])
+                snapshot = self._snapshot
+                environment = self._codec.decode(part, snapshot.parts[part], snapshot.blobs[part], bound=snapshot.bound)
             self.touched[part] = environment
         return environment

@@ -18,7 +18,7 @@ from server.times import timestamp
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 SHOWN_ID_CHARACTERS = 8
-_SECRET_ID = re.compile(r"[0-9a-f]{32}")
+_SECRET_ID = re.compile(r"[0-9a-f]{32,}")
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
@@ -45,7 +45,7 @@ class EndedCall(NamedTuple):
         session_id: Its session; the line has only the first characters.
         owner: The name of its token; None for an agent's path.
         function: The function's name.
-        kwargs: The function's arguments.
+        kwargs: The JSON text of its arguments, as they were sent.
         outcome: `ok`, or why it failed.
         result: The result as JSON, or the error's text.
         seconds: The time from arrival to answer.
@@ -56,7 +56,7 @@ class EndedCall(NamedTuple):
     session_id: str
     owner: str | None
     function: str
-    kwargs: Any
+    kwargs: bytes
     outcome: str
     result: bytes | str | None
     seconds: float
@@ -98,13 +98,13 @@ class CallLog:
             "duration_ms": round(call.seconds * 1000, 3),
         }
         if self._arguments:
-            line["kwargs"] = Fragment(dumps(call.kwargs))
+            line["kwargs"] = Fragment(call.kwargs)
             line["result"] = Fragment(call.result) if isinstance(call.result, bytes) else call.result
         if self._style == "json":
             return dumps(line)
         fields = [line[name] for name in ("time", "request_id", "session", "owner", "function", "outcome")]
         text = f"{' '.join(map(_printable, fields))} {line['duration_ms']} ms"
-        extra = f" {dumps(call.kwargs).decode()}" if self._arguments else ""
+        extra = f" {call.kwargs.decode()}" if self._arguments else ""
         return f"{text}{extra}".encode("ascii", "backslashreplace")
 
 

@@ -99,15 +99,18 @@ class Metrics(Collector):
         for place, value in enumerate(gauges):
             self._row[place] = value
 
-    def exposition(self, sessions: int | None) -> bytes:
+    def exposition(self, sessions: int | None, *, calls: bool = True) -> bytes:
         """Get all metrics in Prometheus' text format, version 0.0.4.
 
         Args:
             sessions: The number of sessions in the store; None if unknown.
+            calls: Include the metrics that name toolpacks and functions.
         """
         registry = CollectorRegistry()
         registry.register(self)
         body: bytes = generate_latest(registry)
+        if not calls:
+            body = b"".join(line for line in body.splitlines(keepends=True) if b'toolpack="' not in line)
         if sessions is not None:
             body += b"# HELP toolpack_sessions Sessions in the store.\n# TYPE toolpack_sessions gauge\n"
             body += b"toolpack_sessions %d\n" % sessions

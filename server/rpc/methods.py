@@ -86,7 +86,7 @@ class Methods:
         self._sessions = sessions
         self._observe = observe
         self._document = document
-        self._listings: dict[tuple[tuple[str, ...], str], Fragment] = {}
+        self._listings: dict[tuple[str, str], bytes] = {}
 
     def all(self) -> list[Method]:
         """Get the methods of `/rpc`."""
@@ -124,7 +124,12 @@ class Methods:
         """Run a function; see `RunFunction`."""
         session_id, owner = await self._session(caller, params)
         request = CallRequest(
-            params.function, params.kwargs, params.call_id, params.expected_version, params.timeout_seconds
+            params.function,
+            params.kwargs,
+            dumps(params.kwargs),
+            params.call_id,
+            params.expected_version,
+            params.timeout_seconds,
         )
         outcome = await self._observed(caller, session_id, owner, request)
         if params.raise_on_error and outcome.error is not None:
@@ -144,23 +149,31 @@ class Methods:
     async def list_functions(self, caller: Caller, params: ListFunctions | AgentListFunctions) -> Fragment:
         """List functions; see `ListFunctions`."""
         session_id, owner = await self._session(caller, params)
-        catalog = self._sessions.catalog
         if session_id is None:
-            toolpacks = tuple(catalog.toolpacks)
+            toolpacks = tuple(self._sessions.catalog.toolpacks)
         else:
             toolpacks = await self._sessions.toolpacks(session_id, owner)
-        listing = self._listings.get((toolpacks, params.format))
-        if listing is None:
-            describe = FORMATS[params.format]
-            functions = [f for name in toolpacks for f in catalog.toolpacks[name].functions.values()]
-            result = dumps([describe(function) for function in functions])
-            listing = self._listings[toolpacks, params.format] = Fragment(b'{"result":%b,"error":null}' % result)
-        return listing
+        listed = b",".join(filter(None, [self._listed(name, params.format) for name in toolpacks]))
+        return Fragment(b'{"result":[%b],"error":null}' % listed)
+
+    def _listed(self, toolpack: str, form: str) -> bytes:
+        """Get the JSON of a toolpack's functions, without brackets; it is made once."""
+        listed = self._listings.get((toolpack, form))
+        if listed is None:
+            functions = self._sessions.catalog.toolpacks[toolpack].functions.values()
+            listed = self._listings[toolpack, form] = dumps([*map(FORMATS[form], functions)])[1:-1]
+        return listed
 
     async def create_session(self, caller: Caller, params: CreateSession) -> Any:
         """See `CreateSession`."""
         return await self._sessions.create(
-            caller.owner, params.toolpacks, params.options, params.environment, params.ttl_seconds, params.labels
+            caller.owner,
+            params.toolpacks,
+            params.options,
+            params.environment,
+            params.ttl_seconds,
+            params.labels,
+            params.call_id,
         )
 
     async def get_session(self, caller: Caller, params: GetSession) -> Any:
@@ -190,12 +203,18 @@ class Methods:
     async def fork_session(self, caller: Caller, params: ForkSession) -> Any:
         """See `ForkSession`."""
         return await self._sessions.fork(
-            params.session_id, caller.owner, params.version, params.count, params.labels, params.ttl_seconds
+            params.session_id,
+            caller.owner,
+            params.version,
+            params.count,
+            params.labels,
+            params.ttl_seconds,
+            params.call_id,
         )
 
     async def reset_session(self, caller: Caller, params: ResetSession) -> Any:
         """See `ResetSession`."""
-        return await self._sessions.reset(params.session_id, caller.owner, params.version)
+        return await self._sessions.reset(params.session_id, caller.owner, params.version, params.call_id)
 
     async def close_session(self, caller: Caller, params: CloseSession) -> bool:
         """See `CloseSession`."""

@@ -6,15 +6,38 @@ positional order and the OpenRPC document derive from it; the docstring of a cla
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 MAX_TTL_SECONDS = 10 * 365 * 86_400
+MAX_LABELS_BYTES = 16 * 2**10
 MAX_COUNT = 2**53 - 1  # up to this, integers are exact in every store and JSON parser (RFC 8259, section 6)
 
 SessionId = Annotated[str, Field(description="The session.")]
 Version = Annotated[int, Field(ge=0, le=MAX_COUNT, description="A version of the session.")]
+
+
+def _check_size(labels: dict[str, str]) -> dict[str, str]:
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in labels.items())
+    if size > MAX_LABELS_BYTES:
+        raise PydanticCustomError(
+            "labels_too_large", f"All labels together have {size} bytes; {MAX_LABELS_BYTES} are allowed"
+        )
+    return labels
+
+
 Labels = Annotated[
-    dict[Annotated[str, Field(max_length=256)], Annotated[str, Field(max_length=4096)]], Field(max_length=64)
+    dict[Annotated[str, Field(max_length=256)], Annotated[str, Field(max_length=4096)]],
+    Field(max_length=64),
+    AfterValidator(_check_size),
+]
+CallId = Annotated[
+    Annotated[str, Field(min_length=1, max_length=128)] | None,
+    Field(
+        None,
+        description="An id made by whoever may send the request again: what it did the first time is answered, "
+        "and nothing done twice.",
+    ),
 ]
 TtlSeconds = Annotated[
     float | None,
@@ -89,6 +112,7 @@ class CreateSession(Params):
     )
     ttl_seconds: TtlSeconds
     labels: Labels = Field(default_factory=dict, description="Labels, to find and close sessions by.")
+    call_id: CallId
 
 
 class GetSession(Params):
@@ -129,6 +153,7 @@ class ForkSession(Params):
     count: int = Field(1, ge=1, le=1000, description="How many to create.")
     labels: Labels | None = Field(None, description="Their labels; default: this session's.")
     ttl_seconds: TtlSeconds
+    call_id: CallId
 
 
 class ResetSession(Params):
@@ -136,6 +161,7 @@ class ResetSession(Params):
 
     session_id: SessionId
     version: Version = Field(0, description="The older version.")
+    call_id: CallId
 
 
 class CloseSession(Params):

@@ -11,23 +11,33 @@ from typing import Any
 
 from server.engine.jobs import StartClock
 from server.engine.pool_thread import interruptible
-from server.engine.state import Result, SessionState
-from server.errors import CallIdReusedError, VersionConflictError
+from server.engine.state import Result, SessionState, added_bytes
+from server.errors import TooLargeError, VersionConflictError
 from server.execution.call import Failure, Outcome, call
 from server.execution.runtime import Plan
 from server.execution.world import Snapshot
-from server.jsonio.strict import Fragment, dumps, loads
+from server.functions_runtime import MAX_SHOWN_NAME
+from server.jsonio.strict import Fragment, dumps
+from server.leftovers import Watch
 from server.sessions.context import SessionContext
+from server.sessions.identity import is_bound
+from server.sessions.records import cut, cut_arguments, request_digest
 from server.stores.base import Record, SessionStore
 from server.times import timestamp
 
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """A call as a client sent it; `rpc.parameters.RunFunction` describes each attribute."""
+    """A call as a client sent it; `rpc.parameters.RunFunction` describes each attribute.
+
+    Attributes:
+        kwargs: The arguments, which the function gets and may change.
+        sent: The same as JSON text, which nobody changes: what is recorded, compared and logged.
+    """
 
     function: str
     kwargs: Mapping[str, Any]
+    sent: bytes
     call_id: str | None = None
     expected_version: int | None = None
     timeout_seconds: float | None = None
@@ -45,33 +55,50 @@ class CallOperation:
         self._context = context
         self._request = request
         self._plan: Plan | None = None
-        self._kwargs = b""
+        self._digest: str | None = None
+        self._shown_kwargs = b""
         self._started_at = 0.0
 
     def run(self, state: SessionState, start_clock: StartClock) -> Result:
         """Answer from the record if there is one, else run the function."""
         request, context = self._request, self._context
+        context.check(state)
         plan = context.runtime(state.session.toolpacks).plan(request.function, request.kwargs, request.timeout_seconds)
+        if request.call_id is not None:
+            self._digest = request_digest("run_function", request.function, request.kwargs)
         recorded = self._recorded(state)
         if recorded is not None:
             recorded.toolpack = plan.toolpack
             return Result(recorded)
         if request.expected_version is not None and request.expected_version != state.version:
             raise VersionConflictError(request.expected_version, state.version)
+        context.keep_alive(state, plan.timeout_seconds)
         blobs = _Blobs(context.store, state)
-        snapshot = Snapshot(state.parts, blobs, state.take_live())
-        self._plan, self._kwargs, self._started_at = plan, dumps(request.kwargs), time.time()
+        snapshot = Snapshot(state.parts, blobs, state.take_live(), bound=is_bound(self.session_id))
+        self._plan, self._started_at = plan, time.time()
+        self._shown_kwargs = cut_arguments(request.sent, request.kwargs, context.settings.max_record_bytes)
+        try:
+            context.room.check_session(state, len(self._shown_kwargs), at_least=True)
+        except TooLargeError as error:
+            return Result(_no_room(plan, error))
         began = time.perf_counter()
         start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
+        watch = Watch()
         outcome = call(plan, snapshot, context.codec, context.settings.max_result_bytes, interruptible())
         outcome.toolpack = plan.toolpack
+        if watch.leaves_work(plan.footprint):
+            outcome.live = {}
         record = self._record(state, outcome, time.perf_counter() - began)
         snapshot.live.update(outcome.live)
+        new_blobs = dict(outcome.blobs.values())
+        try:
+            context.room.check_session(state, added_bytes(record, new_blobs))
+        except TooLargeError as error:
+            return Result(_no_room(plan, error))
         if not outcome.blobs:
             return Result(outcome, record, blobs=blobs, live=snapshot.live)
-        parts = {part: context.codec.new_blob_id() for part in outcome.blobs}
-        new_blobs = {parts[part]: blob for part, blob in outcome.blobs.items()}
-        blobs.update(outcome.blobs)
+        parts = {part: blob_id for part, (blob_id, _) in outcome.blobs.items()}
+        blobs.update({part: blob for part, (_, blob) in outcome.blobs.items()})
         return Result(outcome, record, parts, new_blobs, blobs, snapshot.live)
 
     def on_timeout(self, state: SessionState) -> Result:
@@ -90,41 +117,49 @@ class CallOperation:
     def _recorded(self, state: SessionState) -> Outcome | None:
         """Get the outcome that is recorded under the request's call_id."""
         call_id = self._request.call_id
-        if call_id is None:
+        if call_id is None or self._digest is None:
             return None
         record = state.uncommitted.get(call_id) or self._context.store.record_of_call(self.session_id, call_id)
         if record is None:
             return None
-        shown, failure = map(loads, record.body.split(b"\n"))
-        sent = dumps([self._request.function, self._request.kwargs], sort_keys=True)
-        if dumps([shown["function"], shown["kwargs"]], sort_keys=True) != sent:
-            raise CallIdReusedError(
-                f"call_id {call_id!r} was used for another call of {shown['function']!r} or with other kwargs: "
-                "make a new one."
-            )
+        shown, private = self._context.records.read_repeated(self.session_id, record, self._digest)
         if shown["error"] is not None:
-            return Outcome(error=shown["error"], failure=Failure(failure["failure"]), errors=failure["errors"])
-        return Outcome(result=dumps(shown["result"]))
+            error = private.get("error", shown["error"])
+            return Outcome(error=error, failure=Failure(private["failure"]), errors=private["errors"])
+        return Outcome(result=dumps(private.get("result", shown["result"])))
 
     def _record(self, state: SessionState, outcome: Outcome, seconds: float) -> Record:
-        """Write the record: a line that clients see, and one with what only the repeat of a call needs."""
-        index, version = state.index + 1, state.version + outcome.changes
+        """Write the record; the repeat of its call_id gets the whole answer even if the trace has only a part."""
+        result = b'""' if outcome.result is None else outcome.result
+        error, most = outcome.error, self._context.settings.max_record_bytes
+        whole: dict[str, Any] = {}
+        if len(result) > most:
+            whole["result"] = Fragment(result)
+            result = dumps(cut(result))
+        if error is not None and len(error) > most:
+            whole["error"] = error
+            error = f"{error[:most]}… ({len(error) - most} more characters)"
         shown = {
-            "index": index,
+            "index": state.index + 1,
             "kind": "call",
             "call_id": self._request.call_id,
-            "function": self._request.function,
-            "kwargs": Fragment(self._kwargs),
-            "result": "" if outcome.result is None else Fragment(outcome.result),
-            "error": outcome.error,
-            "version": version,
+            "function": self._request.function[:MAX_SHOWN_NAME],
+            "kwargs": Fragment(self._shown_kwargs),
+            "result": Fragment(result),
+            "error": error,
+            "version": state.version + outcome.changes,
             "started_at": timestamp(self._started_at),
             "duration_ms": round(seconds * 1000, 3),
         }
-        failure = b"null"
-        if outcome.failure is not None:
-            failure = dumps({"failure": outcome.failure, "errors": outcome.errors})
-        return Record(index, version, self._request.call_id, dumps(shown) + b"\n" + failure)
+        private = None
+        if self._digest is not None:
+            private = {"digest": self._digest, "failure": outcome.failure, "errors": outcome.errors, **whole}
+        return self._context.records.write(self.session_id, shown, private)
+
+
+def _no_room(plan: Plan, error: TooLargeError) -> Outcome:
+    """Get the outcome of a call that isn't recorded, because there is no room for it."""
+    return Outcome(error=f"TooLargeError: {error}", failure=Failure.TOO_LARGE, toolpack=plan.toolpack)
 
 
 class _Blobs(dict[str, bytes]):

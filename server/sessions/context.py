@@ -3,18 +3,27 @@
 The rule: made once, when the server starts, and never changed afterwards.
 """
 
+import time
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
+from server.engine.state import SessionState
 from server.errors import ClassesChangedError
 from server.execution.codec import Codec
 from server.execution.initial import InitialEnvironments
 from server.execution.runtime import SessionRuntime
 from server.packs.catalog import Catalog
+from server.sessions.identity import Identities
+from server.sessions.records import Records
+from server.sessions.room import Room
 from server.settings import Settings
 from server.stores.base import SessionStore
+from server.times import expiry
 
 INITIAL_BYTES = 64 * 2**20
+RUNTIMES = 256
+COMMIT_SECONDS = 10.0  # the time that a commit may take after the deadline of its operation
 
 
 class SessionContext:
@@ -31,27 +40,48 @@ class SessionContext:
         self.catalog = catalog
         self.store = store
         self.settings = settings
+        self.records = Records(key)
+        self.identities = Identities(key)
         self.codec = Codec(catalog, key, settings.max_environment_bytes)
+        self.room = Room(store, settings)
         self._initial = InitialEnvironments(self.codec, INITIAL_BYTES)
         self.functions = frozenset(name for pack in catalog.toolpacks.values() for name in pack.functions)
-        self._runtimes: dict[tuple[str, ...], SessionRuntime] = {}
+        # The order of its toolpacks is the client's choice, so there are more than can be kept.
+        self.runtime = lru_cache(maxsize=RUNTIMES)(self._runtime)
 
-    def runtime(self, toolpacks: tuple[str, ...]) -> SessionRuntime:
+    def _runtime(self, toolpacks: tuple[str, ...]) -> SessionRuntime:
         """Get the functions of a session with these toolpacks.
 
         Raises:
             ClassesChangedError: One of the toolpacks is not loaded any more.
         """
-        runtime = self._runtimes.get(toolpacks)
-        if runtime is None:
-            missing = [name for name in toolpacks if name not in self.catalog.toolpacks]
-            if missing:
-                raise ClassesChangedError(
-                    f"The session's toolpack {missing[0]!r} is not loaded any more: load it, or close the session."
-                )
-            functions = self.catalog.functions(toolpacks)
-            runtime = self._runtimes[toolpacks] = SessionRuntime(functions, self.settings.timeout_seconds)
-        return runtime
+        missing = [name for name in toolpacks if name not in self.catalog.toolpacks]
+        if missing:
+            raise ClassesChangedError(
+                f"The session's toolpack {missing[0]!r} is not loaded any more: load it, or close the session."
+            )
+        return SessionRuntime(self.catalog.functions(toolpacks), self.settings.timeout_seconds)
+
+    def check(self, state: SessionState) -> None:
+        """Check, when a session's state is used first, that the stored session is as it was created.
+
+        Raises:
+            StateDamagedError: It isn't.
+        """
+        if not state.checked:
+            self.identities.check(state.session)
+            state.checked = True
+
+    def keep_alive(self, state: SessionState, seconds: float) -> None:
+        """Renew a session that could expire while an operation with this deadline runs.
+
+        Raises:
+            OverloadedError: The store can't be used.
+        """
+        ends = time.time() + seconds + COMMIT_SECONDS
+        if state.expires_at < ends:
+            state.expires_at = expiry(state.session.ttl_seconds, ends)
+            self.store.renew(state.session.id, state.expires_at)
 
     def initial_parts(
         self, toolpacks: tuple[str, ...], options: Mapping[str, Any], environment: Mapping[str, Any]

@@ -6,11 +6,20 @@ The rule: a new session costs a row and references to blobs; an owner never has 
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from server.errors import MissingBlobError, OverloadedError, VersionNotRetainedError
+from server.errors import (
+    CallIdReusedError,
+    MissingBlobError,
+    OverloadedError,
+    TooLargeError,
+    VersionNotRetainedError,
+)
+from server.jsonio.strict import dumps
 from server.results import Session
 from server.sessions.context import SessionContext
+from server.sessions.identity import DIGITS, OLD_DIGITS, Creation, is_bound, pack
 from server.sessions.reader import SessionReader
 from server.sessions.views import session_view
 from server.stores.base import StoredSession
@@ -40,19 +49,31 @@ class SessionFactory:
         environment: Mapping[str, Any],
         labels: Mapping[str, str],
         ttl_seconds: float | None,
+        creation: Creation | None,
     ) -> Session:
         """Create a session; see `rpc.parameters.CreateSession`."""
+        created = self._created(owner, creation, 1)
+        if created:
+            return _view(created[0])
         self._check_quota(owner, 1)
-        store = self._context.store
         parts, blobs = self._context.initial_parts(toolpacks, options, environment)
-        ttl = self._context.settings.ttl_seconds if ttl_seconds is None else ttl_seconds
-        session = self._new(owner, toolpacks, options, environment, labels, ttl, None)
+        recipe_bytes = len(dumps([options, environment, labels]))
+        self._context.room.check_name(owner, recipe_bytes + (sum(map(len, blobs.values())) if environment else 0))
+        template = self._template(
+            owner=owner,
+            toolpacks=toolpacks,
+            options=pack(options),
+            environment=pack(environment),
+            labels=labels,
+            ttl_seconds=self._context.settings.ttl_seconds if ttl_seconds is None else ttl_seconds,
+        )
+        sessions = self._sessions(template, 1, DIGITS, creation)
         try:
             # Most often the blobs are in the store already, and needn't be sent.
-            store.create([session], parts, {} if not environment else blobs)
+            self._context.store.create(sessions, parts, {} if not environment else blobs)
         except MissingBlobError:
-            store.create([session], parts, blobs)
-        return session_view(session, 0)
+            self._context.store.create(sessions, parts, blobs)
+        return _view((self._created(owner, creation, 1) or sessions)[0])
 
     def fork(
         self,
@@ -62,54 +83,76 @@ class SessionFactory:
         count: int,
         labels: Mapping[str, str] | None,
         ttl_seconds: float | None,
+        creation: Creation | None,
     ) -> list[Session]:
         """Create sessions that start from a version of another; see `rpc.parameters.ForkSession`."""
+        created = self._created(owner, creation, count)
+        if created:
+            return [*map(_view, created)]
         parent, head = self._reader.find(session_id, owner)
         at = head.version if version is None else version
         parts = self._reader.parts(session_id, head, at)
+        template = replace(
+            parent,
+            labels=parent.labels if labels is None else labels,
+            ttl_seconds=parent.ttl_seconds if ttl_seconds is None else ttl_seconds,
+            parent=(parent.id, at),
+        )
+        self._check_reply(template, count)
         self._check_quota(parent.owner, count)
-        forks = [
-            self._new(
-                parent.owner,
-                parent.toolpacks,
-                parent.options,
-                parent.environment,
-                parent.labels if labels is None else labels,
-                parent.ttl_seconds if ttl_seconds is None else ttl_seconds,
-                (parent.id, at),
-            )
-            for _ in range(count)
-        ]
+        self._context.room.check_name(parent.owner, count * len(dumps(template.labels)))
+        # Some of the blobs of an old session may have the old format, which only old sessions may have.
+        forks = self._sessions(template, count, DIGITS if is_bound(parent.id) else OLD_DIGITS, creation)
         try:
             self._context.store.create(forks, parts, {})
         except MissingBlobError:  # trimmed in between
             raise VersionNotRetainedError(at, self._reader.find(session_id, owner)[1].version) from None
-        return [session_view(session, 0) for session in forks]
+        return [*map(_view, self._created(owner, creation, count) or forks)]
+
+    def _created(self, owner: str, creation: Creation | None, count: int) -> list[StoredSession]:
+        """Get the sessions that exist already because the same request was sent before.
+
+        Raises:
+            CallIdReusedError: Its call_id was sent with another request.
+        """
+        if creation is None:
+            return []
+        found = [session for session, _ in self._context.store.list(owner, {}, creation.common, count)]
+        created = [session for session in found if session.id.startswith(creation.common)]
+        if not all(creation.made(session.id) for session in created):
+            raise CallIdReusedError(creation.call_id)
+        for session in created:
+            self._context.identities.check(session)
+        return created
 
     @staticmethod
-    def _new(
-        owner: str,
-        toolpacks: tuple[str, ...],
-        options: Mapping[str, Any],
-        environment: Mapping[str, Any],
-        labels: Mapping[str, str],
-        ttl_seconds: float,
-        parent: tuple[str, int] | None,
-    ) -> StoredSession:
+    def _template(**given: Any) -> StoredSession:
+        return StoredSession(id="", agent_key="", created_at=0, expires_at=0, **given)
+
+    def _sessions(
+        self, template: StoredSession, count: int, digits: int, creation: Creation | None
+    ) -> list[StoredSession]:
+        """Make sessions that differ in their ids and agent keys only."""
         now = time.time()
-        return StoredSession(
-            id=secrets.token_hex(16),
-            agent_key=secrets.token_hex(16),
-            owner=owner,
-            toolpacks=toolpacks,
-            options=options,
-            environment=environment,
-            labels=labels,
-            ttl_seconds=ttl_seconds,
-            created_at=now,
-            expires_at=expiry(ttl_seconds, now),
-            parent=parent,
-        )
+        sessions = []
+        for number in range(count):
+            session = replace(
+                template,
+                id=creation.new_id(number, digits) if creation else secrets.token_hex(digits // 2),
+                created_at=now,
+                expires_at=expiry(template.ttl_seconds, now),
+            )
+            sessions.append(replace(session, agent_key=self._context.identities.agent_key(session)))
+        return sessions
+
+    def _check_reply(self, fork: StoredSession, count: int) -> None:
+        """Check that the descriptions of all forks fit into an answer."""
+        size, most = len(dumps(_view(fork))) + 2 * DIGITS, self._context.settings.max_reply_bytes
+        if count > 1 and count * size > most:
+            raise TooLargeError(
+                f"The answer would have {count * size} bytes; {most} are allowed: ask for {max(most // size, 1)} forks "
+                "at a time, or give them smaller labels."
+            )
 
     def _check_quota(self, owner: str, more: int) -> None:
         """Check that an owner may have more sessions; they are counted every second, and estimated in between."""
@@ -122,3 +165,8 @@ class SessionFactory:
                 f"This name has {count} sessions; {allowed} are allowed: close some first.", RECOUNT_SECONDS
             )
         self._counts[owner] = count + more, at
+
+
+def _view(session: StoredSession) -> Session:
+    """Describe a session as it was when it was created."""
+    return session_view(session, 0, called_at=session.created_at)

@@ -13,12 +13,19 @@ from typing import Any, TypeVar, cast
 from server.engine.jobs import Errand
 from server.engine.lanes import Lane
 from server.engine.queues import Queues
-from server.errors import HeavyReadError, InternalError, InvalidParamsError, RequestError, SessionNotFoundError
+from server.errors import (
+    HeavyReadError,
+    InternalError,
+    InvalidParamsError,
+    OverloadedError,
+    RequestError,
+)
 from server.execution.call import Outcome
 from server.results import Session
 from server.sessions.calls import CallOperation, CallRequest
 from server.sessions.context import SessionContext
 from server.sessions.factory import SessionFactory
+from server.sessions.identity import Creation
 from server.sessions.reader import SessionReader
 from server.sessions.resets import ResetOperation
 
@@ -62,12 +69,14 @@ class SessionManager:
         environment: Mapping[str, Any],
         ttl_seconds: float | None,
         labels: Mapping[str, str],
+        call_id: str | None,
     ) -> Session:
-        """Create a session.
+        """Create a session; with the call_id of an earlier request, get the session that it has created.
 
         Raises:
             InvalidParamsError: Toolpacks, options or environment don't fit.
         """
+        asked = ["create_session", toolpacks, options, environment, ttl_seconds, labels]
         chosen = self.catalog.choose(toolpacks)
         for given in [*options, *environment]:
             if given not in chosen:
@@ -77,9 +86,13 @@ class SessionManager:
         both = options.keys() & environment.keys()
         if both:
             raise InvalidParamsError(f"Toolpack {min(both)!r} has options and an environment: give one of them.")
-        return await self.compute(
-            lambda: self._factory.create(owner, chosen, options, environment, labels, ttl_seconds), owner, "create"
-        )
+
+        def create() -> Session:
+            creation = self._creation(owner, call_id, asked)
+            return self._factory.create(owner, chosen, options, environment, labels, ttl_seconds, creation)
+
+        # Building or validating an environment may take long; most often it has been built already.
+        return await (self.compute(create, owner, "create") if options or environment else self._do(create))
 
     async def fork(
         self,
@@ -89,9 +102,19 @@ class SessionManager:
         count: int,
         labels: Mapping[str, str] | None,
         ttl_seconds: float | None,
+        call_id: str | None,
     ) -> list[Session]:
-        """Create sessions that start from a version of this one."""
-        return await self._do(lambda: self._factory.fork(session_id, owner, version, count, labels, ttl_seconds))
+        """Create sessions that start from a version of this one, or get those that were created with this call_id."""
+        asked = ["fork_session", session_id, version, count, labels, ttl_seconds]
+
+        def fork() -> list[Session]:
+            creation = self._creation(owner, call_id, asked)
+            return self._factory.fork(session_id, owner, version, count, labels, ttl_seconds, creation)
+
+        return await self._do(fork)
+
+    def _creation(self, owner: str, call_id: str | None, asked: list[Any]) -> Creation | None:
+        return None if call_id is None else self._context.identities.creation(owner, call_id, asked)
 
     # Operations, which wait for their turn
 
@@ -104,10 +127,10 @@ class SessionManager:
         outcome: Outcome = await self.queues.run(CallOperation(self._context, session_id, owner, request))
         return outcome
 
-    async def reset(self, session_id: str, owner: str, version: int) -> Session:
-        """Commit a new version with the content of an older one."""
-        await self.queues.run(ResetOperation(self._context, session_id, owner, version))
-        return await self.read(lambda reader: reader.describe(session_id, owner))
+    async def reset(self, session_id: str, owner: str, version: int, call_id: str | None) -> Session:
+        """Commit a new version with the content of an older one, once for each call_id."""
+        reset = await self.queues.run(ResetOperation(self._context, session_id, owner, version, call_id))
+        return await self.read(lambda reader: reader.describe(session_id, owner, version=reset))
 
     # Reading sessions
 
@@ -129,7 +152,7 @@ class SessionManager:
             name: Whose work it is.
             kind: Work of one kind takes about the same time.
         """
-        return await self._do(work, self.queues.reads, kind, name)
+        return await self._do(work, self.queues.lanes.reads, kind, name)
 
     async def toolpacks(self, session_id: str, owner: str | None) -> tuple[str, ...]:
         """Get the names of a session's toolpacks, all of which are loaded."""
@@ -141,18 +164,11 @@ class SessionManager:
         """Get the id and the owner of the session that an agent's key opens."""
         found = self._agents.get(agent_key)
         if found is None:
-            found = await self._do(lambda: self._find_agent(agent_key))
+            found = await self.read(lambda reader: reader.agent_session(agent_key))
             if len(self._agents) >= AGENTS_REMEMBERED:
                 self._agents.clear()
             self._agents[agent_key] = found
         return found
-
-    def _find_agent(self, agent_key: str) -> tuple[str, str]:
-        session_id = self._store.find_agent(agent_key)
-        found = self._store.get(session_id) if session_id else None
-        if found is None:
-            raise SessionNotFoundError
-        return found[0].id, found[0].owner
 
     # Ending sessions
 
@@ -160,7 +176,8 @@ class SessionManager:
         """Close a session and delete all of it."""
 
         def close() -> None:
-            self._reader.find(session_id, owner)
+            # Not `find`: a session that was changed in the store, or has another key, can be closed too.
+            self._reader.get(session_id, owner)
             self._delete([session_id])
 
         await self._do(close)
@@ -178,16 +195,20 @@ class SessionManager:
         return closed
 
     async def sweep(self) -> None:
-        """Delete expired sessions, every second, until cancelled."""
+        """Delete expired sessions, every second, until cancelled.
+
+        Nothing else ends a session for its age: a clock that jumps is noticed here, before anything is deleted.
+        """
 
         def sweep_some() -> int:
-            expired = self._store.expired(time.time(), SWEEP_AT_ONCE)
-            return self._delete(list(expired)) if expired else 0
+            expired = self._store.delete_expired(time.time(), SWEEP_AT_ONCE)
+            self.queues.forget(expired)
+            return len(expired)
 
         while True:
             # Failures are logged; the next round deletes what this one should have.
             with contextlib.suppress(InternalError, RequestError):
-                while await self._do(sweep_some) == SWEEP_AT_ONCE:
+                while await self._do(sweep_some):
                     pass
             await asyncio.sleep(SWEEP_SECONDS)
 
@@ -202,13 +223,15 @@ class SessionManager:
         """Count the sessions in the store, everybody's."""
         return await self._do(self._store.count)
 
-    async def is_store_reachable(self) -> bool:
-        """Whether the store answers."""
+    async def store_trouble(self) -> str:
+        """Say why nothing can be stored now; "" if all is well."""
         try:
             await asyncio.wait_for(self._do(self._store.ping), PING_SECONDS)
+        except OverloadedError as error:
+            return str(error)
         except Exception:  # noqa: BLE001 - whatever it is, the store doesn't answer
-            return False
-        return True
+            return "The store doesn't answer."
+        return ""
 
     def is_idle(self) -> bool:
         """Whether no session has anything to do."""

@@ -7,6 +7,7 @@ committed. Whoever reads a session renews it.
 import base64
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import jsonpointer
@@ -17,7 +18,9 @@ from server.errors import (
     HeavyReadError,
     InvalidParamsError,
     MissingBlobError,
+    OverloadedError,
     SessionNotFoundError,
+    StateDamagedError,
     VersionNotRetainedError,
 )
 from server.execution.parts import environments
@@ -25,12 +28,15 @@ from server.jsonio.strict import Fragment, dumps, loads
 from server.jsonio.view import to_json
 from server.results import Export, Json, Session
 from server.sessions.context import SessionContext
+from server.sessions.identity import DIGITS, is_bound
 from server.sessions.views import json_patch, session_view
 from server.snapshots.pickling import freeze
 from server.snapshots.seal import FORMAT
 from server.stores.base import Head, StoredSession
 from server.times import expiry
 
+RECORDS_AT_ONCE = 16  # read from the store; each can be large
+SESSIONS_AT_ONCE = 100
 SHOWN = 200  # characters of a pointer in an error
 
 
@@ -49,21 +55,35 @@ class SessionReader:
         self._codec = context.codec
         self._catalog = context.catalog
         self._cache = cache
+        self._identities = context.identities
+        self._records = context.records
+        self._max_reply_bytes = context.settings.max_reply_bytes
 
-    def find(self, session_id: str, owner: str | None) -> tuple[StoredSession, Head]:
-        """Get a session and its head, and renew it.
+    def get(self, session_id: str, owner: str | None) -> tuple[StoredSession, Head]:
+        """Get a session and its head, as they are stored.
 
         Raises:
             SessionNotFoundError: It is unknown, closed, expired or another's.
         """
         found = self._store.get(session_id)
-        now = time.time()
-        if found is None or found[0].expires_at <= now or owner not in {None, found[0].owner}:
+        if found is None or found[0].expires_at <= time.time() or owner not in {None, found[0].owner}:
             raise SessionNotFoundError
-        session, head = found
+        return found
+
+    def find(self, session_id: str, owner: str | None) -> tuple[StoredSession, Head]:
+        """Get a session and its head, and renew it.
+
+        Raises:
+            SessionNotFoundError: It is unknown, closed, expired and deleted, or another's.
+            StateDamagedError: It isn't as it was created.
+        """
+        session, head = self.get(session_id, owner)
+        self._identities.check(session)
+        now = time.time()
         if session.expires_at < now + session.ttl_seconds:
             session = replace(session, expires_at=expiry(session.ttl_seconds, now))
-            self._store.renew(session_id, session.expires_at)
+            with suppress(OverloadedError):  # what can't be written, as on a full disk, can still be read
+                self._store.renew(session_id, session.expires_at)
             cached = self._cache.get(session_id)
             if cached is not None:
                 cached.expires_at = max(cached.expires_at, session.expires_at)
@@ -77,26 +97,54 @@ class SessionReader:
         """
         return head.parts if version == head.version else self._store.parts_at(session_id, version)
 
-    def describe(self, session_id: str, owner: str | None) -> Session:
-        """Describe a session."""
+    def agent_session(self, agent_key: str) -> tuple[str, str]:
+        """Get the id and the owner of the session that an agent's key opens.
+
+        Raises:
+            SessionNotFoundError: No session has this key.
+            StateDamagedError: The session isn't the one for which the key was made.
+        """
+        session_id = self._store.find_agent(agent_key)
+        found = session_id and self._store.get(session_id)
+        if not found:
+            raise SessionNotFoundError
+        session, _ = found
+        # The lengths, so that a new key never opens an old session, which has no hash.
+        if session.agent_key != agent_key or (len(agent_key) == DIGITS) != is_bound(session.id):
+            raise StateDamagedError("The stored session isn't the one for which this agent path was made.")
+        self._identities.check(session)
+        return session.id, session.owner
+
+    def describe(self, session_id: str, owner: str | None, *, version: int | None = None) -> Session:
+        """Describe a session, as it was at a version."""
         session, head = self.find(session_id, owner)
-        return session_view(session, head.version)
+        return session_view(session, head.version if version is None else version)
 
     def list_sessions(self, owner: str, labels: Mapping[str, str], after: str, limit: int) -> list[Session]:
-        """Describe the owner's sessions that carry all these labels and haven't expired, by id."""
-        now = time.time()
-        alive: list[tuple[StoredSession, int]] = []
-        while len(alive) < limit:
-            found = self._store.list(owner, labels, after, limit)
-            alive += [(session, version) for session, version in found if session.expires_at > now]
-            if len(found) < limit:
-                break
-            after = found[-1][0].id
-        # Listing a session doesn't renew it: it was called last when its expiry was written.
-        return [
-            session_view(session, version, called_at=session.expires_at - expiry(session.ttl_seconds, 0))
-            for session, version in alive[:limit]
-        ]
+        """Describe the owner's sessions that carry all these labels, by id.
+
+        Sessions that aren't as they were created are left out.
+        """
+        views: list[Session] = []
+        size = 0
+        while True:
+            page = min(limit, SESSIONS_AT_ONCE)
+            found = self._store.list(owner, labels, after, page)
+            for session, version in found:
+                after = session.id
+                if not self._identities.fits(session):
+                    continue
+                # Listing a session doesn't renew it: it was called last when its expiry was written.
+                called_at = session.expires_at - expiry(session.ttl_seconds, 0)
+                view = session_view(session, version, called_at=called_at)
+                size += len(dumps(view))
+                if views and size > self._max_reply_bytes:
+                    return views
+                views.append(view)
+                if len(views) == limit:
+                    return views
+            if len(found) < page:
+                return views
 
     def environment(self, session_id: str, owner: str, version: int | None, pointer: str) -> Fragment:
         """Get the JSON of a version's environments, or of what a JSON Pointer (RFC 6901) names in it.
@@ -121,9 +169,22 @@ class SessionReader:
         return json_patch(loads(before), loads(self._view(session_id, owner, to_version)))
 
     def trace(self, session_id: str, owner: str, after: int, limit: int) -> list[Fragment]:
-        """Get the records after an index."""
+        """Get the records after an index, as many as fit into an answer, but at least one."""
         self.find(session_id, owner)
-        return [Fragment(record.body.partition(b"\n")[0]) for record in self._store.records(session_id, after, limit)]
+        shown: list[Fragment] = []
+        size = 0
+        while True:
+            page = min(limit - len(shown), RECORDS_AT_ONCE)
+            found = self._store.records(session_id, after, page)
+            for record in found:
+                text, _ = self._records.read(session_id, record)
+                size += len(text)
+                if shown and size > self._max_reply_bytes:
+                    return shown
+                shown.append(Fragment(text))
+                after = record.index
+            if len(found) < page or len(shown) == limit:
+                return shown
 
     def export(self, session_id: str, owner: str, version: int | None) -> Export:
         """Get a version's environments as an exact snapshot, for a client that has the same classes."""
@@ -152,7 +213,12 @@ class SessionReader:
             raise VersionNotRetainedError(version, head.version) from None
         if self._max_bytes is not None and sum(map(len, blobs.values())) > self._max_bytes:
             raise HeavyReadError
-        return environments({part: self._codec.decode(part, blobs[blob_id]) for part, blob_id in parts.items()})
+        return environments(
+            {
+                part: self._codec.decode(part, blob_id, blobs[blob_id], bound=is_bound(session_id))
+                for part, blob_id in parts.items()
+            }
+        )
 
     def _view(self, session_id: str, owner: str, version: int | None) -> bytes:
         _, head = self.find(session_id, owner)

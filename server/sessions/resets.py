@@ -7,11 +7,12 @@ import time
 from collections.abc import Mapping
 
 from server.engine.jobs import StartClock
-from server.engine.state import Result, SessionState
+from server.engine.state import Result, SessionState, added_bytes
 from server.errors import ClassesChangedError, DeadlineError
 from server.execution.parts import emptied, toolpack_of
-from server.jsonio.strict import dumps
 from server.sessions.context import SessionContext
+from server.sessions.identity import is_bound, unpack
+from server.sessions.records import request_digest
 from server.stores.base import Record, StoredSession
 from server.times import timestamp
 
@@ -22,32 +23,44 @@ class ResetOperation:
     after_commits = True
     kind = "reset_session"
 
-    def __init__(self, context: SessionContext, session_id: str, owner: str, version: int) -> None:
+    def __init__(self, context: SessionContext, session_id: str, owner: str, version: int, call_id: str | None) -> None:
         self.session_id = session_id
         self.owner = owner
         self._context = context
         self._to_version = version
+        self._call_id = call_id
+        self._digest = request_digest("reset_session", version) if call_id else None
 
     def run(self, state: SessionState, start_clock: StartClock) -> Result:
-        """Find the older version's parts; if its classes have changed, build version 0 again."""
+        """Find the older version's parts; if its classes have changed, build version 0 again.
+
+        The answer is the new version.
+        """
         context = self._context
+        context.keep_alive(state, context.settings.timeout_seconds)
         start_clock(context.settings.timeout_seconds)
+        context.check(state)
+        recorded = self._recorded()
+        if recorded is not None:
+            return Result(recorded)
         state.take_live()
         parts = context.store.parts_at(self.session_id, self._to_version)
         blobs: Mapping[str, bytes] = context.store.blobs(list(parts.values()))
         new_blobs: Mapping[str, bytes] = {}
         try:
             for part, blob_id in parts.items():
-                context.codec.decode(part, blobs[blob_id])
+                context.codec.decode(part, blob_id, blobs[blob_id], bound=is_bound(self.session_id))
         except ClassesChangedError:
             loaded = context.catalog.toolpacks
             if self._to_version != 0 or any(toolpack not in loaded for toolpack in state.session.toolpacks):
                 raise
             parts, blobs = self._built_again(state.session, parts)
             new_blobs = blobs
+        record = self._record(state)
+        context.room.check_session(state, added_bytes(record, new_blobs))
         return Result(
-            None,
-            self._record(state),
+            state.version + 1,
+            record,
             parts=parts,
             new_blobs=new_blobs,
             blobs={part: blobs[blob_id] for part, blob_id in parts.items()},
@@ -63,21 +76,32 @@ class ResetOperation:
     ) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
         """Build the initial environments with the classes of today."""
         context = self._context
-        parts, blobs = context.initial_parts(session.toolpacks, session.options, session.environment)
+        parts, blobs = context.initial_parts(session.toolpacks, unpack(session.options), unpack(session.environment))
         # A store forgets no part; a part that the new classes don't have is left empty.
         for part in old.keys() - parts.keys():
             empty = emptied(context.catalog.toolpacks[toolpack_of(part)].build({}))
-            parts[part] = context.codec.new_blob_id()
-            blobs[parts[part]] = context.codec.encode(part, empty)
+            parts[part], blob = context.codec.encode(part, empty)
+            blobs[parts[part]] = blob
         return parts, blobs
+
+    def _recorded(self) -> int | None:
+        """Get the version that is recorded under the request's call_id."""
+        if self._call_id is None or self._digest is None:
+            return None
+        record = self._context.store.record_of_call(self.session_id, self._call_id)
+        if record is None:
+            return None
+        self._context.records.read_repeated(self.session_id, record, self._digest)
+        return record.version
 
     def _record(self, state: SessionState) -> Record:
         shown = {
             "index": state.index + 1,
             "kind": "reset",
+            **({"call_id": self._call_id} if self._call_id else {}),
             "to_version": self._to_version,
             "version": state.version + 1,
             "started_at": timestamp(time.time()),
             "duration_ms": 0.0,
         }
-        return Record(state.index + 1, state.version + 1, None, dumps(shown) + b"\nnull")
+        return self._context.records.write(self.session_id, shown, {"digest": self._digest} if self._digest else None)

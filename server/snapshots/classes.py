@@ -112,7 +112,9 @@ def class_name(cls: type) -> str:
     metadata = cls.__dict__.get("__pydantic_generic_metadata__")
     if metadata and metadata["origin"]:
         return f"{class_name(metadata['origin'])}[{', '.join(map(_describe, metadata['args']))}]"
-    return f"{cls.__module__}:{cls.__qualname__}"
+    # Python 3.13 alone keeps pathlib's classes in a module within it.
+    module = "pathlib" if cls.__module__ == "pathlib._local" else cls.__module__
+    return f"{module}:{cls.__qualname__}"
 
 
 class _Walk:
@@ -208,12 +210,12 @@ def _hints(cls: type, *, cached_properties: bool) -> Iterator[tuple[Any, type]]:
         for value in vars(base).values() if cached_properties else ():
             inner = getattr(value, "wrapped", value)
             if isinstance(inner, functools.cached_property):
-                yield inner.func.__annotations__.get("return"), base
+                yield _annotations(inner.func).get("return"), base
 
 
-def _annotations(cls: type) -> dict[str, Any]:
-    """Get the class's own annotations; an unknown name stays a forward reference."""
-    return typing_extensions.get_annotations(cls, format=typing_extensions.Format.FORWARDREF)
+def _annotations(owner: Any) -> dict[str, Any]:
+    """Get the own annotations of a class or a function; an unknown name stays a forward reference."""
+    return typing_extensions.get_annotations(owner, format=typing_extensions.Format.FORWARDREF)
 
 
 def _resolve(annotation: str | ForwardRef, owner: type | None) -> list[Any]:

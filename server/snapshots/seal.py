@@ -1,7 +1,7 @@
-"""The seal on stored snapshots: a keyed hash that is checked before a byte of the snapshot is read.
+"""The keyed hash on whatever is stored, checked before a byte of it is used.
 
-The rule: without the key nobody can forge a snapshot or change which classes it claims to be written by. The hash is
-keyed BLAKE2b (RFC 7693).
+The rule: without the key nobody can forge a snapshot, change which classes it claims to be written by, or put it in
+another's place. The hash is keyed BLAKE2b (RFC 7693).
 """
 
 import hashlib
@@ -10,29 +10,50 @@ import hmac
 from server.errors import ClassesChangedError, StateDamagedError
 
 FORMAT = "toolpack-snapshot-1"
-"""The name of the snapshot format; the keyed hash covers it."""
+"""The name of the snapshot format."""
 
 _HASH_SIZE = 32
-_HEADER = FORMAT.encode()
+_FREE = FORMAT.encode()
+"""The header of blobs of version 0.1.0, whose hash doesn't say where they belong."""
+_BOUND = b"toolpack-snapshot-2"
+"""The header of blobs that are bound to a place; the payload's format is the same."""
 
 
-def seal(payload: bytes, fingerprint: str, key: bytes) -> bytes:
-    """Prepend a header: format, keyed hash of all the rest, fingerprint of the classes."""
+def seal(payload: bytes, fingerprint: str, key: bytes, place: str = "") -> bytes:
+    """Prepend a header: format, keyed hash of all the rest and of the place, fingerprint of the classes."""
     encoded = fingerprint.encode()
     rest = bytes([len(encoded)]) + encoded + payload
-    return _HEADER + _keyed_hash(rest, key) + rest
+    header = _BOUND if place else _FREE
+    return header + _sealing_hash(header, place, rest, key) + rest
 
 
-def unseal(blob: bytes, fingerprint: str, key: bytes) -> bytes:
+def is_bound(blob: bytes) -> bool:
+    """Whether a blob claims to be bound to a place."""
+    return blob[: len(_BOUND)] == _BOUND
+
+
+def unseal(blob: bytes, fingerprint: str, key: bytes, place: str = "") -> bytes:
     """Check the header and return the payload.
 
+    Args:
+        blob: What `seal` returned.
+        fingerprint: The fingerprint of the classes that are loaded.
+        key: The secret key.
+        place: The place that the blob must be bound to; "" for a blob that is bound to none.
+
     Raises:
-        StateDamagedError: The hash is wrong: the bytes were damaged, or sealed with another key.
+        StateDamagedError: The hash is wrong: the bytes were damaged, sealed with another key or for another place.
         ClassesChangedError: The hash is right, but the payload was written by other classes.
     """
-    start = len(_HEADER) + _HASH_SIZE
-    found, rest = blob[len(_HEADER) : start], blob[start:]
-    if not (blob.startswith(_HEADER) and hmac.compare_digest(found, _keyed_hash(rest, key))):
+    header = _BOUND if place else _FREE
+    start = len(header) + _HASH_SIZE
+    found, rest = blob[len(header) : start], blob[start:]
+    # SQLite keeps text as text if somebody has written that instead of bytes.
+    if not (
+        isinstance(blob, bytes)
+        and blob.startswith(header)
+        and hmac.compare_digest(found, _sealing_hash(header, place, rest, key))
+    ):
         raise StateDamagedError(
             "The stored state fails its keyed hash: it was damaged or forged, or written with another secret key."
         )
@@ -45,11 +66,23 @@ def unseal(blob: bytes, fingerprint: str, key: bytes) -> bytes:
     return rest[end:]
 
 
-def _keyed_hash(rest: bytes, key: bytes) -> bytes:
-    if not key:
-        raise ValueError("A snapshot needs a secret key: without one the hash would prove nothing.")
-    if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
-        key = hashlib.blake2b(key).digest()
-    keyed = hashlib.blake2b(_HEADER, key=key, digest_size=_HASH_SIZE)
+def keyed_hash(key: bytes, purpose: str, *parts: str | bytes) -> str:
+    """Get the keyed hash of parts, as 64 hexadecimal digits; hashes for different purposes have nothing in common."""
+    encoded = [part.encode() if isinstance(part, str) else part for part in (purpose, *parts)]
+    message = b"".join([b"%d:%b" % (len(part), part) for part in encoded])
+    return hashlib.blake2b(message, key=_short(key), digest_size=_HASH_SIZE).hexdigest()
+
+
+def _sealing_hash(header: bytes, place: str, rest: bytes, key: bytes) -> bytes:
+    keyed = hashlib.blake2b(header, key=_short(key), digest_size=_HASH_SIZE)
+    if place:
+        encoded = place.encode()
+        keyed.update(b"%d:%b" % (len(encoded), encoded))
     keyed.update(rest)
     return keyed.digest()
+
+
+def _short(key: bytes) -> bytes:
+    if not key:
+        raise ValueError("A keyed hash needs a secret key: without one it would prove nothing.")
+    return hashlib.blake2b(key).digest() if len(key) > hashlib.blake2b.MAX_KEY_SIZE else key

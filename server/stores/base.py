@@ -6,8 +6,12 @@ threads and may block, and each method is one atomic step. All stores pass one c
 A session's environment is stored in *parts*. The content of a part is a *blob*, which is written once and then only
 referred to: version *v* of a part is the newest blob that a commit gave it at or before *v*. So a commit costs only
 what it changed, and a fork or a new session only references. A blob is deleted with the last reference to it.
+
+Numbers come back when a store loses its newest data, as after the failover of a Redis: then another record gets the
+same index, and another lease the same epoch. So each record has a random id, and a commit names the record before it.
 """
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -55,12 +59,16 @@ class Head:
         version: Its current version.
         parts: The blob id of each part of its current version.
         epoch: How often its lease has been taken; a commit must name the current one.
+        last: The id of its last record; "" before the first.
+        size: About how many bytes its commits have added: its records, and the blobs of its versions after the first.
     """
 
     index: int
     version: int
     parts: Mapping[str, str]
     epoch: int = 0
+    last: str = ""
+    size: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +80,14 @@ class Record:
         version: The session's version after it: the one before or the next.
         call_id: The call_id that the client sent; None where it sent none.
         body: The record as JSON text; opaque to the store.
+        id: A random id, by which the next commit names it; "" in data that was stored before records had one.
     """
 
     index: int
     version: int
     call_id: str | None
     body: bytes
+    id: str = field(default_factory=lambda: os.urandom(8).hex())
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,8 @@ class Commit:
         blobs: The new blobs among those, by id; one that is stored already is left unchanged.
         expires_at: The session's new time of expiry, or None to leave it.
         release: Release the lease with this commit.
+        after: The id of the session's record before this one; "" if it is the first.
+        holder: Who holds the lease; None in a store that isn't shared.
     """
 
     session_id: str
@@ -101,6 +113,8 @@ class Commit:
     blobs: Mapping[str, bytes] = field(default_factory=dict)
     expires_at: float | None = None
     release: bool = False
+    after: str = ""
+    holder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +164,10 @@ class SessionStore(Protocol):
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
         """Apply commits in order, in one transaction; return for each whether it was committed.
 
-        A commit is refused as a whole, without affecting the others, if its session doesn't exist, its epoch is not the
-        session's, a record with its index exists or the one before it doesn't, its call_id is recorded already, or a
-        part refers to a missing blob. Idempotent: if the same record is stored already, the answer is True and nothing
-        changes.
+        A commit is refused as a whole, without affecting the others, if its session doesn't exist, its epoch or its
+        holder is not the session's, the session's last record isn't the one with the index and the id before it, its
+        call_id is recorded already, or a part refers to a missing blob. Idempotent: if the same record is stored
+        already, the answer is True and nothing changes.
         """
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
@@ -174,8 +188,11 @@ class SessionStore(Protocol):
     def record_of_call(self, session_id: str, call_id: str) -> Record | None:
         """Get the record of a call_id, if the session has one."""
 
-    def records(self, session_id: str, after: int, limit: int) -> list[Record]:
-        """Get up to `limit` records whose index is above `after`, in order."""
+    def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
+        """Get up to `limit` records whose index is above `after`, in order.
+
+        They end before the one with which their bodies would have more than `max_bytes` bytes, but after the first.
+        """
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
         """Delete old versions, but never records.
@@ -195,11 +212,24 @@ class SessionStore(Protocol):
     def count(self, owner: str | None = None) -> int:
         """Count the sessions of an owner, or all."""
 
-    def expired(self, now: float, limit: int) -> Sequence[str]:
-        """Get the ids of up to `limit` sessions whose time of expiry is at or before `now`."""
+    def stored_bytes(self, owner: str) -> int:
+        """Get about how many bytes are stored for an owner: records, recipes, labels and blobs.
+
+        What several of the owner's sessions share counts once.
+        """
+
+    def delete_expired(self, now: float, limit: int) -> Sequence[str]:
+        """Delete up to `limit` sessions whose time of expiry is at or before `now`, and get their ids.
+
+        A store notes the time at which this was called last. If that is more than `history.GAP_SECONDS` away from `now`
+        in either direction, the clock was set or nobody counted: each session that was alive then gets the difference.
+        """
 
     def delete(self, session_ids: Sequence[str]) -> int:
-        """Delete sessions with everything that belongs to them; return how many existed."""
+        """Delete sessions with everything that belongs to them; return how many existed.
+
+        Works in a store that is full, too.
+        """
 
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
@@ -210,14 +240,17 @@ class SessionStore(Protocol):
         the caller has watched for long enough to know that their holders are dead. Each grant adds 1 to the epoch.
         """
 
-    def release(self, session_id: str, epoch: int) -> None:
-        """Release a lease without a commit; does nothing if `epoch` is not the session's."""
+    def release(self, session_id: str, holder: str, epoch: int) -> None:
+        """Release a lease without a commit; does nothing if it isn't this holder's lease of this epoch."""
 
-    def heartbeat(self, holder: str) -> None:
-        """Show that a worker is alive: add 1 to its heartbeat count."""
+    def ask(self, session_id: str, holder: str) -> None:
+        """Ask the holder of a lease to release it if it doesn't use it; it is told with its next heartbeat."""
+
+    def heartbeat(self, holder: str) -> Collection[str]:
+        """Show that a worker is alive: add 1 to its heartbeat count. Get the sessions that it was asked for."""
 
     def ping(self) -> None:
-        """Raise an exception if the store can't be reached."""
+        """Raise `OverloadedError` if nothing can be stored now; its text says why."""
 
     def close(self) -> None:
         """Close files and connections."""

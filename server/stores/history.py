@@ -1,4 +1,4 @@
-"""Compute a session's versions from its changes, and which versions to keep.
+"""Compute a session's versions from its changes, which versions to keep, and time that doesn't count.
 
 The rule: nothing here touches a store. Each store keeps one `Change` for each part that a commit changed and calls
 these functions, so that all stores agree.
@@ -7,6 +7,11 @@ these functions, so that all stores agree.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+GAP_SECONDS = 60.0
+"""How long nobody may look for expired sessions before that time no longer counts for their TTL."""
+NOTE_SECONDS = 10.0
+"""How often the time of looking is noted in the store."""
 
 
 class Change(NamedTuple):
@@ -69,3 +74,24 @@ def trim(
             unneeded.append(before)
         base[change.part] = change
     return oldest, unneeded
+
+
+def uncounted(noted: float | None, now: float) -> float:
+    """Get the seconds, positive or negative, that have passed on the wall clock without counting for any TTL.
+
+    Args:
+        noted: When a server looked for expired sessions last; None if never.
+        now: The time now.
+    """
+    return 0.0 if noted is None or abs(now - noted) <= GAP_SECONDS else now - noted
+
+
+def fitting(sizes: Iterable[int], max_bytes: int | None) -> int:
+    """Count how many of the first have at most `max_bytes` bytes together, but at least 1 if there is one."""
+    count, total = 0, 0
+    for size in sizes:
+        total += size
+        if count and max_bytes is not None and total > max_bytes:
+            break
+        count += 1
+    return count

@@ -14,7 +14,8 @@ from itertools import islice
 
 from server.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
 from server.stores.base import Commit, Head, Lease, Record, StoredSession
-from server.stores.history import Change, parts_at, trim
+from server.stores.history import Change, fitting, parts_at, trim, uncounted
+from server.stores.rows import dump
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class _Row:
     oldest: int = 1
     epoch: int = 0
     holder: str | None = None
+    recorded: int = 0
     records: list[Record] = field(default_factory=list)
     calls: dict[str, Record] = field(default_factory=dict)
 
@@ -37,8 +39,13 @@ class _Row:
             self.session = dataclasses.replace(self.session, expires_at=self.expires_at)
         return self.session
 
-    def head(self) -> Head:
-        return Head(len(self.records) - 1, self.version, self.parts, self.epoch)
+    def last(self) -> str:
+        return self.records[-1].id if self.records else ""
+
+    def head(self, blobs: Mapping[str, bytes]) -> Head:
+        added = {change.blob for change in self.changes if change.version > 0}
+        size = self.recorded + sum(len(blobs[blob]) for blob in added)
+        return Head(len(self.records) - 1, self.version, self.parts, self.epoch, self.last(), size)
 
 
 class MemoryStore:
@@ -55,6 +62,8 @@ class MemoryStore:
         self._blobs: dict[str, bytes] = {}
         self._references: Counter[str] = Counter()
         self._heartbeats: defaultdict[str, int] = defaultdict(int)
+        self._asked: defaultdict[str, set[str]] = defaultdict(set)
+        self._noted: float | None = None
 
     def create(self, sessions: Sequence[StoredSession], parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
         """Add sessions, each at version 0 with these parts."""
@@ -76,7 +85,7 @@ class MemoryStore:
         """Get a session and its head."""
         with self._lock:
             row = self._rows.get(session_id)
-            return (row.current(), row.head()) if row else None
+            return (row.current(), row.head(self._blobs)) if row else None
 
     def find_agent(self, agent_key: str) -> str | None:
         """Get the id of the session with this agent key."""
@@ -96,12 +105,14 @@ class MemoryStore:
             return row.records[record.index] == record
         if (
             record.index > len(row.records)
-            or commit.epoch != row.epoch
+            or (commit.epoch, commit.after) != (row.epoch, row.last())
+            or commit.holder not in {None, row.holder}
             or record.call_id in row.calls
             or any(blob not in commit.blobs and blob not in self._blobs for blob in commit.parts.values())
         ):
             return False
         row.records.append(record)
+        row.recorded += len(record.body)
         row.version = record.version
         if record.call_id is not None:
             row.calls[record.call_id] = record
@@ -138,12 +149,13 @@ class MemoryStore:
             row = self._rows.get(session_id)
             return row.calls.get(call_id) if row else None
 
-    def records(self, session_id: str, after: int, limit: int) -> list[Record]:
+    def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
         """Get up to `limit` records whose index is above `after`, in order."""
         first = max(after + 1, 0)
         with self._lock:
             row = self._rows.get(session_id)
-            return row.records[first : first + limit] if row else []
+            found = row.records[first : first + limit] if row else []
+        return found[: fitting((len(record.body) for record in found), max_bytes)]
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
         """Delete old versions, but never records."""
@@ -182,25 +194,46 @@ class MemoryStore:
         with self._lock:
             return len(self._rows) if owner is None else self._owners[owner]
 
-    def expired(self, now: float, limit: int) -> Sequence[str]:
-        """Get the ids of up to `limit` sessions whose time of expiry is at or before `now`."""
+    def stored_bytes(self, owner: str) -> int:
+        """Get about how many bytes are stored for an owner."""
         with self._lock:
-            return list(islice((id_ for id_, row in self._rows.items() if row.expires_at <= now), limit))
+            rows = [row for row in self._rows.values() if row.session.owner == owner]
+            blobs = {change.blob for row in rows for change in row.changes}
+            recipes = {id(row.session.environment): row.session for row in rows}
+            return (
+                sum(len(self._blobs[blob]) for blob in blobs)
+                + sum(row.recorded + len(dump(row.session.labels)) for row in rows)
+                + sum(len(dump([each.options, each.environment])) for each in recipes.values())
+            )
+
+    def delete_expired(self, now: float, limit: int) -> Sequence[str]:
+        """Delete up to `limit` sessions whose time of expiry is at or before `now`, and get their ids."""
+        with self._lock:
+            noted, self._noted = self._noted, now
+            if gap := uncounted(noted, now):
+                for row in self._rows.values():
+                    row.expires_at += gap if row.expires_at > (noted or 0) else 0
+            expired = list(islice((id_ for id_, row in self._rows.items() if row.expires_at <= now), limit))
+            self._delete(expired)
+            return expired
 
     def delete(self, session_ids: Sequence[str]) -> int:
         """Delete sessions with everything that belongs to them; return how many existed."""
         with self._lock:
-            before = len(self._rows)
-            for session_id in session_ids:
-                row = self._rows.pop(session_id, None)
-                if row is not None:
-                    del self._agents[row.session.agent_key]
-                    self._owners[row.session.owner] -= 1
-                    self._remove_references(row.changes)
-            deleted = before - len(self._rows)
-            if deleted:
-                self._ids = [id_ for id_ in self._ids if id_ in self._rows]
-            return deleted
+            return self._delete(session_ids)
+
+    def _delete(self, session_ids: Sequence[str]) -> int:
+        before = len(self._rows)
+        for session_id in session_ids:
+            row = self._rows.pop(session_id, None)
+            if row is not None:
+                del self._agents[row.session.agent_key]
+                self._owners[row.session.owner] -= 1
+                self._remove_references(row.changes)
+        deleted = before - len(self._rows)
+        if deleted:
+            self._ids = [id_ for id_ in self._ids if id_ in self._rows]
+        return deleted
 
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
@@ -219,19 +252,25 @@ class MemoryStore:
                 return lease
         row.holder = holder
         row.epoch += 1
-        return row.head()
+        return row.head(self._blobs)
 
-    def release(self, session_id: str, epoch: int) -> None:
-        """Release a lease without a commit; does nothing if `epoch` is not the session's."""
+    def release(self, session_id: str, holder: str, epoch: int) -> None:
+        """Release a lease without a commit; does nothing if it isn't this holder's lease of this epoch."""
         with self._lock:
             row = self._rows.get(session_id)
-            if row is not None and row.epoch == epoch:
+            if row is not None and (row.holder, row.epoch) == (holder, epoch):
                 row.holder = None
 
-    def heartbeat(self, holder: str) -> None:
-        """Show that a worker is alive: add 1 to its heartbeat count."""
+    def ask(self, session_id: str, holder: str) -> None:
+        """Ask the holder of a lease to release it if it doesn't use it."""
+        with self._lock:
+            self._asked[holder].add(session_id)
+
+    def heartbeat(self, holder: str) -> Collection[str]:
+        """Show that a worker is alive: add 1 to its heartbeat count. Get the sessions that it was asked for."""
         with self._lock:
             self._heartbeats[holder] += 1
+            return self._asked.pop(holder, set())
 
     def ping(self) -> None:
         """Do nothing: memory is always there."""

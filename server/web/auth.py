@@ -87,6 +87,7 @@ class TokenGate:
 
     def __init__(self, settings: Settings) -> None:
         self._names = _hashed_tokens(settings)
+        self._metrics_names = frozenset(settings.metrics_names)
         self._only_local = not self._names and is_loopback(settings.host)
 
     def owner(self, headers: Mapping[bytes, bytes]) -> str:
@@ -107,6 +108,10 @@ class TokenGate:
         if not found:
             raise HttpRefusedError(401, "The token is not known: check it, or ask the operator of the server for one.")
         return found[0]
+
+    def may_see_calls(self, owner: str) -> bool:
+        """Whether a name may see in the metrics which functions are called, by other names too."""
+        return owner in self._metrics_names or len({*self._names.values()}) <= 1
 
     def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
         """On loopback without tokens, refuse web pages: DNS rebinding by Host, cross-site requests by Origin.

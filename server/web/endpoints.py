@@ -128,11 +128,11 @@ class ReadyEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as ASGI calls it
         """Answer 200 or 503."""
-        if self._gateway.ready and await self._gateway.service.sessions.is_store_reachable():
-            await send_response(send, 200, b"ready", b"text/plain")
+        trouble = await self._gateway.service.sessions.store_trouble() if self._gateway.ready else NOT_READY
+        if trouble:
+            await send_response(send, 503, refusal(503, trouble))
         else:
-            body = refusal(503, "Not ready: starting, stopping, or the store can't be reached.")
-            await send_response(send, 503, body)
+            await send_response(send, 200, b"ready", b"text/plain")
 
 
 class DocumentEndpoint:
@@ -143,7 +143,7 @@ class DocumentEndpoint:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def content(self) -> bytes:
+    async def content(self, owner: str) -> bytes:  # noqa: ARG002 - the document is the same for all
         """Get the response body."""
         return dumps(self._gateway.service.document())
 
@@ -152,12 +152,12 @@ class DocumentEndpoint:
         headers = dict(scope["headers"])
         try:
             _reject_duplicates(scope, headers)
-            self._gateway.gate.owner(headers)
+            owner = self._gateway.gate.owner(headers)
             self._gateway.check_ready()
         except HttpRefusedError as refused:
             await send_response(send, refused.status, refusal(refused.status, str(refused)))
             return
-        await send_response(send, 200, await self.content(), self.media_type)
+        await send_response(send, 200, await self.content(owner), self.media_type)
 
 
 class MetricsEndpoint(DocumentEndpoint):
@@ -165,14 +165,14 @@ class MetricsEndpoint(DocumentEndpoint):
 
     media_type = b"text/plain; version=0.0.4; charset=utf-8"
 
-    async def content(self) -> bytes:
+    async def content(self, owner: str) -> bytes:
         """See `DocumentEndpoint.content`."""
         service = self._gateway.service
         try:
             sessions = await service.sessions.count()
         except (InternalError, RequestError):  # metrics matter most when the store can't be reached
             sessions = None
-        return service.metrics.exposition(sessions)
+        return service.metrics.exposition(sessions, calls=self._gateway.gate.may_see_calls(owner))
 
 
 def _reject_duplicates(scope: Scope, headers: dict[bytes, bytes]) -> None:

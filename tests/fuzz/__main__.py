@@ -61,12 +61,7 @@ def main(seconds, seed, connections, heavy):
 
 def server(folder, http):
     """Start a server that reads HTTP with this library."""
-    variables = dict(LIMITS)
-    if http == "h11":
-        (folder / "without").mkdir()
-        (folder / "without" / "httptools.py").write_text("raise ImportError('hidden by a test')\n")
-        variables["PYTHONPATH"] = str(folder / "without")
-    return server_process.served(folder, **variables)
+    return server_process.served(folder, **LIMITS, **server_process.http_on(http, folder))
 
 
 def crowded(connections):
@@ -91,7 +86,8 @@ def report(bodies, statuses):
     methods = Counter()
     for (method, code), times in bodies.items():
         methods[method] += times if code == 0 else 0
-    click.echo("  results by method: " + ", ".join(f"{method} {times}" for method, times in methods.most_common()))
+    answered = ", ".join(f"{method!a} {times}" for method, times in methods.most_common() if times)
+    click.echo(f"  results by method: {answered}")
     click.echo(f"{sum(statuses.values())} answers over HTTP, by status:")
     click.echo("  " + ", ".join(f"{status}: {times}" for status, times in statuses.most_common()))
 

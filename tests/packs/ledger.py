@@ -195,3 +195,37 @@ async def leave_task_behind(ledger: TheLedger) -> None:
 
 
 background: list[Any] = []
+
+
+@toolpack.function
+def change_argument(value: Any, how: str) -> None:
+    """Change the argument itself.
+
+    :param value: A list.
+    :param how: How it is changed.
+    """
+    if how == "append":
+        value.append(2)
+    if how == "set":
+        value.append({1, 2})
+    if how == "clear":
+        value.clear()
+
+
+@toolpack.function
+def fail(text: str) -> None:
+    """Fail.
+
+    :param text: What the exception says.
+    """
+    raise LookupError(text)
+
+
+@toolpack.function
+def repeat(text: str, times: int) -> str:
+    """Repeat a text.
+
+    :param text: The text.
+    :param times: How often.
+    """
+    return text * times

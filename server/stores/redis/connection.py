@@ -18,10 +18,14 @@ try:
 except ImportError:
     raise SettingsError("A redis:// store needs redis-py: pip install 'toolpack-server[redis]'.") from None
 
-SCHEMA = b"1"
+SCHEMA = b"2"
+OLD_SCHEMA = b"1"  # can be read: what it lacks counts as empty, and is written as sessions are used
 OLDEST = (6, 2)
 ANSWER_SECONDS = 2.0  # for one answer
 GIVE_UP_SECONDS = 5.0  # for all attempts, not counting the wait for the last answer
+
+FULL_BYTES = 2**20  # a Redis with less room is called full
+FULL = "The Redis store is full: close sessions or raise its maxmemory; nothing was changed."
 
 # Temporary errors: a lost connection, a primary that has become a replica, a server that is loading its data.
 TEMPORARY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
@@ -63,9 +67,25 @@ class RedisConnection:
             raise SettingsError(f"Redis {server['redis_version']} is too old: 6.2 is needed.")
         if server.get("cluster_enabled"):
             raise SettingsError("Redis Cluster isn't supported: name a Redis that is one primary.")
-        self.command("SET", self.key("schema"), SCHEMA, "NX")
-        if self.command("GET", self.key("schema")) != SCHEMA:
+        schema = self.command("GET", self.key("schema"))
+        if schema is None:
+            self.check()
+        elif schema == OLD_SCHEMA:
+            self.command("SET", self.key("schema"), SCHEMA)
+        elif schema != SCHEMA:
             raise SettingsError("The Redis store was written by another version of toolpack-server: name another /db.")
+
+    def check(self) -> None:
+        """Check that Redis stores something.
+
+        Raises:
+            OverloadedError: It doesn't; the text says why.
+        """
+        # Redis doesn't ask whether a command changes anything before it refuses it.
+        self.command("SET", self.key("schema"), SCHEMA, "NX")
+        memory = self._send(lambda: self._client.info("memory"))
+        if 0 < memory.get("maxmemory", 0) < memory["used_memory"] + FULL_BYTES:
+            raise OverloadedError(FULL)
 
     def key(self, name: str) -> str:
         """Add the prefix to a name."""
@@ -95,7 +115,9 @@ class RedisConnection:
                     raise OverloadedError(
                         "The store can't be reached: send the request again, with the same call_id."
                     ) from error
-            except redis.RedisError as error:  # out of memory, can't write to its disk, no script may run now …
+            except redis.RedisError as error:  # can't write to its disk, no script may run now …
+                if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM" in str(error):
+                    raise OverloadedError(FULL) from error
                 raise OverloadedError("The store refuses to change anything now; nothing was changed.") from error
             time.sleep(pause)
             pause = min(2 * pause, 1.0)

@@ -6,18 +6,28 @@
 --   owners           set     owners that have sessions
 --   owner:<owner>    zset    the owner's sessions, all with score 0, so sorted by id
 --   expires          zset    sessions by time of expiry
---   head:<session>   hash    version, oldest, epoch, holder (if absent: 0, 1, 0, nobody); "/part" -> blob
+--   head:<session>   hash    version, oldest, epoch, holder, last, recorded, added (if absent: 0, 1, 0, nobody, '', 0, 0);
+--                            "/part" -> blob. last: the id of the last record; recorded: bytes of its records and
+--                            labels; added: bytes of the blobs that its commits have added
 --   history:<session> zset   [version, part, blob, size] as JSON, by version
 --   records:<session> list   records, each at its index
 --   calls:<session>  hash    call_id as JSON -> index
 --   blob:<blob>      string  a blob or a recipe
---   references       hash    blob or recipe -> how many rows of a history, or sessions, refer to it
+--   references       hash    blob or recipe -> how many rows of a history, or sessions, refer to it; after a space, the
+--                            owner among whose bytes it counts
+--   bytes            hash    owner -> how many bytes are stored for the owner's sessions
 --   beat:<holder>    string  how many heartbeats a worker has sent
+--   asked:<holder>   set     sessions whose lease other workers ask it for
+--   noted            string  when expired sessions were looked for last
+--
+-- A Redis that is full runs no command that may need memory, unless the script has written something before. So a step
+-- that frees memory begins with a command that needs none.
 
 local call = redis.call
 local prefix = ARGV[2]
 local SESSIONS, AGENTS, OWNERS = prefix .. 'sessions', prefix .. 'agents', prefix .. 'owners'
 local EXPIRES, REFERENCES = prefix .. 'expires', prefix .. 'references'
+local BYTES, NOTED = prefix .. 'bytes', prefix .. 'noted'
 
 local function key(kind, id)
   return prefix .. kind .. ':' .. id
@@ -55,18 +65,50 @@ local function blobs_exist(parts, blobs)
   return true
 end
 
-local function add_references(blob, blobs, count)
-  if blobs[blob] then
-    call('SETNX', key('blob', blob), blobs[blob])
-  end
-  call('HINCRBY', REFERENCES, blob, count)
+-- Get the owner's name, which is in the first line of the facts.
+local function owner_of(facts)
+  return cjson.decode(string.match(facts, '^[^\n]*'))[2]
 end
 
-local function remove_reference(blob)
-  if call('HINCRBY', REFERENCES, blob, -1) <= 0 then
-    call('HDEL', REFERENCES, blob)
-    call('UNLINK', key('blob', blob))
+local function count_bytes(owner, count)
+  -- Lua writes minus zero as -0, which Redis doesn't take for a number.
+  if count ~= 0 and call('HINCRBY', BYTES, owner, count) <= 0 then
+    call('HDEL', BYTES, owner)
   end
+end
+
+-- Get how many references there are to a blob, and the rest: a space and an owner, or nothing.
+local function references(blob)
+  local count, counted = string.match(call('HGET', REFERENCES, blob) or '0', '^(%d+)(.*)$')
+  return tonumber(count), counted
+end
+
+-- Add references to a blob, which is stored if it is new; get the bytes that this takes.
+local function add_references(blob, blobs, count, owner)
+  local added = 0
+  if blobs[blob] and call('SETNX', key('blob', blob), blobs[blob]) == 1 then
+    added = #blobs[blob]
+    count_bytes(owner, added)
+  end
+  local before, counted = references(blob)
+  call('HSET', REFERENCES, blob, before + count .. (added > 0 and ' ' .. owner or counted))
+  return added
+end
+
+-- Remove a reference; if it was the last, delete the blob and get the bytes that this frees.
+local function remove_reference(blob)
+  local before, counted = references(blob)
+  if before > 1 then
+    call('HSET', REFERENCES, blob, before - 1 .. counted)
+    return 0
+  end
+  local size = call('STRLEN', key('blob', blob))
+  call('HDEL', REFERENCES, blob)
+  call('UNLINK', key('blob', blob))
+  if counted ~= '' then
+    count_bytes(string.sub(counted, 2), -size)
+  end
+  return size
 end
 
 local function add_change(session, version, part, blob)
@@ -86,8 +128,10 @@ end
 
 local function commit()
   local session, epoch, index, version, call_id, record = take(), take(), tonumber(take()), take(), take(), take()
+  local id, after, holder = take(), take(), take()
   local expires_at, release, parts, blobs = take(), take(), take_pairs(), take_map()
-  if call('HEXISTS', SESSIONS, session) == 0 then
+  local facts = call('HGET', SESSIONS, session)
+  if not facts then
     return 0
   end
   local head, records, calls = key('head', session), key('records', session), key('calls', session)
@@ -95,21 +139,30 @@ local function commit()
   if index < length then
     return call('LINDEX', records, index) == record and 1 or 0
   end
+  local stored = call('HMGET', head, 'epoch', 'last', 'holder')
   if index > length
-    or (call('HGET', head, 'epoch') or '0') ~= epoch
+    or (stored[1] or '0') ~= epoch
+    or (stored[2] or '') ~= after
+    or (holder ~= '' and stored[3] ~= holder)
     or (call_id ~= 'null' and call('HEXISTS', calls, call_id) == 1)
     or not blobs_exist(parts, blobs)
   then
     return 0
   end
+  local owner, added = owner_of(facts), 0
   call('RPUSH', records, record)
-  call('HSET', head, 'version', version)
+  call('HSET', head, 'version', version, 'last', id)
   if call_id ~= 'null' then
     call('HSET', calls, call_id, index)
   end
   for _, pair in ipairs(parts) do
-    add_references(pair[2], blobs, 1)
+    added = added + add_references(pair[2], blobs, 1, owner)
     add_change(session, tonumber(version), pair[1], pair[2])
+  end
+  count_bytes(owner, #record)
+  call('HINCRBY', head, 'recorded', #record)
+  if added > 0 then
+    call('HINCRBY', head, 'added', added)
   end
   if expires_at ~= '' then
     call('ZADD', EXPIRES, expires_at, session)
@@ -123,13 +176,13 @@ end
 local steps = {}
 
 function steps.create()
-  local parts, blobs, added = take_pairs(), take_map(), 0
+  local parts, blobs, first_owner, added = take_pairs(), take_map(), take(), 0
   if not blobs_exist(parts, blobs) then
     return 0
   end
   -- References first: add_change needs the size of the stored blob.
   for _, pair in ipairs(parts) do
-    add_references(pair[2], blobs, 1)
+    add_references(pair[2], blobs, 1, first_owner)
   end
   for i = 1, tonumber(take()) do
     local session, agent_key, owner, recipe, facts, expires_at = take(), take(), take(), take(), take(), take()
@@ -139,14 +192,16 @@ function steps.create()
       call('SADD', OWNERS, owner)
       call('ZADD', key('owner', owner), 0, session)
       call('ZADD', EXPIRES, expires_at, session)
-      add_references(recipe, blobs, 1)
+      add_references(recipe, blobs, 1, owner)
+      count_bytes(owner, #facts)
+      call('HSET', key('head', session), 'recorded', #facts)
       for _, pair in ipairs(parts) do
         add_change(session, 0, pair[1], pair[2])
       end
     end
   end
   for _, pair in ipairs(parts) do
-    call('HINCRBY', REFERENCES, pair[2], added)
+    add_references(pair[2], {}, added)
     remove_reference(pair[2])
   end
   return 1
@@ -188,14 +243,19 @@ function steps.history()
 end
 
 function steps.trim()
-  local session, oldest, unneeded = take(), take(), take_pairs()
+  local session, oldest, unneeded, freed = take(), take(), take_pairs(), 0
   local head = key('head', session)
-  if call('HEXISTS', SESSIONS, session) == 1 and tonumber(oldest) > tonumber(call('HGET', head, 'oldest') or '1') then
-    call('HSET', head, 'oldest', oldest)
-  end
   for _, pair in ipairs(unneeded) do
     if call('ZREM', key('history', session), pair[1]) == 1 then
-      remove_reference(pair[2])
+      freed = freed + remove_reference(pair[2])
+    end
+  end
+  if call('HEXISTS', SESSIONS, session) == 1 then
+    if freed > 0 then
+      call('HINCRBY', head, 'added', -freed)
+    end
+    if tonumber(oldest) > tonumber(call('HGET', head, 'oldest') or '1') then
+      call('HSET', head, 'oldest', oldest)
     end
   end
 end
@@ -205,12 +265,13 @@ local function delete(session)
   if not facts then
     return 0
   end
+  call('HDEL', SESSIONS, session)
   local agent_key, owner, recipe = unpack(cjson.decode(string.match(facts, '^[^\n]*')))
   for _, row in ipairs(call('ZRANGE', key('history', session), 0, -1)) do
     remove_reference(cjson.decode(row)[3])
   end
   remove_reference(recipe)
-  call('HDEL', SESSIONS, session)
+  count_bytes(owner, -tonumber(call('HGET', key('head', session), 'recorded') or '0'))
   call('HDEL', AGENTS, agent_key)
   call('ZREM', EXPIRES, session)
   call('ZREM', key('owner', owner), session)
@@ -227,6 +288,30 @@ function steps.delete()
     deleted = deleted + delete(take())
   end
   return deleted
+end
+
+-- Move the time of expiry of all sessions that were alive when expired ones were looked for last.
+function steps.note()
+  local now, limit = tonumber(take()), tonumber(take())
+  local noted = tonumber(call('GET', NOTED) or now)
+  call('DEL', NOTED)
+  if math.abs(now - noted) > limit then
+    local rows = call('ZRANGEBYSCORE', EXPIRES, string.format('(%.17g', noted), '+inf', 'WITHSCORES')
+    for i = 1, #rows, 2 do
+      call('ZADD', EXPIRES, string.format('%.17g', tonumber(rows[i + 1]) + now - noted), rows[i])
+    end
+  end
+  call('SET', NOTED, string.format('%.17g', now))
+end
+
+function steps.delete_expired()
+  local expired = call('ZRANGEBYSCORE', EXPIRES, '-inf', take(), 'LIMIT', 0, take())
+  for _, session in ipairs(expired) do
+    if delete(session) == 0 then
+      call('ZREM', EXPIRES, session)
+    end
+  end
+  return expired
 end
 
 local function claim(session, holder, dead)
@@ -255,17 +340,27 @@ function steps.claim()
 end
 
 function steps.release()
-  local session, epoch = take(), take()
+  local session, holder, epoch = take(), take(), take()
   local head = key('head', session)
-  if (call('HGET', head, 'epoch') or '0') == epoch then
+  if call('HGET', head, 'holder') == holder and (call('HGET', head, 'epoch') or '0') == epoch then
     call('HDEL', head, 'holder')
   end
 end
 
+function steps.ask()
+  local session, holder = take(), take()
+  call('SADD', key('asked', holder), session)
+  call('EXPIRE', key('asked', holder), 86400)
+end
+
 function steps.heartbeat()
-  local count = key('beat', take())
+  local holder = take()
+  local asked = call('SMEMBERS', key('asked', holder))
+  call('DEL', key('asked', holder))
+  local count = key('beat', holder)
   call('INCR', count)
   call('EXPIRE', count, 86400) -- one day: the count of a dead worker is no longer needed
+  return asked
 end
 
 return steps[ARGV[1]]()

@@ -7,19 +7,19 @@ sessions. What survives a crash of Redis depends on its persistence (appendonly,
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import orjson
 
 from server.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
 from server.stores.base import Commit, Head, Lease, Record, StoredSession
-from server.stores.history import Change, parts_at, trim
+from server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, fitting, parts_at, trim
 from server.stores.redis.connection import RedisConnection
-from server.stores.rows import Recipes, dump, load
+from server.stores.rows import RecipeCache, Recipes, dump, load
 
 PAGE = 100  # sessions that `list` reads at a time, at least, as most may lack the labels
+RECORDS_AT_ONCE = 16  # that `records` reads if their bytes are limited
 DELETED_AT_ONCE = 100  # sessions in one script, during which Redis serves nobody else
 
 
@@ -30,7 +30,7 @@ class RedisStore:
 
     def __init__(self, connection: RedisConnection) -> None:
         self._redis = connection
-        self._recipe = lru_cache(maxsize=32)(self._read_recipe)  # a recipe is named by its digest, so it never changes
+        self._recipes = RecipeCache(self._read_recipe)  # a recipe is named by its digest, so it never changes
 
     @classmethod
     def from_url(cls, url: str) -> "RedisStore":
@@ -48,7 +48,8 @@ class RedisStore:
             texts[recipe] = text
             facts = dump([session.agent_key, session.owner, recipe]) + b"\n" + _facts(session)
             rows += (session.id, session.agent_key, session.owner, recipe, facts, session.expires_at)
-        if not self._redis.run("create", *_pairs(parts), *_pairs({**blobs, **texts}), len(sessions), *rows):
+        owner = sessions[0].owner if sessions else ""
+        if not self._redis.run("create", *_pairs(parts), *_pairs({**blobs, **texts}), owner, len(sessions), *rows):
             raise MissingBlobError
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
@@ -90,13 +91,18 @@ class RedisStore:
         found = self._redis.run("record_of_call", session_id, dump(call_id))
         return found and _record(int(found[0]), found[1])
 
-    def records(self, session_id: str, after: int, limit: int) -> list[Record]:
+    def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
         """Get up to `limit` records whose index is above `after`, in order."""
-        first = max(after + 1, 0)
-        if limit <= 0:
-            return []
-        texts = self._redis.command("LRANGE", self._redis.key(f"records:{session_id}"), first, first + limit - 1)
-        return [_record(index, text) for index, text in enumerate(texts, first)]
+        found: list[Record] = []
+        at_once = limit if max_bytes is None else RECORDS_AT_ONCE
+        while (more := min(at_once, limit - len(found))) > 0:
+            first = max(after + 1, 0) + len(found)
+            texts = self._redis.command("LRANGE", self._redis.key(f"records:{session_id}"), first, first + more - 1)
+            found += map(_record, count(first), texts)
+            fit = fitting((len(record.body) for record in found), max_bytes)
+            if len(texts) < more or fit < len(found):
+                return found[:fit]
+        return found
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
         """Delete old versions, but never records.
@@ -144,10 +150,17 @@ class RedisStore:
             return int(self._redis.command("HLEN", self._redis.key("sessions")))
         return int(self._redis.command("ZCARD", self._redis.key(f"owner:{owner}")))
 
-    def expired(self, now: float, limit: int) -> Sequence[str]:
-        """Get the ids of up to `limit` sessions whose time of expiry is at or before `now`."""
-        ids = self._redis.command("ZRANGEBYSCORE", self._redis.key("expires"), "-inf", now, "LIMIT", 0, limit)
-        return [id_.decode() for id_ in ids]
+    def stored_bytes(self, owner: str) -> int:
+        """Get about how many bytes are stored for an owner."""
+        return int(self._redis.command("HGET", self._redis.key("bytes"), owner) or 0)
+
+    def delete_expired(self, now: float, limit: int) -> Sequence[str]:
+        """Delete up to `limit` sessions whose time of expiry is at or before `now`, and get their ids."""
+        noted = self._redis.command("GET", self._redis.key("noted"))
+        if noted is None or not float(noted) <= now < float(noted) + NOTE_SECONDS:
+            self._redis.run("note", now, GAP_SECONDS)
+        deleted = self._redis.run("delete_expired", now, min(limit, DELETED_AT_ONCE))
+        return [session_id.decode() for session_id in deleted]
 
     def delete(self, session_ids: Sequence[str]) -> int:
         """Delete sessions with everything that belongs to them; return how many existed."""
@@ -164,17 +177,21 @@ class RedisStore:
         watched = _pairs({lease.holder: str(lease.heartbeat) for lease in dead})
         return [_claimed(answer) for answer in self._redis.run("claim", holder, *watched, *session_ids)]
 
-    def release(self, session_id: str, epoch: int) -> None:
-        """Release a lease without a commit; does nothing if `epoch` is not the session's."""
-        self._redis.run("release", session_id, epoch)
+    def release(self, session_id: str, holder: str, epoch: int) -> None:
+        """Release a lease without a commit; does nothing if it isn't this holder's lease of this epoch."""
+        self._redis.run("release", session_id, holder, epoch)
 
-    def heartbeat(self, holder: str) -> None:
-        """Show that a worker is alive: add 1 to its heartbeat count."""
-        self._redis.run("heartbeat", holder)
+    def ask(self, session_id: str, holder: str) -> None:
+        """Ask the holder of a lease to release it if it doesn't use it."""
+        self._redis.run("ask", session_id, holder)
+
+    def heartbeat(self, holder: str) -> Collection[str]:
+        """Show that a worker is alive: add 1 to its heartbeat count. Get the sessions that it was asked for."""
+        return {session_id.decode() for session_id in self._redis.run("heartbeat", holder)}
 
     def ping(self) -> None:
-        """Raise an exception if the store can't be reached."""
-        self._redis.command("PING")
+        """Raise `OverloadedError` if nothing can be stored now; its text says why."""
+        self._redis.check()
 
     def close(self) -> None:
         """Close files and connections."""
@@ -204,7 +221,7 @@ class RedisStore:
         labels, ttl_seconds, created_at, parent = load(rest)
         agent_key, owner, recipe = load(first)
         try:
-            toolpacks, options, environment = self._recipe(recipe)
+            toolpacks, options, environment = self._recipes.get(recipe)
         except MissingBlobError:  # deleted meanwhile
             return None
         session = StoredSession(
@@ -222,8 +239,8 @@ class RedisStore:
         )
         return session, _head(answer)
 
-    def _read_recipe(self, recipe: str) -> tuple[Any, ...]:
-        return tuple(load(self.blobs([recipe])[recipe]))
+    def _read_recipe(self, recipe: str) -> bytes:
+        return self.blobs([recipe])[recipe]
 
 
 def _facts(session: StoredSession) -> bytes:
@@ -240,7 +257,9 @@ def _head(answer: Sequence[Any]) -> Head:
     _, _, length, pairs = answer
     fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
     parts = {name[1:].decode(): blob.decode() for name, blob in fields.items() if name.startswith(b"/")}
-    return Head(length - 1, int(fields.get(b"version", 0)), parts, int(fields.get(b"epoch", 0)))
+    size = int(fields.get(b"recorded", 0)) + int(fields.get(b"added", 0))
+    last = fields.get(b"last", b"").decode()
+    return Head(length - 1, int(fields.get(b"version", 0)), parts, int(fields.get(b"epoch", 0)), last, size)
 
 
 def _claimed(answer: Sequence[Any]) -> Head | Lease | None:
@@ -254,7 +273,8 @@ def _claimed(answer: Sequence[Any]) -> Head | Lease | None:
 def _commit(commit: Commit) -> Iterator[str | bytes | float]:
     record = commit.record
     yield from (commit.session_id, commit.epoch, record.index, record.version, dump(record.call_id))
-    yield dump([record.version, record.call_id]) + b"\n" + record.body
+    yield dump([record.version, record.call_id, record.id]) + b"\n" + record.body
+    yield from (record.id, commit.after, commit.holder or "")
     yield "" if commit.expires_at is None else commit.expires_at
     yield "release" if commit.release else ""
     yield from _pairs(commit.parts)
@@ -263,8 +283,8 @@ def _commit(commit: Commit) -> Iterator[str | bytes | float]:
 
 def _record(index: int, text: bytes) -> Record:
     first, _, body = text.partition(b"\n")
-    version, call_id = load(first)
-    return Record(index, version, call_id, body)
+    version, call_id, *record_id = load(first)
+    return Record(index, version, call_id, body, *(record_id or [""]))
 
 
 def _pairs(mapping: Mapping[str, str] | Mapping[str, bytes] | Mapping[bytes, str]) -> Iterator[str | bytes | float]:

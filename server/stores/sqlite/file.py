@@ -4,31 +4,35 @@ The rule: one connection writes, behind a lock, in transactions that begin IMMED
 while it runs, so no reader waits for a writer. What makes a file unusable is an error on opening: a wrong URL, a folder
 that can't be written, a file that another process has locked or that another program or a newer version wrote.
 
-The lock is on a file beside the database: SQLite holds its own locks only during a transaction, and a lock on the
-database file itself would be lost when any connection to it is closed.
+A database that isn't at its path any more, because somebody deleted or replaced it, acknowledges nothing. A full disk
+is no end: reads continue, and a small reserved file makes room for the deletion of sessions.
 """
 
-import fcntl
 import os
 import sqlite3
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from io import FileIO
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from server.errors import OverloadedError, SettingsError, StateDamagedError
-from server.stores.sqlite.statements import SCHEMA
+from server.stores.sqlite.lock import lock, open_private
+from server.stores.sqlite.statements import MIGRATION, SCHEMA
 
 APPLICATION = 0x746F6F6C  # "tool", in SQLite's application_id: marks the file as ours
-VERSION = 1
+VERSION = 2
 OLDEST_SQLITE = (3, 38)  # the first with JSON functions in every build
 OPEN_AGAIN_SECONDS = 0.01
 BUSY_SECONDS = 10  # above the 5 s after which the supervisor kills a worker that hangs inside a transaction
 STATEMENTS = 256  # prepared and cached: inserts need one for each number of rows
+RESERVED_BYTES = 20 * 2**20  # beside the file: enough to empty the write-ahead log, so that its space can be used again
+FULL_BYTES = 4 * 2**20  # a disk with less room is called full
+SHRINK_PAGES = 1000  # that one transaction gives back to the file system
+FREE_PAGES = 4000  # that a file may keep for later, or a quarter of it
+WAL_BYTES = 20 * 2**20  # that the write-ahead log may keep; it grows further only during one large transaction
 CHECKPOINT_PAGES = 4000  # 16 MB, not SQLite's 1000 pages: a page that many commits change is copied back less often
 
 
@@ -46,14 +50,21 @@ class SqliteFile:
     def __init__(self, path: Path, *, exclusive: bool) -> None:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise SettingsError(f"SQLite {sqlite3.sqlite_version} is too old: 3.38 is needed.")
-        self._path = path
+        self._path = path = path.absolute()  # a function may change the working folder
+        self._log = path.with_name(path.name + "-wal")
+        self._names = str(self._path), str(self._log)
+        self._reserve = path.with_name(path.name + ".reserve")
+        self._trouble = ""  # why the last transaction failed, unless another process was in the way
         self._writing = threading.Lock()
         self._readers: deque[sqlite3.Connection] = deque()  # idle; never more than there were reads at the same time
-        self._lock_file = _lock(path, exclusive=exclusive)
+        self._closed = False
+        self._lock_file = lock(path, exclusive=exclusive)
         try:
             self._writer = self._connect()
             try:
                 self._prepare(exclusive=exclusive)
+                self._files = self._identity()
+                self.keep_reserve()
             except BaseException:
                 self._writer.close()
                 raise
@@ -75,13 +86,16 @@ class SqliteFile:
 
     def _connect(self) -> sqlite3.Connection:
         """Open a connection; every statement is its own transaction unless BEGIN says otherwise."""
-        return sqlite3.connect(
+        connection = sqlite3.connect(
             self._path,
             isolation_level=None,
             check_same_thread=False,
             timeout=BUSY_SECONDS,
             cached_statements=STATEMENTS,
         )
+        # Some systems' SQLite overwrites what is deleted, so a deletion would write as much as it deletes.
+        connection.execute("PRAGMA secure_delete = OFF").close()
+        return connection
 
     def read(self, statement: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
         """Run one SELECT on a connection that nobody else uses."""
@@ -94,39 +108,142 @@ class SqliteFile:
                 return reader.execute(statement, parameters).fetchall()
             finally:
                 self._readers.append(reader)
+                if self._closed:
+                    self._close_readers()
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """Run the block as one transaction."""
+        """Run the block as one transaction.
+
+        Raises:
+            OverloadedError: It isn't stored, because the disk is full, the file is locked, or the file is gone.
+        """
         with _translated_errors(), self._writing:
-            self._writer.execute("BEGIN IMMEDIATE")
             try:
+                self._writer.execute("BEGIN IMMEDIATE")
                 yield self._writer
                 self._writer.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 if self._writer.in_transaction:  # SQLite has rolled back itself after some errors
                     self._writer.execute("ROLLBACK")
+                if isinstance(error, sqlite3.OperationalError) and not _is_busy(error):
+                    self._trouble = str(error)
+                    self._restart_log("PASSIVE")  # then its space can be used again
                 raise
+            self._trouble = ""
+            self._check_in_place()
+
+    def check(self) -> None:
+        """Check that the file is in its place, and that something can be written to it.
+
+        Raises:
+            OverloadedError: It isn't, or it can't.
+        """
+        with self.write() as writer:
+            writer.execute(f"PRAGMA user_version = {VERSION}")
+        if self._room() < FULL_BYTES:
+            raise OverloadedError(f"The disk of the store {self._path} is full: make room, or close sessions.")
+        self.keep_reserve()
+
+    def _room(self) -> float:
+        """Get how many bytes the disk has left; infinity if the system doesn't say."""
+        disk = os.statvfs(self._path.parent)
+        return disk.f_bavail * disk.f_frsize if disk.f_blocks else float("inf")
+
+    def use_reserve(self) -> bool:
+        """If the disk is full, free what was reserved; return whether there was something."""
+        if not self._trouble:
+            return False
+        try:
+            self._reserve.unlink()
+        except OSError:
+            return False
+        with self._writing:
+            self._restart_log("PASSIVE")
+        return True
+
+    def keep_reserve(self) -> None:
+        """Reserve space for deletions, if the disk has more than that."""
+        if self._trouble or self._reserve.exists() or self._room() < 2 * RESERVED_BYTES:
+            return
+        with suppress(OSError):
+            reserve = open_private(self._reserve)
+            try:
+                os.posix_fallocate(reserve, 0, RESERVED_BYTES)
+            except OSError:
+                self._reserve.unlink()
+            finally:
+                os.close(reserve)
+
+    def shrink(self) -> bool:
+        """Give some free pages back to the file system; return whether there may be more.
+
+        A file that was made by schema 1 doesn't shrink, as SQLite decides that when a file is made.
+        """
+        with _translated_errors(), self._writing:
+            free, pages, vacuum = (
+                self._writer.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("freelist_count", "page_count", "auto_vacuum")
+            )
+            more = bool(vacuum) and free > (0 if self._reserve_is_used() else max(FREE_PAGES, pages // 4))
+            if more:  # as a script: `execute` would give back one page only
+                self._writer.executescript(f"PRAGMA incremental_vacuum({SHRINK_PAGES})")
+        if not more and self._log.stat().st_size > WAL_BYTES:
+            with self._writing:
+                self._restart_log("TRUNCATE")
+        return more
+
+    def _reserve_is_used(self) -> bool:
+        return not self._reserve.exists()
+
+    def _restart_log(self, mode: str) -> None:
+        """Copy the write-ahead log into the database, as far as no reader is in the way."""
+        with suppress(sqlite3.Error):
+            self._writer.execute("PRAGMA busy_timeout = 0")
+            self._writer.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+        self._writer.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+
+    def _identity(self) -> tuple[int, ...]:
+        # With `os.stat`, as this is done after each transaction, and `Path.stat` takes three times as long.
+        file, log = os.stat(self._names[0]), os.stat(self._names[1])  # noqa: PTH116
+        return file.st_ino, file.st_dev, log.st_ino, log.st_dev
+
+    def _check_in_place(self) -> None:
+        """Check that the file, and the log beside it, are those that were opened."""
+        try:
+            if self._identity() == self._files:
+                return
+        except OSError:
+            pass
+        raise OverloadedError(
+            f"The store {self._path} was deleted or replaced while the server runs: restart the server."
+        )
 
     def close(self) -> None:
-        """Close the connections and unlock the file."""
+        """Close the connections and unlock the file; a read that still runs closes its own."""
         with self._writing:
+            self._closed = True
             self._writer.close()
-            while self._readers:
-                self._readers.pop().close()
+            self._close_readers()
             self._lock_file.close()
+
+    def _close_readers(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._readers.pop().close()
 
     def _prepare(self, *, exclusive: bool) -> None:
         """Create the tables of a new file, or check those of an existing one."""
         execute = self._writer.execute
+        execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; nothing else is changed by it
         execute("BEGIN IMMEDIATE")
         (application,) = execute("PRAGMA application_id").fetchone()
         (version,) = execute("PRAGMA user_version").fetchone()
         if not application and not execute("SELECT 1 FROM sqlite_master").fetchone():
-            for statement in SCHEMA.split(";"):
-                execute(statement)
+            self._define(SCHEMA)
             execute(f"PRAGMA application_id = {APPLICATION}")
-            execute(f"PRAGMA user_version = {VERSION}")
+        elif application == APPLICATION and version == 1:
+            self._define(MIGRATION)
         elif application != APPLICATION:
             raise SettingsError(f"The store {self._path} belongs to another program: name another file.")
         elif version != VERSION:
@@ -139,8 +256,15 @@ class SqliteFile:
             execute("DELETE FROM workers")
         execute("COMMIT")
         self._write_ahead()
+        execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the write-ahead log
+        execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
         execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         execute("PRAGMA synchronous = NORMAL")  # in WAL mode this survives the end of the process, kill -9 included
+
+    def _define(self, statements: str) -> None:
+        for statement in statements.split(";"):
+            self._writer.execute(statement)
+        self._writer.execute(f"PRAGMA user_version = {VERSION}")
 
     def _write_ahead(self) -> None:
         """Switch to WAL mode, with retries: SQLite doesn't wait here while another process opens the file."""
@@ -156,6 +280,11 @@ class SqliteFile:
                 return
 
 
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    """Whether another process was in the way."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
 @contextmanager
 def _translated_errors() -> Iterator[None]:
     """Translate SQLite's errors to those of a store."""
@@ -167,27 +296,3 @@ def _translated_errors() -> Iterator[None]:
         if type(error) is sqlite3.DatabaseError:  # its subclasses are bugs of ours
             raise StateDamagedError(f"The store's file is damaged ({error}): restore a backup of it.") from error
         raise
-
-
-def _lock(path: Path, *, exclusive: bool) -> FileIO:
-    """Create a missing file for this user only, and lock the file beside it."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(_open_private(path))  # SQLite gives its -wal and -shm files the same mode
-        lock_file = FileIO(_open_private(path.with_name(path.name + ".lock")))
-    except OSError as error:
-        raise SettingsError(f"The store {path} can't be opened: {error.strerror}.") from None
-    try:
-        fcntl.flock(lock_file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except OSError as error:
-        lock_file.close()
-        if not isinstance(error, BlockingIOError):
-            raise SettingsError(f"The store {path} can't be locked: {error.strerror}.") from None
-        raise SettingsError(
-            f"The store {path} is in use by another toolpack-server: stop it, or give this one its own --store."
-        ) from None
-    return lock_file
-
-
-def _open_private(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

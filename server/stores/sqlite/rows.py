@@ -65,6 +65,9 @@ def add_commit(writer: sqlite3.Connection, commit: Commit) -> bool:
         "version": record.version,
         "call_id": record.call_id,
         "body": record.body,
+        "id": record.id,
+        "after": commit.after,
+        "holder": commit.holder,
     }
     blobs_exist = all(blob in commit.blobs or _find_blob(writer, blob) for blob in commit.parts.values())
     added = writer.execute(sql.ADD_RECORD, row).fetchall() if blobs_exist else None
@@ -87,15 +90,21 @@ def add_together(writer: sqlite3.Connection, commits: Sequence[Commit]) -> None:
         NotTogetherError: A commit doesn't follow what is stored. Rows may have been written: roll back.
         MissingBlobError: A commit refers to a missing blob; roll back, too.
     """
-    keys, heads = {}, {}
-    for session, key, epoch, place in writer.execute(sql.HEADS, (dump([*{c.session_id for c in commits}]),)):
-        keys[session], heads[session] = key, (epoch, place)
+    keys, heads, holders = {}, {}, {}
+    for session, key, epoch, holder, *last in writer.execute(sql.HEADS, (dump([*{c.session_id for c in commits}]),)):
+        keys[session], holders[session], heads[session] = key, holder, (epoch, *last)
+    records = []
     for commit in commits:
-        if heads.get(commit.session_id) != (commit.epoch, commit.record.index - 1):
+        session, record = commit.session_id, commit.record
+        epoch, place, last_id, total = heads.get(session, (None, 0, "", 0))
+        if (epoch, place, last_id) != (commit.epoch, record.index - 1, commit.after):
             raise NotTogetherError
-        heads[commit.session_id] = commit.epoch, commit.record.index
-    records = [(keys[c.session_id], c.record.index, c.record.version, c.record.call_id, c.record.body) for c in commits]
-    _insert(writer, "records (session, place, version, call_id, body)", records)
+        if commit.holder not in {None, holders[session]}:
+            raise NotTogetherError
+        total += len(record.body)
+        heads[session] = epoch, record.index, record.id, total
+        records.append((keys[session], record.index, record.version, record.call_id, record.id, total, record.body))
+    _insert(writer, "records (session, place, version, call_id, id, total, body)", records)
     blobs = [blob for commit in commits for blob in commit.blobs.items()]
     added = {id_: (key, size) for id_, key, size in _insert(writer, "blobs (id, body)", blobs, "id, key, length(body)")}
     changes = [

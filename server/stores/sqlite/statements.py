@@ -36,6 +36,8 @@ CREATE TABLE records (
     place INTEGER NOT NULL,
     version INTEGER NOT NULL,
     call_id TEXT,
+    id TEXT NOT NULL DEFAULT '',
+    total INTEGER NOT NULL DEFAULT 0, -- bytes of this record and all before it
     body BLOB NOT NULL,
     UNIQUE (session, place)
 );
@@ -56,9 +58,22 @@ CREATE TABLE changes (
 CREATE INDEX changes_by_blob ON changes (blob);
 CREATE TABLE workers (holder TEXT PRIMARY KEY, beat INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE deleted (session INTEGER PRIMARY KEY);
+CREATE TABLE asked (holder TEXT NOT NULL, session TEXT NOT NULL, PRIMARY KEY (holder, session)) WITHOUT ROWID;
+CREATE TABLE clock (noted REAL NOT NULL);
 """
 
-_VERSION = "coalesce((SELECT version FROM records WHERE session = sessions.key ORDER BY place DESC LIMIT 1), 0)"
+# From schema 1, which had neither records' ids nor their sizes.
+MIGRATION = """
+ALTER TABLE records ADD COLUMN id TEXT NOT NULL DEFAULT '';
+ALTER TABLE records ADD COLUMN total INTEGER NOT NULL DEFAULT 0;
+UPDATE records SET total = (SELECT sum(length(body)) FROM records AS each WHERE each.session = records.session)
+    WHERE (session, place) IN (SELECT session, max(place) FROM records GROUP BY session);
+CREATE TABLE asked (holder TEXT NOT NULL, session TEXT NOT NULL, PRIMARY KEY (holder, session)) WITHOUT ROWID;
+CREATE TABLE clock (noted REAL NOT NULL);
+"""
+
+_LAST = "FROM records WHERE session = sessions.key ORDER BY place DESC LIMIT 1"
+_VERSION = f"coalesce((SELECT version {_LAST}), 0)"
 _SESSION = f"""
     SELECT recipe, id, agent_key, owner, labels, ttl_seconds, created_at, expires_at, parent, parent_version, {_VERSION}
 """
@@ -69,6 +84,9 @@ LEASES = """
 # max() makes SQLite take `blob` from the row that has the maximum.
 GET = f"""{_SESSION},
     (SELECT max(place) FROM records WHERE session = sessions.key), epoch,
+    coalesce((SELECT id {_LAST}), ''),
+    coalesce((SELECT total {_LAST}), 0) + coalesce((SELECT sum(size)
+        FROM (SELECT DISTINCT blob, size FROM changes WHERE session = sessions.key AND version > 0)), 0),
     (SELECT json_group_object(part, (SELECT id FROM blobs WHERE key = blob))
         FROM (SELECT part, blob, max(version) FROM changes WHERE session = sessions.key GROUP BY part))
     FROM sessions WHERE id = ?
@@ -92,29 +110,49 @@ ADD_SESSION = """
     ON CONFLICT (id) DO NOTHING
 """
 ADD_RECORD = """
-    INSERT INTO records (session, place, version, call_id, body)
-    SELECT key, :place, :version, :call_id, :body FROM sessions WHERE id = :session AND epoch = :epoch
-        AND (:place = 0 OR EXISTS (SELECT 1 FROM records WHERE session = key AND place = :place - 1))
+    INSERT INTO records (session, place, version, call_id, id, total, body)
+    SELECT key, :place, :version, :call_id, :id, coalesce(last.total, 0) + length(:body), :body
+    FROM sessions LEFT JOIN records AS last ON last.session = key
+        AND last.place = (SELECT max(place) FROM records WHERE session = sessions.key)
+    WHERE sessions.id = :session AND epoch = :epoch AND (:holder IS NULL OR holder = :holder)
+        AND coalesce(last.place, -1) = :place - 1 AND coalesce(last.id, '') = :after
     ON CONFLICT DO NOTHING
     RETURNING session
 """
 SAME_RECORD = """
     SELECT 1 FROM records WHERE session = (SELECT key FROM sessions WHERE id = :session)
-        AND place = :place AND version = :version AND call_id IS :call_id AND body = :body
+        AND place = :place AND version = :version AND call_id IS :call_id AND id = :id AND body = :body
 """
 HEADS = """
-    SELECT id, key, epoch, (SELECT coalesce(max(place), -1) FROM records WHERE session = sessions.key)
-    FROM sessions WHERE id IN (SELECT value FROM json_each(CAST(? AS TEXT)))
+    SELECT sessions.id, key, epoch, holder, coalesce(place, -1), coalesce(records.id, ''), coalesce(total, 0)
+    FROM sessions LEFT JOIN records ON session = key
+        AND place = (SELECT max(place) FROM records WHERE session = sessions.key)
+    WHERE sessions.id IN (SELECT value FROM json_each(CAST(? AS TEXT)))
 """
+STORED_BYTES = """
+    WITH mine AS MATERIALIZED (SELECT key, recipe, length(labels) AS labels FROM sessions WHERE owner = ?)
+    SELECT (SELECT coalesce(sum(labels), 0) FROM mine)
+        + (SELECT coalesce(sum(length(text)), 0) FROM recipes WHERE key IN (SELECT recipe FROM mine))
+        + (SELECT coalesce(sum((SELECT total FROM records WHERE session = mine.key ORDER BY place DESC LIMIT 1)), 0)
+            FROM mine)
+        + (SELECT coalesce(sum(size), 0)
+            FROM (SELECT DISTINCT blob, size FROM changes WHERE session IN (SELECT key FROM mine)))
+"""
+RECORDS = """
+    SELECT place, version, call_id, body, id FROM records
+    WHERE session = (SELECT key FROM sessions WHERE sessions.id = ?) AND place > ? ORDER BY place LIMIT ?
+"""
+RECORD_SIZES = """
+    SELECT length(body) FROM records
+    WHERE session = (SELECT key FROM sessions WHERE sessions.id = ?) AND place > ? ORDER BY place LIMIT ?
+"""
+LOOK = "SELECT (SELECT noted FROM clock), EXISTS (SELECT 1 FROM sessions WHERE expires_at <= ?)"
+RELEASE_ONE = "UPDATE sessions SET holder = NULL WHERE id = ? AND holder = ? AND epoch = ?"
 RELEASE = "UPDATE sessions SET holder = NULL WHERE key IN (SELECT value FROM json_each(CAST(? AS TEXT)))"
-FORGET_CHANGES = """
-    DELETE FROM changes WHERE (session, version, part)
-        IN (SELECT ?, value ->> 0, value ->> 1 FROM json_each(CAST(? AS TEXT)))
-"""
+EXPIRED = "SELECT id FROM sessions WHERE expires_at <= ? ORDER BY expires_at LIMIT ?"
+RECORDS_TO_DELETE = "SELECT rowid, length(body) FROM records WHERE session = ? ORDER BY place LIMIT ?"
+CHANGES_TO_DELETE = "SELECT version, part, blob, size FROM changes WHERE session = ? LIMIT ?"
+FORGET_CHANGE = "DELETE FROM changes WHERE session = ? AND version = ? AND part = ?"
 ADD_CHANGE = "INSERT INTO changes (session, version, part, blob, size) VALUES (?, ?, ?, ?, ?)"
 FREE_BLOB = "DELETE FROM blobs WHERE key = ? AND NOT EXISTS (SELECT 1 FROM changes WHERE blob = blobs.key)"
-FREE_BLOBS = """
-    DELETE FROM blobs WHERE key IN (SELECT value FROM json_each(CAST(? AS TEXT)))
-        AND NOT EXISTS (SELECT 1 FROM changes WHERE blob = blobs.key)
-"""
 FREE_RECIPE = "DELETE FROM recipes WHERE key = ? AND NOT EXISTS (SELECT 1 FROM sessions WHERE recipe = recipes.key)"

@@ -3,14 +3,11 @@
 The rule: a read is one statement, a change is one short transaction. A commit is a compare-and-swap on the unique place
 of its record: the insert fails if another commit was first.
 
-References aren't counted: a blob or a recipe is deleted when no row refers to it. A deleted session disappears at once;
-its other rows are deleted afterwards in short steps, by the same call or, if that is interrupted, by the next one.
+References aren't counted: a blob or a recipe is deleted when no row refers to it.
 """
 
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -23,14 +20,13 @@ from server.errors import (
     VersionNotRetainedError,
 )
 from server.stores.base import Commit, Head, Lease, Record, StoredSession
-from server.stores.history import Change, trim
-from server.stores.rows import Recipes, load
+from server.stores.history import NOTE_SECONDS, Change, fitting, trim, uncounted
+from server.stores.rows import RecipeCache, Recipes, load
+from server.stores.sqlite import deletion
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.file import SqliteFile
 from server.stores.sqlite.rows import add_blob, add_commit, add_together, session_row
 
-CHUNK = 200  # sessions or records, deleted in one transaction
-GIVE_WAY_SECONDS = 0.0005  # after each: a thread that takes a lock again at once overtakes those that wait
 PAGE = 100  # sessions that `list` reads at a time, at least, as most may lack the labels
 
 
@@ -40,9 +36,7 @@ class SqliteStore:
     def __init__(self, file: SqliteFile, *, shared: bool) -> None:
         self.shared = shared
         self._file = file
-        # Decoding a large environment takes longer than the rest of `get`. A recipe never changes, and its key is never
-        # reused.
-        self._recipe = lru_cache(maxsize=32)(self._read_recipe)
+        self._recipes = RecipeCache(self._read_recipe)  # the key of a recipe is never reused
 
     @classmethod
     def from_url(cls, url: str, *, exclusive: bool) -> "SqliteStore":
@@ -73,8 +67,8 @@ class SqliteStore:
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
         """Get a session and its head."""
         with suppress(RowGoneError):
-            for *session, version, index, epoch, parts in self._file.read(sql.GET, session_id):
-                return self._session(session), _head(index, version, parts, epoch)
+            for row in self._file.read(sql.GET, session_id):
+                return self._session(row[:10]), _head(row[10:])
         return None
 
     def find_agent(self, agent_key: str) -> str | None:
@@ -114,23 +108,19 @@ class SqliteStore:
     def record_of_call(self, session_id: str, call_id: str) -> Record | None:
         """Get the record of a call_id, if the session has one."""
         rows = self._file.read(
-            "SELECT place, version, call_id, body FROM records"
-            " WHERE session = (SELECT key FROM sessions WHERE id = ?) AND call_id = ?",
+            "SELECT place, version, call_id, body, id FROM records"
+            " WHERE session = (SELECT key FROM sessions WHERE sessions.id = ?) AND call_id = ?",
             session_id,
             call_id,
         )
         return Record(*rows[0]) if rows else None
 
-    def records(self, session_id: str, after: int, limit: int) -> list[Record]:
+    def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
         """Get up to `limit` records whose index is above `after`, in order."""
-        rows = self._file.read(
-            "SELECT place, version, call_id, body FROM records"
-            " WHERE session = (SELECT key FROM sessions WHERE id = ?) AND place > ? ORDER BY place LIMIT ?",
-            session_id,
-            after,
-            limit,
-        )
-        return [Record(*row) for row in rows]
+        if max_bytes is not None:
+            sizes = self._file.read(sql.RECORD_SIZES, session_id, after, limit)
+            limit = fitting((size for (size,) in sizes), max_bytes)
+        return [Record(*row) for row in self._file.read(sql.RECORDS, session_id, after, limit)]
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
         """Delete old versions, but never records.
@@ -142,15 +132,16 @@ class SqliteStore:
             return
         key, oldest, version = rows[0][:3]
         changes = [Change(*row[3:6]) for row in rows if row[3] is not None]
-        sizes = {row[5]: row[6] for row in rows}
+        sizes = {row[5]: row[6] for row in rows if row[3] is not None}
         keep_from, unneeded = trim(changes, range(oldest, version + 1), sizes, keep_versions, keep_bytes)
         if keep_from == oldest:
             return
         with self._file.write() as writer:
             writer.execute("UPDATE sessions SET oldest = max(oldest, ?) WHERE key = ?", (keep_from, key))
-            places = [(change.version, change.part) for change in unneeded]
-            writer.execute(sql.FORGET_CHANGES, (key, orjson.dumps(places)))
-            writer.execute(sql.FREE_BLOBS, (orjson.dumps([int(change.blob) for change in unneeded]),))
+        for some in deletion.in_chunks([(change, sizes[change.blob]) for change in unneeded]):
+            with self._file.write() as writer:
+                writer.executemany(sql.FORGET_CHANGE, ((key, change.version, change.part) for change in some))
+                writer.executemany(sql.FREE_BLOB, {(int(change.blob),) for change in some})
 
     def renew(self, session_id: str, expires_at: float) -> None:
         """Set a session's time of expiry."""
@@ -183,37 +174,31 @@ class SqliteStore:
             return int(self._file.read("SELECT count(*) FROM sessions")[0][0])
         return int(self._file.read("SELECT count(*) FROM sessions WHERE owner = ?", owner)[0][0])
 
-    def expired(self, now: float, limit: int) -> Sequence[str]:
-        """Get the ids of up to `limit` sessions whose time of expiry is at or before `now`."""
-        rows = self._file.read("SELECT id FROM sessions WHERE expires_at <= ? ORDER BY expires_at LIMIT ?", now, limit)
-        return [id_ for (id_,) in rows]
+    def stored_bytes(self, owner: str) -> int:
+        """Get about how many bytes are stored for an owner."""
+        return int(self._file.read(sql.STORED_BYTES, owner)[0][0])
+
+    def delete_expired(self, now: float, limit: int) -> Sequence[str]:
+        """Delete up to `limit` sessions whose time of expiry is at or before `now`, and get their ids."""
+        ((noted, expired),) = self._file.read(sql.LOOK, now)
+        if noted is None or not noted <= now < noted + NOTE_SECONDS:
+            self._note(now)
+        elif not expired:
+            return []
+        return deletion.delete_expired(self._file, now, limit)
+
+    def _note(self, now: float) -> None:
+        """Note the time; if it has jumped, move the time of expiry of all sessions that were alive."""
+        with self._file.write() as writer:
+            noted: float | None = next((at for (at,) in writer.execute("SELECT noted FROM clock")), None)
+            if gap := uncounted(noted, now):
+                writer.execute("UPDATE sessions SET expires_at = expires_at + ? WHERE expires_at > ?", (gap, noted))
+            writer.execute("DELETE FROM clock")
+            writer.execute("INSERT INTO clock VALUES (?)", (now,))
 
     def delete(self, session_ids: Sequence[str]) -> int:
         """Delete sessions with everything that belongs to them; return how many existed."""
-        deleted = 0
-        for start in range(0, len(session_ids), CHUNK):
-            with self._file.write() as writer:
-                gone: list[tuple[int, int]] = []
-                for session_id in session_ids[start : start + CHUNK]:
-                    gone += writer.execute("DELETE FROM sessions WHERE id = ? RETURNING key, recipe", (session_id,))
-                writer.executemany("INSERT INTO deleted VALUES (?)", ((key,) for key, _ in gone))
-                writer.executemany(sql.FREE_RECIPE, {(recipe,) for _, recipe in gone})
-                deleted += len(gone)
-            time.sleep(GIVE_WAY_SECONDS)
-        while self._sweep():
-            time.sleep(GIVE_WAY_SECONDS)
-        return deleted
-
-    def _sweep(self) -> bool:
-        """Delete some rows of deleted sessions; return whether there may be more."""
-        some = "SELECT session FROM deleted ORDER BY session LIMIT 100"
-        with self._file.write() as writer:
-            records = f"SELECT rowid FROM records WHERE session IN ({some}) LIMIT {CHUNK}"  # noqa: S608
-            if writer.execute(f"DELETE FROM records WHERE rowid IN ({records})").rowcount < CHUNK:  # noqa: S608
-                blobs = set(writer.execute(f"DELETE FROM changes WHERE session IN ({some}) RETURNING blob"))  # noqa: S608
-                writer.executemany(sql.FREE_BLOB, blobs)
-                writer.execute(f"DELETE FROM deleted WHERE session IN ({some})")  # noqa: S608
-            return writer.execute("SELECT 1 FROM deleted LIMIT 1").fetchone() is not None
+        return len(deletion.delete(self._file, session_ids))
 
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
@@ -229,25 +214,31 @@ class SqliteStore:
             taken: dict[str, Head] = {}
             for session_id in _takeable(leases, holder, dead):
                 writer.execute("UPDATE sessions SET holder = ?, epoch = epoch + 1 WHERE id = ?", (holder, session_id))
-                *_, version, index, epoch, parts = writer.execute(sql.GET, (session_id,)).fetchone()
-                taken[session_id] = _head(index, version, parts, epoch)
+                taken[session_id] = _head(writer.execute(sql.GET, (session_id,)).fetchone()[10:])
         return [taken.get(session_id) or leases.get(session_id) for session_id in session_ids]
 
-    def release(self, session_id: str, epoch: int) -> None:
-        """Release a lease without a commit; does nothing if `epoch` is not the session's."""
+    def release(self, session_id: str, holder: str, epoch: int) -> None:
+        """Release a lease without a commit; does nothing if it isn't this holder's lease of this epoch."""
         with self._file.write() as writer:
-            writer.execute("UPDATE sessions SET holder = NULL WHERE id = ? AND epoch = ?", (session_id, epoch))
+            writer.execute(sql.RELEASE_ONE, (session_id, holder, epoch))
 
-    def heartbeat(self, holder: str) -> None:
-        """Show that a worker is alive: add 1 to its heartbeat count."""
+    def ask(self, session_id: str, holder: str) -> None:
+        """Ask the holder of a lease to release it if it doesn't use it."""
+        with self._file.write() as writer:
+            writer.execute("INSERT OR IGNORE INTO asked VALUES (?, ?)", (holder, session_id))
+
+    def heartbeat(self, holder: str) -> Collection[str]:
+        """Show that a worker is alive: add 1 to its heartbeat count. Get the sessions that it was asked for."""
         with self._file.write() as writer:
             writer.execute(
                 "INSERT INTO workers VALUES (?, 1) ON CONFLICT (holder) DO UPDATE SET beat = beat + 1", (holder,)
             )
+            asked = writer.execute("DELETE FROM asked WHERE holder = ? RETURNING session", (holder,))
+            return {session_id for (session_id,) in asked}
 
     def ping(self) -> None:
-        """Raise an exception if the store can't be reached."""
-        self._file.read("SELECT 1 FROM sqlite_master")
+        """Raise `OverloadedError` if nothing can be stored now; its text says why."""
+        self._file.check()
 
     def close(self) -> None:
         """Close files and connections."""
@@ -255,7 +246,7 @@ class SqliteStore:
 
     def _session(self, row: Sequence[Any]) -> StoredSession:
         recipe, id_, agent_key, owner, labels, ttl_seconds, created_at, expires_at, parent, parent_version = row
-        toolpacks, options, environment = self._recipe(recipe)
+        toolpacks, options, environment = self._recipes.get(recipe)
         return StoredSession(
             id_,
             agent_key,
@@ -270,11 +261,12 @@ class SqliteStore:
             None if parent is None else (parent, parent_version),
         )
 
-    def _read_recipe(self, key: int) -> tuple[Any, ...]:
+    def _read_recipe(self, key: int) -> bytes:
         rows = self._file.read("SELECT text FROM recipes WHERE key = ?", key)
         if not rows:
             raise RowGoneError
-        return tuple(load(rows[0][0]))
+        text: bytes = rows[0][0]
+        return text
 
 
 def _leases(rows: Iterable[tuple[Any, ...]]) -> dict[str, Lease]:
@@ -285,5 +277,6 @@ def _takeable(leases: Mapping[str, Lease], holder: str, dead: Collection[Lease])
     return [id_ for id_, lease in leases.items() if lease.holder in {None, holder} or lease in dead]
 
 
-def _head(index: int | None, version: int, parts: str, epoch: int) -> Head:
-    return Head(-1 if index is None else index, version, orjson.loads(parts), epoch)
+def _head(row: Sequence[Any]) -> Head:
+    version, index, epoch, last, size, parts = row
+    return Head(-1 if index is None else index, version, orjson.loads(parts), epoch, last, size)

@@ -1,0 +1,97 @@
+"""Threads and work in executors that a function leaves behind when it returns.
+
+Such work still has the objects of the environment that the call was given, and may change them at any time. The rule:
+objects that leftover work can reach are dropped after the call, so the next call thaws them from the snapshot.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import thread as executors
+from typing import Any
+from weakref import WeakSet
+
+SERVER_THREADS = frozenset({"calls", "deadlines", "leases"})
+"""The names of the server's own threads, which no function has left behind."""
+
+
+class LoopExecutor(ThreadPoolExecutor):
+    """The default executor of an event loop on which functions run; `asyncio.to_thread` uses it.
+
+    Attributes:
+        unfinished: The work that was submitted and hasn't ended.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(thread_name_prefix="functions", initializer=_mark_thread)
+        self.unfinished: set[Future[Any]] = set()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a function in one of the executor's threads."""
+        future = super().submit(fn, *args, **kwargs)
+        self.unfinished.add(future)
+        # Before any callback of asyncio's: work that was awaited is never counted as unfinished.
+        future.add_done_callback(self.unfinished.discard)
+        return future
+
+    def abandon(self) -> None:
+        """Let the running work end, cancel the rest, and note that the present call has left it behind."""
+        self.shutdown(wait=False, cancel_futures=True)
+        _abandoned.add(self)
+        _call.left_work = True
+
+
+class _Call(threading.local):
+    """What is known of the call that this thread runs."""
+
+    left_work = False
+
+
+_call = _Call()
+_executor_threads: WeakSet[threading.Thread] = WeakSet()  # those of a LoopExecutor, which counts its work itself
+_abandoned: WeakSet[LoopExecutor] = WeakSet()
+_left: dict[str, WeakSet[threading.Thread]] = {}  # by the toolpack whose function has probably started them
+
+
+def _mark_thread() -> None:
+    _executor_threads.add(threading.current_thread())
+
+
+class Watch:
+    """Finds out whether a call leaves work behind. Made before the call and asked after it, on the call's thread."""
+
+    __slots__ = ("_before",)
+
+    def __init__(self) -> None:
+        _call.left_work = False
+        self._before = threading.enumerate()
+
+    def leaves_work(self, toolpacks: Iterable[str]) -> bool:
+        """Whether other threads may still use objects of these toolpacks' environments.
+
+        A thread that appeared during the call counts, even if another call has started it. As long as it lives it
+        counts for later calls of the toolpacks too, because they may give it more work.
+        """
+        after = threading.enumerate()
+        if after != self._before:
+            new = set(after).difference(self._before, _executor_threads)
+            for thread in new:
+                if thread.name not in SERVER_THREADS:
+                    for toolpack in toolpacks:
+                        _left.setdefault(toolpack, WeakSet()).add(thread)
+        if _call.left_work:
+            return True
+        return bool(_left) and any(thread.is_alive() for name in toolpacks for thread in _left.get(name, ()))
+
+
+def leftover_threads() -> int:
+    """Count the threads that functions have left behind and that are at work; an executor's idle threads aren't."""
+    threads = {thread for left in [*_left.values()] for thread in [*left] if thread.is_alive()}
+    busy = sum(len(executor.unfinished) for executor in [*_abandoned])
+    if threads:
+        frames = sys._current_frames()  # noqa: SLF001 - the documented way to see what a thread does
+        for thread in threads:
+            frame = frames.get(thread.ident or 0)
+            busy += frame is not None and frame.f_code is not executors._worker.__code__  # noqa: SLF001 - waits for work
+    return busy

@@ -1,0 +1,125 @@
+"""Ids and agent keys of sessions, and what proves that a stored session is the one that was created.
+
+The agent key is a keyed hash of everything that never changes in a session: its id, owner, toolpacks, options,
+environment, labels, TTL and parent. So whoever can write to the store, but hasn't the key, can't change these without
+changing the agent key, and can't find out the agent key that would fit.
+
+The rule: a session is used only if its agent key fits. Sessions of version 0.1.0 and their forks have shorter ids and
+agent keys, which fit nothing; a client that asks for a session by its longer id is never given one of those.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from server.errors import StateDamagedError
+from server.jsonio.strict import dumps, loads
+from server.snapshots.seal import keyed_hash
+from server.stores.base import StoredSession
+
+DIGITS = 48
+OLD_DIGITS = 32
+_COMMON = 16  # digits with which all ids begin that were made from one call_id
+_DIGEST = 12  # digits for the parameters of the request
+_NUMBER = 4  # digits for the number of a fork
+_TEXT = "$json"  # no toolpack can have this name
+
+
+def is_bound(session_id: str) -> bool:
+    """Whether the hashes of a session, its records and its blobs say where they belong."""
+    return len(session_id) == DIGITS
+
+
+def pack(value: Mapping[str, Any]) -> Mapping[str, str]:
+    """Get options or environments as they are stored: JSON text, which takes a fraction of the memory of its values."""
+    return {_TEXT: dumps(value).decode()} if value else {}
+
+
+def unpack(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Get the value that `pack` was given, or that version 0.1.0 has stored."""
+    unpacked: Mapping[str, Any] = loads(stored[_TEXT].encode()) if _TEXT in stored else stored
+    return unpacked
+
+
+class Creation:
+    """A request to create sessions that can be repeated: its call_id, and a digest of everything else in it.
+
+    Args:
+        key: The secret key.
+        owner: Who sends it.
+        call_id: Its call_id.
+        request: The method and all parameters.
+    """
+
+    def __init__(self, key: bytes, owner: str, call_id: str, request: list[Any]) -> None:
+        self.call_id = call_id
+        self._name = keyed_hash(key, "call_id", owner, call_id)
+        digest = hashlib.blake2b(dumps(request, sort_keys=True), digest_size=_DIGEST // 2)
+        self._digest = digest.hexdigest()
+
+    @property
+    def common(self) -> str:
+        """The beginning of all ids that are made from this call_id."""
+        return self._name[:_COMMON]
+
+    def new_id(self, number: int, digits: int) -> str:
+        """Get the id of one of the sessions."""
+        return f"{self._name[: digits - _DIGEST - _NUMBER]}{self._digest}{number:0{_NUMBER}x}"
+
+    def made(self, session_id: str) -> bool:
+        """Whether an id was made from the same request, not only from the same call_id."""
+        return session_id[-_DIGEST - _NUMBER : -_NUMBER] == self._digest
+
+
+class Identities:
+    """Makes agent keys and checks them.
+
+    Args:
+        key: The secret key.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def creation(self, owner: str, call_id: str, request: list[Any]) -> Creation:
+        """Get what the ids of new sessions are made from."""
+        return Creation(self._key, owner, call_id, request)
+
+    def agent_key(self, session: StoredSession) -> str:
+        """Get the agent key that fits a session."""
+        if not is_bound(session.id):
+            return secrets.token_hex(OLD_DIGITS // 2)
+        facts = [
+            *(session.id, session.owner, session.toolpacks, session.labels),
+            *(float(session.ttl_seconds), session.created_at, session.parent),
+        ]
+        texts = map(_text, (session.options, session.environment))
+        return keyed_hash(self._key, "session", dumps(facts, sort_keys=True), *texts)[:DIGITS]
+
+    def fits(self, session: StoredSession) -> bool:
+        """Whether a stored session is as it was created."""
+        if not is_bound(session.id):
+            return len(session.agent_key) != DIGITS
+        return hmac.compare_digest(session.agent_key.encode(), self.agent_key(session).encode())
+
+    def check(self, session: StoredSession) -> None:
+        """Check that a stored session is as it was created.
+
+        Raises:
+            StateDamagedError: It isn't.
+        """
+        if not self.fits(session):
+            raise StateDamagedError(
+                "The stored session fails its keyed hash: it was changed in the store, or created with another "
+                "secret key."
+            )
+
+
+def _text(stored: Mapping[str, Any]) -> str:
+    """Get the text of packed options or environments; those that weren't packed fit no agent key."""
+    if not stored:
+        return ""
+    text = stored.get(_TEXT)
+    return text if isinstance(text, str) and len(stored) == 1 else f"not packed: {dumps(stored)!r}"

@@ -1,0 +1,125 @@
+"""The records of a session's trace: written, cut to their limit, and checked when they are read.
+
+A record has three lines. The first is what clients see. The second is what only the repeat of its call_id needs: a
+digest of the request, why a call failed, and the whole answer if the first line has only a part of it. The third is a
+keyed hash of the other two and of the record's session and index.
+
+The rule: a record that fails its hash isn't used. Records of version 0.1.0 have no third line; only sessions of that
+version may have such records.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from typing import Any
+
+from server.errors import CallIdReusedError, StateDamagedError
+from server.jsonio.strict import Fragment, dumps, loads
+from server.sessions.identity import is_bound
+from server.snapshots.seal import keyed_hash
+from server.stores.base import Record
+
+_SMALL = 1000  # bytes of an argument that is kept whole if the arguments together must be cut
+
+
+def request_digest(method: str, *parameters: Any) -> str:
+    """Get a digest by which a repeated request is known; the order of an object's members makes no difference."""
+    return hashlib.blake2b(dumps([method, *parameters], sort_keys=True), digest_size=16).hexdigest()
+
+
+def cut(text: bytes) -> dict[str, Any]:
+    """Get what stands in the trace for a JSON text that is too long."""
+    return {"$cut": {"bytes": len(text), "digest": hashlib.blake2b(text, digest_size=16).hexdigest()}}
+
+
+def cut_arguments(sent: bytes, kwargs: Mapping[str, Any], max_bytes: int) -> bytes:
+    """Get the arguments of a call for the trace: the large ones are cut if all together are too long.
+
+    Args:
+        sent: The JSON text of the arguments.
+        kwargs: The arguments, as they were sent.
+        max_bytes: How long the text may be.
+    """
+    if len(sent) <= max_bytes:
+        return sent
+    texts = {name: dumps(value) for name, value in kwargs.items()}
+    shortened = dumps({name: Fragment(text) if len(text) <= _SMALL else cut(text) for name, text in texts.items()})
+    return shortened if len(shortened) <= max_bytes else dumps(cut(sent))
+
+
+class Records:
+    """Writes and reads records.
+
+    Args:
+        key: The secret key.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def write(
+        self,
+        session_id: str,
+        shown: Mapping[str, Any],
+        private: Mapping[str, Any] | None,
+    ) -> Record:
+        """Write a record.
+
+        Args:
+            session_id: The session.
+            shown: What clients see, with its `index`, `version` and, if there is one, `call_id`.
+            private: What only the repeat of its call_id needs.
+        """
+        body = dumps(shown) + b"\n" + dumps(private)
+        index, version, call_id = shown["index"], shown["version"], shown.get("call_id")
+        return Record(index, version, call_id, body + b"\n" + self._hash(session_id, index, version, call_id, body))
+
+    def read(self, session_id: str, record: Record) -> tuple[bytes, bytes]:
+        """Get the lines of a record: what clients see, and what only the repeat of its call_id needs.
+
+        Raises:
+            StateDamagedError: It was damaged or forged.
+        """
+        # SQLite keeps text as text if somebody has written that instead of bytes.
+        lines = record.body.split(b"\n") if isinstance(record.body, bytes) else []
+        if len(lines) == 3:  # noqa: PLR2004 - see the module's docstring
+            expected = self._hash(session_id, record.index, record.version, record.call_id, b"\n".join(lines[:2]))
+            if hmac.compare_digest(lines[2], expected):
+                return lines[0], lines[1]
+        elif len(lines) == 2 and not is_bound(session_id) and _is_json(lines[0]) and _is_json(lines[1]):  # noqa: PLR2004
+            return lines[0], lines[1]
+        raise StateDamagedError(
+            f"Record {record.index} fails its keyed hash: it was damaged or forged, or written with another secret key."
+        )
+
+    def read_repeated(self, session_id: str, record: Record, digest: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Get both lines, as JSON, of the record of a call_id that was sent again.
+
+        Args:
+            session_id: The session.
+            record: The record.
+            digest: The digest of the request that was sent now.
+
+        Raises:
+            StateDamagedError: The record was damaged or forged.
+            CallIdReusedError: It is the record of another request.
+        """
+        shown, private = map(loads, self.read(session_id, record))
+        private = private or {}
+        # Version 0.1.0 recorded all arguments instead of a digest.
+        recorded = private.get("digest") or request_digest("run_function", shown.get("function"), shown.get("kwargs"))
+        if recorded != digest:
+            raise CallIdReusedError(record.call_id or "")
+        return shown, private
+
+    def _hash(self, session_id: str, index: int, version: int, call_id: str | None, body: bytes) -> bytes:
+        place = f"{session_id} {index} {version} {call_id or ''}"
+        return keyed_hash(self._key, "record", place, body).encode()
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        loads(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,94 @@
+"""How many bytes a session and a name may store.
+
+The rule: everything that stays counts. What is stored is asked of the store now and then, and estimated in between;
+nothing is refused before the store has been asked again.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+
+from server.engine.state import SessionState
+from server.errors import TooLargeError
+from server.settings import Settings
+from server.stores.base import SessionStore
+
+RECOUNT_SECONDS = 10.0
+RECOUNT_FULL_SECONDS = 1.0  # where the estimate is above the limit
+RECOUNT_SHARE = 0.01  # of the time, at most, is spent on counting
+
+
+@dataclass(slots=True)
+class _Count:
+    """What a name stores, as estimated; and when the store was asked last, and how long that took."""
+
+    stored: int
+    at: float
+    took: float
+
+
+class Room:
+    """Says whether there is room for more bytes.
+
+    Args:
+        store: The store.
+        settings: The limits.
+    """
+
+    def __init__(self, store: SessionStore, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+        self._counts: dict[str, _Count] = {}
+        self._lock = threading.Lock()  # of the dictionary
+
+    def check_session(self, state: SessionState, more: int, *, at_least: bool = False) -> None:
+        """Check that a session, and its owner, may store more bytes.
+
+        Args:
+            state: The session's state.
+            more: How many.
+            at_least: It is checked again when their number is known.
+
+        Raises:
+            TooLargeError: They may not.
+        """
+        allowed = self._settings.max_session_bytes
+        if state.stored + more > allowed:
+            found = self._store.get(state.session.id)
+            state.stored = found[1].size if found else 0
+            if state.stored + more > allowed:
+                raise TooLargeError(
+                    f"the session stores {state.stored} bytes already, and this call would add {more}; {allowed} are "
+                    "allowed. Nothing was changed or recorded: continue in a new session."
+                )
+        self.check_name(state.session.owner, more, at_least=at_least)
+
+    def check_name(self, owner: str, more: int, *, at_least: bool = False) -> None:
+        """Check that an owner may store more bytes, and count them unless it is checked again.
+
+        Raises:
+            TooLargeError: It may not.
+        """
+        allowed = self._settings.max_name_bytes
+        count = self._count(owner, RECOUNT_SECONDS)
+        if count.stored + more > allowed:
+            count = self._count(owner, RECOUNT_FULL_SECONDS)
+        if count.stored + more > allowed:
+            raise TooLargeError(
+                f"this name stores {count.stored} bytes already, and this would add {more}; {allowed} are allowed. "
+                "Nothing was changed: close some sessions first."
+            )
+        if not at_least:
+            count.stored += more
+
+    def _count(self, owner: str, seconds: float) -> _Count:
+        """Get what an owner stores; the store is asked again after so many seconds."""
+        now = time.monotonic()
+        with self._lock:
+            count = self._counts.get(owner)
+        if count is None or now - count.at > max(seconds, count.took / RECOUNT_SHARE):
+            stored = self._store.stored_bytes(owner)
+            count = _Count(stored, now, time.monotonic() - now)
+            with self._lock:
+                self._counts[owner] = count
+        return count

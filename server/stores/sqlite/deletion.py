@@ -1,0 +1,98 @@
+"""Delete sessions from the SQLite store, and give the space back.
+
+The rule: a deleted session disappears at once. Its other rows are deleted afterwards in short transactions, limited by
+rows and by bytes, so that commits in between wait only briefly; if that is interrupted, the next deletion continues.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from server.errors import OverloadedError
+from server.stores.history import fitting
+from server.stores.sqlite import statements as sql
+from server.stores.sqlite.file import SqliteFile
+
+CHUNK = 200  # sessions or rows, deleted in one transaction
+CHUNK_BYTES = 4 * 2**20
+GIVE_WAY_SECONDS = 0.0005  # after each: a thread that takes a lock again at once overtakes those that wait
+
+
+def delete(file: SqliteFile, session_ids: Sequence[str]) -> Sequence[str]:
+    """Delete sessions; return the ids of those that existed."""
+    deleted: list[str] = []
+    for start in range(0, len(session_ids), CHUNK):
+        some = session_ids[start : start + CHUNK]
+        deleted += _with_room(file, lambda some=some: _delete_sessions(file, some))
+        time.sleep(GIVE_WAY_SECONDS)
+    clean_up(file)
+    return deleted
+
+
+def delete_expired(file: SqliteFile, now: float, limit: int) -> Sequence[str]:
+    """Delete sessions whose time of expiry is at or before `now`; return their ids."""
+    deleted: Sequence[str] = _with_room(file, lambda: _delete_sessions(file, None, now, min(limit, CHUNK)))
+    clean_up(file)
+    return deleted
+
+
+def _delete_sessions(
+    file: SqliteFile, session_ids: Iterable[str] | None, now: float = 0.0, limit: int = 0
+) -> Sequence[str]:
+    """Delete the rows of these sessions, or of expired ones, in one transaction."""
+    with file.write() as writer:
+        if session_ids is None:
+            session_ids = [id_ for (id_,) in writer.execute(sql.EXPIRED, (now, limit))]
+        gone: list[tuple[int, int, str]] = []
+        for session_id in session_ids:
+            gone += writer.execute("DELETE FROM sessions WHERE id = ? RETURNING key, recipe, id", (session_id,))
+        writer.executemany("INSERT INTO deleted VALUES (?)", ((key,) for key, *_ in gone))
+        writer.executemany(sql.FREE_RECIPE, {(recipe,) for _, recipe, _ in gone})
+        return [id_ for *_, id_ in gone]
+
+
+def clean_up(file: SqliteFile) -> None:
+    """Delete all other rows of deleted sessions, and give free space back to the file system."""
+    if not file.read("SELECT 1 FROM deleted LIMIT 1"):
+        return
+    while _with_room(file, lambda: _delete_rows(file)):
+        time.sleep(GIVE_WAY_SECONDS)
+    while file.shrink():
+        time.sleep(GIVE_WAY_SECONDS)
+    file.keep_reserve()
+
+
+def _delete_rows(file: SqliteFile) -> bool:
+    """Delete some rows of a deleted session; return whether there may be more."""
+    with file.write() as writer:
+        first = writer.execute("SELECT min(session) FROM deleted").fetchone()
+        records = writer.execute(sql.RECORDS_TO_DELETE, (*first, CHUNK)).fetchall()
+        if records:
+            some = records[: fitting((size for _, size in records), CHUNK_BYTES)]
+            writer.executemany("DELETE FROM records WHERE rowid = ?", ((row,) for row, _ in some))
+            return True
+        changes = writer.execute(sql.CHANGES_TO_DELETE, (*first, CHUNK)).fetchall()
+        some = changes[: fitting((size for *_, size in changes), CHUNK_BYTES)]
+        writer.executemany(sql.FORGET_CHANGE, ((*first, version, part) for version, part, *_ in some))
+        writer.executemany(sql.FREE_BLOB, {(blob,) for *_, blob, _ in some})
+        if not changes[len(some) :] and len(changes) < CHUNK:
+            writer.execute("DELETE FROM deleted WHERE session = ?", first)
+        return writer.execute("SELECT 1 FROM deleted LIMIT 1").fetchone() is not None
+
+
+def _with_room(file: SqliteFile, step: Any) -> Any:
+    """Do a step; if the disk is full, do it once more in the space that was reserved for that."""
+    try:
+        return step()
+    except OverloadedError:
+        if not file.use_reserve():
+            raise
+        return step()
+
+
+def in_chunks(sized: Sequence[tuple[Any, int]]) -> Iterator[Sequence[Any]]:
+    """Divide what is to be deleted, given with its sizes, into what one transaction deletes."""
+    while sized:
+        some = sized[: min(CHUNK, fitting((size for _, size in sized), CHUNK_BYTES))]
+        yield [each for each, _ in some]
+        sized = sized[len(some) :]

@@ -1,0 +1,87 @@
+"""What a worker keeps in memory is bounded by bytes, whatever clients send."""
+
+import itertools
+
+import pytest
+from pydantic import BaseModel
+from serving import CATALOG, Bench
+
+from server import TaskEnvironment, Toolpack
+from server.execution.codec import Codec
+from server.execution.initial import InitialEnvironments
+from server.packs.catalog import Catalog
+from server.stores import open_store
+
+MEGABYTE = 2**20
+
+
+class Numbers(BaseModel):
+    numbers: list[int] = []
+
+
+class SmallEnvironment(TaskEnvironment):
+    numbers: Numbers = Numbers()
+
+
+def make_small(given: list[int] = ()) -> SmallEnvironment:
+    """Make an environment that keeps nothing of its options.
+
+    :param given: Anything.
+    """
+    del given
+    return SmallEnvironment()
+
+
+small = Toolpack("small", make_small)
+
+
+@small.function
+def look() -> int:
+    """Look."""
+    return 1
+
+
+SMALL = Catalog({"small": small})
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def store(request, tmp_path):
+    made = open_store("memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 'sessions.db'}")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("given", ["options", "environment"])
+def test_the_cache_of_sessions_counts_what_they_were_created_with(store, given):
+    bench = Bench(SMALL, store, cache_bytes=4 * MEGABYTE)
+    value = {"given": [1] * 200_000} if given == "options" else {"numbers": {"numbers": [1] * 200_000}}
+    for _ in range(20):
+        bench.result(bench.create("small", **{given: {"small": value}}), "look")
+    cache = bench.sessions.queues.cache
+    assert 1 <= len(cache) <= 10
+    assert cache.size <= 4 * MEGABYTE
+    bench.close()
+
+
+def test_initial_environments_are_counted_with_their_options():
+    codec = Codec(SMALL, b"k" * 32, MEGABYTE)
+    initial = InitialEnvironments(codec, 64 * 1024)
+    for number in range(200):
+        initial.get("small", {"given": [number] * 10_000})
+    assert len(initial._built) < 64
+    assert all(len(digest) == 64 for _, digest in initial._built)
+    assert initial._size <= 64 * 1024
+
+
+def test_orders_of_toolpacks_take_no_memory_of_their_own():
+    bench = Bench()
+    names = [*CATALOG.toolpacks]
+    listings = {}
+    for order in itertools.permutations(names):
+        session_id = bench.create(*order)
+        listing = bench.rpc("list_functions", session_id=session_id)["result"]
+        listings[order] = [function["toolpack"] for function in listing]
+        assert [*dict.fromkeys(listings[order])] == [*order]
+    assert len(bench.service._methods._listings) == len(names)
+    assert bench.sessions._context.runtime.cache_info().maxsize == 256
+    bench.close()

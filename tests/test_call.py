@@ -1,0 +1,149 @@
+"""One call is a pure function: a plan and a snapshot in, an outcome and the next bytes out."""
+
+import contextlib
+
+import pytest
+import serving
+from serving import CATALOG, ledger
+
+from server.errors import ClassesChangedError, Interrupted, MissingBlobError, StateDamagedError
+from server.execution.call import Failure, call
+from server.execution.codec import Codec
+from server.execution.runtime import SessionRuntime
+from server.execution.world import Snapshot
+
+CODEC = Codec(CATALOG, serving.KEY, 2**20)
+PACKS = ("ledger", "vault")
+RUNTIME = SessionRuntime(CATALOG.functions(PACKS), 30.0)
+
+
+def snapshot(entries=(5,), *, live=False):
+    """A ledger and a vault as bytes, and with `live` as objects too."""
+    built = {"ledger": ledger.LedgerEnvironment(), "vault": CATALOG.toolpacks["vault"].build({})}
+    built["ledger"].ledger.entries.extend(entries)
+    written = {part: blob for toolpack, held in built.items() for part, blob in CODEC.write(toolpack, held).items()}
+    objects = {part: CODEC.decode(part, *blob) for part, blob in written.items()} if live else {}
+    ids, blobs = ({part: blob[place] for part, blob in written.items()} for place in (0, 1))
+    return Snapshot(ids, blobs, objects)
+
+
+def ran(function, at=None, most=2**20, interruptible=None, codec=CODEC, **kwargs):
+    return call(RUNTIME.plan(function, kwargs), at or snapshot(), codec, most, interruptible)
+
+
+def inner(function, **args):
+    return {"$call": {"function": function, "args": args}}
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_change_is_in_the_next_bytes_and_the_next_objects_and_not_in_the_last_bytes(live):
+    before = snapshot(live=live)
+    bytes_before = dict(before.blobs)
+    outcome = ran("add", before, amount=2)
+    assert (outcome.result, outcome.error, outcome.failure, outcome.changes) == (b"7", None, None, True)
+    (part,) = outcome.blobs
+    assert part.startswith("ledger")
+    assert CODEC.decode(part, *outcome.blobs[part]).ledger.entries == [5, 2]
+    assert outcome.live[part].ledger.entries == [5, 2]
+    assert before.blobs == bytes_before
+    assert part not in before.live  # whoever runs next gets the object from the outcome, or reads the bytes
+    assert set(outcome.live) == {part}
+
+
+def test_a_read_leaves_no_bytes_and_no_version():
+    outcome = ran("total")
+    assert (outcome.result, outcome.changes, outcome.blobs) == (b"5", False, {})
+    assert ran("echo", value=inner("total")).changes
+    assert ran("total", colour=1).changes is False
+
+
+FAILING = [
+    ("add_then", {"how": "raise"}, Failure.RAISED, "LookupError: half of it is done"),
+    ("add_then", {"how": "exit"}, Failure.RAISED, "SystemExit: out"),
+    ("add_then", {"how": "interrupt"}, Failure.RAISED, "KeyboardInterrupt: "),
+    ("add_then", {"how": "lambda"}, Failure.RAISED, "SnapshotError: "),
+    ("add_then", {"how": "grow"}, Failure.TOO_LARGE, "TooLargeError: the environment of 'ledger' "),
+    ("add_and_return", {"what": "object"}, Failure.RAISED, "ResultError: "),
+    ("add_and_return", {"what": "much"}, Failure.TOO_LARGE, "TooLargeError: the result "),
+    ("add", {"amount": "x"}, Failure.ARGUMENTS, "ValidationError: "),
+    ("add", {"amount": inner("take_gold", amount=11)}, Failure.RAISED, "ValueError: the vault is empty"),
+    ("add", {"amount": inner("none")}, Failure.NOT_FOUND, "ToolNotFoundError: "),
+    ("none", {}, Failure.NOT_FOUND, "ToolNotFoundError: "),
+]
+
+
+@pytest.mark.parametrize(("function", "kwargs", "failure", "error"), FAILING)
+def test_a_call_that_fails_has_no_bytes_no_objects_and_no_version(function, kwargs, failure, error):
+    before = snapshot(live=True)
+    outcome = ran(function, before, **kwargs)
+    assert outcome.failure == failure
+    assert outcome.error.startswith(error)
+    assert (outcome.result, outcome.changes, outcome.blobs, outcome.live) == (None, False, {}, {})
+    # What it may have changed half is gone; the bytes are as they were.
+    assert ran("total", before).result == b"5"
+
+
+def test_arguments_that_do_not_fit_are_listed_and_other_failures_list_nothing():
+    assert [problem["loc"] for problem in ran("add", amount="x", colour=1).errors] == [["amount"], ["colour"]]
+    assert ran("add_then", how="raise").errors is None
+    many = ran("add", **{f"wrong {number}": 1 for number in range(1000)})
+    assert (many.failure, many.errors) == (Failure.ARGUMENTS, [])
+
+
+@pytest.mark.parametrize("function", ["add", "total"])
+def test_a_snapshot_that_can_not_be_used_refuses_the_call(function):
+    def refused(at, codec=CODEC):
+        return ran(function, at, codec=codec, **({"amount": 1} if function == "add" else {}))
+
+    at = snapshot()
+    at.blobs = {part: blob[:-1] for part, blob in at.blobs.items()}
+    with pytest.raises(StateDamagedError):
+        refused(at)
+    with pytest.raises(StateDamagedError):
+        refused(snapshot(), Codec(CATALOG, b"another key of sixteen", 2**20))
+
+    class Missing(dict):
+        def __missing__(self, part):
+            raise MissingBlobError(part)
+
+    at.blobs = Missing()
+    with pytest.raises(MissingBlobError):
+        refused(at)
+
+
+def test_a_snapshot_of_a_toolpack_that_is_not_loaded_is_of_other_classes():
+    with pytest.raises(ClassesChangedError, match="'gone' is not loaded any more"):
+        CODEC.decode("gone/field", "id", b"")
+
+
+def test_only_the_functions_own_code_can_be_interrupted():
+    inside = []
+
+    @contextlib.contextmanager
+    def block():
+        inside.append("in")
+        yield
+        inside.append("out")
+        raise Interrupted
+
+    outcome = ran("add", interruptible=block(), amount=1)
+    assert inside == ["in", "out"]
+    assert (outcome.failure, outcome.blobs) == (Failure.RAISED, {})
+    assert ran("add", interruptible=block(), amount="x").failure == Failure.ARGUMENTS
+    assert inside == ["in", "out"]  # arguments are validated outside of it
+
+
+def test_a_plan_knows_what_a_call_reaches_its_deadline_and_whether_it_only_reads():
+    plan = RUNTIME.plan("add", {"amount": inner("take_gold", amount=inner("total"))}, 100)
+    assert (plan.toolpack, plan.read_only, plan.timeout_seconds) == ("ledger", False, 30)
+    assert plan.footprint == {"ledger": {"ledger"}, "vault": {"vault"}}
+    assert RUNTIME.plan("total", {}).read_only
+    assert not RUNTIME.plan("none", {}).read_only
+    assert [RUNTIME.plan("add_and_spin", {}, given).timeout_seconds for given in (None, 0.1, 9)] == [0.3, 0.1, 0.3]
+    assert RUNTIME.plan("none", {}).toolpack == ""
+    assert RUNTIME.plan("get_log", {}).footprint == {"vault": {"vault"}}
+    assert RUNTIME.plan("echo", {"value": 1}).footprint == {}
+    halves = SessionRuntime(CATALOG.functions(("halves",)), 30.0)
+    assert halves.plan("put_right", {"shelf": inner("get_left")}).footprint == {"halves": {"left", "right"}}
+    assert halves.plan("pass_on", {"value": inner("get_left")}).read_only
+    assert not halves.plan("pass_on", {"value": inner("get_right")}).read_only

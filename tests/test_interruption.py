@@ -1,0 +1,274 @@
+"""A function past its deadline is interrupted in its own code and nowhere else, once, and for ever."""
+
+import asyncio
+import threading
+
+import pytest
+from serving import PATIENCE, wait_until
+
+from server.coroutines import close_loop, run_coroutine
+from server.engine import interruption
+from server.engine.interruption import Interruptible
+from server.engine.pool_thread import interruptible
+from server.errors import Interrupted
+
+
+class Thread(threading.Thread):
+    """Runs a function, and keeps what it raised."""
+
+    def __init__(self, target):
+        super().__init__(daemon=True)
+        self._work = target
+        self.raised = None
+        self.start()
+
+    def run(self):
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the test looks at it
+            self.raised = error
+        finally:
+            close_loop()
+
+    def ended(self):
+        self.join(PATIENCE)
+        assert not self.is_alive()
+        return self.raised
+
+
+def spin(gate=None):
+    while gate is None or not gate.is_set():
+        pass
+
+
+def test_a_loop_is_ended_and_nothing_behind_it_runs():
+    block, begun, after = Interruptible(), threading.Event(), []
+
+    def work():
+        with block:
+            begun.set()
+            spin()
+        after.append("behind")
+
+    thread = Thread(work)
+    assert begun.wait(PATIENCE)
+    block.interrupt()
+    assert isinstance(thread.ended(), Interrupted)
+    assert after == []
+
+
+def test_a_block_that_is_not_interrupted_ends_as_it_would():
+    block = Interruptible()
+    for _ in range(3):
+        with block:
+            pass
+    with pytest.raises(KeyError), block:
+        raise KeyError
+    with block:
+        pass
+
+
+def test_a_function_that_swallows_the_exception_is_still_ended_at_the_end_of_its_block():
+    block, begun, gate, swallowed = Interruptible(), threading.Event(), threading.Event(), []
+
+    def work():
+        with block:
+            try:
+                begun.set()
+                spin(gate)
+            except BaseException as error:  # noqa: BLE001 - that is the point
+                swallowed.append(error)
+            swallowed.append("went on")
+
+    thread = Thread(work)
+    assert begun.wait(PATIENCE)
+    block.interrupt()
+    wait_until(lambda: swallowed, "the exception")
+    gate.set()
+    assert isinstance(thread.ended(), Interrupted)
+    assert isinstance(swallowed[0], Interrupted)
+    assert swallowed[1] == "went on"
+
+
+def test_whatever_the_function_raises_instead_it_ends_as_interrupted():
+    block, begun = Interruptible(), threading.Event()
+
+    def work():
+        with block:
+            try:
+                begun.set()
+                spin()
+            finally:
+                raise ValueError("something else")
+
+    thread = Thread(work)
+    assert begun.wait(PATIENCE)
+    block.interrupt()
+    assert isinstance(thread.ended(), Interrupted)
+
+
+def test_a_block_entered_after_the_interruption_does_not_run():
+    block, ran = Interruptible(), []
+    block.interrupt()
+    for _ in range(2):
+        with pytest.raises(Interrupted), block:
+            ran.append("inside")
+    assert ran == []
+
+
+def test_between_two_blocks_nothing_is_raised():
+    block, between, gate, counted = Interruptible(), threading.Event(), threading.Event(), []
+
+    def work():
+        with block:
+            pass
+        between.set()
+        spin(gate)
+        counted.extend(range(1000))
+        with block:
+            counted.append("inside")
+
+    thread = Thread(work)
+    assert between.wait(PATIENCE)
+    block.interrupt()
+    gate.set()
+    assert isinstance(thread.ended(), Interrupted)
+    assert counted == [*range(1000)]
+
+
+def test_after_the_block_nothing_is_raised():
+    block, ended, gate, after = Interruptible(), threading.Event(), threading.Event(), []
+
+    def work():
+        with block:
+            pass
+        ended.set()
+        spin(gate)
+        after.extend(range(1000))
+
+    thread = Thread(work)
+    assert ended.wait(PATIENCE)
+    block.interrupt()
+    gate.set()
+    assert thread.ended() is None
+    assert after == [*range(1000)]
+
+
+def test_an_interruption_at_the_moment_of_the_end_hits_the_block_or_nothing():
+    for _ in range(300):
+        block, begun, after = Interruptible(), threading.Event(), []
+
+        def work(block=block, begun=begun, after=after):
+            begun.set()
+            try:
+                with block:
+                    pass
+            except Interrupted:
+                after.append("interrupted")
+            # Were an exception still on its way, it would come here.
+            for _ in range(200):
+                after.append("behind")
+
+        thread = Thread(work)
+        begun.wait(PATIENCE)
+        block.interrupt()
+        assert thread.ended() is None
+        assert after.count("behind") == 200
+
+
+def test_an_exception_that_has_not_come_when_the_block_ends_is_taken_back(monkeypatch):
+    """The interrupter has won the race, but its exception is on its way only when the function has ended."""
+    block, begun, gate, order = Interruptible(), threading.Event(), threading.Event(), []
+    raise_in = interruption._raise_in
+
+    def slowly(thread, exception):
+        if exception is not None:
+            gate.set()  # the block ends now …
+            wait_until(lambda: waits, "the end of the block")
+        order.append(exception)
+        raise_in(thread, exception)
+
+    waits = []
+    monkeypatch.setattr(interruption, "_raise_in", slowly)
+    sleep = interruption.time.sleep
+
+    class Time:
+        @staticmethod
+        def sleep(seconds):
+            waits.append(seconds)  # … and waits for it
+            sleep(seconds)
+
+    monkeypatch.setattr(interruption, "time", Time)
+    after = []
+
+    def work():
+        try:
+            with block:
+                begun.set()
+                gate.wait()
+        except Interrupted:
+            after.append("interrupted")
+        after.append(sum(map(int, "1" * 1000)))
+
+    thread = Thread(work)
+    assert begun.wait(PATIENCE)
+    block.interrupt()
+    assert thread.ended() is None
+    assert after == ["interrupted", 1000]
+    assert order in ([Interrupted, None], [Interrupted])
+
+
+def test_what_is_still_on_its_way_at_the_end_of_the_block_is_taken_back(monkeypatch):
+    asked = []
+    monkeypatch.setattr(interruption, "_raise_in", lambda *arguments: asked.append(arguments))
+    block, ours = Interruptible(), threading.get_ident()
+    with pytest.raises(Interrupted), block:
+        block.interrupt()  # its exception never comes
+    assert asked == [(ours, Interrupted), (ours, None)]
+    with pytest.raises(Interrupted), block:
+        pytest.fail("it must not begin")
+    block.interrupt()
+    assert len(asked) == 2
+
+
+def test_another_thread_is_never_hit():
+    block, begun, gate, counted = Interruptible(), threading.Event(), threading.Event(), []
+
+    def other():
+        spin(gate)
+        counted.append("whole")
+
+    def work():
+        with block:
+            begun.set()
+            spin()
+
+    bystander, thread = Thread(other), Thread(work)
+    assert begun.wait(PATIENCE)
+    block.interrupt()
+    assert isinstance(thread.ended(), Interrupted)
+    gate.set()
+    assert bystander.ended() is None
+    assert counted == ["whole"]
+
+
+def test_a_function_that_awaits_is_woken_up_to_be_interrupted():
+    block, begun = Interruptible(), threading.Event()
+
+    async def wait():
+        begun.set()
+        await asyncio.sleep(3600)
+
+    def work():
+        with block:
+            run_coroutine(wait())
+
+    thread = Thread(work)
+    assert begun.wait(PATIENCE)
+    block.interrupt()
+    assert isinstance(thread.ended(), Interrupted)
+
+
+def test_a_thread_that_runs_no_job_has_nothing_to_interrupt():
+    with interruptible():
+        pass

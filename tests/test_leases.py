@@ -1,0 +1,400 @@
+"""Workers take turns on a session by leases: given back, left to who lives, taken over from who is dead."""
+
+import threading
+
+import pytest
+import serving
+from serving import RpcError, ledger, wait_until
+
+from server.engine import leases, queues
+from server.engine.leases import DEAD_SECONDS, HEARTBEAT_SECONDS, Leases
+from server.engine.state import SessionState
+from server.errors import OverloadedError
+from server.stores import open_store
+from server.stores.base import Head, Lease, StoredSession
+
+OTHER = "another worker"
+
+
+@pytest.fixture
+def store():
+    """A store in memory that behaves as one which several processes share."""
+    made = open_store("memory:")
+    made.shared = True
+    return made
+
+
+@pytest.fixture
+def bench(store):
+    made = serving.Bench(store=store)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def second(store):
+    """Another worker on the same store."""
+    made = serving.Bench(store=store)
+    yield made
+    made.close()
+
+
+def claim(store, session_id, *dead):
+    return store.claim([session_id], OTHER, dead)[0]
+
+
+def is_free(store, session_id):
+    """Whether another worker gets the lease; it is given back at once."""
+    claimed = claim(store, session_id)
+    if isinstance(claimed, Head):
+        store.release(session_id, claimed.epoch)
+    return isinstance(claimed, Head)
+
+
+def hold(bench, session_id, name, **params):
+    """Send a call that runs until its gate is opened, and wait until it runs."""
+    gate = ledger.gates[name] = threading.Event()
+    before = ledger.runs.count("add_and_hold")
+    call = bench.later_call(session_id, "add_and_hold", params, name=name)
+    wait_until(lambda: ledger.runs.count("add_and_hold") > before, "the call")
+    return gate, call
+
+
+# Giving leases back
+
+
+@pytest.mark.parametrize("function", ["add", "total", "no such function"])
+def test_the_lease_is_given_back_with_the_last_commit(bench, store, function):
+    session_id = bench.create()
+    bench.call(session_id, function, **({"amount": 1} if function == "add" else {}))
+    assert isinstance(claim(store, session_id), Head)
+
+
+def test_a_lease_without_a_commit_is_given_back_soon(bench, store):
+    session_id = bench.create()
+    with pytest.raises(RpcError):
+        bench.call(session_id, "add", {"expected_version": 7}, amount=1)
+    wait_until(lambda: is_free(store, session_id), "the end of the lease")
+
+
+def test_a_running_call_keeps_its_lease(bench, store):
+    session_id = bench.create()
+    gate, call = hold(bench, session_id, "keeps")
+    assert isinstance(claim(store, session_id), Lease)
+    gate.set()
+    assert call.result(serving.PATIENCE)["result"] == 2 + 1
+    assert isinstance(claim(store, session_id), Head)
+
+
+def test_a_stopping_worker_gives_back_its_leases_and_commits_nothing_more(bench, store):
+    session_id = bench.create()
+    bench.result(session_id, "add", amount=1)
+    gate, _ = hold(bench, session_id, "stopped with")
+    bench.sessions.stop()
+    assert is_free(store, session_id)
+    late = len(ledger.late)
+    gate.set()
+    wait_until(lambda: "stopped with" in ledger.late[late:], "the end of the function")
+    assert store.get(session_id)[1].version == 1
+
+
+def test_what_a_stopped_worker_still_ran_is_another_workers_now(bench, second):
+    session_id = bench.create()
+    gate, _ = hold(bench, session_id, "left to the second")
+    bench.sessions.stop()
+    assert second.result(session_id, "add", amount=5) == 5
+    gate.set()
+    assert second.result(session_id, "total") == 5
+
+
+@pytest.mark.parametrize("error", [OverloadedError("out of reach"), RuntimeError("broken")])
+def test_the_lease_of_a_commit_that_failed_is_given_back_soon(bench, store, error):
+    session_id = bench.create()
+    commit = store.commit
+
+    def fail(_batch):
+        store.commit = commit
+        raise error
+
+    store.commit = fail
+    with pytest.raises(RpcError):
+        bench.call(session_id, "add", amount=1)
+    wait_until(lambda: is_free(store, session_id), "the end of the lease")
+    assert bench.result(session_id, "add", amount=1) == 1
+
+
+def test_a_lease_whose_answer_was_lost_is_given_back(bench, store):
+    session_id = bench.create()
+    real, lost = store.claim, []
+
+    def lose(session_ids, holder, dead=()):
+        claimed = real(session_ids, holder, dead)
+        if holder != OTHER and not lost:
+            lost.append(claimed)
+            raise OverloadedError("The answer was lost.")
+        return claimed
+
+    store.claim = lose
+    with pytest.raises(RpcError):
+        bench.call(session_id, "add", amount=1)
+    assert isinstance(lost[0][0], Head)
+    wait_until(lambda: is_free(store, session_id), "the end of the lease")
+    assert bench.result(session_id, "add", amount=1) == 1
+
+
+def test_a_worker_does_not_take_its_own_lease_away_from_what_it_runs(store):
+    store.create([session := stored()], {}, {})
+    made = Leases(store)
+    claimed = []
+    real = store.claim
+
+    def lose(session_ids, *more):
+        claimed.append(session_ids)
+        real(session_ids, *more)
+        raise OverloadedError("The answer was lost.")
+
+    store.claim = lose
+    states = [SessionState(*store.get(session.id)) for _ in range(2)]
+    with pytest.raises(OverloadedError):
+        made.acquire(states[:1])
+    assert not states[0].leased
+    store.claim = lambda *arguments: claimed.append(arguments[0]) or real(*arguments)
+    made.keep_up(lambda _: True)  # something waits there, which will take it
+    assert len(claimed) == 1
+    made.acquire(states[1:])
+    assert states[1].leased
+    made.keep_up(lambda _: False)
+    assert len(claimed) == 2
+    assert store.get(session.id)[1].epoch == states[1].epoch
+    assert not is_free(store, session.id)
+    made.release(states[1])
+    made.keep_up(lambda _: False)
+    assert is_free(store, session.id)
+
+
+# Two workers
+
+
+def test_each_worker_goes_on_from_what_the_other_has_committed(bench, second):
+    session_id = bench.create()
+    assert bench.result(session_id, "add", amount=1) == 1
+    assert second.result(session_id, "add", amount=10) == 11
+    assert bench.result(session_id, "add", amount=100) == 111
+    assert second.result(session_id, "total") == 111
+    assert bench.call(session_id, "add", {"call_id": "once"}, amount=1)["result"] == 112
+    assert second.call(session_id, "add", {"call_id": "once"}, amount=1)["result"] == 112
+
+
+def test_a_call_waits_for_the_other_workers_call(bench, second):
+    session_id = bench.create()
+    gate, first = hold(bench, session_id, "first of two")
+    waiting = second.later_call(session_id, "add", amount=1)
+    wait_until(lambda: second.sessions.load()[0] == 1, "the second worker's wait")
+    assert not waiting.done()
+    gate.set()
+    assert first.result(serving.PATIENCE)["result"] == 3
+    assert waiting.result(serving.PATIENCE)["result"] == 4
+
+
+def test_who_was_paused_can_not_commit_to_what_others_have_taken_over(bench, store, second):
+    session_id = bench.create()
+    gate, call = hold(bench, session_id, "paused", call_id="paused")
+    lease = claim(store, session_id)
+    taken = claim(store, session_id, lease)
+    assert isinstance(taken, Head)
+    store.release(session_id, taken.epoch)
+    assert second.result(session_id, "add", amount=7) == 7
+    gate.set()
+    with pytest.raises(RpcError) as refused:
+        call.result(serving.PATIENCE)
+    assert refused.value.code == -32006
+    assert "taken the session over; nothing was changed" in refused.value.message
+    assert bench.result(session_id, "total") == 7
+    ledger.gates["paused"].set()
+    assert bench.call(session_id, "add_and_hold", {"call_id": "paused"}, name="paused")["result"] == 10
+
+
+def test_a_session_that_another_worker_has_closed_is_gone(bench, second):
+    session_id = bench.create()
+    bench.result(session_id, "add", amount=1)
+    second.rpc("close_session", session_id=session_id)
+    with pytest.raises(RpcError) as gone:
+        bench.call(session_id, "add", amount=1)
+    assert gone.value.code == -32001
+
+
+def test_a_session_that_another_worker_closes_meanwhile_is_gone(bench, second):
+    session_id = bench.create()
+    gate, call = hold(bench, session_id, "closed meanwhile")
+    second.rpc("close_session", session_id=session_id)
+    gate.set()
+    with pytest.raises(RpcError):
+        call.result(serving.PATIENCE)
+
+
+# A busy worker
+
+
+def test_a_busy_worker_lets_others_have_their_turn(bench, store, monkeypatch):
+    clock = serving.Clock(monkeypatch, queues)
+    session_id = bench.create()
+    looks = []
+    keep_up = bench.sessions.queues._leases.keep_up
+    bench.sessions.queues._leases.keep_up = lambda is_busy: (looks.append(1), keep_up(is_busy))
+    first_gate, first = hold(bench, session_id, "first turn")
+    second_gate = ledger.gates["second turn"] = threading.Event()
+    second = bench.later_call(session_id, "add_and_hold", name="second turn")
+    third = bench.later_call(session_id, "add", amount=1)
+    wait_until(lambda: bench.sessions.load()[0] == 2, "the queue")
+    runs = ledger.runs.count("add_and_hold")
+    clock.move(queues.TURN_SECONDS * 1.5)
+    first_gate.set()
+    assert first.result(serving.PATIENCE)["result"] == 3
+    # It doesn't come back before others had the time to ask.
+    seen = len(looks)
+    wait_until(lambda: len(looks) > seen + 2, "two looks of the worker at its queues")
+    assert ledger.runs.count("add_and_hold") == runs
+    taken = claim(store, session_id)
+    assert isinstance(taken, Head)
+    clock.move(queues.YIELD_SECONDS)
+    wait_until(lambda: len(looks) > seen + 4, "the worker's wait for its next turn")
+    assert ledger.runs.count("add_and_hold") == runs
+    store.release(session_id, taken.epoch)
+
+    def goes_on(condition):
+        clock.move(queues.YIELD_SECONDS)
+        return condition()
+
+    wait_until(lambda: goes_on(lambda: ledger.runs.count("add_and_hold") > runs), "its next turn")
+    second_gate.set()
+    wait_until(lambda: goes_on(third.done), "the rest of its queue")
+    assert second.result(serving.PATIENCE)["result"] == 6
+    assert third.result(serving.PATIENCE)["result"] == 7
+
+
+def test_a_worker_whose_turn_is_not_over_keeps_its_lease_for_what_waits(bench, store, monkeypatch):
+    serving.Clock(monkeypatch, queues)
+    session_id = bench.create()
+    first_gate, first = hold(bench, session_id, "keeps first")
+    second_gate = ledger.gates["keeps second"] = threading.Event()
+    second = bench.later_call(session_id, "add_and_hold", name="keeps second")
+    wait_until(lambda: bench.sessions.load()[0] == 1, "the queue")
+    epoch = store.get(session_id)[1].epoch
+    first_gate.set()
+    assert first.result(serving.PATIENCE)["result"] == 3
+    assert isinstance(claim(store, session_id), Lease)
+    second_gate.set()
+    assert second.result(serving.PATIENCE)["result"] == 6
+    assert store.get(session_id)[1].epoch == epoch
+
+
+# The dead
+
+
+def stored():
+    return StoredSession("s", "key", "", (), {}, {}, {}, 60, 0, 10**10)
+
+
+class Watcher:
+    """The leases of a worker that waits for a session of another one's."""
+
+    def __init__(self, store, monkeypatch):
+        bench = serving.Bench(store=store)
+        self.session_id = bench.create()
+        bench.close()
+        self.clock = serving.Clock(monkeypatch, leases)
+        self.store = store
+        self.leases = Leases(store)
+        assert isinstance(claim(store, self.session_id), Head)
+
+    def looks(self):
+        """Ask for the lease once; say whether it was given."""
+        state = SessionState(*self.store.get(self.session_id))
+        self.leases.acquire([state])
+        return state.leased
+
+    def looks_until_taken(self, pause):
+        looks = 0
+        while not self.looks():
+            self.clock.move(pause)
+            looks += 1
+            assert looks < 10_000
+        return looks
+
+
+@pytest.fixture
+def watcher(store, monkeypatch):
+    return Watcher(store, monkeypatch)
+
+
+def test_a_lease_is_taken_over_when_its_holder_was_seen_dead_for_5_seconds(watcher):
+    assert DEAD_SECONDS == 5.0
+    began = watcher.clock.monotonic()
+    watcher.looks_until_taken(0.02)
+    assert 5.0 < watcher.clock.monotonic() - began < 5.1
+
+
+def test_a_holder_that_shows_that_it_lives_keeps_its_lease(watcher):
+    for _ in range(20):
+        for _ in range(20):
+            assert not watcher.looks()
+            watcher.clock.move(0.2)
+        watcher.store.heartbeat(OTHER)
+
+
+def test_a_watchers_own_pause_is_not_anothers_death(watcher):
+    assert not watcher.looks()
+    for _ in range(10):
+        watcher.clock.move(3600)
+        assert not watcher.looks()
+    watcher.store.heartbeat(OTHER)
+    assert not watcher.looks()
+    watcher.clock.move(3600)
+    assert not watcher.looks()
+
+
+def test_a_pause_counts_only_as_one_look(watcher):
+    assert watcher.looks_until_taken(60) > DEAD_SECONDS / leases.LOOK_SECONDS
+
+
+def test_a_worker_sends_heartbeats_even_if_it_has_nothing_to_do(store, monkeypatch):
+    clock = serving.Clock(monkeypatch, leases)
+    beats = []
+    store.heartbeat = beats.append
+    made = Leases(store)
+    for _ in range(100):
+        made.keep_up(lambda _: False)
+        clock.move(HEARTBEAT_SECONDS / 10)
+    assert 9 <= len(beats) <= 10
+    assert len(set(beats)) == 1
+    assert DEAD_SECONDS >= 4 * HEARTBEAT_SECONDS  # a single lost heartbeat is nobody's death
+
+
+def test_a_store_that_can_not_be_told_is_logged_once_and_told_later(store, caplog):
+    made = Leases(store)
+    heartbeat = store.heartbeat
+
+    def fail(_holder):
+        raise OverloadedError("out of reach")
+
+    store.heartbeat = fail
+    for _ in range(3):
+        made.keep_up(lambda _: False)
+    assert caplog.text.count("can't be told that this worker is alive") == 1
+    store.heartbeat = heartbeat
+    made.keep_up(lambda _: False)
+    assert list(store._heartbeats.values()) == [1]
+
+
+def test_each_worker_has_a_name_of_its_own(store):
+    assert len({Leases(store)._holder for _ in range(50)}) == 50
+
+
+def test_a_store_that_is_not_shared_is_asked_for_no_lease():
+    store = open_store("memory:")
+    store.claim = store.heartbeat = store.release = lambda *_: pytest.fail("no lease is needed")
+    bench = serving.Bench(store=store)
+    session_id = bench.create()
+    assert bench.result(session_id, "add", amount=1) == 1
+    assert store.get(session_id)[1].epoch == 0
+    bench.close()

@@ -1,0 +1,71 @@
+"""Work that a function leaves behind changes no later call's environment."""
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import serving
+from serving import Bench, wait_until
+
+from server.leftovers import leftover_threads
+from server.packs.loading import load_catalog
+
+CATALOG = load_catalog((serving.PACKS,), ("stragglers",))
+stragglers = sys.modules["toolpacks.stragglers"]
+
+LEAVE = ["leave_thread", "leave_in_executor", "leave_to_thread", "leave_run_in_executor"]
+
+
+@pytest.fixture
+def bench():
+    made = Bench(CATALOG)
+    yield made
+    made.close()
+    stragglers.executor.shutdown(wait=False)
+    stragglers.executor = ThreadPoolExecutor(1)
+
+
+@pytest.fixture
+def gate(request, bench):  # noqa: ARG001 - opened before the bench closes
+    name = request.node.name
+    stragglers.gates[name] = threading.Event()
+    yield name
+    stragglers.gates[name].set()
+
+
+def open_gate(name):
+    stragglers.gates[name].set()
+    wait_until(lambda: name in stragglers.written)
+
+
+@pytest.mark.parametrize("leave", LEAVE)
+def test_what_leftover_work_changes_reaches_no_later_call(bench, gate, leave):
+    session_id = bench.create("stragglers")
+    for line in ("one", "two"):  # the second time, an executor has its thread already
+        bench.result(session_id, "write", line=line)
+        bench.result(session_id, leave, gate=gate)
+    open_gate(gate)
+    wait_until(lambda: not leftover_threads())
+    assert bench.result(session_id, "write", line="three") == ["one", "two", "three"]
+    lines = bench.rpc("get_environment", session_id=session_id, pointer="/stragglers/notes/lines")
+    assert lines == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("leave", LEAVE)
+def test_leftover_work_is_counted_until_it_ends(bench, gate, leave):
+    wait_until(lambda: not leftover_threads())
+    session_id = bench.create("stragglers")
+    bench.result(session_id, leave, gate=gate)
+    wait_until(lambda: leftover_threads() == 1)
+    open_gate(gate)
+    wait_until(lambda: leftover_threads() == 0)
+
+
+def test_work_that_is_awaited_leaves_nothing_and_keeps_the_live_objects(bench):
+    session_id = bench.create("stragglers")
+    thawed = []
+    decode = bench.sessions._context.codec.decode
+    bench.sessions._context.codec.decode = lambda *given, **kind: thawed.append(given[0]) or decode(*given, **kind)
+    assert [bench.result(session_id, "write_in_thread", line="x") for _ in range(5)][-1] == ["x"] * 5
+    assert len(thawed) == 1

@@ -1,0 +1,130 @@
+"""A store that loses its newest data, as after a failover: nothing is built on a world that is gone."""
+
+import contextlib
+import sqlite3
+import threading
+
+import pytest
+import redis
+import serving
+from serving import Bench, RpcError, ledger, wait_until
+
+
+class Sqlite:
+    """An SQLite store whose content can be set back, as SQLite's own backup does it."""
+
+    def __init__(self, folder):
+        self.url = f"sqlite:///{folder}/sessions.db"
+        self._path = folder / "sessions.db"
+        self._saved = sqlite3.connect(":memory:")
+
+    def _copy(self, reverse):
+        with contextlib.closing(sqlite3.connect(self._path)) as database:
+            source, target = (self._saved, database) if reverse else (database, self._saved)
+            source.backup(target)
+
+    def save(self):
+        self._copy(reverse=False)
+
+    def set_back(self):
+        self._copy(reverse=True)
+
+
+class Redis:
+    """A Redis whose content can be set back."""
+
+    def __init__(self, url):
+        self.url = url
+        self._client = redis.Redis.from_url(url)
+        self._client.flushall()
+        self._saved = {}
+
+    def save(self):
+        self._saved = {key: self._client.dump(key) for key in self._client.scan_iter()}
+
+    def set_back(self):
+        with self._client.pipeline() as together:
+            together.flushall()
+            for key, content in self._saved.items():
+                together.restore(key, 0, content)
+            together.execute()
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def kept(request, tmp_path):
+    return Redis(request.getfixturevalue("redis_url")) if request.param == "redis" else Sqlite(tmp_path)
+
+
+@contextlib.contextmanager
+def workers(url, count=2):
+    with contextlib.ExitStack() as stack:
+        benches = []
+        for _ in range(count):
+            store = serving.open_store(url, exclusive=False)
+            stack.callback(store.close)
+            bench = Bench(store=store)
+            stack.callback(bench.close)
+            benches.append(bench)
+        yield benches
+
+
+def trace_of(bench, session_id):
+    return [record["result"] for record in bench.rpc("get_trace", session_id=session_id, limit=1000)]
+
+
+def test_no_worker_commits_on_a_world_that_is_gone(kept):
+    with workers(kept.url) as (a, b):
+        session_id = a.create()
+        assert a.result(session_id, "add", amount=1) == 1
+        wait_until(lambda: b.result(session_id, "total") == 1, "the lease")
+        kept.save()
+        gate = ledger.gates["lost"] = threading.Event()
+        lost = a.later_call(session_id, "add", amount=10)
+        running = a.later_call(session_id, "add_and_hold", name="lost")
+        assert lost.result(serving.PATIENCE)["result"] == 11
+        kept.set_back()
+        assert b.result(session_id, "add", amount=100) == 101
+        gate.set()
+        with pytest.raises(RpcError, match="-32006"):
+            running.result(serving.PATIENCE)
+        assert a.result(session_id, "total") == 101
+        assert b.result(session_id, "add", amount=1000) == 1101
+        assert trace_of(a, session_id) == [1, 1, 101, 101, 1101]
+
+
+def test_a_lease_whose_release_was_lost_is_given_back(kept):
+    with workers(kept.url) as (a, b):
+        session_id = a.create()
+        gate = ledger.gates["lease"] = threading.Event()
+        before = len(ledger.runs)
+        running = a.later_call(session_id, "add_and_hold", name="lease")
+        wait_until(lambda: len(ledger.runs) > before, "the call, which holds the lease")
+        kept.save()
+        gate.set()
+        assert running.result(serving.PATIENCE)["error"] is None
+        kept.set_back()
+        assert b.result(session_id, "add", amount=1) == 1
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+@pytest.mark.parametrize("how", ["deleted", "replaced", "without its log"])
+def test_a_file_that_is_gone_acknowledges_nothing(tmp_path, how, exclusive):
+    path = tmp_path / "sessions.db"
+    store = serving.open_store(f"sqlite:///{path}", exclusive=exclusive)
+    bench = Bench(store=store)
+    try:
+        session_id = bench.create()
+        assert bench.result(session_id, "add", amount=1) == 1
+        moved = path.with_name(path.name + "-wal") if how == "without its log" else path
+        aside = moved.rename(tmp_path / "aside")
+        if how == "replaced":
+            path.write_bytes(aside.read_bytes())
+        with pytest.raises(RpcError, match="deleted or replaced") as refused:
+            bench.result(session_id, "add", amount=1)
+        assert refused.value.code == -32006
+        assert "restart the server" in bench._run(bench.sessions.store_trouble())
+        aside.replace(moved)
+        assert bench._run(bench.sessions.store_trouble()) == ""
+    finally:
+        bench.close()
+        store.close()

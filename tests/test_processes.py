@@ -1,0 +1,641 @@
+"""Processes stop without losing what runs, are replaced when they die or hang, and never outlive their supervisor."""
+
+import asyncio
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import subprocess
+import threading
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import server_process
+import serving
+import uvicorn
+from serving import wait_until
+
+from server.errors import SettingsError, StartError
+from server.processes import draining, pipe, supervisor, worker
+from server.processes.draining import DrainingServer
+from server.processes.listen import listen
+from server.processes.pipe import SERVING, STARTING, UNFIT, SupervisorPipe
+from server.processes.supervisor import HANG_SECONDS, LOOK_SECONDS, MAX_PAUSE_SECONDS, STABLE_SECONDS, Supervisor
+from server.processes.worker import START_FAILED
+from server.settings import Settings
+from server.web.app import create_app
+
+PACK = '''
+"""A pack whose function takes as long as a file is missing."""
+
+import time
+from pathlib import Path
+
+from server import Toolpack
+
+toolpack = Toolpack("waiting")
+
+
+@toolpack.function(timeout_seconds=600)
+def wait_for(path: str) -> str:
+    """Wait for a file.
+
+    :param path: Its path.
+    """
+    Path(path + ".begun").touch()
+    while not Path(path).exists():
+        time.sleep(0.005)
+    return "seen"
+'''
+
+
+# Stopping
+
+
+class Idle:
+    """Sessions that have something to do until they are told to stop."""
+
+    def __init__(self):
+        self.idle, self.stopped, self.stuck = False, False, 0
+
+    def is_idle(self):
+        return self.idle or self.stopped
+
+    def stop(self):
+        self.stopped = True
+
+    def stuck_threads(self):
+        return self.stuck
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return serving.Clock(monkeypatch, draining)
+
+
+@pytest.fixture
+def server(clock):
+    sessions = Idle()
+    service = SimpleNamespace(settings=Settings(drain_seconds=8), sessions=sessions)
+    service.is_unfit = lambda: sessions.stuck > service.settings.max_stuck_threads
+    gateway = SimpleNamespace(ready=True, answering=0, service=service)
+    made = DrainingServer(uvicorn.Config(lambda: None), gateway, SupervisorPipe())
+    made.servers = []
+    made.gateway, made.sessions, made.clock = gateway, sessions, clock
+
+    async def tick(_self, _counter):
+        return made.should_exit
+
+    # uvicorn's own tick writes headers and counts requests, of which there are none here.
+    made.tick = lambda: _run(DrainingServer.on_tick(made, 0))
+    uvicorn_tick, uvicorn.Server.on_tick = uvicorn.Server.on_tick, tick
+    yield made
+    uvicorn.Server.on_tick = uvicorn_tick
+
+
+def _run(coroutine):
+    with pytest.raises(StopIteration) as ended:
+        coroutine.send(None)
+    return ended.value.value
+
+
+def test_at_sigterm_a_worker_says_so_and_waits_for_running_calls(server, clock):
+    assert not server.tick()
+    server.handle_exit(signal.SIGTERM, None)
+    assert not server.gateway.ready
+    clock.move(7.9)
+    assert not server.tick()
+    server.sessions.idle = True
+    assert server.tick()
+
+
+def test_what_runs_for_longer_than_that_is_given_up(server, clock):
+    server.handle_exit(signal.SIGTERM, None)
+    clock.move(8.1)
+    assert server.tick()
+
+
+def test_at_a_second_ctrl_c_a_worker_waits_no_longer(server, clock):
+    server.handle_exit(signal.SIGINT, None)
+    clock.move(0.1)
+    assert not server.tick()
+    server.handle_exit(signal.SIGINT, None)
+    clock.move(0.1)
+    assert server.tick()
+
+
+def test_a_second_sigterm_changes_nothing(server, clock):
+    server.handle_exit(signal.SIGTERM, None)
+    for _ in range(3):
+        clock.move(2.5)
+        server.handle_exit(signal.SIGTERM, None)
+        assert not server.tick()
+    clock.move(1)
+    assert server.tick()
+
+
+def test_a_request_that_is_being_answered_is_waited_for(server):
+    server.gateway.answering = 1
+    server.sessions.idle = True
+    server.handle_exit(signal.SIGTERM, None)
+    assert not server.tick()
+    server.gateway.answering = 0
+    assert server.tick()
+
+
+def test_a_worker_with_too_many_stuck_threads_goes_on_until_it_is_retired(server):
+    server.sessions.stuck = server.gateway.service.settings.max_stuck_threads
+    assert not server.tick()
+    assert not server._pipe.unfit
+    server.sessions.stuck += 1
+    server.sessions.idle = True
+    assert not server.tick()
+    assert server._pipe.unfit
+    assert server.gateway.ready
+    server._pipe.retired = True
+    assert server.tick()
+    assert server.gateway.ready
+
+
+class Connection:
+    """A connection on which nothing has come yet."""
+
+    cycle = None
+
+
+def test_a_retired_worker_waits_for_its_connections_and_the_time_that_they_have_is_bounded(server, clock):
+    server.server_state.connections.add(Connection())
+    server.sessions.idle = server._pipe.retired = True
+    server.gateway.service.settings = Settings(workers=2, drain_seconds=8)
+    assert not server.tick()
+    clock.move(7.9)
+    assert not server.tick()
+    clock.move(0.2)
+    assert server.tick()
+
+
+def test_a_retired_worker_that_keeps_the_store_from_the_next_waits_less(server, clock):
+    server.server_state.connections.add(Connection())
+    server.sessions.idle = server._pipe.retired = True
+    assert not server.tick()
+    clock.move(draining.LINGER_SECONDS + 0.1)
+    assert server.tick()
+
+
+def test_a_worker_that_ends_is_watched_no_longer(server):
+    server.tick()
+    assert server._pipe._turned is not None
+    server.handle_exit(signal.SIGTERM, None)
+    server.sessions.idle = True
+    server.tick()
+    assert server._pipe._turned is None
+
+
+def test_draining_answers_with_503_what_is_new():
+    bench = serving.Bench()
+    app = create_app(bench.service)
+    app.state.gateway.ready = True
+
+    async def ask(method, path):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            body = {"json": {"jsonrpc": "2.0", "id": 1, "method": "list_sessions"}} if method == "POST" else {}
+            return (await http.request(method, path, **body)).status_code
+
+    paths = [("POST", "/rpc"), ("POST", "/agents/x"), ("GET", "/openrpc.json"), ("GET", "/metrics"), ("GET", "/readyz")]
+    assert [bench._run(ask(*path)) for path in paths] == [200] * 5
+    app.state.gateway.ready = False
+    assert [bench._run(ask(*path)) for path in paths] == [503] * 5
+    assert bench._run(ask("GET", "/healthz")) == 200
+    bench.close()
+
+
+# A whole process
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """What starts the tests in the background may have them ignore Ctrl-C, and processes pass that on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Waiting:
+    """A server in which a call runs until a file is there."""
+
+    def __init__(self, folder, *flags, **settings):
+        (folder / "packs").mkdir()
+        (folder / "packs" / "waiting.py").write_text(PACK)
+        self.file = folder / "file"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.log = (folder / "server.log").open("w")
+        settings = {f"TOOLPACK_{name}": value for name, value in settings.items()}
+        arguments = ["--port", str(self.port), "--data-dir", str(folder), "--pack-dir", str(folder / "packs"), *flags]
+        self.process = subprocess.Popen(
+            server_process.command("serve", *arguments),
+            env=server_process.environment(**settings), stdout=self.log, stderr=self.log, start_new_session=True,
+        )  # fmt: skip
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=serving.PATIENCE)
+        wait_until(lambda: self.status("/readyz") == 200, "the start")
+        self.answer = None
+
+    def status(self, path):
+        try:
+            return self.http.get(path).status_code
+        except httpx.TransportError:
+            return None
+
+    def rpc(self, http, method, **params):
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        return serving.result_of(http.post("/rpc", json=body).content)
+
+    def begin(self):
+        """Send the call, and come back when it runs."""
+        session = self.rpc(self.http, "create_session")["session_id"]
+
+        def call():
+            with httpx.Client(base_url=self.http.base_url, timeout=serving.PATIENCE) as http:
+                try:
+                    self.answer = self.rpc(http, "run_function", session_id=session, function="wait_for",
+                                           kwargs={"path": str(self.file)})  # fmt: skip
+                except (httpx.TransportError, serving.RpcError, ValueError) as error:
+                    self.answer = error
+
+        self.caller = threading.Thread(target=call, daemon=True)
+        self.caller.start()
+        wait_until(self.file.with_name("file.begun").exists, "the call")
+
+    def end(self):
+        self.file.touch()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(serving.PATIENCE)
+        self.http.close()
+        self.log.close()
+
+
+@pytest.fixture(params=["one process", "supervised"])
+def waiting(request, tmp_path):
+    flags = ["--store", "memory:"] if request.param == "one process" else []
+    made = Waiting(tmp_path, *flags, DRAIN_SECONDS="600")
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopping_server_is_not_ready_answers_what_runs_and_exits_with_0(waiting, number):
+    waiting.begin()
+    waiting.process.send_signal(number)
+    wait_until(lambda: waiting.status("/readyz") == 503, "the word that it stops")
+    assert waiting.process.poll() is None
+    waiting.file.touch()
+    waiting.caller.join(serving.PATIENCE)
+    assert waiting.answer == {"result": "seen", "error": None}
+    assert waiting.process.wait(serving.PATIENCE) == 0
+
+
+def test_two_ctrl_c_end_a_server_whatever_runs(tmp_path):
+    waiting = Waiting(tmp_path, "--store", "memory:", DRAIN_SECONDS="600")
+    try:
+        waiting.begin()
+        waiting.process.send_signal(signal.SIGINT)
+        wait_until(lambda: waiting.status("/readyz") == 503, "the word that it stops")
+        waiting.process.send_signal(signal.SIGINT)
+        assert waiting.process.wait(serving.PATIENCE) == 0
+    finally:
+        waiting.end()
+
+
+# The supervisor
+
+
+class Child:
+    """A worker process as the supervisor sees it."""
+
+    def __init__(self):
+        self.row, self.pid, self.pipe, self.exit_code = 0, 1, None, None
+        self.age = self.silence = 0.0
+        self.ending = None
+        self.served = self.unfit = self.ended = False
+
+    def is_alive(self):
+        return self.exit_code is None
+
+    def die(self, code):
+        self.exit_code = code
+
+    def watch(self, seconds):
+        self.age += seconds
+        self.silence += seconds
+
+    def retire(self):
+        self.ending = 0.0
+
+    def end(self):
+        self.ended = True
+        self.exit_code = -9 if self.exit_code is None else self.exit_code
+
+
+@pytest.fixture
+def keeper(monkeypatch):
+    """A supervisor, with children that tests make die or fall silent."""
+    clock = serving.Clock(monkeypatch, supervisor)
+    monkeypatch.setattr(supervisor, "secret_key", lambda _settings: b"")
+    monkeypatch.setattr(supervisor, "Child", lambda *_: Child())
+    made = Supervisor(Settings(workers=2), serving.CATALOG, None)
+    made.clock = clock
+    made._replace_workers()
+    return made
+
+
+def watch(keeper, seconds):
+    """Let time go by in which the supervisor looks at its workers all the time."""
+    for child in keeper._children:
+        child.watch(seconds)
+    keeper.clock.move(seconds)
+
+
+def test_workers_that_live_are_left_alone(keeper):
+    before = [*keeper._children]
+    watch(keeper, 4.9)
+    keeper._replace_workers()
+    assert keeper._children == before
+
+
+def test_a_worker_that_was_silent_for_5_seconds_is_killed_and_replaced(keeper, caplog):
+    assert HANG_SECONDS == 5.0
+    silent, other = keeper._children
+    watch(keeper, STABLE_SECONDS + 1)
+    other.silence, silent.silence = 0, 5.1
+    keeper._replace_workers()
+    assert silent.ended
+    assert not other.ended
+    assert len(keeper._children) == 2
+    assert "hung for 5 s and was killed" in caplog.text
+
+
+def test_while_the_supervisor_itself_stands_still_no_worker_is_silent(keeper, monkeypatch):
+    monkeypatch.setattr(supervisor, "wait", lambda _pipes, _seconds: keeper.clock.move(3600))
+    keeper._wait()
+    assert {child.silence for child in keeper._children} == {LOOK_SECONDS}
+
+
+@pytest.mark.parametrize("code", [0, 1, -9])
+def test_a_worker_that_ended_is_replaced(keeper, code, caplog):
+    watch(keeper, STABLE_SECONDS + 1)
+    ended, other = keeper._children
+    other.silence = ended.silence = 0
+    ended.die(code)
+    keeper._replace_workers()
+    assert ended not in keeper._children
+    assert other in keeper._children
+    assert len(keeper._children) == 2
+    assert ("ended with status" in caplog.text) == (code != 0)
+
+
+def test_a_worker_that_can_not_start_ends_the_server_unless_one_has_served(keeper):
+    keeper._children[0].die(START_FAILED)
+    keeper._served = True
+    keeper._replace_workers()
+    keeper._served = False
+    keeper._children[0].die(START_FAILED)
+    with pytest.raises(StartError, match="a worker could not start"):
+        keeper._replace_workers()
+
+
+def test_workers_that_end_at_once_are_replaced_after_pauses_that_grow(keeper):
+    pauses = []
+    for _ in range(12):
+        keeper._children[-1].die(1)
+        before = keeper.clock.monotonic()
+        keeper._replace_workers()
+        while len(keeper._children) < 2:
+            keeper.clock.move(0.125)
+            keeper._replace_workers()
+        pauses.append(keeper.clock.monotonic() - before)
+    assert pauses == sorted(pauses)
+    assert 0 < pauses[0] < 1
+    assert MAX_PAUSE_SECONDS <= pauses[-1] < MAX_PAUSE_SECONDS + 1
+
+
+def test_an_unfit_worker_is_retired_when_another_serves(keeper):
+    unfit, other = keeper._children
+    unfit.served = unfit.unfit = other.served = True
+    keeper._replace_workers()
+    assert len(keeper._children) == 3
+    assert unfit.ending is None
+    keeper._children[2].served = True
+    keeper._replace_workers()
+    assert unfit.ending is not None
+    assert other.ending is None
+    unfit.die(0)
+    keeper._replace_workers()
+    assert keeper._children == [other, keeper._children[1]]
+
+
+def test_unfit_workers_never_have_more_replacements_than_there_are_workers(keeper):
+    for _ in range(5):
+        for child in keeper._children:
+            child.served = child.unfit = True
+        keeper._replace_workers()
+    assert len(keeper._children) == 4
+
+
+def test_a_retired_worker_that_does_not_end_is_killed(keeper):
+    child = keeper._children[0]
+    child.ending = Settings().drain_seconds + supervisor.STOP_SECONDS + 0.1
+    keeper._replace_workers()
+    assert child.ended
+
+
+# A worker's beginning and end
+
+
+def forked(monkeypatch, run, supervisor_pid=None):
+    """Be a supervised worker that runs this, in a process of its own; get its exit status."""
+    monkeypatch.setattr(worker, "run_worker", run)
+    monkeypatch.setattr(worker, "Service", lambda *_, **__: None)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    pid = os.getpid() if supervisor_pid is None else supervisor_pid
+    process = context.Process(target=worker.supervised_worker, args=(Settings(), None, None, b"", None, theirs, pid))
+    process.start()
+    theirs.close()
+    process.join(serving.PATIENCE)
+    ours.close()
+    status = process.exitcode
+    process.kill()
+    process.join()
+    return status
+
+
+def fail(error):
+    def run(*_arguments):
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("run", "status"),
+    [
+        (lambda *_: None, 0),
+        (fail(StartError("no")), START_FAILED),
+        (fail(ValueError("no")), 1),
+        (fail(SystemExit(0)), 1),
+    ],
+)
+def test_a_worker_says_by_its_status_how_it_ended(monkeypatch, run, status):
+    assert forked(monkeypatch, run) == status
+
+
+def test_a_worker_whose_supervisor_has_died_already_ends_at_once(monkeypatch):
+    assert forked(monkeypatch, lambda *_: None, supervisor_pid=1) == 1
+
+
+def test_a_worker_leaves_ctrl_c_to_its_supervisor(monkeypatch):
+    def run(*_arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        raise StartError("it lives")
+
+    assert forked(monkeypatch, run) == START_FAILED
+
+
+def test_a_worker_takes_all_the_open_files_that_it_may_have(monkeypatch):
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def see(_service):
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+        raise StartError if allowed else ValueError
+
+    def run(*arguments):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))
+        real(*arguments)
+
+    real = worker.run_worker
+    monkeypatch.setattr(worker, "create_app", see)
+    assert forked(monkeypatch, run) == START_FAILED
+
+
+def test_connections_send_answers_without_delay():
+    with (
+        listen("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()) as _,
+        listener.accept()[0] as connection,
+    ):
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_an_address_that_is_taken_is_named():
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"Can't listen on 127.0.0.1:{port}"):
+            listen("127.0.0.1", port)
+
+
+# Draining
+
+
+def leaving(bench, context):
+    return asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), bench._loop)
+
+
+def running_call(**settings):
+    """A server whose regular work goes on, and in which a call runs."""
+    bench = serving.Bench(**settings)
+    context = bench.service.running()
+    bench._run(context.__aenter__())
+    session_id = bench.create()
+    gate = serving.ledger.gates["draining"] = threading.Event()
+    before = len(serving.ledger.runs)
+    call = bench.later_call(session_id, "add_and_hold", name="draining")
+    wait_until(lambda: len(serving.ledger.runs) > before, "the call")
+    return bench, context, session_id, gate, call
+
+
+def test_a_drain_waits_for_what_runs_and_what_waits_behind_it():
+    bench, context, session_id, gate, call = running_call(drain_seconds=600)
+    behind = bench.later_call(session_id, "add", amount=1)
+    end = leaving(bench, context)
+    assert bench.result(bench.create(), "add", amount=1) == 1
+    assert not end.done()
+    gate.set()
+    assert call.result(serving.PATIENCE)["result"] == 3
+    assert behind.result(serving.PATIENCE)["result"] == 4
+    end.result(serving.PATIENCE)
+    bench.close()
+
+
+def test_a_drain_ends_when_its_time_is_over():
+    bench, context, session_id, gate, call = running_call(drain_seconds=0.01)
+    leaving(bench, context).result(serving.PATIENCE)
+    with pytest.raises(serving.RpcError) as refused:
+        call.result(serving.PATIENCE)
+    assert refused.value.code == -32006
+    gate.set()
+    assert bench.store.get(session_id)[1].version == 0
+    bench.close()
+
+
+# Heartbeats
+
+
+def test_a_worker_ends_when_nobody_takes_its_heartbeats_any_more(monkeypatch):
+    def run(*_arguments):
+        ours, theirs = multiprocessing.Pipe()
+        ours.close()
+        SupervisorPipe(theirs)
+        threading.Event().wait()
+
+    assert forked(monkeypatch, run) == 1
+
+
+class Pipe:
+    """Takes heartbeats, as many as a test wants to see."""
+
+    def __init__(self):
+        self.sent = []
+        self.turns = threading.Semaphore(0)
+
+    def poll(self, _seconds):
+        self.turns.acquire()
+        return False
+
+    def send_bytes(self, what):
+        self.sent.append(what)
+
+
+def test_heartbeats_say_whether_a_worker_serves_and_stop_if_its_event_loop_stands_still(monkeypatch):
+    clock = serving.Clock(monkeypatch, pipe)
+    taker = Pipe()
+    turns = taker.turns
+
+    def beat():
+        before, waits = len(taker.sent), turns._value
+        assert waits == 0
+        turns.release()
+        wait_until(lambda: turns._value == 0 and len(turns._cond._waiters) == 1, "the end of a beat")
+        return taker.sent[before:]
+
+    heartbeat = SupervisorPipe(taker)
+    wait_until(lambda: len(turns._cond._waiters) == 1, "the first beat")
+    assert taker.sent == [STARTING]
+    assert beat() == [STARTING]
+    heartbeat.turn()
+    assert beat() == [SERVING]
+    clock.move(1.9)
+    assert beat() == [SERVING]
+    clock.move(0.2)
+    assert beat() == beat() == []
+    heartbeat.turn()
+    assert beat() == [SERVING]
+    heartbeat.unfit = True
+    assert beat() == [UNFIT]
+    heartbeat.turn(last=True)
+    clock.move(60)
+    assert beat() == [STARTING]

@@ -1,0 +1,137 @@
+"""Records have a limit, whatever clients send; and a repeated call still gets the whole answer."""
+
+import json
+
+import pytest
+from serving import Bench, RpcError
+
+LIMIT = 4096
+BIG = "x" * 100_000
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def bench(request, tmp_path):
+    store = "memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 'sessions.db'}"
+    made = Bench(store=store, max_record_bytes=LIMIT, max_reply_bytes=4 * LIMIT)
+    yield made
+    made.close()
+
+
+def stored_bytes(bench, session_id):
+    return sum(len(record.body) for record in bench.store.records(session_id, -1, 1000))
+
+
+def trace(bench, session_id):
+    return bench.rpc("get_trace", session_id=session_id)
+
+
+def test_the_arguments_of_a_function_that_does_not_exist_are_cut(bench):
+    session_id = bench.create()
+    assert bench.call(session_id, "nothing" * 1000, value=BIG)["error"].startswith("ToolNotFoundError: ")
+    record = trace(bench, session_id)[0]
+    assert record["kwargs"]["value"]["$cut"]["bytes"] == len(BIG) + 2
+    assert len(record["function"]) <= 200
+    assert stored_bytes(bench, session_id) < LIMIT
+
+
+def test_only_large_arguments_are_cut_unless_there_are_too_many(bench):
+    session_id = bench.create()
+    bench.call(session_id, "echo", value=BIG, other=[1], name="x")
+    bench.call(session_id, "echo", **{f"argument {number}": "x" * 900 for number in range(100)})
+    first, second = (record["kwargs"] for record in trace(bench, session_id))
+    assert (first["other"], first["name"], list(first["value"])) == ([1], "x", ["$cut"])
+    assert list(second) == ["$cut"]
+    assert stored_bytes(bench, session_id) < 4 * LIMIT
+
+
+def test_what_is_cut_has_a_digest_that_tells_it_from_other_values(bench):
+    session_id = bench.create()
+    for value in (BIG, BIG, BIG + "y"):
+        bench.call(session_id, "nothing", value=value)
+    one, same, other = (record["kwargs"]["value"]["$cut"] for record in trace(bench, session_id))
+    assert one == same
+    assert one["digest"] != other["digest"]
+
+
+@pytest.mark.parametrize(
+    ("function", "kwargs"),
+    [
+        ("echo", {"value": BIG}),
+        ("add_then", {"how": BIG}),
+        ("nothing", {"value": BIG}),
+        ("fail", {"text": BIG}),
+        ("add", {BIG: 1, "amount": "x"}),
+    ],
+)
+def test_the_repeat_of_a_call_gets_the_whole_answer(bench, function, kwargs):
+    session_id = bench.create()
+    params = {"session_id": session_id, "function": function, "kwargs": kwargs, "call_id": "c"}
+    first = bench.rpc("run_function", **params)
+    assert bench.rpc("run_function", **params) == first
+    other = {**kwargs, next(iter(kwargs)): "other"}
+    with pytest.raises(RpcError) as reused:
+        bench.rpc("run_function", **{**params, "kwargs": other})
+    assert reused.value.code == -32009
+    assert len(json.dumps(trace(bench, session_id))) < 3 * LIMIT
+
+
+def test_a_result_is_cut_in_the_trace_and_not_stored_where_nobody_can_ask_for_it(bench):
+    session_id = bench.create()
+    result = bench.result(session_id, "repeat", text="x", times=50_000)
+    assert len(result) == 50_000
+    assert trace(bench, session_id)[0]["result"]["$cut"]["bytes"] == 50_002
+    assert stored_bytes(bench, session_id) < LIMIT
+
+
+def test_an_error_is_no_longer_than_a_result():
+    bench = Bench(max_result_bytes=2000)
+    envelope = bench.call(bench.create(), "fail", text=BIG)
+    assert envelope["error"].startswith("LookupError: xxx")
+    assert len(envelope["error"]) < 2100
+    with pytest.raises(RpcError) as refused:
+        bench.rpc("run_function", session_id=bench.create(), function="add", kwargs={BIG: 1}, raise_on_error=True)
+    assert len(json.dumps(refused.value.data)) < 2100
+    bench.close()
+
+
+def test_a_trace_ends_at_a_size_and_goes_on_after_the_last_record(bench):
+    session_id = bench.create()
+    for number in range(30):
+        bench.call(session_id, "echo", value=f"{number} {'x' * 1000}")
+    indices, pages = [], 0
+    while page := bench.rpc("get_trace", session_id=session_id, after=indices[-1] if indices else -1):
+        assert len(json.dumps(page)) < 6 * LIMIT
+        indices += [record["index"] for record in page]
+        pages += 1
+    assert indices == list(range(30))
+    assert pages > 3
+
+
+def test_a_list_of_sessions_ends_at_a_size_and_goes_on_after_the_last_one(bench):
+    made = {bench.create(labels={"name": "x" * 3000}) for _ in range(12)}
+    listed, pages = [], 0
+    while page := bench.rpc("list_sessions", after=listed[-1] if listed else ""):
+        assert len(json.dumps(page)) < 6 * LIMIT
+        listed += [session["session_id"] for session in page]
+        pages += 1
+    assert set(listed) == made
+    assert len(listed) == 12
+    assert pages > 2
+
+
+def test_more_forks_than_an_answer_can_hold_are_refused_before_they_are_made(bench):
+    session_id = bench.create(labels={"name": "x" * 3000})
+    with pytest.raises(RpcError) as refused:
+        bench.rpc("fork_session", session_id=session_id, count=20)
+    assert refused.value.code == -32007
+    assert "ask for " in refused.value.message
+    assert bench.store.count() == 1
+    assert len(bench.rpc("fork_session", session_id=session_id, count=4)) == 4
+
+
+def test_all_labels_together_have_a_limit(bench):
+    bench.create(labels={str(number): "x" * 4000 for number in range(4)})
+    with pytest.raises(RpcError) as refused:
+        bench.create(labels={str(number): "é" * 2000 for number in range(5)})
+    assert refused.value.code == -32602
+    assert "All labels together have 20005 bytes; 16384 are allowed" in refused.value.data["detail"]

@@ -1,0 +1,135 @@
+"""A lost answer to what creates or resets sessions: sent again with its call_id, it is answered as the first time."""
+
+import pytest
+import serving
+from serving import Bench, RpcError
+
+from server.stores import open_store
+
+CREATE = {"toolpacks": ["ledger"], "labels": {"run": "1"}, "ttl_seconds": 60}
+
+
+def refused(code, call, /, *args, **params):
+    with pytest.raises(RpcError) as error:
+        call(*args, **params)
+    assert error.value.code == code
+    return error.value
+
+
+def test_a_repeated_create_gets_the_same_session(stored_bench):
+    first = stored_bench.rpc("create_session", call_id="c", **CREATE)
+    stored_bench.result(first["session_id"], "add", amount=1)
+    assert stored_bench.rpc("create_session", call_id="c", **CREATE) == first
+    assert stored_bench.store.count() == 1
+    assert stored_bench.rpc("create_session", call_id="d", **CREATE)["session_id"] != first["session_id"]
+
+
+def test_a_repeated_fork_gets_the_same_sessions_whatever_has_happened_to_the_parent(stored_bench):
+    parent = stored_bench.create()
+    stored_bench.result(parent, "add", amount=1)
+    first = stored_bench.rpc("fork_session", session_id=parent, count=3, call_id="f")
+    assert len({fork["session_id"] for fork in first}) == 3
+    stored_bench.result(parent, "add", amount=1)
+    assert stored_bench.rpc("fork_session", session_id=parent, count=3, call_id="f") == first
+    stored_bench.rpc("close_session", session_id=parent)
+    assert stored_bench.rpc("fork_session", session_id=parent, count=3, call_id="f") == first
+    assert stored_bench.result(first[2]["session_id"], "total") == 1
+
+
+def test_a_repeated_reset_gets_the_same_version(stored_bench):
+    session_id = stored_bench.create()
+    stored_bench.result(session_id, "add", amount=1)
+    first = stored_bench.rpc("reset_session", session_id=session_id, call_id="r")
+    assert first["version"] == 2
+    stored_bench.result(session_id, "add", amount=5)
+    again = stored_bench.rpc("reset_session", session_id=session_id, call_id="r")
+    assert again["version"] == 2
+    assert stored_bench.result(session_id, "total") == 5
+    kinds = [record["kind"] for record in stored_bench.rpc("get_trace", session_id=session_id)]
+    assert kinds == ["call", "reset", "call", "call"]
+    assert stored_bench.rpc("get_trace", session_id=session_id)[1]["call_id"] == "r"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"toolpacks": ["vault"]}, {"labels": {}}, {"ttl_seconds": 61}, {"environment": {"ledger": {}}}],
+)
+def test_a_call_id_of_another_create_is_refused(stored_bench, other):
+    stored_bench.rpc("create_session", call_id="c", **CREATE)
+    reused = refused(-32009, stored_bench.rpc, "create_session", call_id="c", **{**CREATE, **other})
+    assert reused.data == {"type": "CallIdReusedError"}
+    assert stored_bench.store.count() == 1
+
+
+@pytest.mark.parametrize("other", [{"count": 3}, {"count": 1}, {"version": 0}, {"labels": {"a": "b"}}])
+def test_a_call_id_of_another_fork_is_refused(stored_bench, other):
+    session_id = stored_bench.create()
+    stored_bench.rpc("fork_session", session_id=session_id, call_id="f", count=2)
+    params = {"session_id": session_id, "count": 2, "call_id": "f", **other}
+    refused(-32009, stored_bench.rpc, "fork_session", **params)
+    refused(-32009, stored_bench.rpc, "create_session", call_id="f")
+    assert stored_bench.store.count() == 3
+
+
+def test_a_call_id_of_another_reset_or_of_a_call_is_refused(stored_bench):
+    session_id = stored_bench.create()
+    stored_bench.call(session_id, "add", {"call_id": "one"}, amount=1)
+    stored_bench.rpc("reset_session", session_id=session_id, call_id="two")
+    refused(-32009, stored_bench.rpc, "reset_session", session_id=session_id, version=1, call_id="two")
+    refused(-32009, stored_bench.rpc, "reset_session", session_id=session_id, call_id="one")
+    refused(-32009, stored_bench.call, session_id, "add", {"call_id": "two"}, amount=1)
+    assert stored_bench.version(session_id) == 2
+
+
+def test_call_ids_of_creation_belong_to_one_name(stored_bench):
+    ann = stored_bench.rpc("create_session", call_id="c", owner="ann", **CREATE)
+    bob = stored_bench.rpc("create_session", call_id="c", owner="bob", **CREATE)
+    assert ann["session_id"] != bob["session_id"]
+
+
+def test_a_refused_create_leaves_its_call_id_free(stored_bench):
+    refused(-32602, stored_bench.rpc, "create_session", toolpacks=["unknown"], call_id="c")
+    stored_bench.rpc("create_session", call_id="c", **CREATE)
+
+
+@pytest.mark.parametrize("method", ["create_session", "fork_session", "reset_session"])
+def test_two_at_the_same_time_do_it_once(stored_bench, method):
+    params = {**CREATE}
+    if method != "create_session":
+        params = {"session_id": stored_bench.create()}
+    before = stored_bench.store.count()
+    with stored_bench.paused():
+        sent = [stored_bench.later(method, call_id="same", **params) for _ in range(8)]
+    answers = [answer.result(serving.PATIENCE) for answer in sent]
+    if method == "reset_session":
+        assert {answer["version"] for answer in answers} == {1}
+        assert stored_bench.version(params["session_id"]) == 1
+    else:
+        assert all(answer == answers[0] for answer in answers)
+        assert stored_bench.store.count() == before + 1
+
+
+def test_a_restarted_server_and_another_worker_still_know(tmp_path):
+    url = f"sqlite:///{tmp_path / 'sessions.db'}"
+    benches = [Bench(store=open_store(url, exclusive=False)) for _ in range(2)]
+    one, two = benches
+    created = one.rpc("create_session", call_id="c", **CREATE)
+    session_id = created["session_id"]
+    assert two.rpc("create_session", call_id="c", **CREATE) == created
+    forks = two.rpc("fork_session", session_id=session_id, count=2, call_id="f")
+    assert one.rpc("fork_session", session_id=session_id, count=2, call_id="f") == forks
+    assert one.rpc("reset_session", session_id=session_id, call_id="r")["version"] == 1
+    assert two.rpc("reset_session", session_id=session_id, call_id="r")["version"] == 1
+    with one.paused(), two.paused():
+        sent = [bench.later("create_session", call_id="d", **CREATE) for bench in benches for _ in range(4)]
+    answers = [answer.result(serving.PATIENCE) for answer in sent]
+    assert all(answer == answers[0] for answer in answers)
+    for bench in benches:
+        bench.close()
+        bench.store.close()
+    restarted = Bench(store=url)
+    assert restarted.rpc("create_session", call_id="c", **CREATE) == created
+    assert restarted.rpc("fork_session", session_id=session_id, count=2, call_id="f") == forks
+    assert restarted.rpc("reset_session", session_id=session_id, call_id="r")["version"] == 1
+    assert restarted.version(session_id) == 1
+    restarted.close()

@@ -1,0 +1,76 @@
+"""The key of the hash on stored snapshots: given, or made once, for the server's user alone."""
+
+import os
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from server.errors import SettingsError
+from server.secret_key import secret_key
+from server.settings import Settings
+
+PATIENCE = 20.0
+
+
+def made(folder, **settings):
+    return secret_key(Settings(data_dir=folder, **settings))
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077])
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_only_the_servers_user_may_read_the_key_that_is_made(tmp_path):
+    made(tmp_path / "data")
+    (file,) = (tmp_path / "data").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_it_is_made_once_and_long(tmp_path):
+    key = made(tmp_path / "a" / "b")
+    assert len(key) == 64
+    assert made(tmp_path / "a" / "b") == key == (tmp_path / "a" / "b" / "secret.key").read_bytes()
+    assert made(tmp_path / "c") != key
+
+
+def test_many_that_make_it_at_once_get_the_same_and_leave_nothing_else(tmp_path):
+    start = threading.Barrier(8)
+
+    def make(_number):
+        start.wait(PATIENCE)
+        return made(tmp_path)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(make, range(8)))) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.key"]
+
+
+def test_a_key_that_is_given_is_taken_and_none_is_made(tmp_path):
+    assert made(tmp_path / "none", secret_key="one of sixteen or more") == b"one of sixteen or more"
+    assert not (tmp_path / "none").exists()
+
+
+def test_in_memory_each_server_has_another_and_writes_none(tmp_path):
+    keys = {made(tmp_path / "none", store="memory:") for _ in range(3)}
+    assert [len(key) for key in keys] == [32] * 3
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("store", ["redis://localhost/0", "rediss://localhost/0"])
+def test_servers_that_share_a_redis_are_asked_for_one(tmp_path, store):
+    with pytest.raises(SettingsError, match="set TOOLPACK_SECRET_KEY"):
+        made(tmp_path / "none", store=store)
+    assert not (tmp_path / "none").exists()
+
+
+def test_where_it_can_not_be_made_the_server_says_what_to_do(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match=r"can't be read or created: .*Set TOOLPACK_SECRET_KEY\.") as wrong:
+        made(tmp_path / "file")
+    assert str(tmp_path) not in str(wrong.value)
