@@ -18,10 +18,12 @@ import uvicorn
 from serving import wait_until
 
 from server.errors import SettingsError, StartError
-from server.processes import supervisor, worker
+from server.processes import draining, pipe, supervisor, worker
+from server.processes.draining import DrainingServer
 from server.processes.listen import listen
-from server.processes.supervisor import HANG_SECONDS, Supervisor
-from server.processes.worker import SERVING, START_FAILED, STARTING, DrainingServer, Heartbeat
+from server.processes.pipe import SERVING, STARTING, UNFIT, SupervisorPipe
+from server.processes.supervisor import HANG_SECONDS, LOOK_SECONDS, MAX_PAUSE_SECONDS, STABLE_SECONDS, Supervisor
+from server.processes.worker import START_FAILED
 from server.settings import Settings
 from server.web.app import create_app
 
@@ -70,7 +72,7 @@ class Idle:
 
 @pytest.fixture
 def clock(monkeypatch):
-    return serving.Clock(monkeypatch, worker)
+    return serving.Clock(monkeypatch, draining)
 
 
 @pytest.fixture
@@ -78,15 +80,16 @@ def server(clock):
     sessions = Idle()
     service = SimpleNamespace(settings=Settings(drain_seconds=8), sessions=sessions)
     service.is_unfit = lambda: sessions.stuck > service.settings.max_stuck_threads
-    gateway = SimpleNamespace(ready=True, service=service)
-    made = DrainingServer(uvicorn.Config(lambda: None), gateway, Heartbeat())
+    gateway = SimpleNamespace(ready=True, answering=0, service=service)
+    made = DrainingServer(uvicorn.Config(lambda: None), gateway, SupervisorPipe())
+    made.servers = []
     made.gateway, made.sessions, made.clock = gateway, sessions, clock
 
     async def tick(_self, _counter):
         return made.should_exit
 
     # uvicorn's own tick writes headers and counts requests, of which there are none here.
-    made.tick = lambda: _run(worker.DrainingServer.on_tick(made, 0))
+    made.tick = lambda: _run(DrainingServer.on_tick(made, 0))
     uvicorn_tick, uvicorn.Server.on_tick = uvicorn.Server.on_tick, tick
     yield made
     uvicorn.Server.on_tick = uvicorn_tick
@@ -106,14 +109,12 @@ def test_at_sigterm_a_worker_says_so_and_waits_for_running_calls(server, clock):
     assert not server.tick()
     server.sessions.idle = True
     assert server.tick()
-    assert not server.sessions.stopped
 
 
 def test_what_runs_for_longer_than_that_is_given_up(server, clock):
     server.handle_exit(signal.SIGTERM, None)
     clock.move(8.1)
     assert server.tick()
-    assert server.sessions.stopped
 
 
 def test_at_a_second_ctrl_c_a_worker_waits_no_longer(server, clock):
@@ -123,7 +124,6 @@ def test_at_a_second_ctrl_c_a_worker_waits_no_longer(server, clock):
     server.handle_exit(signal.SIGINT, None)
     clock.move(0.1)
     assert server.tick()
-    assert server.sessions.stopped
 
 
 def test_a_second_sigterm_changes_nothing(server, clock):
@@ -136,24 +136,61 @@ def test_a_second_sigterm_changes_nothing(server, clock):
     assert server.tick()
 
 
-def test_a_worker_with_too_many_stuck_threads_drains_by_itself(server):
+def test_a_request_that_is_being_answered_is_waited_for(server):
+    server.gateway.answering = 1
+    server.sessions.idle = True
+    server.handle_exit(signal.SIGTERM, None)
+    assert not server.tick()
+    server.gateway.answering = 0
+    assert server.tick()
+
+
+def test_a_worker_with_too_many_stuck_threads_goes_on_until_it_is_retired(server):
     server.sessions.stuck = server.gateway.service.settings.max_stuck_threads
     assert not server.tick()
-    assert server.gateway.ready
+    assert not server._pipe.unfit
     server.sessions.stuck += 1
-    assert not server.tick()
-    assert not server.gateway.ready
     server.sessions.idle = True
+    assert not server.tick()
+    assert server._pipe.unfit
+    assert server.gateway.ready
+    server._pipe.retired = True
+    assert server.tick()
+    assert server.gateway.ready
+
+
+class Connection:
+    """A connection on which nothing has come yet."""
+
+    cycle = None
+
+
+def test_a_retired_worker_waits_for_its_connections_and_the_time_that_they_have_is_bounded(server, clock):
+    server.server_state.connections.add(Connection())
+    server.sessions.idle = server._pipe.retired = True
+    server.gateway.service.settings = Settings(workers=2, drain_seconds=8)
+    assert not server.tick()
+    clock.move(7.9)
+    assert not server.tick()
+    clock.move(0.2)
+    assert server.tick()
+
+
+def test_a_retired_worker_that_keeps_the_store_from_the_next_waits_less(server, clock):
+    server.server_state.connections.add(Connection())
+    server.sessions.idle = server._pipe.retired = True
+    assert not server.tick()
+    clock.move(draining.LINGER_SECONDS + 0.1)
     assert server.tick()
 
 
 def test_a_worker_that_ends_is_watched_no_longer(server):
     server.tick()
-    assert server._heartbeat._turned is not None
+    assert server._pipe._turned is not None
     server.handle_exit(signal.SIGTERM, None)
     server.sessions.idle = True
     server.tick()
-    assert server._heartbeat._turned is None
+    assert server._pipe._turned is None
 
 
 def test_draining_answers_with_503_what_is_new():
@@ -277,103 +314,143 @@ def test_two_ctrl_c_end_a_server_whatever_runs(tmp_path):
 # The supervisor
 
 
-class Process:
+class Child:
     """A worker process as the supervisor sees it."""
 
     def __init__(self):
-        self.alive, self.exitcode, self.pid = True, None, 1
+        self.row, self.pid, self.pipe, self.exit_code = 0, 1, None, None
+        self.age = self.silence = 0.0
+        self.ending = None
+        self.served = self.unfit = self.ended = False
 
     def is_alive(self):
-        return self.alive
+        return self.exit_code is None
 
+    def die(self, code):
+        self.exit_code = code
 
-class Child:
-    def __init__(self, clock):
-        self.process = Process()
-        self.started = self.seen = clock.monotonic()
-        self.served = False
-        self.ended = False
+    def watch(self, seconds):
+        self.age += seconds
+        self.silence += seconds
 
-    def look(self):
-        pass
+    def retire(self):
+        self.ending = 0.0
 
     def end(self):
         self.ended = True
-        self.process.alive = False
+        self.exit_code = -9 if self.exit_code is None else self.exit_code
 
 
 @pytest.fixture
 def keeper(monkeypatch):
     """A supervisor, with children that tests make die or fall silent."""
     clock = serving.Clock(monkeypatch, supervisor)
-    clock.sleep = lambda _seconds: None
-    made = Supervisor(Settings(), None, None)
+    monkeypatch.setattr(supervisor, "secret_key", lambda _settings: b"")
+    monkeypatch.setattr(supervisor, "Child", lambda *_: Child())
+    made = Supervisor(Settings(workers=2), serving.CATALOG, None)
     made.clock = clock
-    made._child = lambda: Child(clock)
+    made._replace_workers()
     return made
 
 
-def test_a_worker_that_lives_is_left_alone(keeper):
-    child = keeper._child()
-    keeper.clock.move(4.9)
-    assert keeper._tended(child) is child
-    assert not child.ended
+def watch(keeper, seconds):
+    """Let time go by in which the supervisor looks at its workers all the time."""
+    for child in keeper._children:
+        child.watch(seconds)
+    keeper.clock.move(seconds)
+
+
+def test_workers_that_live_are_left_alone(keeper):
+    before = [*keeper._children]
+    watch(keeper, 4.9)
+    keeper._replace_workers()
+    assert keeper._children == before
 
 
 def test_a_worker_that_was_silent_for_5_seconds_is_killed_and_replaced(keeper, caplog):
     assert HANG_SECONDS == 5.0
-    child = keeper._child()
-    keeper.clock.move(5.1)
-    assert keeper._tended(child) is not child
-    assert child.ended
+    silent, other = keeper._children
+    watch(keeper, STABLE_SECONDS + 1)
+    other.silence, silent.silence = 0, 5.1
+    keeper._replace_workers()
+    assert silent.ended
+    assert not other.ended
+    assert len(keeper._children) == 2
     assert "hung for 5 s and was killed" in caplog.text
 
 
+def test_while_the_supervisor_itself_stands_still_no_worker_is_silent(keeper, monkeypatch):
+    monkeypatch.setattr(supervisor, "wait", lambda _pipes, _seconds: keeper.clock.move(3600))
+    keeper._wait()
+    assert {child.silence for child in keeper._children} == {LOOK_SECONDS}
+
+
 @pytest.mark.parametrize("code", [0, 1, -9])
-def test_a_worker_that_ended_is_replaced(keeper, code):
-    child = keeper._child()
-    child.process.alive, child.process.exitcode = False, code
-    assert keeper._tended(child) is not child
-    assert child.ended
-
-
-def test_only_an_end_that_is_no_success_is_logged(keeper, caplog):
-    child = keeper._child()
-    child.process.alive, child.process.exitcode = False, 0
-    keeper._tended(child)
-    assert caplog.text == ""
-    child.process.exitcode = 1
-    keeper._tended(child)
-    assert "ended with status 1: it is replaced" in caplog.text
+def test_a_worker_that_ended_is_replaced(keeper, code, caplog):
+    watch(keeper, STABLE_SECONDS + 1)
+    ended, other = keeper._children
+    other.silence = ended.silence = 0
+    ended.die(code)
+    keeper._replace_workers()
+    assert ended not in keeper._children
+    assert other in keeper._children
+    assert len(keeper._children) == 2
+    assert ("ended with status" in caplog.text) == (code != 0)
 
 
 def test_a_worker_that_can_not_start_ends_the_server_unless_one_has_served(keeper):
-    child = keeper._child()
-    child.process.alive, child.process.exitcode = False, START_FAILED
+    keeper._children[0].die(START_FAILED)
+    keeper._served = True
+    keeper._replace_workers()
+    keeper._served = False
+    keeper._children[0].die(START_FAILED)
     with pytest.raises(StartError, match="a worker could not start"):
-        keeper._tended(child)
-    other = keeper._child()
-    other.served = True
-    keeper._tended(other)
-    assert keeper._tended(child) is not child
+        keeper._replace_workers()
 
 
-def test_while_the_server_stops_no_worker_is_replaced(keeper):
-    child = keeper._child()
-    child.process.alive, child.process.exitcode = False, 0
-    keeper._stopping = True
-    assert keeper._tended(child) is child
+def test_workers_that_end_at_once_are_replaced_after_pauses_that_grow(keeper):
+    pauses = []
+    for _ in range(12):
+        keeper._children[-1].die(1)
+        before = keeper.clock.monotonic()
+        keeper._replace_workers()
+        while len(keeper._children) < 2:
+            keeper.clock.move(0.125)
+            keeper._replace_workers()
+        pauses.append(keeper.clock.monotonic() - before)
+    assert pauses == sorted(pauses)
+    assert 0 < pauses[0] < 1
+    assert MAX_PAUSE_SECONDS <= pauses[-1] < MAX_PAUSE_SECONDS + 1
 
 
-@pytest.mark.parametrize(("age", "waits"), [(1.9, 1), (2.1, 0)])
-def test_a_worker_that_ends_at_once_is_replaced_after_a_pause(keeper, age, waits):
-    slept = []
-    keeper.clock.sleep = slept.append
-    child = keeper._child()
-    keeper.clock.move(age)
-    child.process.alive, child.process.exitcode = False, 1
-    keeper._tended(child)
-    assert len(slept) == waits
+def test_an_unfit_worker_is_retired_when_another_serves(keeper):
+    unfit, other = keeper._children
+    unfit.served = unfit.unfit = other.served = True
+    keeper._replace_workers()
+    assert len(keeper._children) == 3
+    assert unfit.ending is None
+    keeper._children[2].served = True
+    keeper._replace_workers()
+    assert unfit.ending is not None
+    assert other.ending is None
+    unfit.die(0)
+    keeper._replace_workers()
+    assert keeper._children == [other, keeper._children[1]]
+
+
+def test_unfit_workers_never_have_more_replacements_than_there_are_workers(keeper):
+    for _ in range(5):
+        for child in keeper._children:
+            child.served = child.unfit = True
+        keeper._replace_workers()
+    assert len(keeper._children) == 4
+
+
+def test_a_retired_worker_that_does_not_end_is_killed(keeper):
+    child = keeper._children[0]
+    child.ending = Settings().drain_seconds + supervisor.STOP_SECONDS + 0.1
+    keeper._replace_workers()
+    assert child.ended
 
 
 # A worker's beginning and end
@@ -382,10 +459,11 @@ def test_a_worker_that_ends_at_once_is_replaced_after_a_pause(keeper, age, waits
 def forked(monkeypatch, run, supervisor_pid=None):
     """Be a supervised worker that runs this, in a process of its own; get its exit status."""
     monkeypatch.setattr(worker, "run_worker", run)
+    monkeypatch.setattr(worker, "Service", lambda *_, **__: None)
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
+    ours, theirs = context.Pipe()
     pid = os.getpid() if supervisor_pid is None else supervisor_pid
-    process = context.Process(target=worker.supervised_worker, args=(Settings(), None, None, theirs, pid))
+    process = context.Process(target=worker.supervised_worker, args=(Settings(), None, None, b"", None, theirs, pid))
     process.start()
     theirs.close()
     process.join(serving.PATIENCE)
@@ -441,7 +519,6 @@ def test_a_worker_takes_all_the_open_files_that_it_may_have(monkeypatch):
 
     real = worker.run_worker
     monkeypatch.setattr(worker, "create_app", see)
-    monkeypatch.setattr(worker, "Service", lambda *_: None)
     assert forked(monkeypatch, run) == START_FAILED
 
 
@@ -457,7 +534,7 @@ def test_connections_send_answers_without_delay():
 def test_an_address_that_is_taken_is_named():
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(SettingsError, match=f"127.0.0.1:{port} can't be listened on"):
+        with pytest.raises(SettingsError, match=f"Can't listen on 127.0.0.1:{port}"):
             listen("127.0.0.1", port)
 
 
@@ -497,7 +574,9 @@ def test_a_drain_waits_for_what_runs_and_what_waits_behind_it():
 def test_a_drain_ends_when_its_time_is_over():
     bench, context, session_id, gate, call = running_call(drain_seconds=0.01)
     leaving(bench, context).result(serving.PATIENCE)
-    assert not call.done()
+    with pytest.raises(serving.RpcError) as refused:
+        call.result(serving.PATIENCE)
+    assert refused.value.code == -32006
     gate.set()
     assert bench.store.get(session_id)[1].version == 0
     bench.close()
@@ -508,9 +587,9 @@ def test_a_drain_ends_when_its_time_is_over():
 
 def test_a_worker_ends_when_nobody_takes_its_heartbeats_any_more(monkeypatch):
     def run(*_arguments):
-        ours, theirs = multiprocessing.Pipe(duplex=False)
+        ours, theirs = multiprocessing.Pipe()
         ours.close()
-        Heartbeat(theirs)
+        SupervisorPipe(theirs)
         threading.Event().wait()
 
     assert forked(monkeypatch, run) == 1
@@ -521,26 +600,31 @@ class Pipe:
 
     def __init__(self):
         self.sent = []
+        self.turns = threading.Semaphore(0)
+
+    def poll(self, _seconds):
+        self.turns.acquire()
+        return False
 
     def send_bytes(self, what):
         self.sent.append(what)
 
 
 def test_heartbeats_say_whether_a_worker_serves_and_stop_if_its_event_loop_stands_still(monkeypatch):
-    clock = serving.Clock(monkeypatch, worker)
-    pipe, turns = Pipe(), threading.Semaphore(0)
-    clock.sleep = lambda _seconds: turns.acquire()
+    clock = serving.Clock(monkeypatch, pipe)
+    taker = Pipe()
+    turns = taker.turns
 
     def beat():
-        before, waits = len(pipe.sent), turns._value
+        before, waits = len(taker.sent), turns._value
         assert waits == 0
         turns.release()
         wait_until(lambda: turns._value == 0 and len(turns._cond._waiters) == 1, "the end of a beat")
-        return pipe.sent[before:]
+        return taker.sent[before:]
 
-    heartbeat = Heartbeat(pipe)
+    heartbeat = SupervisorPipe(taker)
     wait_until(lambda: len(turns._cond._waiters) == 1, "the first beat")
-    assert pipe.sent == [STARTING]
+    assert taker.sent == [STARTING]
     assert beat() == [STARTING]
     heartbeat.turn()
     assert beat() == [SERVING]
@@ -550,6 +634,8 @@ def test_heartbeats_say_whether_a_worker_serves_and_stop_if_its_event_loop_stand
     assert beat() == beat() == []
     heartbeat.turn()
     assert beat() == [SERVING]
+    heartbeat.unfit = True
+    assert beat() == [UNFIT]
     heartbeat.turn(last=True)
     clock.move(60)
     assert beat() == [STARTING]
