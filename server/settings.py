@@ -83,6 +83,14 @@ class Settings(BaseSettings):
         40 * 2**20, ge=0, description="Memory, as estimated, for sessions that a worker keeps ready."
     )
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Size of a request's body.")
+    max_agent_body_bytes: int = Field(2**20, ge=1024, description="Size of a body that is sent to an agent's path.")
+    max_reply_bytes: int = Field(64 * 2**20, ge=1024, description="Size of the answer to a request.")
+    max_bytes_in_flight: int = Field(
+        64 * 2**20, ge=1024, description="Bytes of the requests that a worker receives or answers at the same time."
+    )
+    max_bytes_in_flight_per_name: int = Field(
+        32 * 2**20, ge=1024, description="How many of those may belong to one name."
+    )
     log_calls: Literal["auto", "json", "text", "off"] = Field(
         "auto", description="A line for each call on standard error: json, text, off, or auto: text on a terminal."
     )

@@ -1,31 +1,25 @@
 """Every limit: its setting, its default, and a clear error that leaves the sessions as they were."""
 
 import contextlib
-import importlib.util
 import json
 import socket
 import threading
 import time
 
-import httpx
 import pytest
 import serving
-import uvicorn
-from http_server import _Server
-from serving import CATALOG, RpcError, ledger, result_of, wait_until
-from uvicorn.protocols.http import auto
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from http_endpoint import HEAD, PING, answer, check_refusal, is_ended, request, served
+from serving import RpcError, ledger, result_of, wait_until
 
-from server.service import Service
 from server.settings import Settings
-from server.web import connections
-from server.web.app import create_app
 
-HEAD = b"POST /rpc HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-PING = b'{"jsonrpc": "2.0", "method": "list_sessions", "id": 1}'
 WAIT_SECONDS = 0.4
 DEFAULTS = {
     "max_body_bytes": 16 * 2**20,
+    "max_agent_body_bytes": 2**20,
+    "max_reply_bytes": 64 * 2**20,
+    "max_bytes_in_flight": 64 * 2**20,
+    "max_bytes_in_flight_per_name": 32 * 2**20,
     "max_json_depth": 128,
     "max_json_values": 250_000,
     "max_batch": 1000,
@@ -39,10 +33,6 @@ DEFAULTS = {
     "header_timeout_seconds": 10,
     "body_timeout_seconds": 30,
 }
-
-
-def request(method, number=1, **params):
-    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
 
 
 @contextlib.contextmanager
@@ -118,6 +108,24 @@ def test_the_answers_of_a_batch_are_limited_together():
         assert [answer.get("error", {}).get("code") for answer in answers] == [None] * 3 + [-32007] * 3 + [-32600]
         assert "send it in another batch" in answers[5]["error"]["message"]
         assert server.version(session) == 3
+
+
+def test_one_answer_is_limited():
+    with bench(max_reply_bytes=5000) as server:
+        session = server.create("ledger")
+        error = refused(-32007, server.call, session, "echo", value="x" * 5000)
+        assert "5000 are allowed here" in error.message
+        assert "TOOLPACK_MAX_REPLY_BYTES" in error.message
+        assert server.version(session) == 1
+        assert len(server.call(session, "echo", value="x" * 4000)["result"]) == 4000
+
+
+def test_the_answers_of_a_batch_are_limited_as_one_answer():
+    with bench(max_reply_bytes=5000) as server:
+        session = server.create("ledger")
+        call = {"session_id": session, "function": "echo", "kwargs": {"value": "x" * 3000}}
+        answers = json.loads(server.answer(json.dumps([request("run_function", n, **call) for n in range(3)])))
+        assert [answer.get("error", {}).get("code") for answer in answers] == [None, -32007, -32007]
 
 
 # What waits
@@ -218,94 +226,11 @@ def test_the_size_of_a_result():
 # Connections
 
 
-def protocol_on_h11():
-    """The module as it is where httptools isn't installed."""
-    spec = importlib.util.spec_from_file_location("protocol_on_h11", connections.__file__)
-    module = importlib.util.module_from_spec(spec)
-    found, auto.AutoHTTPProtocol = auto.AutoHTTPProtocol, H11Protocol
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        auto.AutoHTTPProtocol = found
-    return module
-
-
-class Endpoint:
-    """A server in this process, with its limits on connections."""
-
-    def __init__(self, server, port):
-        self._server, self.port = server, port
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=serving.PATIENCE)
-
-    def rpc(self, method, **params):
-        return result_of(self.http.post("/rpc", json=request(method, **params)).content)
-
-    def connections(self):
-        return len(self._server.server_state.connections)
-
-    def connect(self, *pieces):
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=serving.PATIENCE)
-        connection.sendall(b"".join(pieces))
-        return connection
-
-
-@contextlib.contextmanager
-def served(http, **limits):
-    settings = Settings(store="memory:", **limits)
-    made = (protocol_on_h11() if http == "h11" else connections).limited_protocol(settings)
-    assert issubclass(made, H11Protocol) is (http == "h11" or auto.AutoHTTPProtocol is H11Protocol)
-    app = create_app(Service(settings, CATALOG))
-    server = _Server(uvicorn.Config(app, port=0, log_level="error", access_log=False, http=made, ws="none"))
-    listener = server.config.bind_socket()
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    assert server.listens.wait(serving.PATIENCE)
-    endpoint = Endpoint(server, listener.getsockname()[1])
-    try:
-        with endpoint.http:
-            yield endpoint
-    finally:
-        server.should_exit = True
-        thread.join(serving.PATIENCE)
-        listener.close()
-
-
 @pytest.fixture(scope="module", params=["httptools", "h11"])
 def endpoint(request):
     limits = {"header_timeout_seconds": WAIT_SECONDS, "body_timeout_seconds": WAIT_SECONDS}
     with served(request.param, max_body_bytes=100_000, max_connections=20, **limits) as running:
         yield running
-
-
-def answer(connection):
-    """Read one whole answer: its status and its JSON."""
-    text = b""
-    while b"\r\n\r\n" not in text:
-        data = connection.recv(65536)
-        assert data, text
-        text += data
-    head, _, body = text.partition(b"\r\n\r\n")
-    length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
-    while len(body) < length:
-        data = connection.recv(65536)
-        assert data, text
-        body += data
-    assert len(body) == length, "more than one answer"
-    return int(head.split()[1]), json.loads(body) if body else None
-
-
-def is_ended(connection):
-    try:
-        return connection.recv(65536) == b""
-    except ConnectionResetError:
-        return True
-
-
-def check_refusal(told, status):
-    assert told[0] == status
-    message = told[1]["error"].pop("message")
-    assert told[1] == {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "data": {"status": status}}}
-    return message
 
 
 @pytest.mark.parametrize("announced", [b"Content-Length: 100001", b"Content-Length: 999999999999"])
@@ -322,15 +247,6 @@ def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(endpoint):
     ) as connection:
         connection.sendall(b"ea60\r\n" + b" " * 60_000 + b"\r\n")
         assert "100000 bytes" in check_refusal(answer(connection), 413)
-
-
-def test_after_an_early_answer_the_connection_goes_on(endpoint):
-    body = b" " * 90_000
-    with endpoint.connect(HEAD.replace(b"json", b"x") + b"Content-Length: 90000\r\n\r\n") as connection:
-        check_refusal(answer(connection), 415)
-        connection.sendall(body)
-        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(PING) + PING)
-        assert answer(connection) == (200, {"jsonrpc": "2.0", "result": [], "id": 1})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,14 @@ from typing import Any, TypeVar, cast
 from server.engine.jobs import Errand
 from server.engine.lanes import Lane
 from server.engine.queues import Queues
-from server.errors import HeavyReadError, InternalError, InvalidParamsError, RequestError, SessionNotFoundError
+from server.errors import (
+    HeavyReadError,
+    InternalError,
+    InvalidParamsError,
+    RequestError,
+    SessionNotFoundError,
+    shown,
+)
 from server.execution.call import Outcome
 from server.results import Session
 from server.sessions.calls import CallOperation, CallRequest
@@ -47,6 +54,7 @@ class SessionManager:
         self._store = context.store
         self._settings = context.settings
         self._agents: dict[str, tuple[str, str]] = {}
+        self._agent_keys: dict[str, str] = {}  # by session, of those in `_agents`
         self.queues = Queues(context.store, context.settings)
         self._reader = SessionReader(context, self.queues.cache, HEAVY_BYTES)
         self._heavy_reader = SessionReader(context, self.queues.cache)
@@ -72,11 +80,11 @@ class SessionManager:
         for given in [*options, *environment]:
             if given not in chosen:
                 raise InvalidParamsError(
-                    f"Toolpack {given!r} is not among the session's: {', '.join(chosen) or 'none'}."
+                    f"Toolpack {shown(given)!r} is not among the session's: {', '.join(chosen) or 'none'}."
                 )
         both = options.keys() & environment.keys()
         if both:
-            raise InvalidParamsError(f"Toolpack {min(both)!r} has options and an environment: give one of them.")
+            raise InvalidParamsError(f"Toolpack {shown(min(both))!r} has options and an environment: give one of them.")
         return await self.compute(
             lambda: self._factory.create(owner, chosen, options, environment, labels, ttl_seconds), owner, "create"
         )
@@ -101,7 +109,11 @@ class SessionManager:
         Raises:
             RequestError: It was refused, and nothing has changed.
         """
-        outcome: Outcome = await self.queues.run(CallOperation(self._context, session_id, owner, request))
+        try:
+            outcome: Outcome = await self.queues.run(CallOperation(self._context, session_id, owner, request))
+        except SessionNotFoundError:
+            self._forget_agent(session_id)
+            raise
         return outcome
 
     async def reset(self, session_id: str, owner: str, version: int) -> Session:
@@ -133,19 +145,33 @@ class SessionManager:
 
     async def toolpacks(self, session_id: str, owner: str | None) -> tuple[str, ...]:
         """Get the names of a session's toolpacks, all of which are loaded."""
-        session, _ = await self.read(lambda reader: reader.find(session_id, owner))
+        try:
+            session, _ = await self.read(lambda reader: reader.find(session_id, owner))
+        except SessionNotFoundError:
+            self._forget_agent(session_id)
+            raise
         self._context.runtime(session.toolpacks)
         return session.toolpacks
 
     async def agent_session(self, agent_key: str) -> tuple[str, str]:
-        """Get the id and the owner of the session that an agent's key opens."""
+        """Get the id and the owner of the session that an agent's key opens.
+
+        Raises:
+            SessionNotFoundError: It opens none.
+        """
         found = self._agents.get(agent_key)
         if found is None:
             found = await self._do(lambda: self._find_agent(agent_key))
             if len(self._agents) >= AGENTS_REMEMBERED:
                 self._agents.clear()
+                self._agent_keys.clear()
             self._agents[agent_key] = found
+            self._agent_keys[found[0]] = agent_key
         return found
+
+    def _forget_agent(self, session_id: str) -> None:
+        """Forget the agent's key of a session that doesn't exist any more."""
+        self._agents.pop(self._agent_keys.pop(session_id, ""), None)
 
     def _find_agent(self, agent_key: str) -> tuple[str, str]:
         session_id = self._store.find_agent(agent_key)
@@ -194,6 +220,8 @@ class SessionManager:
     def _delete(self, session_ids: list[str]) -> int:
         deleted = self._store.delete(session_ids)
         self.queues.forget(session_ids)
+        for session_id in session_ids:
+            self._forget_agent(session_id)
         return deleted
 
     # The worker as a whole

@@ -19,6 +19,7 @@ from server.errors import (
     MissingBlobError,
     SessionNotFoundError,
     VersionNotRetainedError,
+    shown,
 )
 from server.execution.parts import environments
 from server.jsonio.strict import Fragment, dumps, loads
@@ -30,8 +31,6 @@ from server.snapshots.pickling import freeze
 from server.snapshots.seal import FORMAT
 from server.stores.base import Head, StoredSession
 from server.times import expiry
-
-SHOWN = 200  # characters of a pointer in an error
 
 
 class SessionReader:
@@ -110,9 +109,9 @@ class SessionReader:
         try:
             found = jsonpointer.resolve_pointer(loads(text), pointer)
         except jsonpointer.JsonPointerException:
-            raise InvalidParamsError(f"The pointer {pointer[:SHOWN]!r} names nothing in this environment.") from None
+            raise InvalidParamsError(f"The pointer {shown(pointer)!r} names nothing in this environment.") from None
         if isinstance(found, jsonpointer.EndOfList):
-            raise InvalidParamsError(f"The pointer {pointer[:SHOWN]!r} names the place after the last element.")
+            raise InvalidParamsError(f"The pointer {shown(pointer)!r} names the place after the last element.")
         return Fragment(dumps(found))
 
     def diff(self, session_id: str, owner: str, from_version: int, to_version: int | None) -> list[dict[str, Json]]:
