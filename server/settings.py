@@ -5,6 +5,7 @@ first sentence of its description; a test compares the two.
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,8 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from server.errors import SettingsError
 
 PREFIX = "TOOLPACK_"
+BOM = "\ufeff"  # some editors put it at the start of a file, and so into a variable that is read from one
+MIN_TOKEN_LENGTH = 8
 
 
 def _split(separator: str) -> BeforeValidator:
@@ -29,16 +32,28 @@ def _split_pairs(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     pairs: dict[str, str] = {}
-    for number, part in enumerate(filter(None, (part.strip() for part in value.split(","))), 1):
-        name, colon, token = part.partition(":")
+    parts = [part.strip() for part in value.removeprefix(BOM).split(",")]
+    if value and not any(parts):  # whoever sets it wants tokens: serving everybody would be the opposite
+        raise ValueError("there is no token in it: give name:token pairs, or unset it")
+    for number, part in enumerate(filter(None, parts), 1):
+        name, colon, token = (text.strip() for text in part.partition(":"))
         if not (name and colon and token):
             raise ValueError(f"entry {number} is not of the form name:token")
+        if len(token) < MIN_TOKEN_LENGTH or not re.fullmatch(r"[!-~]+", token):
+            raise ValueError(
+                f"the token of {name!r} is not {MIN_TOKEN_LENGTH} or more visible ASCII characters: make one with "
+                f"`openssl rand -hex 16`"
+            )
         if name in pairs:
             raise ValueError(f"the name {name!r} is given twice")
         if token in pairs.values():
             raise ValueError(f"the token of {name!r} belongs to another name, too")
         pairs[name] = token
     return pairs
+
+
+def _strip(value: Any) -> Any:
+    return value.removeprefix(BOM).strip() if isinstance(value, str) else value
 
 
 class Settings(BaseSettings):
@@ -61,7 +76,7 @@ class Settings(BaseSettings):
         default_factory=dict, description="Bearer tokens, as name:token pairs; each name sees only its own sessions."
     )
     no_auth: bool = Field(False, description="Serve without tokens on an address that isn't loopback.")
-    secret_key: SecretStr | None = Field(
+    secret_key: Annotated[SecretStr | None, BeforeValidator(_strip)] = Field(
         None, min_length=16, description="Key of the hash on stored snapshots; default: one made in the data directory."
     )
     timeout_seconds: float = Field(30, gt=0, description="Deadline of a call, where its function sets none.")

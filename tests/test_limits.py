@@ -2,15 +2,18 @@
 
 import contextlib
 import json
+import os
 import socket
 import threading
 import time
 
 import pytest
+import server_process
 import serving
 from http_endpoint import HEAD, PING, answer, check_refusal, is_ended, request, served
 from serving import RpcError, ledger, result_of, wait_until
 
+from server.rpc import jsonrpc
 from server.settings import Settings
 
 WAIT_SECONDS = 0.4
@@ -57,6 +60,23 @@ def test_every_limit_is_a_setting_with_a_default():
 
 
 # What is counted in a request
+
+
+def test_a_large_body_is_parsed_in_a_thread_and_a_small_one_at_once(monkeypatch):
+    with bench() as server:
+        session = server.create("ledger")
+        parsed_in = []
+
+        def loads(body):
+            parsed_in.append(threading.current_thread())
+            return json.loads(body)
+
+        monkeypatch.setattr(jsonrpc, "loads", loads)
+        assert server.call(session, "echo", value="x" * 1000)["error"] is None
+        assert server.call(session, "echo", value="x" * 200_000)["error"] is None
+        assert result_of(server.answer(b" " * 100_000 + PING)) is not None
+        refused(-32700, lambda: result_of(server.answer(b" " * 100_000)))
+        assert [thread is server._thread for thread in parsed_in] == [True, False, False, False]
 
 
 def test_json_depth():
@@ -319,6 +339,27 @@ def test_too_many_connections(endpoint):
     assert [status for status, _ in told[:15]] == [408] * 15
     assert "20 connections already" in check_refusal(told[-1], 503)
     assert endpoint.http.get("/healthz").status_code == 200
+
+
+def test_the_limit_of_open_files_is_logged_once(tmp_path, monkeypatch):
+    command = server_process.command
+    limited = ["sh", "-c", 'ulimit -n 60 && exec "$@"', "sh"]
+    monkeypatch.setattr(server_process, "command", lambda *arguments: [*limited, *command(*arguments)])
+    (tmp_path / "without").mkdir()  # uvloop closes connections that it can't accept, and reports nothing
+    (tmp_path / "without" / "uvloop.py").write_text("raise ImportError('hidden by a test')\n")
+    variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "without"), os.environ.get("PYTHONPATH", "")])}
+    with server_process.served(tmp_path, "--store", "memory:", **variables) as server:
+        port = int(server.url.rpartition(":")[2])
+        with contextlib.ExitStack() as stack:
+            for _ in range(100):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE))
+            wait_until((tmp_path / "server.log").read_text, "a line in the log")
+            told = socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE)
+        with told:  # accepted when the others are gone: asyncio has tried again meanwhile
+            told.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert told.recv(100).startswith(b"HTTP/1.1 200")
+    (line,) = (tmp_path / "server.log").read_text().splitlines()
+    assert "Too many open files" in line
 
 
 def test_who_has_sent_all_may_close_its_side(endpoint):

@@ -4,6 +4,7 @@ The rule: cheap checks come first. Headers and token or key are checked before t
 parsed.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -20,6 +21,7 @@ from server.service import Service
 from server.settings import PREFIX
 from server.web.auth import TokenGate
 from server.web.bodies import BytesInFlight, Reservation, check_headers, read_body
+from server.web.faults import LoopFaults
 from server.web.refusals import refusal, send_response
 
 NOT_READY = "The server is starting or stopping: send the request again in a moment."
@@ -45,6 +47,7 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         """Be ready for requests while the application runs."""
+        asyncio.get_running_loop().set_exception_handler(LoopFaults())
         async with self.service.running():
             self.ready = True
             try:
