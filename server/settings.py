@@ -101,10 +101,12 @@ class Settings(BaseSettings):
     max_agent_body_bytes: int = Field(2**20, ge=1024, description="Size of a body that is sent to an agent's path.")
     max_reply_bytes: int = Field(64 * 2**20, ge=1024, description="Size of the answer to a request.")
     max_bytes_in_flight: int = Field(
-        64 * 2**20, ge=1024, description="Bytes of the requests that a worker receives or answers at the same time."
+        256 * 2**20,
+        ge=1024,
+        description="Memory, as estimated, of the requests that a worker receives or answers at the same time.",
     )
     max_bytes_in_flight_per_name: int = Field(
-        32 * 2**20, ge=1024, description="How many of those may belong to one name."
+        128 * 2**20, ge=1024, description="How much of that may belong to one name."
     )
     log_calls: Literal["auto", "json", "text", "off"] = Field(
         "auto", description="A line for each call on standard error: json, text, off, or auto: text on a terminal."

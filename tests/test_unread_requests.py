@@ -1,11 +1,13 @@
 """Before a token or an agent's key is checked, nothing is read; and what is refused isn't read to its end."""
 
+import concurrent.futures
 import json
 import socket
+import threading
 
 import pytest
 from http_endpoint import HEAD, PING, answer, check_refusal, is_ended, request, served
-from serving import Bench, wait_until
+from serving import Bench, ledger, wait_until
 
 TOKENS = {"tokens": {"ann": "ann-secret", "bob": "bob-secret"}}
 MEGABYTE = 2**20
@@ -226,6 +228,36 @@ def test_a_body_without_a_length_is_counted_as_it_comes(narrow):
         wait_until(lambda: in_flight(narrow) == 65535, "the bytes")
         connection.sendall((b"ffff\r\n" + b" " * 65535 + b"\r\n") * 3)
         check_refusal(answer(connection), 503)
+    wait_until(lambda: in_flight(narrow) == 0, "their release")
+
+
+def test_a_call_that_waits_is_counted_with_the_memory_that_its_values_take(narrow):
+    headers = {"Authorization": "Bearer ann-secret"}
+
+    def post(method, **params):
+        return narrow.http.post("/rpc", json=request(method, **params), headers=headers)
+
+    session = post("create_session", toolpacks=["ledger"]).json()["result"]["session_id"]
+    gate = ledger.gates["counted"] = threading.Event()
+    call = {"session_id": session, "function": "add_and_hold", "kwargs": {"name": "counted"}}
+    large = {"session_id": session, "function": "echo", "kwargs": {"value": [0] * 1500}}
+    body = json.dumps(request("run_function", **large)).encode()
+    lines = b"Content-Length: %d" % len(body), b"Authorization: Bearer ann-secret"
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        try:
+            held = threads.submit(post, "run_function", **call)
+            wait_until(lambda: in_flight(narrow) > 0, "the call")
+            with narrow.connect(head("/rpc", *lines) + body) as waiting:
+                wait_until(lambda: in_flight(narrow) > 150_000, "the call that waits")
+                refused = post("run_function", **large)
+                assert refused.status_code == 503
+                assert "Nothing was changed" in refused.json()["error"]["message"]
+                gate.set()
+                assert answer(waiting)[1]["result"]["error"] is None
+        finally:
+            gate.set()
+        assert held.result().json()["result"]["error"] is None
+    assert post("get_session", session_id=session).json()["result"]["version"] == 2
     wait_until(lambda: in_flight(narrow) == 0, "their release")
 
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from server import errors
 from server.jsonio.strict import dumps, loads
 from server.rpc.codes import Described, describe, error_reply, standard
-from server.rpc.limits import has_more_values, is_deeper
+from server.rpc.limits import has_more_values, is_deeper, parsed_bytes
 from server.rpc.methods import Caller, Method
 from server.rpc.parameters import Params
 from server.settings import Settings
@@ -30,6 +30,10 @@ QUICK_BYTES = 64 * 1024  # a body up to this is parsed in less than a millisecon
 
 Compute = Callable[[Callable[[], Any], str], Awaitable[Any]]
 """Does work that takes much of the processor, for a name, without blocking the event loop."""
+
+
+Reserve = Callable[[int], None]
+"""Called with the number of bytes that a request takes in memory while it is answered."""
 
 
 class _AnyArguments(inspect.Signature):
@@ -53,23 +57,35 @@ class JsonRpc:
         self._settings = settings
         self._compute = compute
 
-    async def answer(self, caller: Caller, body: bytes) -> bytes | None:
-        """Get the response to a request's body; None for notifications alone."""
+    async def answer(self, caller: Caller, body: bytes, reserve: Reserve | None = None) -> bytes | None:
+        """Get the response to a request's body; None for notifications alone.
+
+        Args:
+            caller: Who sends it.
+            body: The body.
+            reserve: Called when the body is parsed. What it raises is raised here, and nothing is done.
+        """
         try:
             if len(body) <= QUICK_BYTES:
-                request, refused = self._parse(body)
+                request, refused, size = self._parse(body)
             else:
-                request, refused = await self._compute(partial(self._parse, body), caller.owner)
+                request, refused, size = await self._compute(partial(self._parse, body), caller.owner)
         except Exception as error:  # noqa: BLE001 - `describe` logs unknown exceptions
             return error_reply(None, *describe(error))
         if refused is not None:
             return error_reply(None, *refused)
+        if reserve is not None:
+            reserve(size)
         if isinstance(request, list):
             return await self._answer_batch(caller, request)
         return await self._answer_one(caller, request, self._settings.max_reply_bytes)
 
-    def _parse(self, body: bytes) -> tuple[Any, Described | None]:
-        """Get the request or the batch that a body holds, or why it is refused as a whole."""
+    def _parse(self, body: bytes) -> tuple[Any, Described | None, int]:
+        """Get the request or the batch that a body holds, or why it is refused as a whole; and its size in memory."""
+        request, refused = self._read(body)
+        return request, refused, parsed_bytes(body)
+
+    def _read(self, body: bytes) -> tuple[Any, Described | None]:
         limits = self._settings
         if has_more_values(body, limits.max_json_values):
             return None, describe(

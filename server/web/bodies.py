@@ -1,7 +1,7 @@
 """The headers and bodies of requests: what is refused before it is read, and how many bytes are in memory at once.
 
-The rule: a byte is counted from the time when it is announced or arrives until its request is answered. What would be
-over a limit is refused unread.
+The rule: a byte is counted from the time when it is announced or arrives until its request is answered; once it is
+parsed, with the memory that its values take. What would be over a limit is refused, unread if possible.
 """
 
 from collections import Counter
@@ -69,8 +69,8 @@ class BytesInFlight:
     def _refuse(self, so_far: str, limit: int, which: str) -> None:
         raise HttpRefusedError(
             503,
-            f"Too many bytes of requests are being received or answered: {so_far}, and {limit} are allowed. Send the "
-            f"request again later, or raise TOOLPACK_MAX_BYTES_IN_FLIGHT{which}.",
+            f"Too many bytes of requests are being received or answered: {so_far}, and {limit} are allowed. Nothing "
+            f"was changed. Send the request again later, or raise TOOLPACK_MAX_BYTES_IN_FLIGHT{which}.",
         )
 
 

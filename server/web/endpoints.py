@@ -105,7 +105,7 @@ class RpcEndpoint:
             reservation = Reservation(self._gateway.in_flight, caller.owner)
             limit = self._max_body_bytes, f"{PREFIX}{self.body_limit.upper()}"
             body = await read_body(headers, receive, reservation, *limit)
-            reply = await self._rpc.answer(caller, body) or b""
+            reply = await self._rpc.answer(caller, body, reservation.grow_to) or b""
             reservation.become(len(reply))
             await send_response(send, 200 if reply else 204, reply, request_id=request_id)
         except HttpRefusedError as refused:
