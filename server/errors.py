@@ -44,6 +44,13 @@ knows nothing of JSON-RPC or HTTP statuses other than its own; `rpc/codes.py` al
 
 from typing import Any
 
+MAX_SHOWN = 200
+
+
+def shown(name: str) -> str:
+    """Get what an error's text shows of a name that a client has sent: it may be as long as a request."""
+    return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
+
 
 class ToolpackServerError(Exception):
     """Base class of all exceptions below, except `Interrupted`."""

@@ -16,7 +16,7 @@ from pydantic import BaseModel, PrivateAttr
 from pydantic_core import PydanticCustomError, ValidationError
 
 from server.coroutines import run_coroutine
-from server.errors import NoEnvironmentError, ToolNotFoundError
+from server.errors import MAX_SHOWN, NoEnvironmentError, ToolNotFoundError, shown
 from server.signatures import read_signature
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
 
 MAX_CALL_DEPTH = 16
 MAX_LISTED_ERRORS = 100
-MAX_SHOWN_NAME = 200
 
 Registered = TypeVar("Registered")
 
@@ -188,8 +187,7 @@ class FunctionsRuntime:
         """Run the calls among the arguments, then the function, and return its result or raise its exception."""
         function = self.functions.get(name)
         if function is None:
-            shown = name if len(name) <= MAX_SHOWN_NAME else f"{name[:MAX_SHOWN_NAME]}…"
-            raise ToolNotFoundError(f"The requested function `{shown}` is not available.")
+            raise ToolNotFoundError(f"The requested function `{shown(name)}` is not available.")
         arguments = {
             parameter: self.nested_result(env, name, value, depth + 1) if isinstance(value, FunctionCall) else value
             for parameter, value in kwargs.items()
@@ -243,5 +241,9 @@ def error_text(error: BaseException) -> str:
         message = ""
     if isinstance(error, ValidationError):
         message = _INFORMATION_LINE.sub("", message)
+        names = {part for problem in error.errors(include_url=False, include_input=False) for part in problem["loc"]}
+        for name in names:
+            if isinstance(name, str) and len(name) > MAX_SHOWN:
+                message = message.replace(name, shown(name))
     # JSON can't contain a lone surrogate.
     return f"{type(error).__name__}: {message}".encode("utf-8", "replace").decode()

@@ -1,23 +1,28 @@
 """The secret key of the hash on stored snapshots; whoever has it can forge snapshots.
 
 The rule: it is a setting, or it is created once in the data directory, readable only by the server's user; where it
-exists, nothing is written. It is never written to a store or a log.
+exists, nothing is written. A file that is damaged, or that others can read, is refused rather than repaired. The key is
+never written to a store or a log.
 """
 
+import codecs
 import contextlib
 import os
+import re
 import secrets
 from pathlib import Path
 
 from server.errors import SettingsError
 from server.settings import Settings
 
+KEY = re.compile(r"[0-9A-Fa-f]{32,}")
+
 
 def secret_key(settings: Settings) -> bytes:
     """Get the key: the setting, a file in the data directory, or a random one for a memory store.
 
     Raises:
-        SettingsError: There is none, and none can be created.
+        SettingsError: There is none, and none can be created; or it isn't secret.
     """
     if settings.secret_key is not None:
         return settings.secret_key.get_secret_value().encode()
@@ -48,7 +53,20 @@ def secret_key(settings: Settings) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    return path.read_text().strip().encode()
+    with path.open("rb") as file:
+        mode, content = os.fstat(file.fileno()).st_mode, file.read()
+    if mode & 0o077:
+        raise SettingsError(
+            "Other users of this machine can read the key in the data directory, or replace it. If it has stayed "
+            "secret, run `chmod 600 secret.key` there; if not, delete it, and all stored sessions with it."
+        )
+    key = content.removeprefix(codecs.BOM_UTF8).decode("ascii", "replace").strip()
+    if not KEY.fullmatch(key):
+        raise SettingsError(
+            "The file secret.key in the data directory doesn't hold 32 or more hexadecimal digits: restore it from a "
+            "copy. Without it, stored sessions can't be read; if there are none, delete it, and a new one is made."
+        )
+    return key.encode()
 
 
 def _create(path: Path) -> None:

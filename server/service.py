@@ -7,7 +7,8 @@ at import.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from server.execution.call import Failure, Outcome
 from server.jsonio.strict import Fragment, dumps
@@ -16,7 +17,7 @@ from server.observability.metrics import MeasuredStore, Metrics
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.jsonrpc import JsonRpc
-from server.rpc.methods import Methods
+from server.rpc.methods import Caller, Methods
 from server.rpc.openrpc import openrpc_document
 from server.secret_key import secret_key
 from server.sessions.calls import CallRequest
@@ -34,6 +35,9 @@ def create_metrics(catalog: Catalog, rows: int = 1) -> Metrics:
     """Create the metrics of so many workers that have these toolpacks."""
     functions = [(pack.name, function) for pack in catalog.toolpacks.values() for function in pack.functions]
     return Metrics(functions, [OK, *Failure, REFUSED], rows)
+
+
+T = TypeVar("T")
 
 
 class Service:
@@ -75,8 +79,8 @@ class Service:
         context = SessionContext(catalog, MeasuredStore(self._store, self.metrics), settings, key)
         self.sessions = SessionManager(context)
         self._methods = Methods(self.sessions, self.document, self._observe)
-        self.rpc = JsonRpc(self._methods.all(), settings)
-        self.agents = JsonRpc(self._methods.agents(), settings)
+        self.rpc = JsonRpc(self._methods.all(), settings, self._parse)
+        self.agents = JsonRpc(self._methods.agents(), settings, self._parse)
         self._log = CallLog(settings.log_calls, arguments=settings.log_arguments)
         self._ended: list[tuple[str, EndedCall]] = []  # in this turn of the event loop, with their toolpacks
         self._document: Fragment | None = None
@@ -102,6 +106,18 @@ class Service:
         if self._document is None:
             self._document = Fragment(dumps(openrpc_document(self._methods.all())))
         return self._document
+
+    async def agent(self, key: str) -> Caller:
+        """Get the caller that an agent's key stands for.
+
+        Raises:
+            SessionNotFoundError: It opens no session.
+        """
+        session_id, owner = await self.sessions.agent_session(key)
+        return Caller(owner, session_id)
+
+    async def _parse(self, work: Callable[[], T], name: str) -> T:
+        return await self.sessions.compute(work, name, "parse")
 
     def _observe(
         self, session_id: str, owner: str | None, request: CallRequest, outcome: Outcome | None, seconds: float

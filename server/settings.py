@@ -5,6 +5,7 @@ first sentence of its description; a test compares the two.
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,8 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from server.errors import SettingsError
 
 PREFIX = "TOOLPACK_"
+BOM = "\ufeff"  # some editors put it at the start of a file, and so into a variable that is read from one
+MIN_TOKEN_LENGTH = 8
 
 
 def _split(separator: str) -> BeforeValidator:
@@ -29,16 +32,28 @@ def _split_pairs(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     pairs: dict[str, str] = {}
-    for number, part in enumerate(filter(None, (part.strip() for part in value.split(","))), 1):
-        name, colon, token = part.partition(":")
+    parts = [part.strip() for part in value.removeprefix(BOM).split(",")]
+    if value and not any(parts):  # whoever sets it wants tokens: serving everybody would be the opposite
+        raise ValueError("there is no token in it: give name:token pairs, or unset it")
+    for number, part in enumerate(filter(None, parts), 1):
+        name, colon, token = (text.strip() for text in part.partition(":"))
         if not (name and colon and token):
             raise ValueError(f"entry {number} is not of the form name:token")
+        if len(token) < MIN_TOKEN_LENGTH or not re.fullmatch(r"[!-~]+", token):
+            raise ValueError(
+                f"the token of {name!r} is not {MIN_TOKEN_LENGTH} or more visible ASCII characters: make one with "
+                f"`openssl rand -hex 16`"
+            )
         if name in pairs:
             raise ValueError(f"the name {name!r} is given twice")
         if token in pairs.values():
             raise ValueError(f"the token of {name!r} belongs to another name, too")
         pairs[name] = token
     return pairs
+
+
+def _strip(value: Any) -> Any:
+    return value.removeprefix(BOM).strip() if isinstance(value, str) else value
 
 
 class Settings(BaseSettings):
@@ -64,7 +79,7 @@ class Settings(BaseSettings):
         (), description="Names that see in /metrics which functions are called, if several names have tokens."
     )
     no_auth: bool = Field(False, description="Serve without tokens on an address that isn't loopback.")
-    secret_key: SecretStr | None = Field(
+    secret_key: Annotated[SecretStr | None, BeforeValidator(_strip)] = Field(
         None, min_length=16, description="Key of the hash on stored snapshots; default: one made in the data directory."
     )
     timeout_seconds: float = Field(30, gt=0, description="Deadline of a call, where its function sets none.")
@@ -86,6 +101,16 @@ class Settings(BaseSettings):
         40 * 2**20, ge=0, description="Memory, as estimated, for sessions that a worker keeps ready."
     )
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Size of a request's body.")
+    max_agent_body_bytes: int = Field(2**20, ge=1024, description="Size of a body that is sent to an agent's path.")
+    max_reply_bytes: int = Field(64 * 2**20, ge=1024, description="Size of the answer to a request.")
+    max_bytes_in_flight: int = Field(
+        256 * 2**20,
+        ge=1024,
+        description="Memory, as estimated, of the requests that a worker receives or answers at the same time.",
+    )
+    max_bytes_in_flight_per_name: int = Field(
+        128 * 2**20, ge=1024, description="How much of that may belong to one name."
+    )
     log_calls: Literal["auto", "json", "text", "off"] = Field(
         "auto", description="A line for each call on standard error: json, text, off, or auto: text on a terminal."
     )
@@ -106,7 +131,7 @@ class Settings(BaseSettings):
     max_record_bytes: int = Field(
         2**18, ge=1024, description="Size of a call's arguments, and of its result, in the trace; the rest is cut."
     )
-    max_reply_bytes: int = Field(
+    max_list_bytes: int = Field(
         4 * 2**20, ge=1024, description="Size at which a list of records or sessions in an answer ends."
     )
     max_environment_bytes: int = Field(32 * 2**20, ge=1024, description="Size of a toolpack's snapshot.")

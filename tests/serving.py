@@ -11,8 +11,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from server.errors import RequestError
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
+from server.rpc.codes import describe, error_reply
 from server.rpc.methods import Caller
 from server.service import Service
 from server.settings import Settings
@@ -100,8 +102,13 @@ class Bench:
 
     async def _answer(self, body: bytes | str, owner: str, agent_key: str | None) -> bytes | None:
         text = body.encode() if isinstance(body, str) else body
-        rpc = self.service.rpc if agent_key is None else self.service.agents
-        return await rpc.answer(Caller(owner, agent_key), text)
+        if agent_key is None:
+            return await self.service.rpc.answer(Caller(owner), text)
+        try:
+            caller = await self.service.agent(agent_key)
+        except RequestError as error:
+            return error_reply(None, *describe(error))
+        return await self.service.agents.answer(caller, text)
 
     def later(self, method: str, /, *, owner: str = "", agent_key: str | None = None, **params: Any) -> Future[Any]:
         """Send a request without waiting for its answer."""

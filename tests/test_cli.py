@@ -1,7 +1,10 @@
 """The command line: its output, and that every error is one sentence and exit status 1."""
 
+import http.server
 import json
 import subprocess
+import threading
+from typing import ClassVar
 
 import pytest
 import server_process
@@ -157,6 +160,41 @@ def test_call_says_on_standard_error_what_went_wrong(arguments, said):
     assert result.exit_code != 0
     assert said in result.stderr
     assert result.stdout == ""
+
+
+class _Redirecting(http.server.BaseHTTPRequestHandler):
+    """Redirects every request to another path of its server, and notes what comes."""
+
+    seen: ClassVar[list] = []
+
+    def do_POST(self):
+        self.seen.append((self.command, self.path))
+        self.send_response(int(self.path.split("/")[1]))
+        self.send_header("Location", "/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_POST  # noqa: N815 - so the base class calls it
+
+    def log_message(self, *_args):
+        pass
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_call_sends_its_token_to_no_other_server(status):
+    with http.server.HTTPServer(("127.0.0.1", 0), _Redirecting) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/{status}"
+            result = invoke("call", "--url", url, "--token", "one-token", "--session", "x", "add", "amount=1")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert result.exit_code == 1
+    assert f"{url} redirects to /elsewhere: give the server's own address." in result.stderr
+    assert ("POST", f"/{status}/rpc") in _Redirecting.seen
+    assert not [path for _, path in _Redirecting.seen if path == "/elsewhere"]
 
 
 def test_serve_prints_where_it_listens_what_it_loaded_and_what_to_try(tmp_path):

@@ -2,23 +2,19 @@
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
+import os
 import re
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
+import server_process
 import serving
-import uvicorn
-from http_server import _Server
-from serving import CATALOG, RpcError, ledger, result_of, wait_until
-from uvicorn.protocols.http import auto
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from http_endpoint import HEAD, PING, PROTOCOLS, answer, check_refusal, is_ended, read, request, served
+from serving import RpcError, ledger, result_of, wait_until
 
 from server import Toolpack
 from server.engine.cache import SessionCache
@@ -26,17 +22,17 @@ from server.engine.state import SessionState
 from server.execution.codec import Codec
 from server.execution.initial import ENTRY_BYTES, InitialEnvironments
 from server.packs.catalog import Catalog
-from server.service import Service
+from server.rpc import jsonrpc
 from server.sessions import manager
 from server.settings import Settings
-from server.web import connections
-from server.web.app import create_app
 
-HEAD = b"POST /rpc HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-PING = b'{"jsonrpc": "2.0", "method": "list_sessions", "id": 1}'
 WAIT_SECONDS = 0.4
 DEFAULTS = {
     "max_body_bytes": 16 * 2**20,
+    "max_agent_body_bytes": 2**20,
+    "max_reply_bytes": 64 * 2**20,
+    "max_bytes_in_flight": 256 * 2**20,
+    "max_bytes_in_flight_per_name": 128 * 2**20,
     "max_json_depth": 128,
     "max_json_values": 250_000,
     "max_batch": 1000,
@@ -52,10 +48,6 @@ DEFAULTS = {
     "header_timeout_seconds": 10,
     "body_timeout_seconds": 30,
 }
-
-
-def request(method, number=1, **params):
-    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
 
 
 @contextlib.contextmanager
@@ -80,6 +72,23 @@ def test_every_limit_is_a_setting_with_a_default():
 
 
 # What is counted in a request
+
+
+def test_a_large_body_is_parsed_in_a_thread_and_a_small_one_at_once(monkeypatch):
+    with bench() as server:
+        session = server.create("ledger")
+        parsed_in = []
+
+        def loads(body):
+            parsed_in.append(threading.current_thread())
+            return json.loads(body)
+
+        monkeypatch.setattr(jsonrpc, "loads", loads)
+        assert server.call(session, "echo", value="x" * 1000)["error"] is None
+        assert server.call(session, "echo", value="x" * 200_000)["error"] is None
+        assert result_of(server.answer(b" " * 100_000 + PING)) is not None
+        refused(-32700, lambda: result_of(server.answer(b" " * 100_000)))
+        assert [thread is server._thread for thread in parsed_in] == [True, False, False, False]
 
 
 def test_json_depth():
@@ -131,6 +140,24 @@ def test_the_answers_of_a_batch_are_limited_together():
         assert [answer.get("error", {}).get("code") for answer in answers] == [None] * 3 + [-32007] * 3 + [-32600]
         assert "send it in another batch" in answers[5]["error"]["message"]
         assert server.version(session) == 3
+
+
+def test_one_answer_is_limited():
+    with bench(max_reply_bytes=5000) as server:
+        session = server.create("ledger")
+        error = refused(-32007, server.call, session, "echo", value="x" * 5000)
+        assert "5000 are allowed here" in error.message
+        assert "TOOLPACK_MAX_REPLY_BYTES" in error.message
+        assert server.version(session) == 1
+        assert len(server.call(session, "echo", value="x" * 4000)["result"]) == 4000
+
+
+def test_the_answers_of_a_batch_are_limited_as_one_answer():
+    with bench(max_reply_bytes=5000) as server:
+        session = server.create("ledger")
+        call = {"session_id": session, "function": "echo", "kwargs": {"value": "x" * 3000}}
+        answers = json.loads(server.answer(json.dumps([request("run_function", n, **call) for n in range(3)])))
+        assert [answer.get("error", {}).get("code") for answer in answers] == [None, -32007, -32007]
 
 
 # What waits
@@ -438,108 +465,11 @@ def answers_7(server, session, count):
 # Connections
 
 
-PROTOCOLS = {"h11": H11Protocol, "httptools": HttpToolsProtocol}
-
-
-def connections_on(http):
-    """The module as it is where uvicorn finds this protocol."""
-    spec = importlib.util.spec_from_file_location(f"connections_on_{http}", connections.__file__)
-    module = importlib.util.module_from_spec(spec)
-    found, auto.AutoHTTPProtocol = auto.AutoHTTPProtocol, PROTOCOLS[http]
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        auto.AutoHTTPProtocol = found
-    return module
-
-
-class Endpoint:
-    """A server in this process, with its limits on connections."""
-
-    def __init__(self, server, port):
-        self._server, self.port = server, port
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=serving.PATIENCE)
-
-    def rpc(self, method, **params):
-        return result_of(self.http.post("/rpc", json=request(method, **params)).content)
-
-    def open(self):
-        return set(self._server.server_state.connections)
-
-    def connections(self):
-        return len(self.open())
-
-    def connect(self, *pieces):
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=serving.PATIENCE)
-        connection.sendall(b"".join(pieces))
-        return connection
-
-
-@contextlib.contextmanager
-def served(http, keep_alive=5, **limits):
-    settings = Settings(store="memory:", **limits)
-    made = connections_on(http).limited_protocol(settings)
-    assert [name for name, protocol in PROTOCOLS.items() if issubclass(made, protocol)] == [http]
-    app = create_app(Service(settings, CATALOG))
-    config = uvicorn.Config(
-        app, port=0, log_level="error", access_log=False, http=made, ws="none", timeout_keep_alive=keep_alive
-    )
-    server = _Server(config)
-    listener = server.config.bind_socket()
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    assert server.listens.wait(serving.PATIENCE)
-    endpoint = Endpoint(server, listener.getsockname()[1])
-    try:
-        with endpoint.http:
-            yield endpoint
-    finally:
-        server.should_exit = True
-        thread.join(serving.PATIENCE)
-        listener.close()
-
-
 @pytest.fixture(scope="module", params=["httptools", "h11"])
 def endpoint(request):
     limits = {"header_timeout_seconds": WAIT_SECONDS, "body_timeout_seconds": WAIT_SECONDS}
     with served(request.param, max_body_bytes=100_000, max_connections=20, **limits) as running:
         yield running
-
-
-def answer(connection):
-    """Read one whole answer: its status and its JSON."""
-    return read(connection)[1:]
-
-
-def read(connection, *, more=False):
-    """Read one whole answer, byte by byte if there may be more: its head, its status and its JSON."""
-    text = b""
-    while b"\r\n\r\n" not in text:
-        data = connection.recv(1 if more else 65536)
-        assert data, text
-        text += data
-    head, _, body = text.partition(b"\r\n\r\n")
-    length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
-    while len(body) < length:
-        data = connection.recv(length - len(body) if more else 65536)
-        assert data, text
-        body += data
-    assert len(body) == length, "more than one answer"
-    return head.lower(), int(head.split()[1]), json.loads(body) if body else None
-
-
-def is_ended(connection):
-    try:
-        return connection.recv(65536) == b""
-    except ConnectionResetError:
-        return True
-
-
-def check_refusal(told, status):
-    assert told[0] == status
-    message = told[1]["error"].pop("message")
-    assert told[1] == {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "data": {"status": status}}}
-    return message
 
 
 @pytest.mark.parametrize("announced", [b"Content-Length: 100001", b"Content-Length: 999999999999"])
@@ -558,27 +488,13 @@ def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(endpoint):
         assert "100000 bytes" in check_refusal(answer(connection), 413)
 
 
-def test_after_an_early_answer_the_connection_goes_on(endpoint):
-    body = b" " * 90_000
-    with endpoint.connect(HEAD.replace(b"json", b"x") + b"Content-Length: 90000\r\n\r\n") as connection:
-        check_refusal(answer(connection), 415)
-        connection.sendall(body)
-        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(PING) + PING)
-        assert answer(connection) == (200, {"jsonrpc": "2.0", "result": [], "id": 1})
-
-
 @pytest.mark.parametrize("http", PROTOCOLS)
-@pytest.mark.parametrize("early", [True, False])
-def test_a_connection_that_is_idle_is_closed_after_a_while(http, early):
+def test_a_connection_that_is_idle_is_closed_after_a_while(http):
     with (
         served(http, keep_alive=1) as endpoint,
-        endpoint.connect(HEAD.replace(b"json", b"x") + b"Content-Length: 2\r\n\r\n") as connection,
+        endpoint.connect(HEAD + b"Content-Length: %d\r\n\r\n" % len(PING) + PING) as connection,
     ):
-        if early:  # answered before its body was there
-            check_refusal(answer(connection), 415)
-        connection.sendall(b"{}")
-        if not early:
-            check_refusal(answer(connection), 415)
+        assert answer(connection)[0] == 200
         assert is_ended(connection)
 
 
@@ -660,6 +576,27 @@ def test_too_many_connections(http):
         wait_until(lambda: endpoint.connections() == 2, "the end of one")
         with endpoint.connect(request, PING) as connection:
             assert answer(connection)[0] == 200
+
+
+def test_the_limit_of_open_files_is_logged_once(tmp_path, monkeypatch):
+    command = server_process.command
+    limited = ["sh", "-c", 'ulimit -n 60 && exec "$@"', "sh"]
+    monkeypatch.setattr(server_process, "command", lambda *arguments: [*limited, *command(*arguments)])
+    (tmp_path / "without").mkdir()  # uvloop closes connections that it can't accept, and reports nothing
+    (tmp_path / "without" / "uvloop.py").write_text("raise ImportError('hidden by a test')\n")
+    variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "without"), os.environ.get("PYTHONPATH", "")])}
+    with server_process.served(tmp_path, "--store", "memory:", **variables) as server:
+        port = int(server.url.rpartition(":")[2])
+        with contextlib.ExitStack() as stack:
+            for _ in range(100):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE))
+            wait_until((tmp_path / "server.log").read_text, "a line in the log")
+            told = socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE)
+        with told:  # accepted when the others are gone: asyncio has tried again meanwhile
+            told.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert told.recv(100).startswith(b"HTTP/1.1 200")
+    (line,) = (tmp_path / "server.log").read_text().splitlines()
+    assert "Too many open files" in line
 
 
 def test_who_has_sent_all_may_close_its_side(endpoint):

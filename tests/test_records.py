@@ -12,7 +12,7 @@ BIG = "x" * 100_000
 @pytest.fixture(params=["memory", "sqlite"])
 def bench(request, tmp_path):
     store = "memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 'sessions.db'}"
-    made = Bench(store=store, max_record_bytes=LIMIT, max_reply_bytes=4 * LIMIT)
+    made = Bench(store=store, max_record_bytes=LIMIT, max_list_bytes=4 * LIMIT)
     yield made
     made.close()
 

@@ -18,6 +18,16 @@ def made(folder, **settings):
     return secret_key(Settings(data_dir=folder, **settings))
 
 
+def key(folder):
+    return secret_key(Settings(data_dir=folder))
+
+
+def write(folder, content, mode=0o600):
+    path = folder / "secret.key"
+    path.write_bytes(content)
+    path.chmod(mode)
+
+
 @pytest.fixture(params=[0o000, 0o022, 0o077])
 def umask(request):
     before = os.umask(request.param)
@@ -75,3 +85,24 @@ def test_where_it_can_not_be_made_the_server_says_what_to_do(tmp_path):
         with pytest.raises(SettingsError, match=r"The key .* can't be (read|created): ") as wrong:
             made(folder)
         assert "TOOLPACK_SECRET_KEY" not in str(wrong.value)  # with another key, stored sessions couldn't be read
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"ab" * 15 + b"a", b"not hexadecimal digits, but many", b"\xff" * 64])
+def test_a_file_that_holds_no_key_is_refused(tmp_path, content):
+    write(tmp_path, content)
+    with pytest.raises(SettingsError, match="doesn't hold 32 or more hexadecimal digits: restore it"):
+        key(tmp_path)
+    assert (tmp_path / "secret.key").read_bytes() == content
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620, 0o666])
+def test_a_file_that_others_can_read_or_write_is_refused(tmp_path, mode):
+    write(tmp_path, b"ab" * 32, mode)
+    with pytest.raises(SettingsError, match=r"Other users of this machine can read the key .*`chmod 600 secret\.key`"):
+        key(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"ab" * 32 + b"\n", b"\xef\xbb\xbf" + b"ab" * 32, b" " + b"ab" * 32 + b"\r\n"])
+def test_blanks_and_a_byte_order_mark_around_it_are_not_part_of_it(tmp_path, content):
+    write(tmp_path, content)
+    assert key(tmp_path) == b"ab" * 32

@@ -28,11 +28,12 @@ def test_the_defaults():
 def test_lists_are_separated_by_commas_and_folders_by_colons(monkeypatch):
     monkeypatch.setenv("TOOLPACK_PACKS", "bank, workspace,")
     monkeypatch.setenv("TOOLPACK_PACK_DIR", "/packs:more packs")
-    monkeypatch.setenv("TOOLPACK_TOKENS", "ann:one, bob:t:w=o,")
+    monkeypatch.setenv("TOOLPACK_TOKENS", "\ufeffann:one-token , bob: t:w=o-token,")
     settings = load_settings()
     assert settings.packs == ("bank", "workspace")
     assert settings.pack_dir == (Path("/packs"), Path("more packs"))
-    assert {name: token.get_secret_value() for name, token in settings.tokens.items()} == {"ann": "one", "bob": "t:w=o"}
+    tokens = {name: token.get_secret_value() for name, token in settings.tokens.items()}
+    assert tokens == {"ann": "one-token", "bob": "t:w=o-token"}
 
 
 def test_a_flag_wins_over_the_environment_and_none_is_no_flag(monkeypatch):
@@ -60,10 +61,18 @@ def test_the_service_variables_of_kubernetes_are_ignored(monkeypatch):
         ("WORKERS", "0", "Input should be greater than or equal to 1"),
         ("TIMEOUT_SECONDS", "0", "Input should be greater than 0"),
         ("SECRET_KEY", "short", "should have at least 16"),
+        ("TOKENS", ",", "there is no token in it: give name:token pairs, or unset it"),
+        ("TOKENS", " ", "there is no token in it"),
+        ("TOKENS", "\ufeff", "there is no token in it"),
+        ("TOKENS", "ann:x", "the token of 'ann' is not 8 or more visible ASCII characters"),
+        ("TOKENS", "ann:one two token", "the token of 'ann' is not 8 or more visible ASCII characters"),
+        ("TOKENS", "ann:pässword-token", "the token of 'ann' is not 8 or more visible ASCII characters"),
+        ("TOKENS", "ann: ", "entry 1 is not of the form name:token"),
+        ("SECRET_KEY", " " * 40, "should have at least 16"),
         ("TOKENS", "one", "entry 1 is not of the form name:token"),
-        ("TOKENS", "ann:one,two", "entry 2 is not of the form name:token"),
-        ("TOKENS", "ann:one,ann:two", "the name 'ann' is given twice"),
-        ("TOKENS", "ann:one,bob:one", "the token of 'bob' belongs to another name, too"),
+        ("TOKENS", "ann:one-token,two", "entry 2 is not of the form name:token"),
+        ("TOKENS", "ann:one-token,ann:two-token", "the name 'ann' is given twice"),
+        ("TOKENS", "ann:one-token,bob:one-token", "the token of 'bob' belongs to another name, too"),
     ],
 )
 def test_a_wrong_value_is_reported_with_its_setting_and_without_secrets(monkeypatch, name, value, says):
@@ -74,6 +83,16 @@ def test_a_wrong_value_is_reported_with_its_setting_and_without_secrets(monkeypa
     assert says in str(wrong.value)
     assert "short" not in str(wrong.value)
     assert "two" not in str(wrong.value)
+
+
+def test_blanks_and_a_byte_order_mark_around_the_key_are_not_part_of_it(monkeypatch):
+    monkeypatch.setenv("TOOLPACK_SECRET_KEY", f"\ufeff{'ab' * 16}\n")
+    assert load_settings().secret_key.get_secret_value() == "ab" * 16
+
+
+def test_no_tokens_at_all_may_be_an_empty_variable(monkeypatch):
+    monkeypatch.setenv("TOOLPACK_TOKENS", "")
+    assert load_settings().tokens == {}
 
 
 def test_secrets_are_not_shown():

@@ -147,6 +147,11 @@ def test_a_wrong_file_is_told_by_its_line_and_shows_nothing(tmp_path, text, says
     assert str(tmp_path) not in str(wrong.value)
 
 
+def test_blanks_and_a_byte_order_mark_are_no_part_of_a_line(tmp_path):
+    token, line = new_token("carol")
+    assert owner(gate(tmp_path, f"\ufeff {line.replace(':', ' : ')} \r\n"), token) == "carol"
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(SettingsError, match=r"can't be read: No such file or directory\. Correct TOOLPACK_TOKENS_FILE"):
         TokenGate(Settings(tokens_file=tmp_path / "none"))

@@ -1,6 +1,7 @@
 """`toolpack-server call`: runs one function, in this process or on a server.
 
-The rule: both send the same JSON-RPC requests.
+The rule: both send the same JSON-RPC requests. A token is sent to the server that the user named and to no other, so
+redirects aren't followed.
 """
 
 import asyncio
@@ -55,6 +56,8 @@ def call(
     click.echo(json.dumps(envelope["result"], indent=2, ensure_ascii=False))
 
 
+REDIRECTS = {301, 302, 303, 307, 308}
+
 Send = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
@@ -80,7 +83,15 @@ async def _call_here(
     return await _call(send, None, toolpacks, function, kwargs)
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Leaves redirects to the caller: urllib would send all headers, the token too, to any other server."""
+
+    def redirect_request(self, *_args: Any) -> None:
+        """Follow none."""
+
+
 def _remote(url: str, token: str | None) -> Send:
+    opener = urllib.request.build_opener(_NoRedirects)
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
     async def send(method: str, params: dict[str, Any]) -> Any:
@@ -88,10 +99,14 @@ def _remote(url: str, token: str | None) -> Send:
             raise click.UsageError("--url is not of the form http://host:port.")
         request = urllib.request.Request(f"{url.rstrip('/')}/rpc", _request(method, params), headers)  # noqa: S310
         try:
-            with urllib.request.urlopen(request) as reply:  # noqa: S310, ASYNC210 - nothing else runs
+            with opener.open(request) as reply:
                 return _result(reply.read())
         except urllib.error.HTTPError as error:
-            return _result(error.read())
+            with error:
+                if error.code in REDIRECTS:
+                    place = error.headers.get("Location", "another address")
+                    raise click.ClickException(f"{url} redirects to {place}: give the server's own address.") from None
+                return _result(error.read())
         except urllib.error.URLError as error:
             raise click.ClickException(f"{url} can't be reached: {error.reason}. Is the server running?") from None
 

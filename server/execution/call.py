@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ValidationError
 
-from server.errors import InternalSignal, RequestError, TooLargeError, ToolNotFoundError
+from server.errors import InternalSignal, RequestError, TooLargeError, ToolNotFoundError, shown
 from server.execution.codec import Codec
 from server.execution.runtime import Plan
 from server.execution.world import Snapshot, World
@@ -115,6 +115,10 @@ def _argument_errors(error: ValidationError) -> list[dict[str, Any]]:
     if error.error_count() > MAX_LISTED_ERRORS:
         return []
     return [
-        {"loc": list(problem["loc"]), "msg": problem["msg"], "type": problem["type"]}
+        {
+            "loc": [shown(part) if isinstance(part, str) else part for part in problem["loc"]],
+            "msg": problem["msg"],
+            "type": problem["type"],
+        }
         for problem in error.errors(include_url=False, include_context=False, include_input=False)
     ]

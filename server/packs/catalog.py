@@ -6,7 +6,7 @@ The rule: everything here is fixed before the first request, and never changes a
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from server.errors import InvalidParamsError
+from server.errors import InvalidParamsError, shown
 from server.packs.toolpack import PackFunction, Toolpack
 from server.snapshots.classes import ClassTable, fingerprint
 
@@ -47,7 +47,9 @@ class Catalog:
         chosen = tuple(dict.fromkeys(names))
         for name in chosen:
             if name not in self.toolpacks:
-                raise InvalidParamsError(f"There is no toolpack {name!r}: choose from {', '.join(self.toolpacks)}.")
+                raise InvalidParamsError(
+                    f"There is no toolpack {shown(name)!r}: choose from {', '.join(self.toolpacks)}."
+                )
         clashes = clashing_functions([self.toolpacks[name] for name in chosen])
         if clashes:
             raise InvalidParamsError(f"These toolpacks can't be in one session: {'; '.join(clashes)}. Choose fewer.")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_type_hints, overload
 
 from pydantic import BaseModel, ValidationError
 
-from server.errors import InvalidParamsError, RegistrationError
+from server.errors import InvalidParamsError, RegistrationError, shown
 from server.functions_runtime import MAX_LISTED_ERRORS, EmptyEnv, error_text, is_ready, make_function
 from server.jsonio.strict import dumps
 from server.packs.registration import caller_place, located
@@ -215,4 +215,7 @@ def _environment_and_options(environment: Any) -> tuple[type[BaseModel], Any]:
 def _lines(error: ValidationError) -> str:
     if error.error_count() > MAX_LISTED_ERRORS:
         return f"{error.error_count()} errors, too many to list"
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'it'}: {e['msg']}" for e in error.errors(include_url=False))
+    return "; ".join(
+        f"{'.'.join(shown(str(part)) for part in e['loc']) or 'it'}: {e['msg']}"
+        for e in error.errors(include_url=False)
+    )

@@ -1,11 +1,13 @@
 """JSON-RPC 2.0: bytes in, bytes out. Parsing, batches and dispatch.
 
 The rule: follow the specification (jsonrpc.org/specification) in full. `jsonrpcserver` finds the method and its
-parameters. It gets neither batches, which it would run concurrently, nor exceptions, whose texts it would send.
+parameters. It gets neither batches, which it would run concurrently, nor exceptions, whose texts it would send. Large
+bodies aren't parsed on the event loop, which all clients share.
 """
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from jsonrpcserver import Error, Success
@@ -17,13 +19,21 @@ from pydantic import ValidationError
 
 from server import errors
 from server.jsonio.strict import dumps, loads
-from server.rpc.codes import describe, error_reply, standard
-from server.rpc.limits import has_more_values, is_deeper
+from server.rpc.codes import Described, describe, error_reply, standard
+from server.rpc.limits import has_more_values, is_deeper, parsed_bytes
 from server.rpc.methods import Caller, Method
 from server.rpc.parameters import Params
 from server.settings import Settings
 
 MAX_LISTED_PROBLEMS = 100
+QUICK_BYTES = 64 * 1024  # a body up to this is parsed in less than a millisecond
+
+Compute = Callable[[Callable[[], Any], str], Awaitable[Any]]
+"""Does work that takes much of the processor, for a name, without blocking the event loop."""
+
+
+Reserve = Callable[[int], None]
+"""Called with the number of bytes that a request takes in memory while it is answered."""
 
 
 class _AnyArguments(inspect.Signature):
@@ -39,54 +49,85 @@ class JsonRpc:
     Args:
         methods: The methods of that path.
         settings: The limits.
+        compute: Parses large bodies.
     """
 
-    def __init__(self, methods: Iterable[Method], settings: Settings) -> None:
+    def __init__(self, methods: Iterable[Method], settings: Settings, compute: Compute) -> None:
         self._methods = {method.name: _callable(method) for method in methods}
         self._settings = settings
+        self._compute = compute
 
-    async def answer(self, caller: Caller, body: bytes) -> bytes | None:
-        """Get the response to a request's body; None for notifications alone."""
-        if has_more_values(body, self._settings.max_json_values):
-            too_large = errors.TooLargeError(
-                f"The body has more than {self._settings.max_json_values} values: send less, or raise "
-                f"TOOLPACK_MAX_JSON_VALUES."
+    async def answer(self, caller: Caller, body: bytes, reserve: Reserve | None = None) -> bytes | None:
+        """Get the response to a request's body; None for notifications alone.
+
+        Args:
+            caller: Who sends it.
+            body: The body.
+            reserve: Called when the body is parsed. What it raises is raised here, and nothing is done.
+        """
+        try:
+            if len(body) <= QUICK_BYTES:
+                request, refused, size = self._parse(body)
+            else:
+                request, refused, size = await self._compute(partial(self._parse, body), caller.owner)
+        except Exception as error:  # noqa: BLE001 - `describe` logs unknown exceptions
+            return error_reply(None, *describe(error))
+        if refused is not None:
+            return error_reply(None, *refused)
+        if reserve is not None:
+            reserve(size)
+        if isinstance(request, list):
+            return await self._answer_batch(caller, request)
+        return await self._answer_one(caller, request, self._settings.max_reply_bytes)
+
+    def _parse(self, body: bytes) -> tuple[Any, Described | None, int]:
+        """Get the request or the batch that a body holds, or why it is refused as a whole; and its size in memory."""
+        request, refused = self._read(body)
+        return request, refused, parsed_bytes(body)
+
+    def _read(self, body: bytes) -> tuple[Any, Described | None]:
+        limits = self._settings
+        if has_more_values(body, limits.max_json_values):
+            return None, describe(
+                errors.TooLargeError(
+                    f"The body has more than {limits.max_json_values} values: send less, or raise "
+                    f"TOOLPACK_MAX_JSON_VALUES."
+                )
             )
-            return error_reply(None, *describe(too_large))
         try:
             request = loads(body)
         except ValueError as error:
-            return error_reply(None, *standard(ERROR_PARSE_ERROR, f"The body is not JSON: {error}."))
-        if is_deeper(body, request, self._settings.max_json_depth):
-            detail = f"The body is nested more than {self._settings.max_json_depth} deep: send flatter JSON."
-            return error_reply(None, *standard(ERROR_INVALID_REQUEST, detail))
-        if not isinstance(request, list):
-            return await self._answer_one(caller, request)
-        if not request:
-            return error_reply(None, *standard(ERROR_INVALID_REQUEST, "The batch is empty: send at least one request."))
-        if len(request) > self._settings.max_batch:
+            return None, standard(ERROR_PARSE_ERROR, f"The body is not JSON: {error}.")
+        if is_deeper(body, request, limits.max_json_depth):
+            detail = f"The body is nested more than {limits.max_json_depth} deep: send flatter JSON."
+            return None, standard(ERROR_INVALID_REQUEST, detail)
+        if request == []:
+            return None, standard(ERROR_INVALID_REQUEST, "The batch is empty: send at least one request.")
+        if isinstance(request, list) and len(request) > limits.max_batch:
             too_large = errors.TooLargeError(
-                f"The batch has {len(request)} members; {self._settings.max_batch} are allowed: split it."
+                f"The batch has {len(request)} members; {limits.max_batch} are allowed: split it."
             )
-            return error_reply(None, *describe(too_large))
-        return await self._answer_batch(caller, request)
+            return None, describe(too_large)
+        return request, None
 
     async def _answer_batch(self, caller: Caller, batch: list[Any]) -> bytes | None:
         replies: list[bytes] = []
-        size, max_bytes = 0, self._settings.max_body_bytes
+        size, settings = 0, self._settings
         for member in batch:
-            if size > max_bytes and isinstance(member, dict) and "id" in member and not _request_problem(member):
+            full = size > min(settings.max_body_bytes, settings.max_reply_bytes)
+            if full and isinstance(member, dict) and "id" in member and not _request_problem(member):
                 # Small requests may have large answers: a batch of them must not fill the memory.
-                full = errors.TooLargeError(f"The answers before this one have {size} bytes: send it in another batch.")
-                reply: bytes | None = error_reply(member["id"], *describe(full))
+                too_large = f"The answers before this one have {size} bytes: send it in another batch."
+                reply: bytes | None = error_reply(member["id"], *describe(errors.TooLargeError(too_large)))
             else:
-                reply = await self._answer_one(caller, member)
+                reply = await self._answer_one(caller, member, settings.max_reply_bytes - size)
             if reply is not None:
                 replies.append(reply)
                 size += len(reply)
         return b"[%b]" % b",".join(replies) if replies else None
 
-    async def _answer_one(self, caller: Caller, request: Any) -> bytes | None:
+    async def _answer_one(self, caller: Caller, request: Any, max_bytes: int) -> bytes | None:
+        """Get the response to a request, of at most so many bytes; None for a notification."""
         problem = _request_problem(request)
         if problem:
             return error_reply(None, *standard(ERROR_INVALID_REQUEST, problem))
@@ -103,13 +144,21 @@ class JsonRpc:
             refused = dispatched._error  # noqa: SLF001 - jsonrpcserver has no public accessor
             error = refused.code, refused.message, refused.data
             if refused.code == ERROR_METHOD_NOT_FOUND:
-                detail = f"There is no method {request['method']!r} here: {', '.join(self._methods)}."
+                detail = f"There is no method {errors.shown(request['method'])!r} here: {', '.join(self._methods)}."
                 error = standard(ERROR_METHOD_NOT_FOUND, detail)
         if parsed.id is NOID:  # a notification
             return None
-        if error is None:
-            return b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (dumps(result), dumps(parsed.id))
-        return error_reply(parsed.id, *error)
+        if error is not None:
+            reply = error_reply(parsed.id, *error)
+        else:
+            reply = b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (dumps(result), dumps(parsed.id))
+        if len(reply) <= max_bytes:
+            return reply
+        too_large = errors.TooLargeError(
+            f"The answer has {len(reply)} bytes; {max_bytes} are allowed here: ask for less, or raise "
+            f"TOOLPACK_MAX_REPLY_BYTES. What the request has changed is kept."
+        )
+        return error_reply(parsed.id, *describe(too_large))
 
 
 class _Call:
@@ -152,7 +201,10 @@ def _bound(params: type[Params], names: tuple[str, ...], args: tuple[Any, ...], 
                 f"{error.error_count()} things are wrong with the parameters, too many to list. "
                 f"The parameters are: {', '.join(names) or 'none'}."
             ) from None
-        problems = [f"{'.'.join(map(str, e['loc'])) or 'params'}: {e['msg']}" for e in error.errors(include_url=False)]
+        problems = [
+            f"{'.'.join(errors.shown(str(part)) for part in problem['loc']) or 'params'}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
+        ]
         accepted = ", ".join(names) or "none"
         raise errors.InvalidParamsError(f"{'; '.join(problems)}. The parameters are: {accepted}.") from None
 

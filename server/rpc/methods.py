@@ -1,6 +1,6 @@
 """The JSON-RPC methods: from parameters to operations on sessions, and their results.
 
-The rule: every operation gets the caller's owner, which must own the session. An agent's key stands for one session.
+The rule: every operation gets the caller's owner, which must own the session. An agent's path stands for one session.
 """
 
 import time
@@ -40,12 +40,12 @@ class Caller:
     """The authenticated sender of a request.
 
     Attributes:
-        owner: The name of the request's token; "" if the server has no tokens.
-        agent_key: The secret part of an agent's path, which implies its session; None for other callers.
+        owner: The name of the request's token, or the owner of the agent's session; "" if the server has no tokens.
+        session_id: The session of the agent's path to which the request was sent; None for other callers.
     """
 
     owner: str = ""
-    agent_key: str | None = None
+    session_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,11 @@ def envelope(outcome: Outcome) -> Fragment:
     if outcome.result is not None:
         return Fragment(b'{"result":%b,"error":null}' % outcome.result)
     return Fragment(b'{"result":"","error":%b}' % dumps(outcome.error))
+
+
+def _session_id(caller: Caller, params: Any) -> Any:
+    """Get the session that a request is about; an agent's path stands for it."""
+    return params.session_id if caller.session_id is None else caller.session_id
 
 
 class Methods:
@@ -114,15 +119,8 @@ class Methods:
             Method("run_function", AgentRunFunction, self.run_function),
         ]
 
-    async def _session(self, caller: Caller, params: Any) -> tuple[Any, str]:
-        """Get the session that a request is about, and the owner that it must have; an agent's key stands for both."""
-        if caller.agent_key is None:
-            return params.session_id, caller.owner
-        return await self._sessions.agent_session(caller.agent_key)
-
     async def run_function(self, caller: Caller, params: AgentRunFunction) -> Fragment:
         """Run a function; see `RunFunction`."""
-        session_id, owner = await self._session(caller, params)
         request = CallRequest(
             params.function,
             params.kwargs,
@@ -131,28 +129,28 @@ class Methods:
             params.expected_version,
             params.timeout_seconds,
         )
-        outcome = await self._observed(caller, session_id, owner, request)
+        outcome = await self._observed(caller, _session_id(caller, params), request)
         if params.raise_on_error and outcome.error is not None:
             raise CallFailedError(outcome)
         return envelope(outcome)
 
-    async def _observed(self, caller: Caller, session_id: str, owner: str, request: CallRequest) -> Outcome:
+    async def _observed(self, caller: Caller, session_id: str, request: CallRequest) -> Outcome:
         began = time.perf_counter()
         outcome: Outcome | None = None
         try:
-            outcome = await self._sessions.run_function(session_id, owner, request)
+            outcome = await self._sessions.run_function(session_id, caller.owner, request)
         finally:
-            shown = owner if caller.agent_key is None else None
+            shown = caller.owner if caller.session_id is None else None
             self._observe(session_id, shown, request, outcome, time.perf_counter() - began)
         return outcome
 
     async def list_functions(self, caller: Caller, params: ListFunctions | AgentListFunctions) -> Fragment:
         """List functions; see `ListFunctions`."""
-        session_id, owner = await self._session(caller, params)
+        session_id = _session_id(caller, params)
         if session_id is None:
             toolpacks = tuple(self._sessions.catalog.toolpacks)
         else:
-            toolpacks = await self._sessions.toolpacks(session_id, owner)
+            toolpacks = await self._sessions.toolpacks(session_id, caller.owner)
         listed = b",".join(filter(None, [self._listed(name, params.format) for name in toolpacks]))
         return Fragment(b'{"result":[%b],"error":null}' % listed)
 

@@ -12,11 +12,10 @@ from typing import Any
 from server.engine.jobs import StartClock
 from server.engine.pool_thread import interruptible
 from server.engine.state import Result, SessionState, added_bytes
-from server.errors import TooLargeError, VersionConflictError
+from server.errors import MAX_SHOWN, TooLargeError, VersionConflictError
 from server.execution.call import Failure, Outcome, call
 from server.execution.runtime import Plan
 from server.execution.world import Snapshot
-from server.functions_runtime import MAX_SHOWN_NAME
 from server.jsonio.strict import Fragment, dumps
 from server.leftovers import Watch
 from server.sessions.context import SessionContext
@@ -143,7 +142,7 @@ class CallOperation:
             "index": state.index + 1,
             "kind": "call",
             "call_id": self._request.call_id,
-            "function": self._request.function[:MAX_SHOWN_NAME],
+            "function": self._request.function[:MAX_SHOWN],
             "kwargs": Fragment(self._shown_kwargs),
             "result": Fragment(result),
             "error": error,

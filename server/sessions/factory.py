@@ -147,7 +147,7 @@ class SessionFactory:
 
     def _check_reply(self, fork: StoredSession, count: int) -> None:
         """Check that the descriptions of all forks fit into an answer."""
-        size, most = len(dumps(_view(fork))) + 2 * DIGITS, self._context.settings.max_reply_bytes
+        size, most = len(dumps(_view(fork))) + 2 * DIGITS, self._context.settings.max_list_bytes
         if count > 1 and count * size > most:
             raise TooLargeError(
                 f"The answer would have {count * size} bytes; {most} are allowed: ask for {max(most // size, 1)} forks "

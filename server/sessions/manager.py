@@ -19,6 +19,8 @@ from server.errors import (
     InvalidParamsError,
     OverloadedError,
     RequestError,
+    SessionNotFoundError,
+    shown,
 )
 from server.execution.call import Outcome
 from server.results import Session
@@ -54,6 +56,7 @@ class SessionManager:
         self._store = context.store
         self._settings = context.settings
         self._agents: dict[str, tuple[str, str]] = {}
+        self._agent_keys: dict[str, str] = {}  # by session, of those in `_agents`
         self.queues = Queues(context.store, context.settings)
         self._reader = SessionReader(context, self.queues.cache, HEAVY_BYTES)
         self._heavy_reader = SessionReader(context, self.queues.cache)
@@ -81,11 +84,11 @@ class SessionManager:
         for given in [*options, *environment]:
             if given not in chosen:
                 raise InvalidParamsError(
-                    f"Toolpack {given!r} is not among the session's: {', '.join(chosen) or 'none'}."
+                    f"Toolpack {shown(given)!r} is not among the session's: {', '.join(chosen) or 'none'}."
                 )
         both = options.keys() & environment.keys()
         if both:
-            raise InvalidParamsError(f"Toolpack {min(both)!r} has options and an environment: give one of them.")
+            raise InvalidParamsError(f"Toolpack {shown(min(both))!r} has options and an environment: give one of them.")
 
         def create() -> Session:
             creation = self._creation(owner, call_id, asked)
@@ -124,7 +127,11 @@ class SessionManager:
         Raises:
             RequestError: It was refused, and nothing has changed.
         """
-        outcome: Outcome = await self.queues.run(CallOperation(self._context, session_id, owner, request))
+        try:
+            outcome: Outcome = await self.queues.run(CallOperation(self._context, session_id, owner, request))
+        except SessionNotFoundError:
+            self._forget_agent(session_id)
+            raise
         return outcome
 
     async def reset(self, session_id: str, owner: str, version: int, call_id: str | None) -> Session:
@@ -156,19 +163,33 @@ class SessionManager:
 
     async def toolpacks(self, session_id: str, owner: str | None) -> tuple[str, ...]:
         """Get the names of a session's toolpacks, all of which are loaded."""
-        session, _ = await self.read(lambda reader: reader.find(session_id, owner))
+        try:
+            session, _ = await self.read(lambda reader: reader.find(session_id, owner))
+        except SessionNotFoundError:
+            self._forget_agent(session_id)
+            raise
         self._context.runtime(session.toolpacks)
         return session.toolpacks
 
     async def agent_session(self, agent_key: str) -> tuple[str, str]:
-        """Get the id and the owner of the session that an agent's key opens."""
+        """Get the id and the owner of the session that an agent's key opens.
+
+        Raises:
+            SessionNotFoundError: It opens none.
+        """
         found = self._agents.get(agent_key)
         if found is None:
             found = await self.read(lambda reader: reader.agent_session(agent_key))
             if len(self._agents) >= AGENTS_REMEMBERED:
                 self._agents.clear()
+                self._agent_keys.clear()
             self._agents[agent_key] = found
+            self._agent_keys[found[0]] = agent_key
         return found
+
+    def _forget_agent(self, session_id: str) -> None:
+        """Forget the agent's key of a session that doesn't exist any more."""
+        self._agents.pop(self._agent_keys.pop(session_id, ""), None)
 
     # Ending sessions
 
@@ -215,6 +236,8 @@ class SessionManager:
     def _delete(self, session_ids: list[str]) -> int:
         deleted = self._store.delete(session_ids)
         self.queues.forget(session_ids)
+        for session_id in session_ids:
+            self._forget_agent(session_id)
         return deleted
 
     # The worker as a whole

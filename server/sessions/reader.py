@@ -22,6 +22,7 @@ from server.errors import (
     SessionNotFoundError,
     StateDamagedError,
     VersionNotRetainedError,
+    shown,
 )
 from server.execution.parts import environments
 from server.jsonio.strict import Fragment, dumps, loads
@@ -37,7 +38,6 @@ from server.times import expiry
 
 RECORDS_AT_ONCE = 16  # read from the store; each can be large
 SESSIONS_AT_ONCE = 100
-SHOWN = 200  # characters of a pointer in an error
 
 
 class SessionReader:
@@ -57,7 +57,7 @@ class SessionReader:
         self._cache = cache
         self._identities = context.identities
         self._records = context.records
-        self._max_reply_bytes = context.settings.max_reply_bytes
+        self._max_list_bytes = context.settings.max_list_bytes
 
     def get(self, session_id: str, owner: str | None) -> tuple[StoredSession, Head]:
         """Get a session and its head, as they are stored.
@@ -138,7 +138,7 @@ class SessionReader:
                 called_at = session.expires_at - expiry(session.ttl_seconds, 0)
                 view = session_view(session, version, called_at=called_at)
                 size += len(dumps(view))
-                if views and size > self._max_reply_bytes:
+                if views and size > self._max_list_bytes:
                     return views
                 views.append(view)
                 if len(views) == limit:
@@ -158,9 +158,9 @@ class SessionReader:
         try:
             found = jsonpointer.resolve_pointer(loads(text), pointer)
         except jsonpointer.JsonPointerException:
-            raise InvalidParamsError(f"The pointer {pointer[:SHOWN]!r} names nothing in this environment.") from None
+            raise InvalidParamsError(f"The pointer {shown(pointer)!r} names nothing in this environment.") from None
         if isinstance(found, jsonpointer.EndOfList):
-            raise InvalidParamsError(f"The pointer {pointer[:SHOWN]!r} names the place after the last element.")
+            raise InvalidParamsError(f"The pointer {shown(pointer)!r} names the place after the last element.")
         return Fragment(dumps(found))
 
     def diff(self, session_id: str, owner: str, from_version: int, to_version: int | None) -> list[dict[str, Json]]:
@@ -179,7 +179,7 @@ class SessionReader:
             for record in found:
                 text, _ = self._records.read(session_id, record)
                 size += len(text)
-                if shown and size > self._max_reply_bytes:
+                if shown and size > self._max_list_bytes:
                     return shown
                 shown.append(Fragment(text))
                 after = record.index

@@ -11,8 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from server.errors import HttpRefusedError
 from server.service import Service
 from server.web.auth import check_exposure
+from server.web.bodies import check_headers
 from server.web.endpoints import (
     AgentEndpoint,
     DocumentEndpoint,
@@ -22,7 +24,7 @@ from server.web.endpoints import (
     ReadyEndpoint,
     RpcEndpoint,
 )
-from server.web.refusals import refusal
+from server.web.refusals import refusal, send_response
 
 REMEDIES = {
     404: "There is nothing at this path: POST to /rpc, or to an agent's /agents/<key>.",
@@ -67,8 +69,14 @@ class Application(Starlette):
         """Answer a request, as ASGI calls it."""
         if scope["type"] == "http" and scope["path"] == "/rpc" and scope["method"] == "POST":
             await self.state.rpc(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+            return
+        if scope["type"] == "http":
+            try:
+                check_headers(scope, dict(scope["headers"]))
+            except HttpRefusedError as refused:
+                await send_response(send, refused.status, refusal(refused.status, str(refused)))
+                return
+        await super().__call__(scope, receive, send)
 
 
 async def _not_routed(_request: Request, error: Exception) -> Response:

@@ -58,12 +58,12 @@ def _hashed_tokens(settings: Settings) -> dict[bytes, str]:
     if settings.tokens_file is None:
         return names
     try:
-        lines = settings.tokens_file.read_text(encoding="utf-8").splitlines()
+        lines = settings.tokens_file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise SettingsError(f"The tokens file can't be read: {reason}. Correct TOOLPACK_TOKENS_FILE.") from None
     for number, line in enumerate(lines, 1):
-        name, _, digest = line.strip().rpartition(":")
+        name, _, digest = (text.strip() for text in line.rpartition(":"))
         if not line.strip() or line.strip().startswith("#"):
             continue
         if not name or not re.fullmatch(r"[0-9a-f]{64}", digest):

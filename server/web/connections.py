@@ -1,7 +1,8 @@
 """Limits on HTTP connections: uvicorn alone lets a silent or slow client keep one open forever.
 
 The rule: a client has one time limit to send a request's headers, another for its body, and must keep reading the
-response. The number of connections is limited. A refusal has the same shape here as everywhere.
+response. The number of connections is limited, and so are the bytes of a request that aren't its body. A refusal has
+the same shape here as everywhere.
 """
 
 import asyncio
@@ -13,43 +14,11 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from server.settings import Settings
 from server.web.refusals import refusal
+from server.web.transport import ResponseTransport
 
 MAX_HEADER_BYTES = 64 * 1024
-
-
-class JoiningTransport:
-    """A transport that sends a response's head together with its body: one system call, not two.
-
-    Args:
-        transport: The transport to write to.
-    """
-
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-        self._head = b""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Send data; keep a final response's head until its body is written, in the same turn of the event loop."""
-        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
-            self._flush()
-            self._head = data
-        elif self._head:
-            head, self._head = self._head, b""
-            self._transport.write(head + data)
-        else:
-            self._transport.write(data)
-
-    def close(self) -> None:
-        """Send what is buffered, and close."""
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        if self._head:
-            self.write(b"")
+MAX_FRAMING_BYTES = 16 * 1024  # and as many as the body has: chunks of one byte have six times as many
+PIECE_BYTES = 16 * 1024  # parsed between two looks at the limits
 
 
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -63,33 +32,53 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_made(self, transport: Any) -> None:
         """Start the time limit for a request's headers, or refuse the connection."""
-        super().connection_made(JoiningTransport(transport))
+        super().connection_made(ResponseTransport(transport, self._is_unread))
         self._phase: str | None = None
-        self._progressed = False
         self._running_cycle: Any = None
-        self._header_bytes = 0
+        self._counted: tuple[Any, str | None] = (None, None)
+        self._body_bytes = self._other_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timed_phase: str | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
         if len(self.connections) > self.settings.max_connections:
             self._refuse(503, f"The server has {self.settings.max_connections} connections already: try again later.")
+            transport.close()  # it must not take up space any longer
             return
         self._expect("headers")
 
     def data_received(self, data: bytes) -> None:
         """Parse data, and start the time limit for what must follow."""
-        self._progressed = False
-        super().data_received(data)
-        if self.transport.is_closing():
-            return
-        self._header_bytes = 0 if self._progressed or self._receiving() is None else self._header_bytes + len(data)
-        if self._header_bytes > MAX_HEADER_BYTES and not hasattr(self, "conn"):
-            self._refuse(431, f"The headers are larger than {MAX_HEADER_BYTES} bytes: send fewer.")
-        else:
+        for start in range(0, len(data), PIECE_BYTES):
+            if self.transport.is_closing():
+                return
+            self._parse(data if len(data) <= PIECE_BYTES else data[start : start + PIECE_BYTES])
+        if not self.transport.is_closing():
             self._expect_rest()
+
+    def _parse(self, piece: bytes) -> None:
+        """Parse a piece of data, and refuse a request that consists of too much else than its body."""
+        cycle = self.cycle
+        body_before = len(cycle.body) if cycle is not None else 0
+        super().data_received(piece)
+        phase = self._receiving()
+        if phase is None:
+            return
+        if (self.cycle, phase) != self._counted:  # it has begun in this piece
+            self._counted = self.cycle, phase
+            self._body_bytes = self._other_bytes = 0
+        if self.cycle is cycle:
+            body = len(cycle.body) - body_before if cycle is not None else 0
+            self._body_bytes += body
+            self._other_bytes += len(piece) - body
+        if phase == "headers" and self._other_bytes > MAX_HEADER_BYTES:
+            self._refuse(431, f"The headers are larger than {MAX_HEADER_BYTES} bytes: send fewer.")
+        elif phase == "body" and self._other_bytes > self._body_bytes + MAX_FRAMING_BYTES:
+            self._refuse(400, "The body has more framing than content: send it in larger chunks.")
 
     def on_response_complete(self) -> None:
         """Continue with a pipelined request."""
+        if self.transport.last:
+            self.transport.close()
         super().on_response_complete()
         if not self.transport.is_closing():
             self._expect_rest()
@@ -127,19 +116,14 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._refuse(400, f"{msg.rstrip('.')}: send HTTP/1.1.")
 
     def on_message_begin(self) -> None:
-        """A callback of httptools, like the next three; h11 keeps this state itself."""
+        """A callback of httptools, like the next two; h11 keeps this state itself."""
         self._phase = "headers"
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """A callback of httptools."""
         super().on_headers_complete()
-        self._phase, self._progressed = "body", True
-
-    def on_body(self, body: bytes) -> None:
-        """A callback of httptools."""
-        self._progressed = True
-        super().on_body(body)
+        self._phase = "body"
 
     def on_message_complete(self) -> None:
         """A callback of httptools."""
@@ -162,6 +146,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self.conn.their_state is h11.SEND_BODY:
             return "body"
         return "headers" if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0] else None
+
+    def _is_unread(self) -> bool:
+        """Whether the body of the request that is answered hasn't arrived in full."""
+        return self._receiving() == "body" and self._running_cycle in {None, self.cycle}
 
     def _in_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -212,11 +200,14 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self._receiving() == "body" and self.cycle is not None and self.cycle.response_started:
             self.transport.close()  # the response has begun, so no other can be sent
             return
+        if self._in_request():
+            self.cycle.disconnected = True  # it gets this answer and no other
         body = refusal(status, message)
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
             % (status, HTTPStatus(status).phrase.encode(), len(body), body)
         )
+        self.transport.last = True
         self.transport.close()
 
 

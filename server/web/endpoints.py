@@ -1,6 +1,7 @@
 """The endpoints: plain ASGI callables, because creating a `Request` object takes as long as a call.
 
-The rule: cheap checks come first. Headers and token are checked before the body is read, its size before it is parsed.
+The rule: cheap checks come first. Headers and token or key are checked before the body is read, its size before it is
+parsed.
 """
 
 import asyncio
@@ -13,17 +14,20 @@ from starlette.types import Receive, Scope, Send
 from server.errors import HttpRefusedError, InternalError, RequestError
 from server.jsonio.strict import dumps
 from server.observability.call_log import accept_request_id
+from server.rpc.codes import describe, error_reply
 from server.rpc.jsonrpc import JsonRpc
 from server.rpc.methods import Caller
 from server.service import Service
+from server.settings import PREFIX
 from server.web.auth import TokenGate
+from server.web.bodies import BytesInFlight, Reservation, check_headers, read_body
+from server.web.faults import LoopFaults
 from server.web.refusals import refusal, send_response
 
 NOT_READY = "The server is starting or stopping: send the request again in a moment."
 CUT_OFF = (
     "The server stopped before the request had ended; it may have changed something. Send it again, with its call_id."
 )
-SECURITY_HEADERS = (b"host", b"origin", b"authorization", b"content-type", b"content-length")
 
 
 class Gateway:
@@ -33,6 +37,7 @@ class Gateway:
         service: The server behind HTTP.
 
     Attributes:
+        in_flight: The bytes of the requests that are received and answered.
         ready: Requests are answered; False while the application starts and stops.
         answering: How many requests are being answered, other than those that are refused.
     """
@@ -40,12 +45,14 @@ class Gateway:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.gate = TokenGate(service.settings)
+        self.in_flight = BytesInFlight(service.settings)
         self.ready = False
         self.answering = 0
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         """Be ready for requests while the application runs."""
+        asyncio.get_running_loop().set_exception_handler(LoopFaults())
         async with self.service.running():
             self.ready = True
             try:
@@ -64,52 +71,82 @@ class Gateway:
 
 
 class RpcEndpoint:
-    """`POST /rpc`: all methods, for callers with a token."""
+    """`POST /rpc`: all methods, for callers with a token.
+
+    Attributes:
+        body_limit: The setting that limits its bodies.
+    """
+
+    body_limit = "max_body_bytes"
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._max_body_bytes = gateway.service.settings.max_body_bytes
+        self._rpc = self.methods(gateway.service)
+        self._max_body_bytes: int = getattr(gateway.service.settings, self.body_limit)
 
-    def caller(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[JsonRpc, Caller]:
-        """Authenticate a request, and choose the methods that it may call.
+    def methods(self, service: Service) -> JsonRpc:
+        """Get the methods that can be called here."""
+        return service.rpc
+
+    async def caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
+        """Authenticate a request.
 
         Raises:
             HttpRefusedError: Authentication failed.
+            RequestError: There is no such agent.
         """
         del scope
-        return self._gateway.service.rpc, Caller(owner=self._gateway.gate.owner(headers))
+        return Caller(self._gateway.gate.owner(headers))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI calls it."""
         headers = dict(scope["headers"])
         request_id = accept_request_id(headers.get(b"x-request-id")).encode()
+        reservation: Reservation | None = None
         try:
-            _reject_duplicates(scope, headers)
-            rpc, caller = self.caller(scope, headers)
-            body = await _body(headers, receive, self._max_body_bytes)
+            check_headers(scope, headers)
+            caller = await self.caller(scope, headers)
+            reservation = Reservation(self._gateway.in_flight, caller.owner)
+            limit = self._max_body_bytes, f"{PREFIX}{self.body_limit.upper()}"
+            body = await read_body(headers, receive, reservation, *limit)
             self._gateway.check_ready()  # after the body: a client that still sends may not read the refusal
         except HttpRefusedError as refused:
+            _free(reservation)
             await send_response(send, refused.status, refusal(refused.status, str(refused)), request_id=request_id)
             return
+        except (RequestError, InternalError) as error:  # from `caller`: no id is known yet
+            await send_response(send, 200, error_reply(None, *describe(error)), request_id=request_id)
+            return
+        except BaseException:
+            _free(reservation)
+            raise
         self._gateway.answering += 1
         try:
-            reply = await rpc.answer(caller, body)
-            status = 204 if reply is None else 200
+            reply = await self._rpc.answer(caller, body, reservation.grow_to) or b""
+            status = 200 if reply else 204
         except asyncio.CancelledError:  # the server can't wait any longer
             status, reply = 503, refusal(503, CUT_OFF)
         try:
-            await send_response(send, status, reply or b"", request_id=request_id)
+            reservation.become(len(reply))
+            await send_response(send, status, reply, request_id=request_id)
         finally:
+            reservation.become(0)
             self._gateway.answering -= 1
 
 
 class AgentEndpoint(RpcEndpoint):
-    """`POST /agents/<key>`: the key is the permission, and implies the session."""
+    """`POST /agents/<key>`: the key is the permission, and implies the session. It is looked up before all else."""
 
-    def caller(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[JsonRpc, Caller]:
+    body_limit = "max_agent_body_bytes"
+
+    def methods(self, service: Service) -> JsonRpc:
+        """See `RpcEndpoint.methods`."""
+        return service.agents
+
+    async def caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         """See `RpcEndpoint.caller`."""
         self._gateway.gate.check_origin(headers)
-        return self._gateway.service.agents, Caller(agent_key=scope["path_params"]["key"])
+        return await self._gateway.service.agent(scope["path_params"]["key"])
 
 
 class HealthEndpoint:
@@ -151,7 +188,7 @@ class DocumentEndpoint:
         """Answer with the content."""
         headers = dict(scope["headers"])
         try:
-            _reject_duplicates(scope, headers)
+            check_headers(scope, headers)
             owner = self._gateway.gate.owner(headers)
             self._gateway.check_ready()
         except HttpRefusedError as refused:
@@ -175,39 +212,6 @@ class MetricsEndpoint(DocumentEndpoint):
         return service.metrics.exposition(sessions, calls=self._gateway.gate.may_see_calls(owner))
 
 
-def _reject_duplicates(scope: Scope, headers: dict[bytes, bytes]) -> None:
-    """Reject duplicated security-relevant headers; a proxy may pick the other one."""
-    if len(headers) == len(scope["headers"]):
-        return
-    names = [name for name, _ in scope["headers"]]
-    duplicated = next((name for name in SECURITY_HEADERS if names.count(name) > 1), None)
-    if duplicated is not None:
-        raise HttpRefusedError(400, f"The header {duplicated.decode()} is duplicated: send it once.")
-
-
-async def _body(headers: dict[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
-    media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    if media_type != b"application/json":
-        raise HttpRefusedError(415, "Send the header Content-Type: application/json.")
-    too_large = HttpRefusedError(
-        413, f"The body is larger than {max_bytes} bytes: send less, or raise TOOLPACK_MAX_BODY_BYTES."
-    )
-    length = headers.get(b"content-length", b"")
-    if length.isdigit() and int(length) > max_bytes:
-        raise too_large
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        if len(body) > max_bytes:
-            raise too_large
-        return body
-    chunks, size = [body], len(body)
-    while message.get("more_body", False):
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise HttpRefusedError(400, "The body was cut off.")
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        if size > max_bytes:
-            raise too_large
-    return b"".join(chunks)
+def _free(reservation: Reservation | None) -> None:
+    if reservation is not None:
+        reservation.become(0)

@@ -7,7 +7,8 @@ from starlette.types import Send
 
 from server.jsonio.strict import dumps
 
-NO_CONTENT, UNAUTHORIZED = 204, 401
+NO_CONTENT, UNAUTHORIZED, UNAVAILABLE = 204, 401, 503
+PIECE_BYTES = 2**20
 
 
 def refusal(status: int, message: str) -> bytes:
@@ -27,5 +28,12 @@ async def send_response(
         headers.append((b"www-authenticate", b"Bearer"))
     if request_id is not None:
         headers.append((b"x-request-id", request_id))
+    if status == UNAVAILABLE:
+        headers.append((b"retry-after", b"1"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    # In pieces, each of which waits until the client has read enough of those before it.
+    sent = 0
+    while len(body) - sent > PIECE_BYTES:
+        await send({"type": "http.response.body", "body": body[sent : sent + PIECE_BYTES], "more_body": True})
+        sent += PIECE_BYTES
+    await send({"type": "http.response.body", "body": body[sent:]})

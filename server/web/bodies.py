@@ -1,0 +1,139 @@
+"""The headers and bodies of requests: what is refused before it is read, and how many bytes are in memory at once.
+
+The rule: a byte is counted from the time when it is announced or arrives until its request is answered; once it is
+parsed, with the memory that its values take. What would be over a limit is refused, unread if possible.
+"""
+
+from collections import Counter
+
+from starlette.types import Receive, Scope
+
+from server.errors import HttpRefusedError
+from server.settings import Settings
+
+SECURITY_HEADERS = (b"host", b"origin", b"authorization", b"content-type", b"content-length", b"transfer-encoding")
+MAX_LENGTH_DIGITS = 20  # more can't be a number of bytes
+
+
+def check_headers(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """Refuse headers that contradict each other: a proxy may go by the other one.
+
+    Raises:
+        HttpRefusedError: They do.
+    """
+    if len(headers) < len(scope["headers"]):
+        names = [name for name, _ in scope["headers"]]
+        duplicated = next((name for name in SECURITY_HEADERS if names.count(name) > 1), None)
+        if duplicated is not None:
+            raise HttpRefusedError(400, f"The header {duplicated.decode()} is duplicated: send it once.")
+    length = headers.get(b"content-length")
+    if length is not None:
+        if b"transfer-encoding" in headers:
+            raise HttpRefusedError(400, "There are both Content-Length and Transfer-Encoding: send one of them.")
+        if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
+            raise HttpRefusedError(400, "The header Content-Length is not a number of bytes: correct it.")
+
+
+class BytesInFlight:
+    """The bytes of all requests that are being received or answered, in all and by name.
+
+    Args:
+        settings: The limits.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._limit = settings.max_bytes_in_flight
+        self._limit_per_name = settings.max_bytes_in_flight_per_name
+        self._by_name: Counter[str] = Counter()
+        self.total = 0
+
+    def reserve(self, name: str, size: int) -> None:
+        """Count more bytes of a name.
+
+        Raises:
+            HttpRefusedError: They would be too many.
+        """
+        if self.total + size > self._limit:
+            self._refuse(f"all clients together have {self.total}", self._limit, "")
+        if self._by_name[name] + size > self._limit_per_name:
+            self._refuse(f"you have {self._by_name[name]}", self._limit_per_name, "_PER_NAME")
+        self.add(name, size)
+
+    def add(self, name: str, size: int) -> None:
+        """Count bytes that can't be refused any more; fewer, if the number is negative."""
+        self.total += size
+        self._by_name[name] += size
+        if not self._by_name[name]:
+            del self._by_name[name]
+
+    def _refuse(self, so_far: str, limit: int, which: str) -> None:
+        raise HttpRefusedError(
+            503,
+            f"Too many bytes of requests are being received or answered: {so_far}, and {limit} are allowed. Nothing "
+            f"was changed. Send the request again later, or raise TOOLPACK_MAX_BYTES_IN_FLIGHT{which}.",
+        )
+
+
+class Reservation:
+    """The bytes of one request.
+
+    Args:
+        in_flight: Where they are counted.
+        name: Whose they are.
+    """
+
+    __slots__ = ("_in_flight", "_name", "_size")
+
+    def __init__(self, in_flight: BytesInFlight, name: str) -> None:
+        self._in_flight = in_flight
+        self._name = name
+        self._size = 0
+
+    def grow_to(self, size: int) -> None:
+        """Reserve more.
+
+        Raises:
+            HttpRefusedError: It would be too much.
+        """
+        if size > self._size:
+            self._in_flight.reserve(self._name, size - self._size)
+            self._size = size
+
+    def become(self, size: int) -> None:
+        """Count another number of bytes from now on, whatever the limits."""
+        self._in_flight.add(self._name, size - self._size)
+        self._size = size
+
+
+async def read_body(
+    headers: dict[bytes, bytes], receive: Receive, reservation: Reservation, max_bytes: int, setting: str
+) -> bytes:
+    """Read a request's body.
+
+    Args:
+        headers: The request's headers.
+        receive: ASGI's function.
+        reservation: Grows with the body.
+        max_bytes: The largest size of the body.
+        setting: The setting that says so.
+
+    Raises:
+        HttpRefusedError: It isn't JSON, is too large, or was cut off.
+    """
+    media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if media_type != b"application/json":
+        raise HttpRefusedError(415, "Send the header Content-Type: application/json.")
+    chunks: list[bytes] = []
+    size, announced, more = 0, int(headers.get(b"content-length", b"0")), True
+    while True:
+        if max(size, announced) > max_bytes:
+            raise HttpRefusedError(413, f"The body is larger than {max_bytes} bytes: send less, or raise {setting}.")
+        reservation.grow_to(max(size, announced))
+        if not more:
+            return b"".join(chunks)
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise HttpRefusedError(400, "The body was cut off.")
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        more = message.get("more_body", False)

@@ -1,0 +1,125 @@
+"""A server with HTTP in this process whose connections have limits, on each HTTP parser, and raw sockets to it."""
+
+import contextlib
+import importlib.util
+import json
+import socket
+import threading
+
+import httpx
+import serving
+import uvicorn
+from http_server import _Server
+from serving import CATALOG, result_of
+from uvicorn.protocols.http import auto
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from server.service import Service
+from server.settings import Settings
+from server.web import connections
+from server.web.app import create_app
+
+HEAD = b"POST /rpc HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+PING = b'{"jsonrpc": "2.0", "method": "list_sessions", "id": 1}'
+
+
+def request(method, number=1, **params):
+    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+
+
+PROTOCOLS = {"h11": H11Protocol, "httptools": HttpToolsProtocol}
+
+
+def connections_on(http):
+    """The module as it is where uvicorn finds this protocol."""
+    spec = importlib.util.spec_from_file_location(f"connections_on_{http}", connections.__file__)
+    module = importlib.util.module_from_spec(spec)
+    found, auto.AutoHTTPProtocol = auto.AutoHTTPProtocol, PROTOCOLS[http]
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        auto.AutoHTTPProtocol = found
+    return module
+
+
+class Endpoint:
+    """A server in this process, with its limits on connections."""
+
+    def __init__(self, server, app, port):
+        self._server, self.app, self.port = server, app, port
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=serving.PATIENCE)
+
+    def rpc(self, method, **params):
+        return result_of(self.http.post("/rpc", json=request(method, **params)).content)
+
+    def open(self):
+        return set(self._server.server_state.connections)
+
+    def connections(self):
+        return len(self.open())
+
+    def connect(self, *pieces):
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=serving.PATIENCE)
+        connection.sendall(b"".join(pieces))
+        return connection
+
+
+@contextlib.contextmanager
+def served(http, keep_alive=5, **limits):
+    settings = Settings(store="memory:", **limits)
+    made = connections_on(http).limited_protocol(settings)
+    assert [name for name, protocol in PROTOCOLS.items() if issubclass(made, protocol)] == [http]
+    app = create_app(Service(settings, CATALOG))
+    config = uvicorn.Config(
+        app, port=0, log_level="error", access_log=False, http=made, ws="none", timeout_keep_alive=keep_alive
+    )
+    server = _Server(config)
+    listener = server.config.bind_socket()
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    assert server.listens.wait(serving.PATIENCE)
+    endpoint = Endpoint(server, app, listener.getsockname()[1])
+    try:
+        with endpoint.http:
+            yield endpoint
+    finally:
+        server.should_exit = True
+        thread.join(serving.PATIENCE)
+        listener.close()
+
+
+def answer(connection):
+    """Read one whole answer: its status and its JSON."""
+    return read(connection)[1:]
+
+
+def read(connection, *, more=False):
+    """Read one whole answer, byte by byte if there may be more: its head, its status and its JSON."""
+    text = b""
+    while b"\r\n\r\n" not in text:
+        data = connection.recv(1 if more else 65536)
+        assert data, text
+        text += data
+    head, _, body = text.partition(b"\r\n\r\n")
+    length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
+    while len(body) < length:
+        data = connection.recv(length - len(body) if more else 65536)
+        assert data, text
+        body += data
+    assert len(body) == length, "more than one answer"
+    return head.lower(), int(head.split()[1]), json.loads(body) if body else None
+
+
+def is_ended(connection):
+    try:
+        return connection.recv(65536) == b""
+    except ConnectionResetError:
+        return True
+
+
+def check_refusal(told, status):
+    assert told[0] == status
+    message = told[1]["error"].pop("message")
+    assert told[1] == {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "data": {"status": status}}}
+    return message
