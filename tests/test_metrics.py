@@ -190,14 +190,6 @@ def test_one_worker_in_memory_counts_too(tmp_path):
         check_counted(load)
 
 
-def test_a_file_that_a_worker_is_just_making_is_left_out(tmp_path, monkeypatch):
-    from server.observability.metrics import FOLDER_VARIABLE, Metrics  # noqa: PLC0415 - only for this test
-
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    (tmp_path / "counter_1.db").touch()
-    assert Metrics().exposition(3).endswith(b"\ntoolpack_sessions 3\n")
-
-
 def test_metrics_are_served_while_the_store_is_unreachable(tmp_path, redis_server_of_its_own):
     url, process_id = redis_server_of_its_own
     key = "a key that only this test knows"
