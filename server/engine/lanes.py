@@ -164,8 +164,9 @@ class Lanes:
         self.computing = Lane(COMPUTING, COMPUTING, attrgetter("name", "kind"))
         self.max_threads = settings.max_threads + HEAVY_READS + SPARE_THREADS
 
+    @property
     def waiting(self) -> int:
-        """Count the jobs that wait for a place."""
+        """How many jobs wait for a place."""
         return self.functions.waiting + self.reads.waiting + self.computing.waiting
 
     def leave(self, job: Job) -> list[Job]:

@@ -196,7 +196,7 @@ class AcquireTogether(Job):
         self._leases = leases
         self._threads = threads
         self._states = states
-        self._jobs = jobs
+        self.jobs = jobs
 
     def run(self) -> None:
         """Acquire them. If that fails, each job finds out for itself."""
@@ -210,6 +210,6 @@ class AcquireTogether(Job):
     def complete(self, *, timed_out: bool) -> bool:
         """See `Job.complete`."""
         del timed_out  # it has no deadline
-        for job in self._jobs:
+        for job in self.jobs:
             self._threads.submit(job)
         return False

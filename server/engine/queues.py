@@ -18,7 +18,7 @@ from typing import Any
 
 from server.engine.cache import SessionCache
 from server.engine.commits import Committer
-from server.engine.jobs import Operation, SessionJob, Task, deliver, refuse
+from server.engine.jobs import Errand, Operation, SessionJob, Task, deliver, refuse
 from server.engine.lanes import Lanes
 from server.engine.leases import HEARTBEAT_SECONDS, AcquireTogether, Leases
 from server.engine.session_queue import SessionQueue
@@ -35,6 +35,7 @@ TURN_SECONDS = 0.5  # how long a queue that is never empty keeps its lease from 
 YIELD_SECONDS = 0.025  # long enough for all that poll to ask once
 STOP_SECONDS = 2.0
 
+AGAIN = "nothing was changed. Send it again."
 STOPPING = "The server is stopping; nothing was changed. Send it again, with its call_id."
 
 
@@ -53,6 +54,7 @@ class Queues:
 
     def __init__(self, store: SessionStore, settings: Settings) -> None:
         self._settings = settings
+        self._limit = f"{settings.queue_timeout_seconds:g} s"
         self.cache = SessionCache(settings.cache_bytes)
         self.lanes = Lanes(settings)
         self.threads = Threads(self._finish, self.lanes)
@@ -74,10 +76,24 @@ class Queues:
         Awaiting raises `RequestError` if the operation was refused, and nothing has changed.
         """
         job = SessionJob(self, operation, self.lanes.functions)
-        self._submit(job)
+        if not self._is_refused(job):
+            self._enqueue(job)
         return job.future
 
-    def _submit(self, job: SessionJob) -> None:
+    def do(self, errand: Errand) -> asyncio.Future[Any]:
+        """Do an errand, which waits for no session; await its answer. Awaiting may raise `RequestError`."""
+        if not self._is_refused(errand):
+            self.threads.submit(errand)
+        return errand.future
+
+    def _is_refused(self, task: Task) -> bool:
+        """Refuse what comes when the threads have stopped: nobody would ever run it."""
+        if self._stopped.is_set():
+            task.error = OverloadedError(STOPPING)
+            task.deliver()
+        return self._stopped.is_set()
+
+    def _enqueue(self, job: SessionJob) -> None:
         """Put a job into its session's queue.
 
         Jobs that come in one turn of the event loop go to the threads together, at its end: the leading thread then
@@ -126,9 +142,7 @@ class Queues:
             return SessionNotFoundError()
         settings = self._settings
         in_session = len(queue.jobs) if queue else 0
-        waiting = self._waiting + len(self._queues)  # at most; what waits for a thread is counted only if it matters
-        too_many = waiting >= settings.max_waiting and self.waiting() >= settings.max_waiting
-        if in_session >= settings.max_waiting_per_session or too_many:
+        if in_session >= settings.max_waiting_per_session or self.waiting() >= settings.max_waiting:
             return OverloadedError("Too many calls wait already; nothing was changed. Send it later.")
         return None
 
@@ -162,7 +176,7 @@ class Queues:
 
     def waiting(self) -> int:
         """Count the operations and reads that haven't started."""
-        return self._waiting + self.lanes.waiting()
+        return self._waiting + self.lanes.waiting
 
     def is_idle(self) -> bool:
         """Whether there is nothing to wait for: no session has anything to do, or the threads have stopped."""
@@ -180,7 +194,7 @@ class Queues:
                 unfinished += queue.jobs
                 if queue.state is not None:
                     self._leases.release(queue.state)
-        for task in unfinished:
+        for task in unfinished + [job for each in unfinished if isinstance(each, AcquireTogether) for job in each.jobs]:
             if isinstance(task, Task):
                 task.error = OverloadedError(STOPPING)
                 task.deliver()
@@ -214,12 +228,9 @@ class Queues:
         """See `Turns.resume`."""
         queue = self._queues.get(job.operation.session_id)
         if queue is not None and queue.left_behind is job:
-            self._forget_left_behind(job.operation.session_id, queue)
-
-    def _forget_left_behind(self, session_id: str, queue: SessionQueue) -> None:
-        queue.left_behind = None
-        self._start_next(queue)
-        self._discard_if_empty(session_id, queue)
+            queue.left_behind = None
+            self._start_next(queue)
+            self._discard_if_empty(job.operation.session_id, queue)
 
     def _start_next(self, queue: SessionQueue) -> None:
         job = queue.take_next()
@@ -269,31 +280,23 @@ class Queues:
             with self._lock:
                 now = time.monotonic()
                 for session_id, queue in list(self._queues.items()):
-                    if queue.parked_until is not None and now >= queue.parked_until:
-                        queue.parked_until = None
-                    self._expire_waiting(queue, now)
-                    if queue.left_behind is not None and now > queue.left_behind.stuck_from:
-                        queue.left_behind = None  # it counts as stuck now; the session needn't wait any longer
+                    for job in queue.expire(now, now - self._settings.queue_timeout_seconds):
+                        self._waiting -= 1
+                        refuse(
+                            job, f"The call waited {self._limit} for its session; nothing was changed. Send it again."
+                        )
                     self._start_next(queue)
                     self._discard_if_empty(session_id, queue)
                 self._expire_unstarted(now)
         self._leases.keep_up(self._queues.__contains__)
 
-    def _expire_waiting(self, queue: SessionQueue, now: float) -> None:
-        limit = self._settings.queue_timeout_seconds
-        while queue.jobs and now - queue.jobs[0].arrived > limit:
-            job = queue.jobs.popleft()
-            self._waiting -= 1
-            refuse(job, f"The call waited {limit:g} s for its session; nothing was changed. Send it again.")
-
     def _expire_unstarted(self, now: float) -> None:
         """Refuse what has waited too long for a thread."""
-        limit = self._settings.queue_timeout_seconds
-        for task in self.threads.expire(now - limit):
+        for task in self.threads.expire(now - self._settings.queue_timeout_seconds):
             if isinstance(task, SessionJob):
                 queue = self._queues[task.operation.session_id]
                 queue.running = False
                 self._start_next(queue)
                 self._discard_if_empty(task.operation.session_id, queue)
             if isinstance(task, Task):
-                refuse(task, f"The request waited {limit:g} s for a thread; nothing was changed. Send it again.")
+                refuse(task, f"The request waited {self._limit} for a thread; {AGAIN}")

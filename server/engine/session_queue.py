@@ -44,6 +44,17 @@ class SessionQueue:
         """Whether the session has something to do."""
         return bool(self.jobs or self.running or self.unfinished)
 
+    def expire(self, now: float, before: float) -> list[SessionJob]:
+        """Note what needn't be waited for any longer, and let the jobs go that arrived before a time."""
+        if self.parked_until is not None and now >= self.parked_until:
+            self.parked_until = None
+        if self.left_behind is not None and now > self.left_behind.stuck_from:
+            self.left_behind = None  # it counts as stuck now
+        expired = []
+        while self.jobs and self.jobs[0].arrived < before:
+            expired.append(self.jobs.popleft())
+        return expired
+
     def take_next(self) -> SessionJob | None:
         """Take the next operation, which is to be started now; None if there is none that may start."""
         if not self.jobs or self.running or self.closing or self.parked_until is not None:

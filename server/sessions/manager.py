@@ -282,5 +282,4 @@ class SessionManager:
     async def _do(self, work: Callable[[], T], lane: Lane | None = None, kind: str = "", name: str = "") -> T:
         """Do work that blocks, in a thread; see `Job` for the arguments."""
         errand = Errand(work, self._settings.timeout_seconds, lane, kind, name)
-        self.queues.threads.submit(errand)
-        return cast("T", await errand.future)
+        return cast("T", await self.queues.do(errand))

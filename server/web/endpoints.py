@@ -115,7 +115,9 @@ class RpcEndpoint:
             await send_response(send, refused.status, refusal(refused.status, str(refused)), request_id=request_id)
             return
         except (RequestError, InternalError) as error:  # from `caller`: no id is known yet
-            await send_response(send, 200, error_reply(None, *describe(error)), request_id=request_id)
+            ready = self._gateway.ready
+            reply = error_reply(None, *describe(error)) if ready else refusal(503, NOT_READY)
+            await send_response(send, 200 if ready else 503, reply, request_id=request_id)
             return
         except BaseException:
             _free(reservation)
