@@ -67,6 +67,7 @@ def test_a_clock_that_jumps_ends_no_session(stored_bench, clock, jump):
         look(1)
         clock.ahead += jump
         assert stored_bench.result(used, "add", amount=1) == 1
+        assert stored_bench.version(used) == 1
         look(2)
         assert stored_bench.result(used, "add", amount=1) == 2
         # The time that has really passed counts: sessions end, not early and not a month late.

@@ -47,7 +47,7 @@ def is_free(store, session_id):
     """Whether another worker gets the lease; it is given back at once."""
     claimed = claim(store, session_id)
     if isinstance(claimed, Head):
-        store.release(session_id, claimed.epoch)
+        store.release(session_id, OTHER, claimed.epoch)
     return isinstance(claimed, Head)
 
 
@@ -202,7 +202,7 @@ def test_who_was_paused_can_not_commit_to_what_others_have_taken_over(bench, sto
     lease = claim(store, session_id)
     taken = claim(store, session_id, lease)
     assert isinstance(taken, Head)
-    store.release(session_id, taken.epoch)
+    store.release(session_id, OTHER, taken.epoch)
     assert second.result(session_id, "add", amount=7) == 7
     gate.set()
     with pytest.raises(RpcError) as refused:
@@ -259,7 +259,7 @@ def test_a_busy_worker_lets_others_have_their_turn(bench, store, monkeypatch):
     clock.move(queues.YIELD_SECONDS)
     wait_until(lambda: len(looks) > seen + 4, "the worker's wait for its next turn")
     assert ledger.runs.count("add_and_hold") == runs
-    store.release(session_id, taken.epoch)
+    store.release(session_id, OTHER, taken.epoch)
 
     def goes_on(condition):
         clock.move(queues.YIELD_SECONDS)
@@ -360,7 +360,7 @@ def test_a_pause_counts_only_as_one_look(watcher):
 def test_a_worker_sends_heartbeats_even_if_it_has_nothing_to_do(store, monkeypatch):
     clock = serving.Clock(monkeypatch, leases)
     beats = []
-    store.heartbeat = beats.append
+    store.heartbeat = lambda holder: beats.append(holder) or ()
     made = Leases(store)
     for _ in range(100):
         made.keep_up(lambda _: False)

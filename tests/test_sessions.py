@@ -15,13 +15,14 @@ import serving
 from serving import Bench, RpcError, ledger, wait_until
 
 from server import Depends, TaskEnvironment, Toolpack
-from server.engine import queues, state, state_loader
+from server.engine import queues, state
 from server.errors import MissingBlobError, OverloadedError
 from server.packs.catalog import Catalog
-from server.sessions import calls, factory, manager, reader, resets, views
+from server.sessions import calls, context, factory, manager, reader, resets, views
 from server.sessions.views import json_patch
 from server.snapshots.pickling import thaw
 from server.stores import open_store
+from server.stores.history import GAP_SECONDS
 
 
 def refused(code, call, /, *args, **kwargs):
@@ -39,7 +40,26 @@ def moment(text):
 @pytest.fixture
 def clock(monkeypatch):
     """Stop the clock by which sessions live."""
-    return serving.Clock(monkeypatch, calls, factory, manager, queues, reader, resets, state, state_loader, views)
+    return serving.Clock(monkeypatch, calls, context, factory, manager, queues, reader, resets, state, views)
+
+
+@pytest.fixture
+def pass_time(clock, monkeypatch):
+    """Give a function that moves the clock while a server looks for expired sessions, so that all of it counts.
+
+    What a test moves without it passes before the server's next look.
+    """
+    monkeypatch.setattr(manager, "SWEEP_SECONDS", 0.001)
+
+    def pass_time(bench, seconds):
+        with bench.sweeping() as look:
+            look(1)
+            while seconds > 0:
+                clock.move(step := min(seconds, GAP_SECONDS))
+                seconds -= step
+                look(2)  # the first may have begun before the clock was moved
+
+    return pass_time
 
 
 def test_a_new_session_tells_all_about_itself(stored_bench, clock):
@@ -183,16 +203,16 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_whatever_uses_a_session_renews_it_and_an_unused_one_expires(stored_bench, clock, use):
+def test_whatever_uses_a_session_renews_it_and_an_unused_one_expires(stored_bench, clock, pass_time, use):
     session_id = stored_bench.create(ttl_seconds=100)
     for seconds in (99, 3, 99, 99):
-        clock.move(seconds)
+        pass_time(stored_bench, seconds)
         USES[use](stored_bench, session_id)
     (listed,) = stored_bench.rpc("list_sessions")
     assert timedelta(0) <= moment(listed["expires_at"]) - datetime.fromtimestamp(clock.time(), UTC)
-    clock.move(99)  # it lives for its whole TTL after the last use, and at most a twentieth longer
+    pass_time(stored_bench, 99)  # it lives for its whole TTL after the last use, and at most a twentieth longer
     assert stored_bench.store.get(session_id)[0].expires_at > clock.time()
-    clock.move(7)
+    pass_time(stored_bench, 7)
     assert stored_bench.rpc("list_sessions") == []
     for method in ("get_session", "get_environment", "get_trace", "fork_session", "reset_session", "list_functions",
                    "export_session", "close_session"):  # fmt: skip
@@ -201,9 +221,23 @@ def test_whatever_uses_a_session_renews_it_and_an_unused_one_expires(stored_benc
     refused(-32001, stored_bench.call, session_id, "add", {"call_id": "late"}, amount=1)
 
 
-def test_a_page_of_sessions_is_full_though_some_have_expired(stored_bench, clock):
+@pytest.mark.parametrize("use", USES)
+def test_an_expired_session_that_is_still_there_can_be_used_and_lives_on(stored_bench, clock, pass_time, use):
+    session_id = stored_bench.create(ttl_seconds=100)
+    pass_time(stored_bench, 50)
+    clock.move(56)
+    assert stored_bench.store.get(session_id)[0].expires_at <= clock.time()
+    assert len(stored_bench.rpc("list_sessions")) == 1
+    USES[use](stored_bench, session_id)
+    pass_time(stored_bench, 99)
+    assert len(stored_bench.rpc("list_sessions")) == 1
+    clock.move(7)
+    assert stored_bench.rpc("close_session", session_id=session_id) is True
+
+
+def test_a_page_of_sessions_is_full_though_some_have_expired(stored_bench, pass_time):
     made = sorted((stored_bench.create(ttl_seconds=10 + 90 * (number % 2)), number % 2) for number in range(20))
-    clock.move(11)
+    pass_time(stored_bench, 11)
     alive = [session_id for session_id, lives in made if lives]
     pages, after = [], ""
     while page := stored_bench.rpc("list_sessions", limit=3, after=after):
@@ -262,7 +296,7 @@ def test_a_record_tells_when_its_call_began(bench, clock):
     assert told == [datetime.fromtimestamp(clock.time() - ago, UTC) for ago in (4, 0)]
 
 
-def test_what_another_worker_has_renewed_is_alive_here_too(tmp_path, clock):
+def test_what_another_worker_has_renewed_is_alive_here_too(tmp_path, pass_time):
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(open_store(f"sqlite:///{tmp_path}/shared.db", exclusive=False)))
         one, other = (Bench(store=store) for _ in range(2))
@@ -271,11 +305,11 @@ def test_what_another_worker_has_renewed_is_alive_here_too(tmp_path, clock):
         session_id = one.create(ttl_seconds=100)
         for worker in (one, other, one, other):
             assert worker.result(session_id, "total") == 0
-            clock.move(90)
+            pass_time(one, 90)
         other.rpc("get_session", session_id=session_id)
-        clock.move(90)
+        pass_time(one, 90)
         assert one.result(session_id, "total") == 0
-        clock.move(106)
+        pass_time(one, 106)
         refused(-32001, other.call, session_id, "total")
         refused(-32001, one.call, session_id, "total")
 
@@ -323,14 +357,14 @@ def test_expired_sessions_are_deleted_with_all_that_is_theirs(stored_bench, cloc
 def test_expired_sessions_are_looked_for_again_and_again_whatever_fails(bench, clock, monkeypatch, caplog):
     monkeypatch.setattr(manager, "SWEEP_SECONDS", 0.001)
     assert bench.create(ttl_seconds=10)
-    expired, failures = bench.store.expired, [OverloadedError("out of reach"), OSError("broken")]
+    delete_expired, failures = bench.store.delete_expired, [OverloadedError("out of reach"), OSError("broken")]
 
     def fail_first(now, limit):
         if failures:
             raise failures.pop()
-        return expired(now, limit)
+        return delete_expired(now, limit)
 
-    bench.store.expired = fail_first
+    bench.store.delete_expired = fail_first
     with running(bench):
         wait_until(lambda: not failures, "two looks")
         clock.move(11)
@@ -338,12 +372,12 @@ def test_expired_sessions_are_looked_for_again_and_again_whatever_fails(bench, c
     assert "broken" in caplog.text
 
 
-def test_listing_sessions_renews_none(stored_bench, clock):
+def test_listing_sessions_renews_none(stored_bench, clock, pass_time):
     session_id = stored_bench.create(ttl_seconds=100)
-    clock.move(50)
+    pass_time(stored_bench, 50)
     (listed,) = stored_bench.rpc("list_sessions")
     assert moment(listed["expires_at"]) == datetime.fromtimestamp(clock.time() + 50, UTC)
-    clock.move(56)
+    pass_time(stored_bench, 56)
     refused(-32001, stored_bench.rpc, "get_session", session_id=session_id)
 
 

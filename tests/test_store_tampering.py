@@ -156,7 +156,8 @@ def test_a_record_that_was_changed_is_refused(tampered, tamper):
     bench = tampered([(f"UPDATE records SET {tamper}",)])
     damaged = refused(-32012, bench.rpc, "get_trace", session_id=session_id)
     assert "Record 0 fails its keyed hash" in damaged.message
-    refused(-32012, bench.call, session_id, "add", {"call_id": "c"}, amount=1)
+    repeated = refused(-32012, bench.call, session_id, "add", {"call_id": "c"}, amount=1)
+    assert repeated.message == damaged.message
 
 
 def test_a_record_put_in_another_place_is_refused(tampered):
@@ -178,6 +179,11 @@ def test_a_record_put_in_another_place_is_refused(tampered):
 
 # Sessions of version 0.1.0
 
+OLD_RECORD = (
+    b'{"index":0,"kind":"call","call_id":"c","function":"total","kwargs":{},"result":0,"error":null,"version":0,'
+    b'"started_at":"2026-11-20T08:00:00.000Z","duration_ms":1.0}'
+)
+
 
 def as_stored_before(store, catalog):
     """Store a session as version 0.1.0 did: a short id, blobs bound to nothing, records without a hash."""
@@ -192,11 +198,7 @@ def as_stored_before(store, catalog):
         payload = unseal(store.blobs([blob_id])[blob_id], fingerprint, KEY, f"{blob_id} {part}")
         blobs[f"old {part}"] = seal(payload, fingerprint, KEY)
     store.create([old], {part: f"old {part}" for part in head.parts}, blobs)
-    shown = (
-        b'{"index":0,"kind":"call","call_id":"c","function":"total","kwargs":{},"result":0,"error":null,"version":0,'
-        b'"started_at":"2026-11-20T08:00:00.000Z","duration_ms":1.0}'
-    )
-    assert store.commit([Commit(old.id, 0, Record(0, 0, "c", shown + b"\nnull"))]) == [True]
+    assert store.commit([Commit(old.id, 0, Record(0, 0, "c", OLD_RECORD + b"\nnull"))]) == [True]
     return bench, old
 
 
@@ -224,6 +226,23 @@ def test_a_session_of_version_0_1_0_goes_on(old):
     assert session.id in {each["session_id"] for each in bench.rpc("list_sessions")}
 
 
+def test_all_kinds_of_records_of_version_0_1_0_are_read(old):
+    bench, session = old
+    bodies = {
+        "failed": OLD_RECORD.replace(b'"call_id":"c"', b'"call_id":"failed"').replace(b"null", b'"ValueError: no"')
+        + b'\n{"failure":"raised","errors":null}',
+        None: b'{"index":0,"kind":"reset","to_version":0,"version":0,"started_at":"2026-11-20T08:00:00.000Z",'
+        b'"duration_ms":0.0}\nnull',
+    }
+    for index, (call_id, body) in enumerate(bodies.items(), 1):
+        placed = body.replace(b'"index":0', f'"index":{index}'.encode())
+        last = bench.store.get(session.id)[1].last
+        assert bench.store.commit([Commit(session.id, 0, Record(index, 0, call_id, placed), after=last)]) == [True]
+    kinds = [(record["kind"], record.get("error")) for record in bench.rpc("get_trace", session_id=session.id)]
+    assert kinds == [("call", None), ("call", "ValueError: no"), ("reset", None)]
+    assert bench.call(session.id, "total", {"call_id": "failed"}) == {"result": "", "error": "ValueError: no"}
+
+
 def test_what_version_0_1_0_has_stored_is_refused_in_sessions_of_today(old):
     bench, session = old
     head = bench.store.get(session.id)[1]
@@ -240,9 +259,23 @@ def test_what_version_0_1_0_has_stored_is_refused_in_sessions_of_today(old):
     refused(-32012, bench.rpc, "get_trace", session_id=created.id)
 
 
-def test_a_damaged_record_of_version_0_1_0_is_told(old):
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"index":1,"kind":"call","function":"\xff',
+        b'{"index":1,"kind":"call","function":"\xff"}\nnull',
+        b'{"index":1,"kind":"call","version":0}\nnull',
+        b"{}\nnull",
+        b"[]\nnull",
+        b"[]\n[]",
+        b'"text"\n1',
+        OLD_RECORD.replace(b'"index":0', b'"index":1') + b"\n[1]",
+        OLD_RECORD + b"\nnull",  # of another place
+    ],
+)
+def test_a_damaged_record_of_version_0_1_0_is_told(old, body):
     bench, session = old
-    damaged = Record(1, 0, "d", b'{"index":1,"kind":"call","function":"\xff')
-    assert bench.store.commit([Commit(session.id, 0, damaged)]) == [True]
+    last = bench.store.get(session.id)[1].last
+    assert bench.store.commit([Commit(session.id, 0, Record(1, 0, "d", body), after=last)]) == [True]
     refused(-32012, bench.rpc, "get_trace", session_id=session.id)
     refused(-32012, bench.call, session.id, "total", {"call_id": "d"})

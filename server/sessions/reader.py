@@ -63,10 +63,10 @@ class SessionReader:
         """Get a session and its head, as they are stored.
 
         Raises:
-            SessionNotFoundError: It is unknown, closed, expired or another's.
+            SessionNotFoundError: It is unknown, closed, expired and deleted, or another's.
         """
         found = self._store.get(session_id)
-        if found is None or found[0].expires_at <= time.time() or owner not in {None, found[0].owner}:
+        if found is None or owner not in {None, found[0].owner}:
             raise SessionNotFoundError
         return found
 

@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.errors import CallIdReusedError, StateDamagedError
+from server.execution.call import Failure
 from server.jsonio.strict import Fragment, dumps, loads
 from server.sessions.identity import is_bound
 from server.snapshots.seal import keyed_hash
 from server.stores.base import Record
 
+_CALL = {"function", "kwargs", "result", "error"}
 _SMALL = 1000  # bytes of an argument that is kept whole if the arguments together must be cut
 
 
@@ -86,10 +88,11 @@ class Records:
             expected = self._hash(session_id, record.index, record.version, record.call_id, b"\n".join(lines[:2]))
             if hmac.compare_digest(lines[2], expected):
                 return lines[0], lines[1]
-        elif len(lines) == 2 and not is_bound(session_id) and _is_json(lines[0]) and _is_json(lines[1]):  # noqa: PLR2004
+        elif len(lines) == 2 and not is_bound(session_id) and _is_old(record, *lines):  # noqa: PLR2004
             return lines[0], lines[1]
         raise StateDamagedError(
-            f"Record {record.index} fails its keyed hash: it was damaged or forged, or written with another secret key."
+            f"Record {record.index} fails its keyed hash, because it was damaged or forged, or written with another "
+            "secret key: restore a backup, or close the session."
         )
 
     def read_repeated(self, session_id: str, record: Record, digest: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -117,9 +120,20 @@ class Records:
         return keyed_hash(self._key, "record", place, body).encode()
 
 
-def _is_json(text: bytes) -> bool:
+def _is_old(record: Record, first: bytes, second: bytes) -> bool:
+    """Whether these lines can be those of a record of version 0.1.0, which had no hash."""
     try:
-        loads(text)
+        shown, failure = loads(first), loads(second)
     except ValueError:
         return False
-    return True
+    if not isinstance(shown, dict) or any(
+        shown.get(name) != getattr(record, name) for name in ("index", "version", "call_id")
+    ):
+        return False
+    if shown.get("kind") == "reset":
+        return failure is None
+    if not shown.keys() >= _CALL:
+        return False
+    if shown["error"] is None:
+        return failure is None
+    return isinstance(failure, dict) and failure.get("failure") in [*Failure] and "errors" in failure
