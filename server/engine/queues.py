@@ -282,9 +282,7 @@ class Queues:
                 for session_id, queue in list(self._queues.items()):
                     for job in queue.expire(now, now - self._settings.queue_timeout_seconds):
                         self._waiting -= 1
-                        refuse(
-                            job, f"The call waited {self._limit} for its session; nothing was changed. Send it again."
-                        )
+                        refuse(job, f"The call waited {self._limit} for its session; {AGAIN}")
                     self._start_next(queue)
                     self._discard_if_empty(session_id, queue)
                 self._expire_unstarted(now)
