@@ -22,7 +22,7 @@ from server.settings import PREFIX
 from server.web.auth import TokenGate
 from server.web.bodies import BytesInFlight, Reservation, check_headers, read_body
 from server.web.faults import LoopFaults
-from server.web.refusals import refusal, send_response
+from server.web.refusals import PIECE_BYTES, refusal, send_response
 
 NOT_READY = "The server is starting or stopping: send the request again in a moment."
 
@@ -77,7 +77,10 @@ class RpcEndpoint:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._rpc = self.methods(gateway.service)
-        self._max_body_bytes: int = getattr(gateway.service.settings, self.body_limit)
+        self._limit: tuple[int, str] = (
+            getattr(gateway.service.settings, self.body_limit),
+            f"{PREFIX}{self.body_limit.upper()}",
+        )
 
     def methods(self, service: Service) -> JsonRpc:
         """Get the methods that can be called here."""
@@ -103,10 +106,10 @@ class RpcEndpoint:
             self._gateway.check_ready()
             caller = await self.caller(scope, headers)
             reservation = Reservation(self._gateway.in_flight, caller.owner)
-            limit = self._max_body_bytes, f"{PREFIX}{self.body_limit.upper()}"
-            body = await read_body(headers, receive, reservation, *limit)
+            body = await read_body(headers, receive, reservation, *self._limit)
             reply = await self._rpc.answer(caller, body, reservation.grow_to) or b""
-            reservation.become(len(reply))
+            if len(reply) > PIECE_BYTES:  # what is smaller has left the server when it is sent
+                reservation.become(len(reply))
             await send_response(send, 200 if reply else 204, reply, request_id=request_id)
         except HttpRefusedError as refused:
             await send_response(send, refused.status, refusal(refused.status, str(refused)), request_id=request_id)
