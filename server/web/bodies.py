@@ -4,8 +4,6 @@ The rule: a byte is counted from the time when it is announced or arrives until 
 parsed, with the memory that its values take. What would be over a limit is refused, unread if possible.
 """
 
-from collections import Counter
-
 from starlette.types import Receive, Scope
 
 from server.errors import HttpRefusedError
@@ -13,6 +11,7 @@ from server.settings import Settings
 
 SECURITY_HEADERS = (b"host", b"origin", b"authorization", b"content-type", b"content-length", b"transfer-encoding")
 MAX_LENGTH_DIGITS = 20  # more can't be a number of bytes
+SMALL_BYTES = 1024  # a body up to this is counted only if it doesn't arrive at once
 
 
 def check_headers(scope: Scope, headers: dict[bytes, bytes]) -> None:
@@ -44,7 +43,7 @@ class BytesInFlight:
     def __init__(self, settings: Settings) -> None:
         self._limit = settings.max_bytes_in_flight
         self._limit_per_name = settings.max_bytes_in_flight_per_name
-        self._by_name: Counter[str] = Counter()
+        self._by_name: dict[str, int] = {}
         self.total = 0
 
     def reserve(self, name: str, size: int) -> None:
@@ -55,16 +54,19 @@ class BytesInFlight:
         """
         if self.total + size > self._limit:
             self._refuse(f"all clients together have {self.total}", self._limit, "")
-        if self._by_name[name] + size > self._limit_per_name:
-            self._refuse(f"you have {self._by_name[name]}", self._limit_per_name, "_PER_NAME")
+        of_name = self._by_name.get(name, 0)
+        if of_name + size > self._limit_per_name:
+            self._refuse(f"you have {of_name}", self._limit_per_name, "_PER_NAME")
         self.add(name, size)
 
     def add(self, name: str, size: int) -> None:
         """Count bytes that can't be refused any more; fewer, if the number is negative."""
         self.total += size
-        self._by_name[name] += size
-        if not self._by_name[name]:
-            del self._by_name[name]
+        of_name = self._by_name.get(name, 0) + size
+        if of_name:
+            self._by_name[name] = of_name
+        else:
+            self._by_name.pop(name, None)
 
     def _refuse(self, so_far: str, limit: int, which: str) -> None:
         raise HttpRefusedError(
@@ -123,17 +125,23 @@ async def read_body(
     media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if media_type != b"application/json":
         raise HttpRefusedError(415, "Send the header Content-Type: application/json.")
+    too_large = f"The body is larger than {max_bytes} bytes: send less, or raise {setting}."
+    announced = int(headers.get(b"content-length", b"0"))
+    if announced > max_bytes:
+        raise HttpRefusedError(413, too_large)
+    if announced > SMALL_BYTES:
+        reservation.grow_to(announced)
     chunks: list[bytes] = []
-    size, announced, more = 0, int(headers.get(b"content-length", b"0")), True
-    while True:
-        if max(size, announced) > max_bytes:
-            raise HttpRefusedError(413, f"The body is larger than {max_bytes} bytes: send less, or raise {setting}.")
-        reservation.grow_to(max(size, announced))
-        if not more:
-            return b"".join(chunks)
+    size, more = 0, True
+    while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise HttpRefusedError(400, "The body was cut off.")
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
+        if size > max_bytes:
+            raise HttpRefusedError(413, too_large)
         more = message.get("more_body", False)
+        if more:  # what is complete is counted when it is parsed
+            reservation.grow_to(size)
+    return b"".join(chunks)

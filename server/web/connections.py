@@ -6,6 +6,7 @@ the same shape here as everywhere.
 """
 
 import asyncio
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -33,6 +34,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_made(self, transport: Any) -> None:
         """Start the time limit for a request's headers, or refuse the connection."""
         super().connection_made(ResponseTransport(transport, self._is_unread))
+        self._on_h11 = hasattr(self, "conn")
         self._phase: str | None = None
         self._running_cycle: Any = None
         self._counted: tuple[Any, str | None] = (None, None)
@@ -48,28 +50,35 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def data_received(self, data: bytes) -> None:
         """Parse data, and start the time limit for what must follow."""
-        for start in range(0, len(data), PIECE_BYTES):
+        if self.transport.lingers:
+            return
+        for piece in (data,) if len(data) <= PIECE_BYTES else _pieces(data):
+            cycle = self.cycle
+            body_before = len(cycle.body) if cycle is not None else 0
+            super().data_received(piece)
             if self.transport.is_closing():
                 return
-            self._parse(data if len(data) <= PIECE_BYTES else data[start : start + PIECE_BYTES])
-        if not self.transport.is_closing():
-            self._expect_rest()
+            phase = self._receiving()
+            if phase is not None:
+                self._count(len(piece), phase, cycle, body_before)
+        self._expect_rest()
 
-    def _parse(self, piece: bytes) -> None:
-        """Parse a piece of data, and refuse a request that consists of too much else than its body."""
-        cycle = self.cycle
-        body_before = len(cycle.body) if cycle is not None else 0
-        super().data_received(piece)
-        phase = self._receiving()
-        if phase is None:
-            return
+    def _count(self, size: int, phase: str, cycle: Any, body_before: int) -> None:
+        """Refuse a request that consists of too much else than its body.
+
+        Args:
+            size: The size of the piece that was just parsed.
+            phase: The part of a request that is incomplete.
+            cycle: uvicorn's object for the last request before the piece.
+            body_before: The size of what it held of its body.
+        """
         if (self.cycle, phase) != self._counted:  # it has begun in this piece
             self._counted = self.cycle, phase
             self._body_bytes = self._other_bytes = 0
         if self.cycle is cycle:
             body = len(cycle.body) - body_before if cycle is not None else 0
             self._body_bytes += body
-            self._other_bytes += len(piece) - body
+            self._other_bytes += size - body
         if phase == "headers" and self._other_bytes > MAX_HEADER_BYTES:
             self._refuse(431, f"The headers are larger than {MAX_HEADER_BYTES} bytes: send fewer.")
         elif phase == "body" and self._other_bytes > self._body_bytes + MAX_FRAMING_BYTES:
@@ -136,12 +145,12 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def _unsupported_upgrade_warning(self) -> None:
         # Replaces uvicorn's warning to install a WebSocket library. httptools reads nothing after this request.
-        if not hasattr(self, "conn") and self.cycle is not None:
+        if not self._on_h11 and self.cycle is not None:
             self.cycle.keep_alive = False
 
     def _receiving(self) -> str | None:
         """Get which part of a request is incomplete: "headers", "body", or None."""
-        if not hasattr(self, "conn"):
+        if not self._on_h11:
             return self._phase
         if self.conn.their_state is h11.SEND_BODY:
             return "body"
@@ -162,7 +171,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         phase = self._receiving()
         if phase is None:
             self._cancel()
-            # It was answered before its body had arrived, which stopped uvicorn's own timer.
+            # Data that belongs to no request, such as an empty line, has stopped uvicorn's own timer.
             if not self._in_request() and not self._is_idle():
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -202,6 +211,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             return
         if self._in_request():
             self.cycle.disconnected = True  # it gets this answer and no other
+            self.cycle.message_event.set()
         body = refusal(status, message)
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
@@ -209,6 +219,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         )
         self.transport.last = True
         self.transport.close()
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    return (data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))
 
 
 def limited_protocol(settings: Settings) -> type[asyncio.Protocol]:

@@ -22,7 +22,7 @@ from server.settings import PREFIX
 from server.web.auth import TokenGate
 from server.web.bodies import BytesInFlight, Reservation, check_headers, read_body
 from server.web.faults import LoopFaults
-from server.web.refusals import refusal, send_response
+from server.web.refusals import PIECE_BYTES, refusal, send_response
 
 NOT_READY = "The server is starting or stopping: send the request again in a moment."
 CUT_OFF = (
@@ -82,7 +82,10 @@ class RpcEndpoint:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._rpc = self.methods(gateway.service)
-        self._max_body_bytes: int = getattr(gateway.service.settings, self.body_limit)
+        self._limit: tuple[int, str] = (
+            getattr(gateway.service.settings, self.body_limit),
+            f"{PREFIX}{self.body_limit.upper()}",
+        )
 
     def methods(self, service: Service) -> JsonRpc:
         """Get the methods that can be called here."""
@@ -107,33 +110,29 @@ class RpcEndpoint:
             check_headers(scope, headers)
             caller = await self.caller(scope, headers)
             reservation = Reservation(self._gateway.in_flight, caller.owner)
-            limit = self._max_body_bytes, f"{PREFIX}{self.body_limit.upper()}"
-            body = await read_body(headers, receive, reservation, *limit)
+            body = await read_body(headers, receive, reservation, *self._limit)
             self._gateway.check_ready()  # after the body: a client that still sends may not read the refusal
+            self._gateway.answering += 1
+            try:
+                try:
+                    reply = await self._rpc.answer(caller, body, reservation.grow_to) or b""
+                    status = 200 if reply else 204
+                except asyncio.CancelledError:  # the server can't wait any longer
+                    status, reply = 503, refusal(503, CUT_OFF)
+                if len(reply) > PIECE_BYTES:  # what is smaller has left the server when it is sent
+                    reservation.become(len(reply))
+                await send_response(send, status, reply, request_id=request_id)
+            finally:
+                self._gateway.answering -= 1
         except HttpRefusedError as refused:
-            _free(reservation)
             await send_response(send, refused.status, refusal(refused.status, str(refused)), request_id=request_id)
-            return
         except (RequestError, InternalError) as error:  # from `caller`: no id is known yet
             ready = self._gateway.ready
             reply = error_reply(None, *describe(error)) if ready else refusal(503, NOT_READY)
             await send_response(send, 200 if ready else 503, reply, request_id=request_id)
-            return
-        except BaseException:
-            _free(reservation)
-            raise
-        self._gateway.answering += 1
-        try:
-            reply = await self._rpc.answer(caller, body, reservation.grow_to) or b""
-            status = 200 if reply else 204
-        except asyncio.CancelledError:  # the server can't wait any longer
-            status, reply = 503, refusal(503, CUT_OFF)
-        try:
-            reservation.become(len(reply))
-            await send_response(send, status, reply, request_id=request_id)
         finally:
-            reservation.become(0)
-            self._gateway.answering -= 1
+            if reservation is not None:
+                reservation.become(0)
 
 
 class AgentEndpoint(RpcEndpoint):
@@ -212,8 +211,3 @@ class MetricsEndpoint(DocumentEndpoint):
         except (InternalError, RequestError):  # metrics matter most when the store can't be reached
             sessions = None
         return service.metrics.exposition(sessions, calls=self._gateway.gate.may_see_calls(owner))
-
-
-def _free(reservation: Reservation | None) -> None:
-    if reservation is not None:
-        reservation.become(0)
