@@ -47,7 +47,11 @@ def test_a_worker_that_dies_again_and_again_is_replaced_and_the_others_live_on(t
 
 def test_a_worker_that_cannot_start_later_on_is_tried_again_until_it_can(tmp_path):
     with server_process.served(tmp_path, "--workers", "2") as server:
-        healthy, victim = workers(server)
+        healthy, first = workers(server)
+        wait_until(lambda: serves(server), "an answer")
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: len(workers(server) - {first}) == 2, "its replacement, which takes longer than a heartbeat")
+        (victim,) = workers(server) - {healthy}
         lock = tmp_path / "sessions.db.lock"
         lock.rename(tmp_path / "kept")
         lock.mkdir()  # which can't be opened as a file

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 STARTING, SERVING, UNFIT = b"starting", b"serving", b"unfit"  # what a worker says, again and again
 RETIRE, HURRY = b"retire", b"hurry"  # what its supervisor says, once
 HEARTBEAT_SECONDS = 0.5
+STARTING_SECONDS = 0.05  # between heartbeats until the worker serves, which the supervisor should learn soon
 TURN_SECONDS = 2.0  # an event loop without an iteration for so long is blocked
 
 
@@ -55,7 +56,7 @@ class SupervisorPipe:
                     pipe.send_bytes(STARTING)
                 elif time.monotonic() - turned < TURN_SECONDS:
                     pipe.send_bytes(UNFIT if self.unfit else SERVING)
-                if pipe.poll(HEARTBEAT_SECONDS):
+                if pipe.poll(STARTING_SECONDS if turned is None else HEARTBEAT_SECONDS):
                     message = pipe.recv_bytes()
                     self.retired |= message == RETIRE
                     self.hurried |= message == HURRY
