@@ -83,7 +83,7 @@ ONE = {
         "_start_asgi_task",
     },
 }
-CYCLE = {"disconnected", "keep_alive", "response_complete", "response_started"}
+CYCLE = {"disconnected", "keep_alive", "message_event", "response_complete", "response_started"}
 
 
 def attributes(node):
