@@ -24,6 +24,8 @@ from server.sessions.records import cut, cut_arguments, request_digest
 from server.stores.base import Record, SessionStore
 from server.times import timestamp
 
+LARGE_ARGUMENTS = 4096  # bytes
+
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
@@ -76,10 +78,11 @@ class CallOperation:
         snapshot = Snapshot(state.parts, blobs, state.take_live(), bound=is_bound(self.session_id))
         self._plan, self._started_at = plan, time.time()
         self._shown_kwargs = cut_arguments(request.sent, request.kwargs, context.settings.max_record_bytes)
-        try:
-            context.room.check_session(state, len(self._shown_kwargs), at_least=True)
-        except TooLargeError as error:
-            return Result(_no_room(plan, error))
+        if len(self._shown_kwargs) > LARGE_ARGUMENTS:  # before the function runs in vain
+            try:
+                context.room.check_session(state, len(self._shown_kwargs), at_least=True)
+            except TooLargeError as error:
+                return Result(_no_room(plan, error))
         began = time.perf_counter()
         start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
         watch = Watch()

@@ -16,7 +16,7 @@ from typing import Any
 
 from server.errors import StateDamagedError
 from server.jsonio.strict import dumps, loads
-from server.snapshots.seal import keyed_hash
+from server.snapshots.seal import KeyedHash
 from server.stores.base import StoredSession
 
 DIGITS = 48
@@ -47,15 +47,15 @@ class Creation:
     """A request to create sessions that can be repeated: its call_id, and a digest of everything else in it.
 
     Args:
-        key: The secret key.
+        keyed: Makes the keyed hashes of call_ids.
         owner: Who sends it.
         call_id: Its call_id.
         request: The method and all parameters.
     """
 
-    def __init__(self, key: bytes, owner: str, call_id: str, request: list[Any]) -> None:
+    def __init__(self, keyed: KeyedHash, owner: str, call_id: str, request: list[Any]) -> None:
         self.call_id = call_id
-        self._name = keyed_hash(key, "call_id", owner, call_id)
+        self._name = keyed.of(owner, call_id)
         digest = hashlib.blake2b(dumps(request, sort_keys=True), digest_size=_DIGEST // 2)
         self._digest = digest.hexdigest()
 
@@ -81,11 +81,12 @@ class Identities:
     """
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        self._keyed = KeyedHash(key, "session")
+        self._call_ids = KeyedHash(key, "call_id")
 
     def creation(self, owner: str, call_id: str, request: list[Any]) -> Creation:
         """Get what the ids of new sessions are made from."""
-        return Creation(self._key, owner, call_id, request)
+        return Creation(self._call_ids, owner, call_id, request)
 
     def agent_key(self, session: StoredSession) -> str:
         """Get the agent key that fits a session."""
@@ -96,7 +97,7 @@ class Identities:
             *(float(session.ttl_seconds), session.created_at, session.parent),
         ]
         texts = map(_text, (session.options, session.environment))
-        return keyed_hash(self._key, "session", dumps(facts, sort_keys=True), *texts)[:DIGITS]
+        return self._keyed.of(dumps(facts, sort_keys=True), *texts)[:DIGITS]
 
     def fits(self, session: StoredSession) -> bool:
         """Whether a stored session is as it was created."""

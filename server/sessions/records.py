@@ -17,7 +17,7 @@ from server.errors import CallIdReusedError, StateDamagedError
 from server.execution.call import Failure
 from server.jsonio.strict import Fragment, dumps, loads
 from server.sessions.identity import is_bound
-from server.snapshots.seal import keyed_hash
+from server.snapshots.seal import KeyedHash
 from server.stores.base import Record
 
 _CALL = {"function", "kwargs", "result", "error"}
@@ -57,7 +57,7 @@ class Records:
     """
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        self._keyed = KeyedHash(key, "record")
 
     def write(
         self,
@@ -117,7 +117,7 @@ class Records:
 
     def _hash(self, session_id: str, index: int, version: int, call_id: str | None, body: bytes) -> bytes:
         place = f"{session_id} {index} {version} {call_id or ''}"
-        return keyed_hash(self._key, "record", place, body).encode()
+        return self._keyed.of(place, body).encode()
 
 
 def _is_old(record: Record, first: bytes, second: bytes) -> bool:
