@@ -29,6 +29,9 @@ class Sqlite:
     def set_back(self):
         self._copy(reverse=True)
 
+    def close(self):
+        self._saved.close()
+
 
 class Redis:
     """A Redis whose content can be set back."""
@@ -49,10 +52,15 @@ class Redis:
                 together.restore(key, 0, content)
             together.execute()
 
+    def close(self):
+        self._client.close()
+
 
 @pytest.fixture(params=["sqlite", "redis"])
 def kept(request, tmp_path):
-    return Redis(request.getfixturevalue("redis_url")) if request.param == "redis" else Sqlite(tmp_path)
+    made = Redis(request.getfixturevalue("redis_url")) if request.param == "redis" else Sqlite(tmp_path)
+    with contextlib.closing(made):
+        yield made
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Whoever writes to the store without the key changes nothing unnoticed: not a session, a record or a blob."""
 
+import contextlib
 import dataclasses
 import sqlite3
 
@@ -26,7 +27,7 @@ def tampered(path):
     def start(tamper=()):
         while benches:
             benches.pop().close()
-        with sqlite3.connect(path) as database:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
             for statement, *parameters in tamper:
                 assert database.execute(statement, parameters).rowcount > 0, "nothing was changed"
         benches.append(Bench(store=f"sqlite:///{path}"))
