@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from server.errors import RequestError
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
@@ -79,6 +81,14 @@ def result_of(reply: bytes | None) -> Any:
         raise RpcError(response["error"])
     assert set(response) == {"jsonrpc", "result", "id"}
     return response["result"]
+
+
+def refused(code: int, call: Callable[..., Any], /, *args: Any, **params: Any) -> RpcError:
+    """Call something that must be answered with a JSON-RPC error of this code, and get the error."""
+    with pytest.raises(RpcError) as error:
+        call(*args, **params)
+    assert error.value.code == code, error.value
+    return error.value
 
 
 class Bench:

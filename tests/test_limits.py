@@ -14,7 +14,7 @@ import pytest
 import server_process
 import serving
 from http_endpoint import HEAD, PING, PROTOCOLS, answer, check_refusal, is_ended, read, request, served
-from serving import RpcError, ledger, result_of, wait_until
+from serving import RpcError, ledger, refused, result_of, wait_until
 
 from server import Toolpack
 from server.engine.cache import SessionCache
@@ -57,13 +57,6 @@ def bench(**limits):
         yield made
     finally:
         made.close()
-
-
-def refused(code, call, *args, **kwargs):
-    with pytest.raises(RpcError) as error:
-        call(*args, **kwargs)
-    assert error.value.code == code, error.value
-    return error.value
 
 
 def test_every_limit_is_a_setting_with_a_default():
@@ -233,13 +226,16 @@ def test_sessions_of_one_name():
         wait_until(can_create, "the next count")
 
 
-@pytest.mark.parametrize("store", ["memory:", "sqlite", "redis"])
-def test_the_bytes_of_a_session(store, tmp_path, request):
-    if store == "redis":
-        store = request.getfixturevalue("redis_url")
-    elif store == "sqlite":
-        store = f"sqlite:///{tmp_path}/sessions.db"
-    with bench(store=store, max_session_bytes=50_000) as server:
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def any_store(request, tmp_path):
+    """The URL of a store of each kind."""
+    if request.param == "redis":
+        return request.getfixturevalue("redis_url")
+    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/sessions.db"
+
+
+def test_the_bytes_of_a_session(any_store):
+    with bench(store=any_store, max_session_bytes=50_000) as server:
         session = server.create("ledger")
         text = "x" * 9_000
         envelopes = [server.call(session, "unknown", text=text) for _ in range(10)]
@@ -258,13 +254,8 @@ def test_trimmed_versions_do_not_count_for_ever():
             assert server.call(session, "add", amount=1)["error"] is None
 
 
-@pytest.mark.parametrize("store", ["memory:", "sqlite", "redis"])
-def test_the_bytes_of_a_name(store, tmp_path, request):
-    if store == "redis":
-        store = request.getfixturevalue("redis_url")
-    elif store == "sqlite":
-        store = f"sqlite:///{tmp_path}/sessions.db"
-    with bench(store=store, max_name_bytes=100_000) as server:
+def test_the_bytes_of_a_name(any_store):
+    with bench(store=any_store, max_name_bytes=100_000) as server:
         sessions = [server.create("ledger", owner="ann") for _ in range(3)]
         text = "x" * 30_000
         errors = [server.call(session, "unknown", {"owner": "ann"}, text=text)["error"] for session in sessions * 2]

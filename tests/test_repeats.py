@@ -2,18 +2,11 @@
 
 import pytest
 import serving
-from serving import Bench, RpcError
+from serving import Bench, refused
 
 from server.stores import open_store
 
 CREATE = {"toolpacks": ["ledger"], "labels": {"run": "1"}, "ttl_seconds": 60}
-
-
-def refused(code, call, /, *args, **params):
-    with pytest.raises(RpcError) as error:
-        call(*args, **params)
-    assert error.value.code == code
-    return error.value
 
 
 def test_a_repeated_create_gets_the_same_session(stored_bench):

@@ -12,7 +12,7 @@ from typing import Annotated
 import jsonpatch
 import pytest
 import serving
-from serving import Bench, RpcError, ledger, wait_until
+from serving import Bench, ledger, refused, wait_until
 
 from server import Depends, TaskEnvironment, Toolpack
 from server.engine import queues, state
@@ -23,13 +23,6 @@ from server.sessions.views import json_patch
 from server.snapshots.pickling import thaw
 from server.stores import open_store
 from server.stores.history import GAP_SECONDS
-
-
-def refused(code, call, /, *args, **kwargs):
-    with pytest.raises(RpcError) as error:
-        call(*args, **kwargs)
-    assert error.value.code == code
-    return error.value
 
 
 def moment(text):

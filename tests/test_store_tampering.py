@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 import serving
-from serving import KEY, Bench, RpcError
+from serving import KEY, Bench, refused
 
 from server.execution.parts import toolpack_of
 from server.snapshots.seal import is_bound, seal, unseal
@@ -36,13 +36,6 @@ def tampered(path):
     yield start
     while benches:
         benches.pop().close()
-
-
-def refused(code, call, /, *args, **params):
-    with pytest.raises(RpcError) as error:
-        call(*args, **params)
-    assert error.value.code == code, error.value
-    return error.value
 
 
 def test_a_recipe_that_was_changed_is_refused(tampered):

@@ -10,16 +10,9 @@ import time
 import pytest
 import redis_server
 import serving
-from serving import Bench, RpcError, wait_until
+from serving import Bench, refused, wait_until
 
 LARGE = "x" * 200_000
-
-
-def refused(code, call, /, *args, **kwargs):
-    with pytest.raises(RpcError) as error:
-        call(*args, **kwargs)
-    assert error.value.code == code, error.value
-    return error.value
 
 
 def trouble(bench):

@@ -13,18 +13,23 @@ VALUE_BYTES = 100  # that a small value takes in memory, up to 50 times its text
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 
+def _separators(body: bytes) -> int:
+    """Count what comes before a value, in strings too: a body that is a single value may have none."""
+    return sum(map(body.count, (b",", b"[", b"{")))
+
+
 def parsed_bytes(body: bytes) -> int:
     """Estimate the memory that a body takes together with what is parsed out of it; rather too much than too little."""
     if len(body) <= SMALL_BYTES:
         return SMALL_FACTOR * len(body)
-    return len(body) + VALUE_BYTES * sum(map(body.count, (b",", b"[", b"{")))
+    return len(body) + VALUE_BYTES * _separators(body)
 
 
 def has_more_values(body: bytes, limit: int) -> bool:
     """Whether a body has more values than allowed."""
-    if len(body) <= limit or sum(map(body.count, (b",", b"[", b"{"))) <= limit:
+    if len(body) <= limit or _separators(body) <= limit:
         return False
-    return sum(map(_STRING.sub(b"", body).count, (b",", b"[", b"{"))) > limit
+    return _separators(_STRING.sub(b"", body)) > limit
 
 
 def is_deeper(body: bytes, value: Any, limit: int) -> bool:
