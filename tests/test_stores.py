@@ -131,6 +131,11 @@ class TestCreate:
         assert store.get(kept.id) == (kept, Head(-1, 0, {"bank": "b"}, 0))
         assert store.blobs(["b"]) == {"b": b"\0\xff\n"}
 
+    def test_sessions_differ_in_their_task(self, store):
+        sessions = [session(task=task) for task in (None, "bank/rent", "bank/save")]
+        store.create(sessions, {}, {})
+        assert [store.get(each.id)[0] for each in sessions] == sessions
+
     def test_a_session_may_have_no_parts(self, store):
         kept = session(toolpacks=())
         store.create([kept], {}, {})
@@ -177,6 +182,48 @@ class TestCreate:
         store.create([session()], {"bank": "b"}, {"b": b"x", "other": b"y"})
         store.create([], {"bank": "c"}, {"c": b"x"})
         assert existing(store, "b", "other", "c") == ["b"]
+
+
+class TestOrigin:
+    def test_a_fork_has_the_origin_that_it_was_given_and_its_parts_are_others(self, store, one):
+        fork = session(parent=(one.id, 0))
+        store.create([fork], {"bank": "b1"}, {"b1": b"1", "path": b"p"}, {"$path": "path", "bank": "b0"})
+        assert store.origin(fork.id) == {"$path": "path", "bank": "b0"}
+        assert store.get(fork.id)[1] == Head(-1, 0, {"bank": "b1"}, 0)
+        assert store.parts_at(fork.id, 0) == {"bank": "b1"}
+        assert store.origin(one.id) == store.origin("unknown") == {}
+        assert store.claim([fork.id], "me")[0].parts == {"bank": "b1"}
+
+    def test_it_outlives_its_parent_and_every_trim_and_goes_with_the_last_fork(self, store, one):
+        forks = [session(parent=(one.id, 0)) for _ in range(2)]
+        store.create(forks, {"bank": "m0"}, {"path": b"p"}, {"$path": "path", "bank": "b0"})
+        store.delete([one.id])
+        for kept in forks:
+            assert store.commit([change(kept, index, f"{kept.id} {index}") for index in range(3)]) == [True] * 3
+            store.trim(kept.id, 0, 0)
+        assert store.origin(forks[1].id) == {"$path": "path", "bank": "b0"}
+        assert existing(store, "path", "b0", "m0", f"{forks[0].id} 0", f"{forks[0].id} 2") == [
+            *("path", "b0", "m0", f"{forks[0].id} 2")
+        ]
+        store.delete([forks[0].id])
+        assert existing(store, "path", "b0", "m0") == ["path", "b0", "m0"]
+        store.delete([forks[1].id])
+        assert existing(store, "path", "b0", "m0") == []
+        assert store.stored_bytes("alice") == 0
+
+    def test_it_counts_among_the_bytes_of_its_owner_once_and_for_no_session(self, store, one):
+        before = store.stored_bytes("alice")
+        forks = [session(parent=(one.id, 0)) for _ in range(2)]
+        store.create(forks, {"bank": "b0"}, {"path": b"p" * 10_000}, {"$path": "path"})
+        assert 10_000 < store.stored_bytes("alice") - before < 11_000
+        assert store.get(forks[0].id)[1].size < 1000
+
+    @pytest.mark.usefixtures("one")
+    def test_a_missing_blob_of_it_is_refused_and_nothing_added(self, store):
+        with pytest.raises(MissingBlobError):
+            store.create([session()], {"bank": "b0"}, {"new": b"x"}, {"new": "new", "$path": "gone"})
+        assert store.count() == 1
+        assert existing(store, "new") == []
 
 
 class TestGet:

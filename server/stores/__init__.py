@@ -21,7 +21,7 @@ def open_store(url: str, *, exclusive: bool = True) -> SessionStore:
     """
     scheme = url.partition(":")[0]
     if scheme == "memory":
-        from server.stores.memory import MemoryStore  # noqa: PLC0415 - only the store in use is loaded
+        from server.stores.memory.store import MemoryStore  # noqa: PLC0415 - only the store in use is loaded
 
         return MemoryStore()
     if scheme == "sqlite":

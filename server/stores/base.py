@@ -7,6 +7,8 @@ A session's environment is stored in *parts*. The content of a part is a *blob*,
 referred to: version *v* of a part is the newest blob that a commit gave it at or before *v*. So a commit costs only
 what it changed, and a fork or a new session only references. A blob is deleted with the last reference to it.
 
+A fork also refers to its *origin*: blobs that no version of its own needs, but that say where its family began.
+
 Numbers come back when a store loses its newest data, as after the failover of a Redis: then another record gets the
 same index, and another lease the same epoch. So each record has a random id, and a commit names the record before it.
 """
@@ -14,7 +16,10 @@ same index, and another lease the same epoch. So each record has a random id, an
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
+
+NO_ORIGIN: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class StoredSession:
         created_at: Seconds since the epoch.
         expires_at: Seconds since the epoch.
         parent: The session and the version that it was forked from.
+        task: The name of its task; None if it has none.
     """
 
     id: str
@@ -48,6 +54,7 @@ class StoredSession:
     created_at: float
     expires_at: float
     parent: tuple[str, int] | None = None
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +152,25 @@ class SessionStore(Protocol):
 
     shared: bool
 
-    def create(self, sessions: Sequence[StoredSession], parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
-        """Add sessions, each at version 0 with these parts.
+    def create(
+        self,
+        sessions: Sequence[StoredSession],
+        parts: Mapping[str, str],
+        blobs: Mapping[str, bytes],
+        origin: Mapping[str, str] = NO_ORIGIN,
+    ) -> None:
+        """Add sessions, each at version 0 with these parts and with this origin.
 
         `blobs` holds the blobs among those that may be new. Idempotent: blobs and sessions that are stored already are
         left unchanged.
 
         Raises:
-            MissingBlobError: A part refers to a blob that is neither in the store nor in `blobs`; nothing was added.
+            MissingBlobError: A part or the origin refers to a blob that is neither in the store nor in `blobs`; nothing
+                was added.
         """
+
+    def origin(self, session_id: str) -> Mapping[str, str]:
+        """Get the blobs of a session's origin, by name; none if it was created without, or doesn't exist."""
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
         """Get a session, expired or not, and its head; None if there is none."""

@@ -14,6 +14,10 @@ NOTE_SECONDS = 10.0
 """How often the time of looking is noted in the store."""
 
 
+ORIGIN = -1
+"""The version under which a session's origin is kept: it is before all others, so nothing ever replaces or trims it."""
+
+
 class Change(NamedTuple):
     """At `version`, `part` got the content `blob`."""
 
@@ -24,7 +28,12 @@ class Change(NamedTuple):
 
 def parts_at(changes: Iterable[Change], version: int) -> dict[str, str]:
     """Get the blob id of each part of a version from changes in version order."""
-    return {change.part: change.blob for change in changes if change.version <= version}
+    return {change.part: change.blob for change in changes if ORIGIN < change.version <= version}
+
+
+def origin_of(changes: Iterable[Change]) -> dict[str, str]:
+    """Get the blobs of a session's origin, by name."""
+    return {change.part: change.blob for change in changes if change.version == ORIGIN}
 
 
 def trim(
@@ -55,7 +64,7 @@ def trim(
         if change.part in newest:
             replaced[change.version].append(newest[change.part])
         newest[change.part] = change.blob
-    needed = {change.blob for change in changes if change.version == 0} | set(newest.values())
+    needed = {change.blob for change in changes if change.version <= 0} | set(newest.values())
     oldest = kept[-1]
     for version in range(oldest - 1, max(kept.start, oldest - keep_versions) - 1, -1):
         more = set(replaced[version + 1]) - needed

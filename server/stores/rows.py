@@ -3,8 +3,8 @@
 The rule: reading gives what was written. orjson is fast, but refuses integers above 64 bits and lone surrogates, and
 reads such integers as floats. Such values are written by `json`, marked with a leading space, which JSON allows.
 
-Toolpacks, options and environment are one column, the *recipe*: all forks of a session have the same, so a store keeps
-it once, under its digest.
+Toolpacks, options, environment and task are one column, the *recipe*: all forks of a session have the same, so a store
+keeps it once, under its digest. Without a task it is as it was before there were tasks.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class RecipeCache:
         self._lock = Lock()
 
     def get(self, key: object) -> Any:
-        """Get a recipe: toolpacks, options and environment."""
+        """Get a recipe: toolpacks, options, environment and, if there is one, the task."""
         with self._lock:
             if key in self._recipes:
                 self._recipes.move_to_end(key)
@@ -73,6 +73,12 @@ class RecipeCache:
         return recipe
 
 
+def recipe(session: StoredSession) -> list[Any]:
+    """Get a session's recipe."""
+    task = [] if session.task is None else [session.task]
+    return [session.toolpacks, session.options, session.environment, *task]
+
+
 class Recipes:
     """Encodes recipes, each only once for sessions that are created together."""
 
@@ -82,8 +88,8 @@ class Recipes:
     def dump(self, session: StoredSession) -> tuple[bytes, bytes]:
         """Get the digest and the text of a session's recipe."""
         # By id, as forks share the environment, which can be large.
-        key = (session.toolpacks, dump(session.options), id(session.environment))
+        key = (session.toolpacks, dump(session.options), id(session.environment), session.task)
         if key not in self._encoded:
-            text = dump([session.toolpacks, session.options, session.environment])
+            text = dump(recipe(session))
             self._encoded[key] = (hashlib.blake2b(text, digest_size=16).digest(), text)
         return self._encoded[key]

@@ -9,7 +9,7 @@
 --   head:<session>   hash    version, oldest, epoch, holder, last, recorded, added (if absent: 0, 1, 0, nobody, '', 0, 0);
 --                            "/part" -> blob. last: the id of the last record; recorded: bytes of its records and
 --                            labels; added: bytes of the blobs that its commits have added
---   history:<session> zset   [version, part, blob, size] as JSON, by version
+--   history:<session> zset   [version, part, blob, size] as JSON, by version; -1 is the session's origin
 --   records:<session> list   records, each at its index
 --   calls:<session>  hash    call_id as JSON -> index
 --   blob:<blob>      string  a blob or a recipe
@@ -113,7 +113,9 @@ end
 
 local function add_change(session, version, part, blob)
   local row = cjson.encode({version, part, blob, call('STRLEN', key('blob', blob))})
-  call('HSET', key('head', session), '/' .. part, blob)
+  if version >= 0 then
+    call('HSET', key('head', session), '/' .. part, blob)
+  end
   call('ZADD', key('history', session), version, row)
 end
 
@@ -176,13 +178,20 @@ end
 local steps = {}
 
 function steps.create()
-  local parts, blobs, first_owner, added = take_pairs(), take_map(), take(), 0
-  if not blobs_exist(parts, blobs) then
+  local parts, origin, blobs, first_owner, added = take_pairs(), take_pairs(), take_map(), take(), 0
+  if not blobs_exist(parts, blobs) or not blobs_exist(origin, blobs) then
     return 0
   end
-  -- References first: add_change needs the size of the stored blob.
+  local rows = {}
+  for _, pair in ipairs(origin) do
+    rows[#rows + 1] = {-1, pair[1], pair[2]}
+  end
   for _, pair in ipairs(parts) do
-    add_references(pair[2], blobs, 1, first_owner)
+    rows[#rows + 1] = {0, pair[1], pair[2]}
+  end
+  -- References first: add_change needs the size of the stored blob.
+  for _, row in ipairs(rows) do
+    add_references(row[3], blobs, 1, first_owner)
   end
   for i = 1, tonumber(take()) do
     local session, agent_key, owner, recipe, facts, expires_at = take(), take(), take(), take(), take(), take()
@@ -195,14 +204,14 @@ function steps.create()
       add_references(recipe, blobs, 1, owner)
       count_bytes(owner, #facts)
       call('HSET', key('head', session), 'recorded', #facts)
-      for _, pair in ipairs(parts) do
-        add_change(session, 0, pair[1], pair[2])
+      for _, row in ipairs(rows) do
+        add_change(session, unpack(row))
       end
     end
   end
-  for _, pair in ipairs(parts) do
-    add_references(pair[2], {}, added)
-    remove_reference(pair[2])
+  for _, row in ipairs(rows) do
+    add_references(row[3], {}, added)
+    remove_reference(row[3])
   end
   return 1
 end

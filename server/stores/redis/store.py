@@ -6,16 +6,25 @@ It needs a connection to one primary, 6.2 or newer; Redis Cluster isn't supporte
 sessions. What survives a crash of Redis depends on its persistence (appendonly, appendfsync) and its replicas.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, count
 from typing import Any
 
 import orjson
 
 from server.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
-from server.stores.base import Commit, Head, Lease, Record, StoredSession
-from server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, fitting, parts_at, trim
+from server.stores.base import NO_ORIGIN, Commit, Head, Lease, Record, StoredSession
+from server.stores.history import GAP_SECONDS, NOTE_SECONDS, ORIGIN, Change, fitting, parts_at, trim
 from server.stores.redis.connection import RedisConnection
+from server.stores.redis.encoding import (
+    decode_claim,
+    decode_head,
+    decode_record,
+    encode_commit,
+    encode_facts,
+    has_labels,
+    pairs,
+)
 from server.stores.rows import RecipeCache, Recipes, dump, load
 
 PAGE = 100  # sessions that `list` reads at a time, at least, as most may lack the labels
@@ -37,8 +46,14 @@ class RedisStore:
         """Open the store of a URL like `redis://user:password@host:port/0`, or `rediss://…` for TLS."""
         return cls(RedisConnection(url, prefix="toolpack:"))
 
-    def create(self, sessions: Sequence[StoredSession], parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
-        """Add sessions, each at version 0 with these parts."""
+    def create(
+        self,
+        sessions: Sequence[StoredSession],
+        parts: Mapping[str, str],
+        blobs: Mapping[str, bytes],
+        origin: Mapping[str, str] = NO_ORIGIN,
+    ) -> None:
+        """Add sessions, each at version 0 with these parts and with this origin."""
         recipes = Recipes()
         texts: dict[str, bytes] = {}
         rows: list[str | bytes | float] = []
@@ -46,11 +61,17 @@ class RedisStore:
             digest, text = recipes.dump(session)
             recipe = "recipe:" + digest.hex()
             texts[recipe] = text
-            facts = dump([session.agent_key, session.owner, recipe]) + b"\n" + _facts(session)
+            facts = dump([session.agent_key, session.owner, recipe]) + b"\n" + encode_facts(session)
             rows += (session.id, session.agent_key, session.owner, recipe, facts, session.expires_at)
         owner = sessions[0].owner if sessions else ""
-        if not self._redis.run("create", *_pairs(parts), *_pairs({**blobs, **texts}), owner, len(sessions), *rows):
+        given = chain(pairs(parts), pairs(origin), pairs({**blobs, **texts}))
+        if not self._redis.run("create", *given, owner, len(sessions), *rows):
             raise MissingBlobError
+
+    def origin(self, session_id: str) -> Mapping[str, str]:
+        """Get the blobs of a session's origin, by name."""
+        rows = self._redis.command("ZRANGEBYSCORE", self._redis.key(f"history:{session_id}"), ORIGIN, ORIGIN)
+        return {part: blob for _, part, blob, _ in map(orjson.loads, rows)}
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
         """Get a session and its head."""
@@ -63,7 +84,7 @@ class RedisStore:
 
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
         """Apply commits in order, in one transaction; return for each whether it was committed."""
-        arguments = chain.from_iterable(map(_commit, commits))
+        arguments = chain.from_iterable(map(encode_commit, commits))
         return [bool(committed) for committed in self._redis.run("commit", len(commits), *arguments)]
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
@@ -89,7 +110,7 @@ class RedisStore:
     def record_of_call(self, session_id: str, call_id: str) -> Record | None:
         """Get the record of a call_id, if the session has one."""
         found = self._redis.run("record_of_call", session_id, dump(call_id))
-        return found and _record(int(found[0]), found[1])
+        return found and decode_record(int(found[0]), found[1])
 
     def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
         """Get up to `limit` records whose index is above `after`, in order."""
@@ -98,7 +119,7 @@ class RedisStore:
         while (more := min(at_once, limit - len(found))) > 0:
             first = max(after + 1, 0) + len(found)
             texts = self._redis.command("LRANGE", self._redis.key(f"records:{session_id}"), first, first + more - 1)
-            found += map(_record, count(first), texts)
+            found += map(decode_record, count(first), texts)
             fit = fitting((len(record.body) for record in found), max_bytes)
             if len(texts) < more or fit < len(found):
                 return found[:fit]
@@ -118,9 +139,7 @@ class RedisStore:
         sizes = {blob: size for _, _, blob, size in rows}
         oldest, unneeded = trim(list(by_change), kept, sizes, keep_versions, keep_bytes)
         if oldest > kept.start:
-            self._redis.run(
-                "trim", session_id, oldest, *_pairs({by_change[change]: change.blob for change in unneeded})
-            )
+            self._redis.run("trim", session_id, oldest, *pairs({by_change[change]: change.blob for change in unneeded}))
 
     def renew(self, session_id: str, expires_at: float) -> None:
         """Set a session's time of expiry."""
@@ -135,7 +154,7 @@ class RedisStore:
         while len(found) < limit:
             ids = self._ids(owner, after, page)
             facts = self._redis.command("HMGET", self._redis.key("sessions"), *ids) if ids else []
-            matching = [id_ for id_, text in zip(ids, facts, strict=True) if text and _has_labels(text, labels)]
+            matching = [id_ for id_, text in zip(ids, facts, strict=True) if text and has_labels(text, labels)]
             answers = self._redis.run("list", len(matching), *matching)
             sessions = map(self._session, matching, answers)
             found.extend((each[0], each[1].version) for each in sessions if each)
@@ -174,8 +193,8 @@ class RedisStore:
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
     ) -> Sequence[Head | Lease | None]:
         """Take the leases of sessions; get for each its head, another holder's lease, or None if it doesn't exist."""
-        watched = _pairs({lease.holder: str(lease.heartbeat) for lease in dead})
-        return [_claimed(answer) for answer in self._redis.run("claim", holder, *watched, *session_ids)]
+        watched = pairs({lease.holder: str(lease.heartbeat) for lease in dead})
+        return [decode_claim(answer) for answer in self._redis.run("claim", holder, *watched, *session_ids)]
 
     def release(self, session_id: str, holder: str, epoch: int) -> None:
         """Release a lease without a commit; does nothing if it isn't this holder's lease of this epoch."""
@@ -221,7 +240,7 @@ class RedisStore:
         labels, ttl_seconds, created_at, parent = load(rest)
         agent_key, owner, recipe = load(first)
         try:
-            toolpacks, options, environment = self._recipes.get(recipe)
+            toolpacks, options, environment, *task = self._recipes.get(recipe)
         except MissingBlobError:  # deleted meanwhile
             return None
         session = StoredSession(
@@ -236,58 +255,9 @@ class RedisStore:
             created_at,
             float(expires_at),
             parent and (parent[0], parent[1]),
+            *task,
         )
-        return session, _head(answer)
+        return session, decode_head(answer)
 
     def _read_recipe(self, recipe: str) -> bytes:
         return self.blobs([recipe])[recipe]
-
-
-def _facts(session: StoredSession) -> bytes:
-    return dump([session.labels, session.ttl_seconds, session.created_at, session.parent])
-
-
-def _has_labels(facts: bytes, labels: Mapping[str, str]) -> bool:
-    """Return whether the session with these facts has all these labels."""
-    return not labels or bool(labels.items() <= load(facts.partition(b"\n")[2])[0].items())
-
-
-def _head(answer: Sequence[Any]) -> Head:
-    """Decode the head in the script's answer about a session."""
-    _, _, length, pairs = answer
-    fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
-    parts = {name[1:].decode(): blob.decode() for name, blob in fields.items() if name.startswith(b"/")}
-    size = int(fields.get(b"recorded", 0)) + int(fields.get(b"added", 0))
-    last = fields.get(b"last", b"").decode()
-    return Head(length - 1, int(fields.get(b"version", 0)), parts, int(fields.get(b"epoch", 0)), last, size)
-
-
-def _claimed(answer: Sequence[Any]) -> Head | Lease | None:
-    """Decode the script's answer about one session's lease."""
-    if not answer:
-        return None
-    granted, *rest = answer
-    return _head(rest) if granted else Lease(rest[0].decode(), int(rest[1]))
-
-
-def _commit(commit: Commit) -> Iterator[str | bytes | float]:
-    record = commit.record
-    yield from (commit.session_id, commit.epoch, record.index, record.version, dump(record.call_id))
-    yield dump([record.version, record.call_id, record.id]) + b"\n" + record.body
-    yield from (record.id, commit.after, commit.holder or "")
-    yield "" if commit.expires_at is None else commit.expires_at
-    yield "release" if commit.release else ""
-    yield from _pairs(commit.parts)
-    yield from _pairs(commit.blobs)
-
-
-def _record(index: int, text: bytes) -> Record:
-    first, _, body = text.partition(b"\n")
-    version, call_id, *record_id = load(first)
-    return Record(index, version, call_id, body, *(record_id or [""]))
-
-
-def _pairs(mapping: Mapping[str, str] | Mapping[str, bytes] | Mapping[bytes, str]) -> Iterator[str | bytes | float]:
-    yield len(mapping)
-    for pair in mapping.items():
-        yield from pair

@@ -88,7 +88,8 @@ GET = f"""{_SESSION},
     coalesce((SELECT total {_LAST}), 0) + coalesce((SELECT sum(size)
         FROM (SELECT DISTINCT blob, size FROM changes WHERE session = sessions.key AND version > 0)), 0),
     (SELECT json_group_object(part, (SELECT id FROM blobs WHERE key = blob))
-        FROM (SELECT part, blob, max(version) FROM changes WHERE session = sessions.key GROUP BY part))
+        FROM (SELECT part, blob, max(version) FROM changes WHERE session = sessions.key AND version >= 0
+            GROUP BY part))
     FROM sessions WHERE id = ?
 """  # noqa: S608 - built from constants, here and below
 LIST = f"{_SESSION} FROM sessions WHERE id > ? ORDER BY id LIMIT ?"
@@ -99,10 +100,14 @@ HISTORY = f"""
 """  # noqa: S608
 PARTS_AT = f"""
     SELECT oldest, {_VERSION}, part, blobs.id, max(changes.version)
-    FROM sessions LEFT JOIN changes ON session = sessions.key AND changes.version <= ?
+    FROM sessions LEFT JOIN changes ON session = sessions.key AND changes.version BETWEEN 0 AND ?
     LEFT JOIN blobs ON blobs.key = blob
     WHERE sessions.id = ? GROUP BY part
 """  # noqa: S608
+ORIGIN_OF = """
+    SELECT part, blobs.id FROM changes JOIN blobs ON blobs.key = blob
+    WHERE version = ? AND session = (SELECT key FROM sessions WHERE sessions.id = ?)
+"""
 ADD_SESSION = """
     INSERT INTO sessions (recipe, id, agent_key, owner, labels, ttl_seconds, created_at, expires_at, parent,
         parent_version)

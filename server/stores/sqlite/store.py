@@ -19,8 +19,8 @@ from server.errors import (
     SessionNotFoundError,
     VersionNotRetainedError,
 )
-from server.stores.base import Commit, Head, Lease, Record, StoredSession
-from server.stores.history import NOTE_SECONDS, Change, fitting, trim, uncounted
+from server.stores.base import NO_ORIGIN, Commit, Head, Lease, Record, StoredSession
+from server.stores.history import NOTE_SECONDS, ORIGIN, Change, fitting, trim, uncounted
 from server.stores.rows import RecipeCache, Recipes, load
 from server.stores.sqlite import deletion
 from server.stores.sqlite import statements as sql
@@ -43,26 +43,37 @@ class SqliteStore:
         """Open the store of a URL like `sqlite:///relative.db` or `sqlite:////absolute/path.db`."""
         return cls(SqliteFile.from_url(url, exclusive=exclusive), shared=not exclusive)
 
-    def create(self, sessions: Sequence[StoredSession], parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
-        """Add sessions, each at version 0 with these parts."""
+    def create(
+        self,
+        sessions: Sequence[StoredSession],
+        parts: Mapping[str, str],
+        blobs: Mapping[str, bytes],
+        origin: Mapping[str, str] = NO_ORIGIN,
+    ) -> None:
+        """Add sessions, each at version 0 with these parts and with this origin."""
+        changes = [(ORIGIN, *row) for row in origin.items()] + [(0, *row) for row in parts.items()]
         recipes = Recipes()
         rows = [(recipes.dump(session), session) for session in sessions]
         with self._file.write() as writer:
             before = writer.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'sessions'")
             (last,) = before.fetchone()
-            stored = {blob: add_blob(writer, blob, blobs) for blob in parts.values()}
+            stored = {blob: add_blob(writer, blob, blobs) for _, _, blob in changes}
             writer.executemany(
                 "INSERT INTO recipes (digest, text) VALUES (?, ?) ON CONFLICT DO NOTHING",
                 {recipe for recipe, _ in rows},
             )
             writer.executemany(sql.ADD_SESSION, (session_row(session, digest) for (digest, _), session in rows))
-            for part, blob in parts.items():
+            for version, part, blob in changes:
                 writer.execute(
-                    "INSERT INTO changes SELECT key, 0, ?, ?, ? FROM sessions WHERE key > ?",
-                    (part, *stored[blob], last),
+                    "INSERT INTO changes SELECT key, ?, ?, ?, ? FROM sessions WHERE key > ?",
+                    (version, part, *stored[blob], last),
                 )
             # If all sessions existed already, nothing refers to a new blob.
             writer.executemany(sql.FREE_BLOB, ((key,) for key, _ in stored.values()))
+
+    def origin(self, session_id: str) -> Mapping[str, str]:
+        """Get the blobs of a session's origin, by name."""
+        return dict(self._file.read(sql.ORIGIN_OF, ORIGIN, session_id))
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
         """Get a session and its head."""
@@ -246,7 +257,7 @@ class SqliteStore:
 
     def _session(self, row: Sequence[Any]) -> StoredSession:
         recipe, id_, agent_key, owner, labels, ttl_seconds, created_at, expires_at, parent, parent_version = row
-        toolpacks, options, environment = self._recipes.get(recipe)
+        toolpacks, options, environment, *task = self._recipes.get(recipe)
         return StoredSession(
             id_,
             agent_key,
@@ -259,6 +270,7 @@ class SqliteStore:
             created_at,
             expires_at,
             None if parent is None else (parent, parent_version),
+            *task,
         )
 
     def _read_recipe(self, key: int) -> bytes:

@@ -4,48 +4,17 @@ The rule: plain dictionaries behind one lock, exactly as the protocol says, so t
 with this one.
 """
 
-import dataclasses
 import threading
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 
 from server.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
-from server.stores.base import Commit, Head, Lease, Record, StoredSession
-from server.stores.history import Change, fitting, parts_at, trim, uncounted
+from server.stores.base import NO_ORIGIN, Commit, Head, Lease, Record, StoredSession
+from server.stores.history import ORIGIN, Change, fitting, origin_of, parts_at, trim, uncounted
+from server.stores.memory.row import Row
 from server.stores.rows import dump
-
-
-@dataclass(slots=True)
-class _Row:
-    """A session and all its data; `oldest` is the oldest stored version, except version 0."""
-
-    session: StoredSession
-    expires_at: float
-    parts: Mapping[str, str]
-    changes: list[Change]
-    version: int = 0
-    oldest: int = 1
-    epoch: int = 0
-    holder: str | None = None
-    recorded: int = 0
-    records: list[Record] = field(default_factory=list)
-    calls: dict[str, Record] = field(default_factory=dict)
-
-    def current(self) -> StoredSession:
-        if self.session.expires_at != self.expires_at:
-            self.session = dataclasses.replace(self.session, expires_at=self.expires_at)
-        return self.session
-
-    def last(self) -> str:
-        return self.records[-1].id if self.records else ""
-
-    def head(self, blobs: Mapping[str, bytes]) -> Head:
-        added = {change.blob for change in self.changes if change.version > 0}
-        size = self.recorded + sum(len(blobs[blob]) for blob in added)
-        return Head(len(self.records) - 1, self.version, self.parts, self.epoch, self.last(), size)
 
 
 class MemoryStore:
@@ -55,7 +24,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, Row] = {}
         self._ids: list[str] = []  # sorted
         self._agents: dict[str, str] = {}
         self._owners: Counter[str] = Counter()
@@ -65,21 +34,34 @@ class MemoryStore:
         self._asked: defaultdict[str, set[str]] = defaultdict(set)
         self._noted: float | None = None
 
-    def create(self, sessions: Sequence[StoredSession], parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
-        """Add sessions, each at version 0 with these parts."""
+    def create(
+        self,
+        sessions: Sequence[StoredSession],
+        parts: Mapping[str, str],
+        blobs: Mapping[str, bytes],
+        origin: Mapping[str, str] = NO_ORIGIN,
+    ) -> None:
+        """Add sessions, each at version 0 with these parts and with this origin."""
         parts = dict(parts)  # one copy, shared by all of them until they change something
-        changes = [Change(0, part, blob) for part, blob in parts.items()]
+        changes = [Change(ORIGIN, name, blob) for name, blob in origin.items()]
+        changes += [Change(0, part, blob) for part, blob in parts.items()]
         with self._lock:
-            if any(blob not in blobs and blob not in self._blobs for blob in parts.values()):
+            if any(change.blob not in blobs and change.blob not in self._blobs for change in changes):
                 raise MissingBlobError
             new = [session for session in sessions if session.id not in self._rows]
             for session in new:
-                self._rows[session.id] = _Row(session, session.expires_at, parts, changes.copy())
+                self._rows[session.id] = Row(session, session.expires_at, parts, changes.copy())
                 self._agents[session.agent_key] = session.id
                 self._owners[session.owner] += 1
                 self._add_references(changes, blobs)
             self._ids.extend(session.id for session in new)
             self._ids.sort()
+
+    def origin(self, session_id: str) -> Mapping[str, str]:
+        """Get the blobs of a session's origin, by name."""
+        with self._lock:
+            row = self._rows.get(session_id)
+            return origin_of(row.changes) if row else {}
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
         """Get a session and its head."""
@@ -278,7 +260,7 @@ class MemoryStore:
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
 
-    def _row(self, session_id: str) -> _Row:
+    def _row(self, session_id: str) -> Row:
         try:
             return self._rows[session_id]
         except KeyError:

@@ -1,0 +1,44 @@
+"""A session in memory, and all its data.
+
+The rule: plain attributes; the store's lock protects them.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from server.stores.base import Head, Record, StoredSession
+from server.stores.history import Change
+
+
+@dataclass(slots=True)
+class Row:
+    """A session and all its data; `oldest` is the oldest stored version, except version 0."""
+
+    session: StoredSession
+    expires_at: float
+    parts: Mapping[str, str]
+    changes: list[Change]
+    version: int = 0
+    oldest: int = 1
+    epoch: int = 0
+    holder: str | None = None
+    recorded: int = 0
+    records: list[Record] = field(default_factory=list)
+    calls: dict[str, Record] = field(default_factory=dict)
+
+    def current(self) -> StoredSession:
+        """Get the session with its present time of expiry."""
+        if self.session.expires_at != self.expires_at:
+            self.session = dataclasses.replace(self.session, expires_at=self.expires_at)
+        return self.session
+
+    def last(self) -> str:
+        """Get the id of the last record."""
+        return self.records[-1].id if self.records else ""
+
+    def head(self, blobs: Mapping[str, bytes]) -> Head:
+        """Get the session's head."""
+        added = {change.blob for change in self.changes if change.version > 0}
+        size = self.recorded + sum(len(blobs[blob]) for blob in added)
+        return Head(len(self.records) - 1, self.version, self.parts, self.epoch, self.last(), size)

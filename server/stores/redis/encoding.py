@@ -1,0 +1,64 @@
+"""What is sent to the scripts of the Redis store, and what they answer.
+
+The rule: pure functions; nothing here talks to Redis.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from server.stores.base import Commit, Head, Lease, Record, StoredSession
+from server.stores.rows import dump, load
+
+
+def encode_facts(session: StoredSession) -> bytes:
+    """Encode what never changes in a session, but for its first line, which scripts read."""
+    return dump([session.labels, session.ttl_seconds, session.created_at, session.parent])
+
+
+def has_labels(facts: bytes, labels: Mapping[str, str]) -> bool:
+    """Return whether the session with these facts has all these labels."""
+    return not labels or bool(labels.items() <= load(facts.partition(b"\n")[2])[0].items())
+
+
+def decode_head(answer: Sequence[Any]) -> Head:
+    """Decode the head in the script's answer about a session."""
+    _, _, length, found = answer
+    fields = dict(zip(found[::2], found[1::2], strict=True))
+    parts = {name[1:].decode(): blob.decode() for name, blob in fields.items() if name.startswith(b"/")}
+    size = int(fields.get(b"recorded", 0)) + int(fields.get(b"added", 0))
+    last = fields.get(b"last", b"").decode()
+    return Head(length - 1, int(fields.get(b"version", 0)), parts, int(fields.get(b"epoch", 0)), last, size)
+
+
+def decode_claim(answer: Sequence[Any]) -> Head | Lease | None:
+    """Decode the script's answer about one session's lease."""
+    if not answer:
+        return None
+    granted, *rest = answer
+    return decode_head(rest) if granted else Lease(rest[0].decode(), int(rest[1]))
+
+
+def encode_commit(commit: Commit) -> Iterator[str | bytes | float]:
+    """Encode a commit as the script's arguments."""
+    record = commit.record
+    yield from (commit.session_id, commit.epoch, record.index, record.version, dump(record.call_id))
+    yield dump([record.version, record.call_id, record.id]) + b"\n" + record.body
+    yield from (record.id, commit.after, commit.holder or "")
+    yield "" if commit.expires_at is None else commit.expires_at
+    yield "release" if commit.release else ""
+    yield from pairs(commit.parts)
+    yield from pairs(commit.blobs)
+
+
+def decode_record(index: int, text: bytes) -> Record:
+    """Decode a record as it is stored."""
+    first, _, body = text.partition(b"\n")
+    version, call_id, *record_id = load(first)
+    return Record(index, version, call_id, body, *(record_id or [""]))
+
+
+def pairs(mapping: Mapping[str, str] | Mapping[str, bytes] | Mapping[bytes, str]) -> Iterator[str | bytes | float]:
+    """Encode a mapping as the script's arguments: how many pairs, then the pairs."""
+    yield len(mapping)
+    for pair in mapping.items():
+        yield from pair
