@@ -10,7 +10,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
+from server.engine.pool_thread import interruptible
 from server.execution.call import Failure, Outcome
+from server.execution.codec import Codec
+from server.execution.runner import LocalRunner
 from server.jsonio.strict import Fragment, dumps
 from server.observability.call_log import CallLog, EndedCall, request_id
 from server.observability.metrics import MeasuredStore, Metrics
@@ -76,7 +79,10 @@ class Service:
             key = secret_key(settings)
         self.metrics = metrics or create_metrics(catalog)
         self._store = store or open_store(settings.store_url, exclusive=settings.exclusive)
-        context = SessionContext(catalog, MeasuredStore(self._store, self.metrics), settings, key)
+        self.codec = Codec(catalog, key, settings.max_environment_bytes)
+        self.runner = LocalRunner(self.codec, settings.max_result_bytes, interruptible)
+        store = MeasuredStore(self._store, self.metrics)
+        context = SessionContext(catalog, store, settings, key, self.codec, self.runner)
         self.sessions = SessionManager(context)
         self._methods = Methods(self.sessions, self.document, self._observe)
         self.rpc = JsonRpc(self._methods.all(), settings, self._parse)
@@ -96,6 +102,7 @@ class Service:
                 task.cancel()
             await self.sessions.drain()
             self._store.close()
+            self.runner.close()
 
     def is_unfit(self) -> bool:
         """Whether this process holds so many stuck threads that it should be replaced."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from server.errors import RequestError
+from server.execution.views import thawed
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.codes import describe, error_reply
@@ -156,7 +157,8 @@ class Bench:
     def world(self, session_id: str, version: int) -> dict[str, Any]:
         """Thaw a version's environments."""
         head = self.store.get(session_id)[1]
-        return self._run(self.sessions.read(lambda reader: reader.world(session_id, head, version)))
+        codec = self.service.codec
+        return self._run(self.sessions.read(lambda reader: thawed(codec, reader.snapshot(session_id, head, version))))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import server_process
@@ -21,6 +22,7 @@ from server.engine.cache import SessionCache
 from server.engine.state import SessionState
 from server.execution.codec import Codec
 from server.execution.initial import ENTRY_BYTES, InitialEnvironments
+from server.execution.initial import build as build_initial
 from server.packs.catalog import Catalog
 from server.rpc import jsonrpc
 from server.sessions import manager
@@ -357,9 +359,9 @@ class Shops:
             return ledger.LedgerEnvironment(ledger={"anything": name})
 
         codec = Codec(Catalog({"shop": Toolpack("shop", build, [ledger.add])}), serving.KEY, 2**20)
-        built = InitialEnvironments(codec, 0).get("shop", {"name": "a"})
+        built = InitialEnvironments(partial(build_initial, codec), 0).get("shop", {"name": "a"})
         one = sum(ENTRY_BYTES + len(blob) for _, blob in built.values())
-        self.initial = InitialEnvironments(codec, fitting * one)
+        self.initial = InitialEnvironments(partial(build_initial, codec), fitting * one)
         self.built.clear()
 
     def get(self, names):
@@ -394,7 +396,7 @@ def test_two_that_build_the_same_initial_environment_at_once_share_one():
         return ledger.LedgerEnvironment()
 
     codec = Codec(Catalog({"shop": Toolpack("shop", build, [ledger.add])}), serving.KEY, 2**20)
-    initial = InitialEnvironments(codec, 2**20)
+    initial = InitialEnvironments(partial(build_initial, codec), 2**20)
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(lambda _: initial.get("shop", {}), range(2))
     assert one == other == initial.get("shop", {})

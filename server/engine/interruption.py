@@ -11,6 +11,8 @@ interrupter race for one token: `list.pop` gives it to exactly one of them.
 import ctypes
 import threading
 import time
+from collections.abc import Callable
+from typing import Self
 
 from server.coroutines import wake_loop
 from server.errors import Interrupted
@@ -26,13 +28,22 @@ def _raise_in(thread: int, exception: type[BaseException] | None) -> None:
 
 
 class Interruptible:
-    """A context manager, used by one thread, whose block another thread may interrupt once, for ever."""
+    """A context manager, used by one thread, whose block another thread may interrupt once, for ever.
+
+    The block is a function, or a wait: `with interruptible.waiting(end): ...`.
+    """
 
     def __init__(self) -> None:
         self._thread = 0
         self._token: list[None] = []  # there while the block runs and nobody has interrupted it
         self._wanted = False
         self._raised = False
+        self._end: Callable[[], None] | None = None
+
+    def waiting(self, end: Callable[[], None]) -> Self:
+        """Make the next block one that waits for something; `end` ends the wait, from another thread. Brief."""
+        self._end = end
+        return self
 
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
@@ -50,6 +61,7 @@ class Interruptible:
             while not self._raised:
                 time.sleep(_WAIT_SECONDS)
             _raise_in(self._thread, None)
+        self._end = None
         if self._wanted:
             raise Interrupted
 
@@ -59,6 +71,10 @@ class Interruptible:
         try:
             self._token.pop()
         except IndexError:  # no block is running
+            return
+        if self._end is not None:
+            self._end()
+            self._raised = True
             return
         _raise_in(self._thread, Interrupted)
         self._raised = True

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 from server.coroutines import close_loop
 from server.engine.interruption import Interruptible
@@ -94,6 +93,6 @@ class _Current(threading.local):
 _current = _Current()
 
 
-def interruptible() -> AbstractContextManager[object]:
+def interruptible() -> Interruptible:
     """Get the context manager that surrounds what may be interrupted in the job that this thread is at."""
-    return _current.interruptible or nullcontext()
+    return _current.interruptible or Interruptible()

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_core import ValidationError
 
 from server.errors import InternalSignal, RequestError, TooLargeError, ToolNotFoundError, shown
-from server.execution.codec import Codec
+from server.execution.codec import PlainCodec
 from server.execution.runtime import Plan
 from server.execution.world import Snapshot, World
 from server.functions_runtime import MAX_LISTED_ERRORS, error_text
@@ -52,14 +51,14 @@ class Outcome:
     errors: list[dict[str, Any]] | None = None
     changes: bool = False
     blobs: dict[str, tuple[str, bytes]] = field(default_factory=dict)
-    live: dict[str, BaseModel] = field(default_factory=dict)
+    live: dict[str, Any] = field(default_factory=dict)
     toolpack: str = ""
 
 
 def call(
     plan: Plan,
     snapshot: Snapshot,
-    codec: Codec,
+    codec: PlainCodec,
     max_result_bytes: int,
     interruptible: AbstractContextManager[object] | None = None,
 ) -> Outcome:

@@ -1,7 +1,7 @@
-"""Convert environments of the loaded toolpacks to sealed blobs and back, part by part.
+"""Convert environments of the loaded toolpacks to blobs and back, part by part.
 
-The rule: only this module combines classes, fingerprints and the key. Nothing is decoded before its keyed hash is
-checked.
+The rule: only this module combines classes, fingerprints and the key. `Codec` decodes nothing before its keyed hash is
+checked; `PlainCodec` is for bytes that come from the same server and never leave it.
 """
 
 import itertools
@@ -17,42 +17,32 @@ from server.snapshots.pickling import freeze, thaw
 from server.snapshots.seal import is_bound, seal, unseal
 
 
-class Codec:
-    """Converts environments of the loaded toolpacks to sealed blobs and back.
+class PlainCodec:
+    """Converts environments of the loaded toolpacks to blobs without a seal, and back.
 
     Args:
         catalog: The loaded toolpacks.
-        key: The secret key of the hash on every blob.
         max_bytes: The largest snapshot of a part that is written.
     """
 
-    def __init__(self, catalog: Catalog, key: bytes, max_bytes: int) -> None:
+    def __init__(self, catalog: Catalog, max_bytes: int) -> None:
         self.catalog = catalog
-        self._key = key
         self._max_bytes = max_bytes
-        # Created here, not on import: workers are forked after that and must not share it.
-        self._ids = f"{int(time.time()):08x}{secrets.token_hex(6)}"
-        self._serial = itertools.count()
-
-    def _new_blob_id(self) -> str:
-        """Make a unique blob id; ids increase with time, which keeps a store's index compact."""
-        return f"{self._ids}{next(self._serial):010x}"
 
     def encode(self, part: str, environment: BaseModel) -> tuple[str, bytes]:
-        """Freeze and seal a part of a toolpack's environment, and get its new blob id and its bytes.
+        """Freeze a part of a toolpack's environment, and get its new blob id and its bytes.
 
         Raises:
             SnapshotError: It holds something that can't be stored exactly.
             TooLargeError: It is too large.
         """
-        toolpack = toolpack_of(part)
         payload = freeze(environment, self.catalog.classes)
         if len(payload) > self._max_bytes:
             raise TooLargeError(
-                f"the environment of {toolpack!r} has grown to {len(payload)} bytes; {self._max_bytes} are allowed."
+                f"the environment of {toolpack_of(part)!r} has grown to {len(payload)} bytes; {self._max_bytes} are "
+                "allowed."
             )
-        blob_id = self._new_blob_id()
-        return blob_id, seal(payload, self.catalog.fingerprints[toolpack], self._key, _place(part, blob_id))
+        return self.seal(part, payload)
 
     def decode(self, part: str, blob_id: str, blob: bytes, *, bound: bool = True) -> BaseModel:
         """Check and thaw a part of a toolpack's environment.
@@ -67,12 +57,8 @@ class Codec:
             ClassesChangedError: It was written by other classes than those that are loaded.
             StateDamagedError: Its hash is wrong, or it can't be read.
         """
-        toolpack = toolpack_of(part)
-        fingerprint = self.catalog.fingerprints.get(toolpack)
-        if fingerprint is None:
-            raise ClassesChangedError(f"Toolpack {toolpack!r} is not loaded any more: load it, or close the session.")
-        place = _place(part, blob_id) if bound or is_bound(blob) else ""
-        environment: BaseModel = thaw(unseal(blob, fingerprint, self._key, place), self.catalog.classes)
+        payload = self.unseal(part, blob_id, blob, bound=bound)
+        environment: BaseModel = thaw(payload, self.catalog.classes)
         return environment
 
     def write(self, toolpack: str, environment: BaseModel) -> dict[str, tuple[str, bytes]]:
@@ -84,6 +70,46 @@ class Codec:
         """
         parts = divide(self.catalog.toolpacks[toolpack], environment)
         return {part: self.encode(part, piece) for part, piece in parts.items()}
+
+    def seal(self, part: str, payload: bytes) -> tuple[str, bytes]:  # noqa: ARG002 - `Codec` uses it
+        """Get the id and the bytes of the blob for a frozen part."""
+        return "", payload
+
+    def unseal(self, part: str, blob_id: str, blob: bytes, *, bound: bool = True) -> bytes:  # noqa: ARG002 - as above
+        """Get the frozen part that a blob holds; see `decode`."""
+        return blob
+
+
+class Codec(PlainCodec):
+    """Converts environments of the loaded toolpacks to sealed blobs and back.
+
+    Args:
+        catalog: The loaded toolpacks.
+        key: The secret key of the hash on every blob.
+        max_bytes: The largest snapshot of a part that is written.
+    """
+
+    def __init__(self, catalog: Catalog, key: bytes, max_bytes: int) -> None:
+        super().__init__(catalog, max_bytes)
+        self._key = key
+        # Created here, not on import: workers are forked after that and must not share it.
+        self._ids = f"{int(time.time()):08x}{secrets.token_hex(6)}"
+        self._serial = itertools.count()
+
+    def seal(self, part: str, payload: bytes) -> tuple[str, bytes]:
+        """See `PlainCodec.seal`."""
+        # Ids increase with time, which keeps a store's index compact.
+        blob_id = f"{self._ids}{next(self._serial):010x}"
+        return blob_id, seal(payload, self.catalog.fingerprints[toolpack_of(part)], self._key, _place(part, blob_id))
+
+    def unseal(self, part: str, blob_id: str, blob: bytes, *, bound: bool = True) -> bytes:
+        """See `PlainCodec.unseal`."""
+        toolpack = toolpack_of(part)
+        fingerprint = self.catalog.fingerprints.get(toolpack)
+        if fingerprint is None:
+            raise ClassesChangedError(f"Toolpack {toolpack!r} is not loaded any more: load it, or close the session.")
+        place = _place(part, blob_id) if bound or is_bound(blob) else ""
+        return unseal(blob, fingerprint, self._key, place)
 
 
 def _place(part: str, blob_id: str) -> str:

@@ -6,41 +6,61 @@ builds them again and an edited toolpack never starts from old data.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any
 
 from server.errors import SnapshotError
-from server.execution.codec import Codec
+from server.execution.codec import PlainCodec
 from server.execution.parts import environments
 from server.jsonio.strict import dumps
 from server.snapshots.graph import difference
 
+Built = dict[str, tuple[str, bytes]]
+"""The blob id and the bytes of each part of an environment."""
+
 ENTRY_BYTES = 1024  # what a part takes in the cache besides its bytes
+
+
+def build(codec: PlainCodec, toolpack: str, options: Mapping[str, Any]) -> Built:
+    """Build a toolpack's initial environment.
+
+    Raises:
+        InvalidParamsError: The options are invalid.
+        SnapshotError: The environment holds something that can't be stored exactly.
+        TooLargeError: It is too large.
+    """
+    environment = codec.catalog.toolpacks[toolpack].build(options)
+    built = codec.write(toolpack, environment)
+    restored = environments({part: codec.decode(part, *blob) for part, blob in built.items()})
+    changed = difference(environment, restored[toolpack])
+    if changed:
+        raise SnapshotError(f"the initial environment of {toolpack!r} can't be stored exactly: {changed}")
+    return built
+
+
+def parse(codec: PlainCodec, toolpack: str, environment: Any) -> Built:
+    """Build a toolpack's environment from JSON; raises as `build`."""
+    return codec.write(toolpack, codec.catalog.toolpacks[toolpack].parse(environment))
 
 
 class InitialEnvironments:
     """The parts of initial environments, built once for each set of options and shared between sessions.
 
     Args:
-        codec: Encodes them.
+        build: Builds the environment of a toolpack with these options.
         max_bytes: How many bytes of them are cached.
     """
 
-    def __init__(self, codec: Codec, max_bytes: int) -> None:
-        self._codec = codec
+    def __init__(self, build: Callable[[str, Mapping[str, Any]], Built], max_bytes: int) -> None:
+        self._build = build
         self._max_bytes = max_bytes
         self._size = 0
-        self._built: OrderedDict[tuple[str, bytes], dict[str, tuple[str, bytes]]] = OrderedDict()
+        self._built: OrderedDict[tuple[str, bytes], Built] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, toolpack: str, options: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
-        """Get the id and the bytes of each part of a toolpack's initial environment.
-
-        Raises:
-            InvalidParamsError: The options are invalid.
-            SnapshotError: The environment holds something that can't be stored exactly.
-        """
+    def get(self, toolpack: str, options: Mapping[str, Any]) -> Built:
+        """Get the id and the bytes of each part of a toolpack's initial environment; raises as `build`."""
         # A digest, because options can be as large as a request.
         key = toolpack, hashlib.blake2b(dumps(options, sort_keys=True)).digest()
         with self._lock:
@@ -48,12 +68,7 @@ class InitialEnvironments:
                 self._built.move_to_end(key)
                 return self._built[key]
         # Built outside the lock: it may take long, and building it twice is harmless.
-        environment = self._codec.catalog.toolpacks[toolpack].build(options)
-        built = self._codec.write(toolpack, environment)
-        restored = environments({part: self._codec.decode(part, *blob) for part, blob in built.items()})
-        changed = difference(environment, restored[toolpack])
-        if changed:
-            raise SnapshotError(f"the initial environment of {toolpack!r} can't be stored exactly: {changed}")
+        built = self._build(toolpack, options)
         with self._lock:
             if key in self._built:
                 return self._built[key]
@@ -64,5 +79,5 @@ class InitialEnvironments:
         return built
 
 
-def _size(built: Mapping[str, tuple[str, bytes]]) -> int:
+def _size(built: Built) -> int:
     return sum(ENTRY_BYTES + len(blob) for _, blob in built.values())

@@ -80,7 +80,9 @@ def merge(parts: Iterable[BaseModel]) -> BaseModel:
     if len(parts) == 1:
         return parts[0]
     values = {name: value for part in parts for name, value in part.__dict__.items()}
-    kind = type(parts[0])
+    kind: type[BaseModel] = max(
+        map(type, parts), key=lambda kind: len(kind.__mro__)
+    )  # an emptied part may be of a base class
     whole = _new(kind, {name: values.pop(name) for name in [*kind.model_fields, *values] if name in values})
     for part in parts:
         object.__setattr__(whole, "__pydantic_fields_set__", whole.model_fields_set | part.model_fields_set)
@@ -98,9 +100,25 @@ def environments(parts: Mapping[str, BaseModel]) -> dict[str, BaseModel]:
     return {toolpack: merge(found) for toolpack, found in by_toolpack.items()}
 
 
-def emptied(environment: BaseModel) -> BaseModel:
-    """Get an empty environment of the same class."""
-    return _new(type(environment), {})
+def emptied(kind: type[BaseModel]) -> BaseModel:
+    """Get an empty environment of a class."""
+    return _new(kind, {})
+
+
+def wanted(parts: Iterable[str], toolpack: str, footprint: frozenset[str] | None) -> list[str]:
+    """Choose those of a session's parts that a call most probably uses of a toolpack's environment.
+
+    Args:
+        parts: All parts of the session.
+        toolpack: The toolpack.
+        footprint: The attributes that the call uses; None if that is unknown.
+    """
+    found = sorted([part for part in parts if toolpack_of(part) == toolpack])
+    if footprint is not None and len(found) > 1:
+        holding = [part for part in found if any(holds(part, name) for name in footprint)]
+        if len(holding) == 1:
+            return holding
+    return found
 
 
 def _make_part(environment: BaseModel, group: list[str]) -> BaseModel:

@@ -7,11 +7,12 @@ dropped; only a commit stores what it has changed.
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import BaseModel
 
-from server.execution.codec import Codec
-from server.execution.parts import emptied, holds, merge, toolpack_of
+from server.execution.codec import PlainCodec
+from server.execution.parts import emptied, merge, toolpack_of, wanted
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class Snapshot:
 
     parts: Mapping[str, str]
     blobs: Mapping[str, bytes]
-    live: dict[str, BaseModel] = field(default_factory=dict)
+    live: dict[str, Any] = field(default_factory=dict)
     bound: bool = True
 
 
@@ -50,7 +51,7 @@ class World:
     def __init__(
         self,
         snapshot: Snapshot,
-        codec: Codec,
+        codec: PlainCodec,
         footprint: Mapping[str, frozenset[str] | None],
         *,
         read_only: bool,
@@ -79,19 +80,16 @@ class World:
 
     def _load(self, toolpack: str, footprint: frozenset[str] | None) -> tuple[BaseModel, list[str]]:
         parts = sorted([part for part in self._snapshot.parts if toolpack_of(part) == toolpack])
-        if len(parts) == 1:
-            return self._take(parts[0]), parts
-        if footprint is not None:
-            wanted = [part for part in parts if any(holds(part, name) for name in footprint)]
-            if len(wanted) == 1:
-                environment = self._take(wanted[0])
-                if footprint <= environment.__dict__.keys():
-                    return environment, wanted
+        chosen = wanted(parts, toolpack, footprint)
+        if len(chosen) == 1:
+            environment = self._take(chosen[0])
+            if len(parts) == 1 or (footprint is not None and footprint <= environment.__dict__.keys()):
+                return environment, chosen
         # The call uses several parts: a function was edited, or calls are nested. It may connect them, so they become
         # one part, unless the call is read-only.
         whole = merge(self._take(part) for part in parts)
         if not self.read_only:
-            self.touched.update({part: whole if part == parts[0] else emptied(whole) for part in parts})
+            self.touched.update({part: whole if part == parts[0] else emptied(type(whole)) for part in parts})
             self.dirty.update(parts)
         return whole, parts
 

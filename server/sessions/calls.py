@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.engine.jobs import StartClock
-from server.engine.pool_thread import interruptible
 from server.engine.state import Result, SessionState, added_bytes
 from server.errors import MAX_SHOWN, TooLargeError, VersionConflictError
-from server.execution.call import Failure, Outcome, call
+from server.execution.call import Failure, Outcome
 from server.execution.runtime import Plan
 from server.execution.world import Snapshot
 from server.jsonio.strict import Fragment, dumps
-from server.leftovers import Watch
 from server.sessions.context import SessionContext
 from server.sessions.identity import is_bound
 from server.sessions.records import cut, cut_arguments, request_digest
@@ -84,12 +82,14 @@ class CallOperation:
             except TooLargeError as error:
                 return Result(_no_room(plan, error))
         began = time.perf_counter()
-        start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
-        watch = Watch()
-        outcome = call(plan, snapshot, context.codec, context.settings.max_result_bytes, interruptible())
+
+        def start() -> None:
+            nonlocal began
+            began = time.perf_counter()
+            start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
+
+        outcome = context.runner.call(plan, request.sent, snapshot, start)
         outcome.toolpack = plan.toolpack
-        if watch.leaves_work(plan.footprint):
-            outcome.live = {}
         record = self._record(state, outcome, time.perf_counter() - began)
         snapshot.live.update(outcome.live)
         new_blobs = dict(outcome.blobs.values())

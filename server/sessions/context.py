@@ -12,6 +12,7 @@ from server.engine.state import SessionState
 from server.errors import ClassesChangedError
 from server.execution.codec import Codec
 from server.execution.initial import InitialEnvironments
+from server.execution.runner import Runner
 from server.execution.runtime import SessionRuntime
 from server.packs.catalog import Catalog
 from server.sessions.identity import Identities
@@ -34,17 +35,28 @@ class SessionContext:
         store: Where sessions are kept.
         settings: Limits and defaults.
         key: The key of the hash on stored snapshots.
+        codec: Reads and writes environments, with that key.
+        runner: Runs toolpacks' code.
     """
 
-    def __init__(self, catalog: Catalog, store: SessionStore, settings: Settings, key: bytes) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: SessionStore,
+        settings: Settings,
+        key: bytes,
+        codec: Codec,
+        runner: Runner,
+    ) -> None:
         self.catalog = catalog
         self.store = store
         self.settings = settings
         self.records = Records(key)
         self.identities = Identities(key)
-        self.codec = Codec(catalog, key, settings.max_environment_bytes)
+        self.codec = codec
+        self.runner = runner
         self.room = Room(store, settings)
-        self._initial = InitialEnvironments(self.codec, INITIAL_BYTES)
+        self._initial = InitialEnvironments(runner.build, INITIAL_BYTES)
         self.functions = frozenset(name for pack in catalog.toolpacks.values() for name in pack.functions)
         # The order of its toolpacks is the client's choice, so there are more than can be kept.
         self.runtime = lru_cache(maxsize=RUNTIMES)(self._runtime)
@@ -94,7 +106,7 @@ class SessionContext:
         parts, blobs = {}, {}
         for toolpack in toolpacks:
             if toolpack in environment:
-                built = self.codec.write(toolpack, self.catalog.toolpacks[toolpack].parse(environment[toolpack]))
+                built = self.runner.parse(toolpack, environment[toolpack])
             else:
                 built = self._initial.get(toolpack, options.get(toolpack, {}))
             for part, (blob_id, blob) in built.items():

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 import jsonpointer
-from pydantic import BaseModel
 
 from server.engine.cache import SessionCache
 from server.errors import (
@@ -24,14 +23,12 @@ from server.errors import (
     VersionNotRetainedError,
     shown,
 )
-from server.execution.parts import environments
+from server.execution.world import Snapshot
 from server.jsonio.strict import Fragment, dumps, loads
-from server.jsonio.view import to_json
 from server.results import Export, Json, Session
 from server.sessions.context import SessionContext
 from server.sessions.identity import DIGITS, is_bound
 from server.sessions.views import json_patch, session_view
-from server.snapshots.pickling import freeze
 from server.snapshots.seal import FORMAT
 from server.stores.base import Head, StoredSession
 from server.times import expiry
@@ -52,7 +49,7 @@ class SessionReader:
     def __init__(self, context: SessionContext, cache: SessionCache, max_bytes: int | None = None) -> None:
         self._max_bytes = max_bytes
         self._store = context.store
-        self._codec = context.codec
+        self._runner = context.runner
         self._catalog = context.catalog
         self._cache = cache
         self._identities = context.identities
@@ -190,17 +187,17 @@ class SessionReader:
         """Get a version's environments as an exact snapshot, for a client that has the same classes."""
         session, head = self.find(session_id, owner)
         at = head.version if version is None else version
-        world = self.world(session_id, head, at)
+        exported = self._runner.export(self.snapshot(session_id, head, at))
         return {
             "format": FORMAT,
             "toolpacks": [*session.toolpacks],
             "fingerprints": {name: self._catalog.fingerprints[name] for name in session.toolpacks},
             "version": at,
-            "snapshot": base64.b64encode(freeze(world, self._catalog.classes)).decode(),
+            "snapshot": base64.b64encode(exported).decode(),
         }
 
-    def world(self, session_id: str, head: Head, version: int) -> dict[str, BaseModel]:
-        """Thaw a version's environments, by toolpack.
+    def snapshot(self, session_id: str, head: Head, version: int) -> Snapshot:
+        """Get a version's environments, as bytes.
 
         Raises:
             VersionNotRetainedError: The version is gone, or hasn't come yet.
@@ -213,14 +210,8 @@ class SessionReader:
             raise VersionNotRetainedError(version, head.version) from None
         if self._max_bytes is not None and sum(map(len, blobs.values())) > self._max_bytes:
             raise HeavyReadError
-        return environments(
-            {
-                part: self._codec.decode(part, blob_id, blobs[blob_id], bound=is_bound(session_id))
-                for part, blob_id in parts.items()
-            }
-        )
+        return Snapshot(parts, {part: blobs[blob_id] for part, blob_id in parts.items()}, bound=is_bound(session_id))
 
     def _view(self, session_id: str, owner: str, version: int | None) -> bytes:
         _, head = self.find(session_id, owner)
-        world = self.world(session_id, head, head.version if version is None else version)
-        return dumps({toolpack: Fragment(to_json(environment)) for toolpack, environment in world.items()})
+        return self._runner.view(self.snapshot(session_id, head, head.version if version is None else version))

@@ -49,7 +49,7 @@ class ResetOperation:
         new_blobs: Mapping[str, bytes] = {}
         try:
             for part, blob_id in parts.items():
-                context.codec.decode(part, blob_id, blobs[blob_id], bound=is_bound(self.session_id))
+                context.codec.unseal(part, blob_id, blobs[blob_id], bound=is_bound(self.session_id))
         except ClassesChangedError:
             loaded = context.catalog.toolpacks
             if self._to_version != 0 or any(toolpack not in loaded for toolpack in state.session.toolpacks):
@@ -79,7 +79,7 @@ class ResetOperation:
         parts, blobs = context.initial_parts(session.toolpacks, unpack(session.options), unpack(session.environment))
         # A store forgets no part; a part that the new classes don't have is left empty.
         for part in old.keys() - parts.keys():
-            empty = emptied(context.catalog.toolpacks[toolpack_of(part)].build({}))
+            empty = emptied(context.catalog.toolpacks[toolpack_of(part)].environment_class)
             parts[part], blob = context.codec.encode(part, empty)
             blobs[parts[part]] = blob
         return parts, blobs

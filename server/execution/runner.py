@@ -1,0 +1,91 @@
+"""Where toolpacks' code runs, as the rest of the server sees it.
+
+The rule: whatever runs code of a toolpack after its import is a method of `Runner`. `LocalRunner` runs it in this
+process, on the thread that asks.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from server.execution.call import Outcome, call
+from server.execution.codec import Codec
+from server.execution.initial import Built, build, parse
+from server.execution.runtime import Plan
+from server.execution.views import export, view
+from server.execution.world import Snapshot
+from server.leftovers import Watch
+
+
+class Runner(Protocol):
+    """Runs toolpacks' code. Its methods block, so they are called in threads only."""
+
+    def call(self, plan: Plan, sent: bytes, snapshot: Snapshot, start: Callable[[], None]) -> Outcome:
+        """Run a function; see `execution.call.call`.
+
+        Args:
+            plan: What to run.
+            sent: The arguments of the function, as JSON text.
+            snapshot: The session's environments.
+            start: Called when the function is about to start.
+        """
+
+    def build(self, toolpack: str, options: Mapping[str, Any]) -> Built:
+        """Build a toolpack's initial environment; see `execution.initial.build`."""
+
+    def parse(self, toolpack: str, environment: Any) -> Built:
+        """Build a toolpack's environment from JSON; see `execution.initial.parse`."""
+
+    def view(self, snapshot: Snapshot) -> bytes:
+        """Get the JSON of all environments, by toolpack; see `execution.views.view`."""
+
+    def export(self, snapshot: Snapshot) -> bytes:
+        """Get all environments, by toolpack, as one exact snapshot; see `execution.views.export`."""
+
+    def close(self) -> None:
+        """Let go of what it has started."""
+
+
+class LocalRunner:
+    """Runs toolpacks' code on the thread that asks; see `Runner`.
+
+    Args:
+        codec: Reads and writes environments.
+        max_result_bytes: The largest size of a result as JSON.
+        interruptible: Gets what surrounds the code that a passed deadline interrupts.
+    """
+
+    def __init__(
+        self, codec: Codec, max_result_bytes: int, interruptible: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        self._codec = codec
+        self._max_result_bytes = max_result_bytes
+        self._interruptible = interruptible
+
+    def call(self, plan: Plan, sent: bytes, snapshot: Snapshot, start: Callable[[], None]) -> Outcome:  # noqa: ARG002
+        """See `Runner.call`."""
+        start()
+        watch = Watch()
+        outcome = call(plan, snapshot, self._codec, self._max_result_bytes, self._interruptible())
+        if watch.leaves_work(plan.footprint):
+            outcome.live = {}
+        return outcome
+
+    def build(self, toolpack: str, options: Mapping[str, Any]) -> Built:
+        """See `Runner.build`."""
+        return build(self._codec, toolpack, options)
+
+    def parse(self, toolpack: str, environment: Any) -> Built:
+        """See `Runner.parse`."""
+        return parse(self._codec, toolpack, environment)
+
+    def view(self, snapshot: Snapshot) -> bytes:
+        """See `Runner.view`."""
+        return view(self._codec, snapshot)
+
+    def export(self, snapshot: Snapshot) -> bytes:
+        """See `Runner.export`."""
+        return export(self._codec, snapshot)
+
+    def close(self) -> None:
+        """See `Runner.close`."""
