@@ -58,6 +58,7 @@ def agent_key(bench, session_id):
     "change",
     [
         "owner = 'eve'",
+        'details = CAST(\'{"seed":"2"}\' AS BLOB)',
         'labels = CAST(\'{"run":"2"}\' AS BLOB)',
         "ttl_seconds = 1e9",
         "created_at = created_at - 1",

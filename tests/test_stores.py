@@ -52,6 +52,7 @@ def session(**changes):
         ttl_seconds=60.5,
         created_at=1000.25,
         expires_at=2000.5,
+        details={"seed": "é", "ticks": 3},
     )
     return replace(plain, **changes)
 
@@ -972,6 +973,7 @@ def test_sqlite_files_of_schema_1_are_read_and_continued(tmp_path):
         store = open_store(f"sqlite:///{tmp_path}/old.db", exclusive=exclusive)
         old, head = store.get("old")
         assert (old.owner, dict(old.labels), old.toolpacks) == ("ann", {"run": "1"}, ("bank",))
+        assert old.details == {}
         if exclusive:
             assert head == Head(1, 2, {"bank": "b2"}, 0, "")
             assert head.size == 2 * 14 + 2 * 11
@@ -986,6 +988,39 @@ def test_sqlite_files_of_schema_1_are_read_and_continued(tmp_path):
     store = open_store(f"sqlite:///{tmp_path}/old.db")
     assert store.delete(["old"]) == 1
     assert store.stored_bytes("ann") == 0
+    store.close()
+
+
+def test_sqlite_files_of_schema_2_are_continued(tmp_path):
+    path = tmp_path / "old.db"
+    store = open_store(f"sqlite:///{path}")
+    kept = session(details={})
+    store.create([kept], {}, {})
+    store.close()
+    with sqlite3.connect(path) as database:
+        database.executescript("ALTER TABLE sessions DROP COLUMN details; PRAGMA user_version = 2")
+    database.close()
+    store = open_store(f"sqlite:///{path}")
+    assert store.get(kept.id)[0] == kept
+    newer = session()
+    store.create([newer], {}, {})
+    assert store.get(newer.id)[0] == newer
+    store.close()
+
+
+def test_a_redis_of_an_older_schema_is_continued(redis_url):
+    store = open_store(emptied(redis_url))
+    kept = session(details={})
+    store.create([kept], {}, {})
+    redis, prefix = store._redis._client, "toolpack:"
+    facts = redis.hget(prefix + "sessions", kept.id)
+    assert facts.endswith(b",{}]")
+    redis.hset(prefix + "sessions", kept.id, facts.removesuffix(b",{}]") + b"]")
+    redis.set(prefix + "schema", "2")
+    store.close()
+    store = open_store(redis_url)
+    assert store.get(kept.id)[0] == kept
+    assert store._redis.command("GET", prefix + "schema") == b"3"
     store.close()
 
 
@@ -1284,7 +1319,7 @@ def test_redis_data_of_schema_1_is_read_and_continued(redis_url):
         assert store.delete(["old"]) == 1
         assert store.stored_bytes("ann") == 0
         assert client.keys("*") == [b"toolpack:schema"]
-        assert client.get("toolpack:schema") == b"2"
+        assert client.get("toolpack:schema") == b"3"
         store.close()
 
 

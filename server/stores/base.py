@@ -41,6 +41,7 @@ class StoredSession:
         expires_at: Seconds since the epoch.
         parent: The session and the version that it was forked from.
         task: The name of its task; None if it has none.
+        details: What only some sessions have, by name: JSON values.
     """
 
     id: str
@@ -55,6 +56,7 @@ class StoredSession:
     expires_at: float
     parent: tuple[str, int] | None = None
     task: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,7 @@ class MemoryStore:
             recipes = {id(row.session.environment): row.session for row in rows}
             return (
                 sum(len(self._blobs[blob]) for blob in blobs)
-                + sum(row.recorded + len(dump(row.session.labels)) for row in rows)
+                + sum(row.recorded + len(dump([row.session.labels, row.session.details])) for row in rows)
                 + sum(len(dump([each.options, each.environment])) for each in recipes.values())
             )
 

@@ -18,8 +18,8 @@ try:
 except ImportError:
     raise SettingsError("A redis:// store needs redis-py: pip install 'toolpack-server[redis]'.") from None
 
-SCHEMA = b"2"
-OLD_SCHEMA = b"1"  # can be read: what it lacks counts as empty, and is written as sessions are used
+SCHEMA = b"3"
+OLD_SCHEMAS = (b"1", b"2")  # can be read: what it lacks counts as empty, and is written as sessions are used
 OLDEST = (6, 2)
 ANSWER_SECONDS = 2.0  # for one answer
 GIVE_UP_SECONDS = 5.0  # for all attempts, not counting the wait for the last answer
@@ -70,7 +70,7 @@ class RedisConnection:
         schema = self.command("GET", self.key("schema"))
         if schema is None:
             self.check()
-        elif schema == OLD_SCHEMA:
+        elif schema in OLD_SCHEMAS:
             self.command("SET", self.key("schema"), SCHEMA)
         elif schema != SCHEMA:
             raise SettingsError("The Redis store was written by another version of toolpack-server: name another /db.")

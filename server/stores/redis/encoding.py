@@ -12,7 +12,7 @@ from server.stores.rows import dump, load
 
 def encode_facts(session: StoredSession) -> bytes:
     """Encode what never changes in a session, but for its first line, which scripts read."""
-    return dump([session.labels, session.ttl_seconds, session.created_at, session.parent])
+    return dump([session.labels, session.ttl_seconds, session.created_at, session.parent, session.details])
 
 
 def has_labels(facts: bytes, labels: Mapping[str, str]) -> bool:

@@ -237,7 +237,7 @@ class RedisStore:
         if facts is None:
             return None
         first, _, rest = facts.partition(b"\n")
-        labels, ttl_seconds, created_at, parent = load(rest)
+        labels, ttl_seconds, created_at, parent, *details = load(rest)  # once there were no details
         agent_key, owner, recipe = load(first)
         try:
             toolpacks, options, environment, *task = self._recipes.get(recipe)
@@ -255,7 +255,8 @@ class RedisStore:
             created_at,
             float(expires_at),
             parent and (parent[0], parent[1]),
-            *task,
+            task=task[0] if task else None,
+            details=details[0] if details else {},
         )
         return session, decode_head(answer)
 

@@ -20,10 +20,10 @@ from typing import Any
 
 from server.errors import OverloadedError, SettingsError, StateDamagedError
 from server.stores.sqlite.lock import lock, open_private
-from server.stores.sqlite.statements import MIGRATION, SCHEMA
+from server.stores.sqlite.statements import MIGRATIONS, SCHEMA
 
 APPLICATION = 0x746F6F6C  # "tool", in SQLite's application_id: marks the file as ours
-VERSION = 2
+VERSION = 3
 OLDEST_SQLITE = (3, 38)  # the first with JSON functions in every build
 OPEN_AGAIN_SECONDS = 0.01
 BUSY_SECONDS = 10  # above the 5 s after which the supervisor kills a worker that hangs inside a transaction
@@ -242,8 +242,9 @@ class SqliteFile:
         if not application and not execute("SELECT 1 FROM sqlite_master").fetchone():
             self._define(SCHEMA)
             execute(f"PRAGMA application_id = {APPLICATION}")
-        elif application == APPLICATION and version == 1:
-            self._define(MIGRATION)
+        elif application == APPLICATION and version in MIGRATIONS:
+            for older in range(version, VERSION):
+                self._define(MIGRATIONS[older])
         elif application != APPLICATION:
             raise SettingsError(f"The store {self._path} belongs to another program: name another file.")
         elif version != VERSION:

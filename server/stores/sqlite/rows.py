@@ -32,6 +32,7 @@ def session_row(session: StoredSession, digest: bytes) -> tuple[object, ...]:
         session.expires_at,
         parent,
         parent_version,
+        dump(session.details),
         digest,
     )
 

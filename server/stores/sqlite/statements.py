@@ -26,7 +26,8 @@ CREATE TABLE sessions (
     created_at REAL NOT NULL,
     parent TEXT,
     parent_version INTEGER,
-    recipe INTEGER NOT NULL
+    recipe INTEGER NOT NULL,
+    details BLOB NOT NULL DEFAULT '{}'
 );
 CREATE INDEX sessions_by_owner ON sessions (owner, id);
 CREATE INDEX sessions_by_expiry ON sessions (expires_at);
@@ -62,20 +63,25 @@ CREATE TABLE asked (holder TEXT NOT NULL, session TEXT NOT NULL, PRIMARY KEY (ho
 CREATE TABLE clock (noted REAL NOT NULL);
 """
 
-# From schema 1, which had neither records' ids nor their sizes.
-MIGRATION = """
+MIGRATIONS = {
+    # Schema 1 had neither records' ids nor their sizes.
+    1: """
 ALTER TABLE records ADD COLUMN id TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN total INTEGER NOT NULL DEFAULT 0;
 UPDATE records SET total = (SELECT sum(length(body)) FROM records AS each WHERE each.session = records.session)
     WHERE (session, place) IN (SELECT session, max(place) FROM records GROUP BY session);
 CREATE TABLE asked (holder TEXT NOT NULL, session TEXT NOT NULL, PRIMARY KEY (holder, session)) WITHOUT ROWID;
 CREATE TABLE clock (noted REAL NOT NULL);
-"""
+""",
+    2: "ALTER TABLE sessions ADD COLUMN details BLOB NOT NULL DEFAULT '{}'",
+}
+"""How a file of an older schema becomes one of the next."""
 
 _LAST = "FROM records WHERE session = sessions.key ORDER BY place DESC LIMIT 1"
 _VERSION = f"coalesce((SELECT version {_LAST}), 0)"
 _SESSION = f"""
-    SELECT recipe, id, agent_key, owner, labels, ttl_seconds, created_at, expires_at, parent, parent_version, {_VERSION}
+    SELECT recipe, id, agent_key, owner, labels, ttl_seconds, created_at, expires_at, parent, parent_version, details,
+    {_VERSION}
 """
 LEASES = """
     SELECT id, sessions.holder, coalesce(beat, 0) FROM sessions LEFT JOIN workers ON workers.holder = sessions.holder
@@ -110,8 +116,8 @@ ORIGIN_OF = """
 """
 ADD_SESSION = """
     INSERT INTO sessions (recipe, id, agent_key, owner, labels, ttl_seconds, created_at, expires_at, parent,
-        parent_version)
-    SELECT key, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM recipes WHERE digest = ?
+        parent_version, details)
+    SELECT key, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM recipes WHERE digest = ?
     ON CONFLICT (id) DO NOTHING
 """
 ADD_RECORD = """
@@ -135,8 +141,10 @@ HEADS = """
     WHERE sessions.id IN (SELECT value FROM json_each(CAST(? AS TEXT)))
 """
 STORED_BYTES = """
-    WITH mine AS MATERIALIZED (SELECT key, recipe, length(labels) AS labels FROM sessions WHERE owner = ?)
-    SELECT (SELECT coalesce(sum(labels), 0) FROM mine)
+    WITH mine AS MATERIALIZED (
+        SELECT key, recipe, length(labels) + length(details) AS own FROM sessions WHERE owner = ?
+    )
+    SELECT (SELECT coalesce(sum(own), 0) FROM mine)
         + (SELECT coalesce(sum(length(text)), 0) FROM recipes WHERE key IN (SELECT recipe FROM mine))
         + (SELECT coalesce(sum((SELECT total FROM records WHERE session = mine.key ORDER BY place DESC LIMIT 1)), 0)
             FROM mine)

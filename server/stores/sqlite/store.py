@@ -79,7 +79,7 @@ class SqliteStore:
         """Get a session and its head."""
         with suppress(RowGoneError):
             for row in self._file.read(sql.GET, session_id):
-                return self._session(row[:10]), _head(row[10:])
+                return self._session(row[:11]), _head(row[11:])
         return None
 
     def find_agent(self, agent_key: str) -> str | None:
@@ -225,7 +225,7 @@ class SqliteStore:
             taken: dict[str, Head] = {}
             for session_id in _takeable(leases, holder, dead):
                 writer.execute("UPDATE sessions SET holder = ?, epoch = epoch + 1 WHERE id = ?", (holder, session_id))
-                taken[session_id] = _head(writer.execute(sql.GET, (session_id,)).fetchone()[10:])
+                taken[session_id] = _head(writer.execute(sql.GET, (session_id,)).fetchone()[11:])
         return [taken.get(session_id) or leases.get(session_id) for session_id in session_ids]
 
     def release(self, session_id: str, holder: str, epoch: int) -> None:
@@ -256,7 +256,7 @@ class SqliteStore:
         self._file.close()
 
     def _session(self, row: Sequence[Any]) -> StoredSession:
-        recipe, id_, agent_key, owner, labels, ttl_seconds, created_at, expires_at, parent, parent_version = row
+        recipe, id_, agent_key, owner, labels, ttl_seconds, created_at, expires_at, *parent, details = row
         toolpacks, options, environment, *task = self._recipes.get(recipe)
         return StoredSession(
             id_,
@@ -269,8 +269,9 @@ class SqliteStore:
             ttl_seconds,
             created_at,
             expires_at,
-            None if parent is None else (parent, parent_version),
-            *task,
+            None if parent[0] is None else (parent[0], parent[1]),
+            task=task[0] if task else None,
+            details=load(details),
         )
 
     def _read_recipe(self, key: int) -> bytes:
