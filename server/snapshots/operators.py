@@ -47,11 +47,13 @@ class OperatorTable:
     def __init__(self, classes: ClassTable) -> None:
         self.layouts = classes.layouts
         self.writers: dict[type, Write] = _Refusing()
+        self.digest_writers: Any = None  # built by `digest.py` at first use
         operators: dict[str, Any] = {}
         for prepare in (_instances, _plain, _enums, _defaultdict):
             found, writers = prepare(classes)
             operators |= found
             self.writers |= writers
+        self.make = operators["make"]
         self.find = {(_MODULE, name): operator for name, operator in operators.items()}
         self.memo = {id(operator): (index, operator) for index, operator in enumerate(operators.values())}
         fetch = b"".join(
