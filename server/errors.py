@@ -22,7 +22,7 @@ knows nothing of JSON-RPC or HTTP statuses other than its own; `rpc/codes.py` al
     │   ├── ClassesChangedError     the state was written by other classes than those loaded
     │   ├── CallIdReusedError       the call_id belongs to another call
     │   ├── DeadlineError           the request itself took too long
-    │   ├── VersionNotRetainedError the version is gone from the history
+    │   ├── VersionNotRetainedError the version is gone from the history, or has never existed
     │   └── StateDamagedError       stored state fails its keyed hash, or can't be read back
     ├── InternalError               a fault of the server, which has logged it
     ├── HttpRefusedError            refuses the request before it reaches JSON-RPC, with an HTTP status
@@ -42,6 +42,7 @@ knows nothing of JSON-RPC or HTTP statuses other than its own; `rpc/codes.py` al
     Interrupted (a BaseException)   ends a function that has passed its deadline
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 MAX_SHOWN = 200
@@ -81,7 +82,15 @@ class CallError(ToolpackServerError):
 
 
 class ToolNotFoundError(CallError):
-    """The requested function is not available."""
+    """The requested function is not available.
+
+    Attributes:
+        similar: Names of functions that are available and may have been meant.
+    """
+
+    def __init__(self, message: str, similar: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.similar = similar
 
 
 class SnapshotError(CallError):
@@ -149,10 +158,18 @@ class DeadlineError(RequestError):
 
 
 class VersionNotRetainedError(RequestError):
-    """The version is gone from the history; `oldest` is the oldest one, after version 0, that is kept."""
+    """The version is gone from the history, or has never existed.
 
-    def __init__(self, version: int, oldest: int) -> None:
-        super().__init__(f"Version {version} is no longer kept. Version 0 is, and those from {oldest} on.")
+    Attributes:
+        oldest: The oldest version, after version 0, that is kept.
+    """
+
+    def __init__(self, version: int, oldest: int, newest: int) -> None:
+        if version > newest:
+            text = f"There is no version {version}: the session is at version {newest}."
+        else:
+            text = f"Version {version} is no longer kept. Version 0 is, and those from {oldest} on."
+        super().__init__(text)
         self.oldest = oldest
 
 

@@ -10,7 +10,8 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, PrivateAttr
 from pydantic_core import PydanticCustomError, ValidationError
@@ -87,10 +88,16 @@ class Function(BaseModel):
     return_type: Any | None
 
     _fresh_defaults: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _unknown_keys: Literal["forbid"] | None = PrivateAttr(None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function."""
         return self.run(*args, **kwargs)
+
+    @property
+    def forbids_unknown_keys(self) -> bool:
+        """Whether an argument's model or dataclass, at any depth, refuses keys that it doesn't have."""
+        return self._unknown_keys == "forbid"
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Validate an agent's arguments and convert them to those of the plain function.
@@ -99,7 +106,7 @@ class Function(BaseModel):
             ValidationError: An argument is missing, unknown or of the wrong type.
         """
         # `__dict__` rather than attribute access: a parameter may be named like a method of BaseModel.
-        bound = dict(self.parameters.model_validate(arguments).__dict__)
+        bound = dict(self.parameters.model_validate(arguments, extra=self._unknown_keys).__dict__)
         if self._fresh_defaults:
             bound.update(copy.deepcopy(self._fresh_defaults))
         return bound
@@ -132,6 +139,7 @@ def make_function(function: Callable[..., Any]) -> Function:
         return_type=signature.return_type,
     )
     made._fresh_defaults = signature.fresh_defaults  # noqa: SLF001 - made here
+    made._unknown_keys = signature.unknown_keys  # noqa: SLF001
     return made
 
 
@@ -187,7 +195,8 @@ class FunctionsRuntime:
         """Run the calls among the arguments, then the function, and return its result or raise its exception."""
         function = self.functions.get(name)
         if function is None:
-            raise ToolNotFoundError(f"The requested function `{shown(name)}` is not available.")
+            similar = get_close_matches(shown(name), self.functions)
+            raise ToolNotFoundError(f"The requested function `{shown(name)}` is not available.", similar)
         arguments = {
             parameter: self.nested_result(env, name, value, depth + 1) if isinstance(value, FunctionCall) else value
             for parameter, value in kwargs.items()

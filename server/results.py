@@ -49,6 +49,18 @@ class Function(TypedDict):
     read_only: bool
 
 
+class ToolpackDescription(TypedDict):
+    """A toolpack: JSON Schemas of its options (null if it has none) and its environment, and its functions' names."""
+
+    name: str
+    description: str
+    opt_in: bool
+    options: dict[str, Json] | None
+    environment: dict[str, Json]
+    functions: list[str]
+    tasks: int
+
+
 class FunctionList(TypedDict):
     """The functions in registration order, each in the format that was asked for."""
 
@@ -59,7 +71,8 @@ class FunctionList(TypedDict):
 class CallRecord(TypedDict):
     """The record of a call.
 
-    In place of long arguments and of a long result it has `{"$cut": {"bytes": ..., "digest": ...}}`.
+    In place of long arguments and of a long result it has `{"$cut": {"bytes": ..., "digest": ...}}`; arguments that
+    came as a text that isn't JSON are `{"$text": ...}`. On a path it has a `place`, and says whose record it is.
     """
 
     index: int
@@ -72,6 +85,8 @@ class CallRecord(TypedDict):
     version: int
     started_at: str
     duration_ms: float
+    place: NotRequired[int]
+    session_id: NotRequired[str]
 
 
 class ResetRecord(TypedDict):
@@ -101,6 +116,7 @@ class Export(TypedDict):
 
 RESULTS: dict[str, Any] = {
     "create_session": Session,
+    "list_toolpacks": list[ToolpackDescription],
     "list_functions": FunctionList,
     "run_function": Envelope,
     "get_session": Session,

@@ -84,7 +84,7 @@ class Service:
         store = MeasuredStore(self._store, self.metrics)
         context = SessionContext(catalog, store, settings, key, self.codec, self.runner)
         self.sessions = SessionManager(context)
-        self._methods = Methods(self.sessions, self.document, self._observe)
+        self._methods = Methods(self.sessions, settings, self.document, self._observe)
         self.rpc = JsonRpc(self._methods.all(), settings, self._parse)
         self.agents = JsonRpc(self._methods.agents(), settings, self._parse)
         self._log = CallLog(settings.log_calls, arguments=settings.log_arguments)

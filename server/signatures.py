@@ -8,12 +8,14 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from server.errors import RegistrationError
+
+_NO_SCHEMAS = {"default", "expected", "metadata"}  # entries of a schema of pydantic's that hold an author's values
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class FunctionSignature:
         dependencies: The parameters that the environment provides, with their `Depends`.
         fresh_defaults: Mutable defaults of hidden parameters; each call gets a copy, so that sessions share none.
         return_type: The return annotation, or None.
+        unknown_keys: "forbid" if models among the parameters refuse keys that they don't have, as the function refuses
+            arguments that it doesn't have; None if one of them says itself what it does with them.
     """
 
     name: str
@@ -35,6 +39,7 @@ class FunctionSignature:
     dependencies: dict[str, Any]
     fresh_defaults: dict[str, Any]
     return_type: Any | None
+    unknown_keys: Literal["forbid"] | None
 
 
 def read_signature(function: Callable[..., Any]) -> FunctionSignature:
@@ -63,10 +68,11 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
     }
     descriptions = _descriptions(docs.params)
     _check(signature, hints, descriptions, dependencies)
+    parameters = _parameters_model(name, signature, hints, descriptions)
     return FunctionSignature(
         name=name,
         description="\n".join(filter(None, [docs.short_description, docs.long_description])).replace("None", "null"),
-        parameters=_parameters_model(name, signature, hints, descriptions),
+        parameters=parameters,
         dependencies=dependencies,
         fresh_defaults={
             parameter.name: parameter.default
@@ -77,7 +83,18 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
             and _is_copied(parameter.default)
         },
         return_type=get_type_hints(function).get("return"),
+        unknown_keys=None if _accepts_unknown(parameters.__pydantic_core_schema__) else "forbid",
     )
+
+
+def _accepts_unknown(schema: Any) -> bool:
+    """Return whether a class in a schema of pydantic's says itself that it takes, or ignores, keys it doesn't have."""
+    if isinstance(schema, list | tuple):
+        return any(map(_accepts_unknown, schema))
+    if not isinstance(schema, dict):
+        return False
+    says = {schema.get("extra_fields_behavior"), schema.get("extra_behavior")} & {"allow", "ignore"}
+    return bool(says) or any(_accepts_unknown(part) for key, part in schema.items() if key not in _NO_SCHEMAS)
 
 
 def _is_copied(default: Any) -> bool:

@@ -41,7 +41,7 @@ def test_every_setting_is_documented():
 
 
 def test_every_method_is_documented_with_its_parameters_in_order():
-    methods = Methods(None, None, None).all()
+    methods = Methods(None, None, None, None).all()
     table = {row[0].strip("`"): row for row in rows(r"`[a-z_.]+`")}
     assert list(table) == [method.name for method in methods]
     for method in methods:

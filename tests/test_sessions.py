@@ -164,6 +164,76 @@ def test_sessions_are_listed_by_id_and_labels_in_pages(stored_bench):
     assert [session["session_id"] for session in first + rest] == ids
 
 
+def test_sessions_are_listed_newest_first_and_by_parent_in_pages(stored_bench, clock):
+    bench = stored_bench
+    made = []
+    for _ in range(5):
+        made.append(bench.create("ledger"))
+        clock.move(1)
+    forks = [fork["session_id"] for fork in bench.rpc("fork_session", session_id=made[1], count=5)]
+
+    def listed(**params):
+        return [session["session_id"] for session in bench.rpc("list_sessions", **params)]
+
+    newest = [*sorted(forks, reverse=True), *reversed(made)]
+    assert listed(order="-created") == newest
+    assert listed(order="-created", limit=3) == newest[:3]
+    assert listed(order="-created", limit=3, after=newest[2]) == newest[3:6]
+    assert listed(parent=made[1]) == listed(parent=made[1], order="id") == sorted(forks)
+    assert listed(parent=made[1], order="-created", after=newest[1]) == newest[2:5]
+    assert listed(parent=made[0]) == listed(parent="never was") == listed(parent=made[1], owner="bob") == []
+    bench.rpc("close_session", session_id=made[1])
+    assert listed(parent=made[1], after=min(forks)) == sorted(forks)[1:]
+    bench.rpc("close_session", session_id=newest[2])
+    error = refused(-32602, listed, order="-created", after=newest[2])
+    assert error.data["detail"] == (
+        f"after: no session has the id '{newest[2]}', or no longer: list the newest ones again."
+    )
+    assert "order" in refused(-32602, listed, order="created").data["detail"]
+
+
+def test_sessions_can_be_compared_with_each_other(stored_bench):
+    bench = stored_bench
+    first = bench.create()
+    bench.call(first, "add", amount=1)
+    (fork,) = bench.rpc("fork_session", session_id=first)
+    second = fork["session_id"]
+    bench.call(second, "add", amount=2)
+    patch = [{"op": "add", "path": "/ledger/ledger/entries/1", "value": 2}]
+    assert bench.rpc("diff_environment", session_id=first, to_session_id=second) == patch
+    assert bench.rpc("diff_environment", session_id=first, to_session_id=second, to_version=0) == []
+    whole = bench.rpc("diff_environment", session_id=first, from_version=0, to_session_id=second)
+    assert jsonpatch.apply_patch(bench.rpc("get_environment", session_id=first, version=0), whole) == bench.rpc(
+        "get_environment", session_id=second
+    )
+    refused(-32001, bench.rpc, "diff_environment", session_id=first, to_session_id="never was")
+    foreign = bench.create(owner="bob")
+    refused(-32001, bench.rpc, "diff_environment", session_id=first, to_session_id=foreign)
+
+
+def test_a_version_that_never_existed_is_not_said_to_be_gone(stored_bench):
+    session_id = stored_bench.create()
+    stored_bench.call(session_id, "add", amount=1)
+    for method in ("get_environment", "fork_session", "reset_session", "export_session"):
+        error = refused(-32011, stored_bench.rpc, method, session_id=session_id, version=7)
+        assert error.message == "There is no version 7: the session is at version 1."
+        assert error.data == {"type": "VersionNotRetainedError", "oldest": 1}
+
+
+def test_toolpacks_are_listed_with_their_schemas(bench):
+    listed = {each["name"]: each for each in bench.rpc("list_toolpacks")}
+    assert [*listed] == [*serving.CATALOG.toolpacks]
+    of_ledger = listed["ledger"]
+    assert of_ledger["description"].startswith("A ledger with functions that succeed or fail")
+    assert of_ledger["functions"] == [*serving.CATALOG.toolpacks["ledger"].functions]
+    assert (of_ledger["opt_in"], of_ledger["options"], of_ledger["tasks"]) == (False, None, 0)
+    assert "ledger" in of_ledger["environment"]["properties"]
+    assert any(each["options"] for each in listed.values())
+    assert any(each["opt_in"] for each in listed.values())
+    key = bench.rpc("create_session")["agent_path"].rpartition("/")[2]
+    refused(-32601, bench.rpc, "list_toolpacks", agent_key=key)
+
+
 def test_a_closed_session_is_gone(stored_bench):
     session = stored_bench.rpc("create_session", toolpacks=["ledger"])
     session_id, key = session["session_id"], session["agent_path"].removeprefix("/agents/")

@@ -584,6 +584,54 @@ class TestExpiryAndListing:
         store.create([last], {}, {})
         assert store.list(None, {"run": "2"}, "", 1) == [(last, 0)]
 
+    def test_listed_newest_first(self, store):
+        # Forks that are made together have the same time of creation.
+        many = [session(owner=("alice", "bob")[n % 2], created_at=1000.5 + n // 5) for n in range(30)]
+        store.create(many[::-1], {}, {})
+        store.commit([commit(many[3], 0)])
+
+        def listed(*arguments):
+            return [kept.id for kept, _ in store.list(*arguments, newest_first=True)]
+
+        ids = [each.id for each in many]
+        newest = store.list(None, {}, "", 100, newest_first=True)
+        assert newest == [(each, int(each is many[3])) for each in many[::-1]]
+        assert listed("alice", {}, "", 3) == ids[28:23:-2]
+        assert listed("alice", {}, ids[24], 3) == ids[22:17:-2]
+        assert listed(None, {}, ids[24], 3) == ids[23:20:-1]
+        assert listed("nobody", {}, "", 3) == []
+        store.delete([ids[24]])
+        assert listed("alice", {}, ids[26], 2) == ids[22:19:-2]
+        for owner in (None, "alice"):
+            with pytest.raises(SessionNotFoundError):
+                listed(owner, {}, ids[24], 3)
+
+    def test_forks_of_a_session_are_listed_in_both_orders(self, store):
+        root = session()
+        forks = [session(parent=(root.id, 1), created_at=1000.5 + n // 2, labels={"n": str(n % 2)}) for n in range(9)]
+        others = [session(parent=(forks[0].id, 0)), session(parent=(root.id, 0), owner="bob")]
+        store.create([root, *forks[::-1]], {}, {})
+        store.create(others[:1], {}, {})
+        store.create(others[1:], {}, {})
+
+        def listed(*arguments, **more):
+            return [kept.id for kept, _ in store.list(*arguments, **{"parent": root.id, **more})]
+
+        ids = [each.id for each in forks]
+        assert listed("alice", {}, "", 100) == ids
+        assert listed(None, {}, "", 100) == [*ids, others[1].id]
+        assert listed("alice", {}, ids[2], 2) == ids[3:5]
+        assert listed("alice", {"n": "1"}, ids[2], 2) == ids[3:6:2]
+        assert listed("alice", {}, "", 100, newest_first=True) == ids[::-1]
+        assert listed("alice", {}, ids[5], 2, newest_first=True) == ids[4:2:-1]
+        assert listed("alice", {}, "", 100, parent=forks[0].id) == [others[0].id]
+        assert listed("alice", {}, "", 100, parent=forks[1].id) == []
+        store.delete([root.id, ids[4]])
+        assert listed("alice", {}, ids[3], 2) == ids[5:7]
+        assert listed("alice", {}, ids[6], 2, newest_first=True) == [ids[5], ids[3]]
+        with pytest.raises(SessionNotFoundError):
+            listed("alice", {}, ids[4], 2, newest_first=True)
+
     def test_counted(self, store):
         store.create([session(owner=owner) for owner in ("", "bob", "bob")], {}, {})
         assert [store.count(), store.count(""), store.count("bob"), store.count("carol")] == [3, 1, 2, 0]
@@ -600,6 +648,7 @@ class TestDelete:
         assert store.count() == store.count("alice") == 0
         assert list(store.delete_expired(10.0**10, 10)) == []
         assert store.list(None, {}, "", 10) == []
+        assert store.list("alice", {}, "", 10, newest_first=True) == []
         assert existing(store, "b0", "m0", "b1") == []
         assert store.commit([change(one, 1, "b2")]) == [False]
         store.renew(one.id, 5.0)
@@ -861,6 +910,8 @@ class Comparison(RuleBasedStateMachine):
             return
         for kept, version in self.both(lambda store: list(store.list(None, {}, "", 1000))):
             self.same(kept.id, version)
+            self.both(lambda store, of=kept.id: list(store.list("bob", {}, "", 1000, parent=of, newest_first=True)))
+        self.both(lambda store: list(store.list(None, {}, "", 1000, newest_first=True)))
         assert sorted(self.stores[0]._blobs) == self.kept_blobs()
         self.both(lambda store: store.count("bob"))
 
@@ -916,7 +967,7 @@ def test_nothing_is_left_in_sqlite(tmp_path):
 def test_nothing_is_left_in_redis(redis_url):
     store = open_store(emptied(redis_url))
     use_and_delete(store)
-    assert store._redis._client.keys("*") == [b"toolpack:schema"]
+    assert sorted(store._redis._client.keys("*")) == [b"toolpack:created", b"toolpack:schema"]
     store.close()
 
 
@@ -1308,6 +1359,7 @@ def test_redis_data_of_schema_1_is_read_and_continued(redis_url):
         store = open_store(redis_url)
         assert store.get("old")[1] == Head(0, 1, {"bank": "b1"}, 4, "")
         assert store.records("old", -1, 9) == [Record(0, 1, "c1", b"{}", "")]
+        assert [kept.id for kept, _ in store.list("ann", {}, "", 9, newest_first=True)] == ["old"]
         store.claim(["old"], "w1")
         following = Commit("old", 5, Record(1, 2, None, b"{}"), {"bank": "b2"}, {"b2": b"bank 2"}, holder="w1")
         assert store.commit([following]) == [True]
@@ -1318,7 +1370,7 @@ def test_redis_data_of_schema_1_is_read_and_continued(redis_url):
         assert store.stored_bytes("ann") == counted
         assert store.delete(["old"]) == 1
         assert store.stored_bytes("ann") == 0
-        assert client.keys("*") == [b"toolpack:schema"]
+        assert sorted(client.keys("*")) == [b"toolpack:created", b"toolpack:schema"]
         assert client.get("toolpack:schema") == b"3"
         store.close()
 

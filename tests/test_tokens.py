@@ -171,7 +171,9 @@ def every_method(session_id):
     asked = {name: {"session_id": session_id} for name in (
         "list_functions", "get_session", "get_environment", "diff_environment", "get_trace", "fork_session",
         "reset_session", "close_session", "export_session")}  # fmt: skip
-    taking = {method.name for method in Methods(None, None, None).all() if "session_id" in method.params.model_fields}
+    taking = {
+        method.name for method in Methods(None, None, None, None).all() if "session_id" in method.params.model_fields
+    }
     assert taking == {*asked, "run_function"}
     run = {"session_id": session_id, "function": "add", "kwargs": {"amount": 1}}
     return [
@@ -220,7 +222,7 @@ def test_lists_and_closings_reach_ones_own_sessions_alone(ann, bob):
 def test_an_agent_has_two_methods_and_no_word_about_others(server, ann):
     session = ann.rpc("create_session", toolpacks=["ledger"])
     agent = Client(server)
-    for method in Methods(None, None, None).all():
+    for method in Methods(None, None, None, None).all():
         told = agent.post(session["agent_path"], request(method.name)).json()
         if method.name in {"list_functions", "run_function"}:
             continue

@@ -6,7 +6,17 @@ implements AgentDojo's runtime, and needs the package `agentdojo`.
 
 from server.client.clients import AsyncClient, Client
 from server.client.methods import Request
-from server.results import CallRecord, Envelope, Export, FunctionList, Parent, Record, ResetRecord, Session
+from server.results import (
+    CallRecord,
+    Envelope,
+    Export,
+    FunctionList,
+    Parent,
+    Record,
+    ResetRecord,
+    Session,
+    ToolpackDescription,
+)
 
 __all__ = [
     "AsyncClient",
@@ -20,4 +30,5 @@ __all__ = [
     "Request",
     "ResetRecord",
     "Session",
+    "ToolpackDescription",
 ]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
-from server.results import Envelope, Export, FunctionList, Json, Record, Session
+from server.results import Envelope, Export, FunctionList, Json, Record, Session, ToolpackDescription
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -111,6 +111,11 @@ class ClientMethods:
         )
 
     @method
+    def list_toolpacks(self) -> Request[list[ToolpackDescription]]:
+        """List the loaded toolpacks: their options, environments and functions."""
+        return Request("list_toolpacks", {})
+
+    @method
     def list_functions(self, session_id: str | None = None, *, format: Format = "native") -> Request[FunctionList]:  # noqa: A002 - the contract's name
         """List a session's functions; without a session, all that are loaded."""
         return Request("list_functions", {"session_id": session_id, "format": format})
@@ -120,14 +125,17 @@ class ClientMethods:
         self,
         session_id: str,
         function: str,
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Mapping[str, Any] | str | None = None,
         *,
         raise_on_error: bool = False,
         call_id: str | None = None,
         expected_version: int | None = None,
         timeout_seconds: float | None = None,
     ) -> Request[Envelope]:
-        """Run a function; with `raise_on_error` a failed call raises `ReplyError`."""
+        """Run a function; with `raise_on_error` a failed call raises `ReplyError`.
+
+        `kwargs` may be the JSON text of the arguments, as models' tool calls carry it.
+        """
         return Request(
             "run_function",
             {
@@ -153,17 +161,30 @@ class ClientMethods:
 
     @method
     def diff_environment(
-        self, session_id: str, *, from_version: int = 0, to_version: int | None = None
+        self,
+        session_id: str,
+        *,
+        from_version: int | None = None,
+        to_version: int | None = None,
+        to_session_id: str | None = None,
     ) -> Request[list[dict[str, Json]]]:
-        """Get the JSON Patch (RFC 6902) from one version's environments to another's."""
+        """Get the JSON Patch (RFC 6902) from one version's environments to another's, or to another session's."""
         return Request(
-            "diff_environment", {"session_id": session_id, "from_version": from_version, "to_version": to_version}
+            "diff_environment",
+            {
+                "session_id": session_id,
+                "from_version": from_version,
+                "to_version": to_version,
+                "to_session_id": to_session_id,
+            },
         )
 
     @method
-    def get_trace(self, session_id: str, *, after: int = -1, limit: int = 100) -> Request[list[Record]]:
-        """Get a session's records, in order."""
-        return Request("get_trace", {"session_id": session_id, "after": after, "limit": limit})
+    def get_trace(
+        self, session_id: str, *, after: int = -1, limit: int = 100, path: bool = False
+    ) -> Request[list[Record]]:
+        """Get a session's records, in order; with `path` only those that led to its current version."""
+        return Request("get_trace", {"session_id": session_id, "after": after, "limit": limit, "path": path})
 
     @method
     def fork_session(
@@ -211,10 +232,17 @@ class ClientMethods:
 
     @method
     def list_sessions(
-        self, *, labels: Mapping[str, str] | None = None, after: str = "", limit: int = 100
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        after: str = "",
+        limit: int = 100,
+        parent: str | None = None,
+        order: Literal["id", "-created"] = "id",
     ) -> Request[list[Session]]:
-        """List the caller's sessions, sorted by session_id."""
-        return Request("list_sessions", {"labels": labels, "after": after, "limit": limit})
+        """List the caller's sessions, or the forks of one, sorted by session_id or the newest first."""
+        params = {"labels": labels, "after": after, "limit": limit, "parent": parent, "order": order}
+        return Request("list_sessions", params)
 
     @method
     def export_session(self, session_id: str, *, version: int | None = None) -> Request[Export]:

@@ -4,6 +4,7 @@ The rule: no I/O, no lock, no clock. Whatever a function does, the answer is an 
 that is committed.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -39,6 +40,7 @@ class Outcome:
         error: `ErrorType: message`, or None.
         failure: Why it failed, or None.
         errors: What is wrong with the arguments, each {loc, msg, type}.
+        similar: Names of functions that may have been meant, if there is no such function.
         changes: The call may have changed the environment, so the version increases.
         blobs: The new blob id and bytes of each part that it may have changed.
         live: The objects of the parts that it used, equal to their bytes.
@@ -49,6 +51,7 @@ class Outcome:
     error: str | None = None
     failure: Failure | None = None
     errors: list[dict[str, Any]] | None = None
+    similar: Sequence[str] | None = None
     changes: bool = False
     blobs: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     live: dict[str, Any] = field(default_factory=dict)
@@ -91,11 +94,11 @@ def call(
 
 
 def _failed(error: BaseException, max_bytes: int, *, raised: bool) -> Outcome:
-    errors = None
+    errors = similar = None
     if raised:
         failure = Failure.RAISED
     elif isinstance(error, ToolNotFoundError):
-        failure = Failure.NOT_FOUND
+        failure, similar = Failure.NOT_FOUND, error.similar
     elif isinstance(error, TooLargeError):
         failure = Failure.TOO_LARGE
     elif isinstance(error, ValidationError):
@@ -107,7 +110,7 @@ def _failed(error: BaseException, max_bytes: int, *, raised: bool) -> Outcome:
         text = f"{text[:max_bytes]}… ({len(text) - max_bytes} more characters)"
     if errors and len(dumps(errors)) > max_bytes:
         errors = []
-    return Outcome(error=text, failure=failure, errors=errors)
+    return Outcome(error=text, failure=failure, errors=errors, similar=similar)
 
 
 def _argument_errors(error: ValidationError) -> list[dict[str, Any]]:

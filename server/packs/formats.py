@@ -1,20 +1,24 @@
-"""Function descriptions for agents: this server's own format, and those of the common model APIs.
+"""Descriptions: of toolpacks for clients, and of functions for agents, in the formats of the common model APIs too.
 
-The rule: pure; a description depends on the registered function alone. `FORMATS` maps names to formats.
+The rule: pure; a description depends on what is registered alone. `FORMATS` maps names to formats.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import PydanticUserError, TypeAdapter
 
-from server.packs.toolpack import PackFunction
+from server.packs.toolpack import PackFunction, Toolpack
 
 
 def parameters_schema(function: PackFunction) -> dict[str, Any]:
-    """Get the JSON Schema of a function's arguments: AgentDojo's, with unknown arguments forbidden."""
+    """Get the JSON Schema of a function's arguments: AgentDojo's, with unknown arguments and keys forbidden."""
     schema: dict[str, Any] = function.function.parameters.model_json_schema()
-    schema.setdefault("additionalProperties", False)
+    objects = [schema]
+    if getattr(function.function, "forbids_unknown_keys", False):
+        objects += [each for each in schema.get("$defs", {}).values() if "properties" in each]
+    for each in objects:
+        each.setdefault("additionalProperties", False)
     return schema
 
 
@@ -27,6 +31,24 @@ def returns_schema(function: PackFunction) -> dict[str, Any] | None:
         return TypeAdapter(returned).json_schema(mode="serialization") or None
     except Exception:  # noqa: BLE001 - an annotation may be anything, and results aren't checked against it
         return None
+
+
+def described(toolpack: Toolpack) -> dict[str, Any]:
+    """Describe a toolpack; an environment whose JSON has no schema may be anything."""
+    options = toolpack.options
+    try:
+        environment = toolpack.environment_class.model_json_schema(mode="serialization")
+    except PydanticUserError:
+        environment = {}
+    return {
+        "name": toolpack.name,
+        "description": toolpack.description,
+        "opt_in": toolpack.opt_in,
+        "options": options.model_json_schema() if options else None,
+        "environment": environment,
+        "functions": [*toolpack.functions],
+        "tasks": toolpack.task_count,
+    }
 
 
 def native(function: PackFunction) -> dict[str, Any]:

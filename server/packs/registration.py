@@ -43,6 +43,13 @@ def caller_place(name: str) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}: Toolpack({name!r})"
 
 
+def caller_description() -> str:
+    """Get the first paragraph of the docstring of the module that creates a toolpack."""
+    frame = sys._getframe(2)  # noqa: SLF001 - as above
+    paragraph = inspect.cleandoc(frame.f_globals.get("__doc__") or "").partition("\n\n")[0]
+    return " ".join(paragraph.split())
+
+
 def place(subject: Any) -> str:
     """Get the file, line and name of a function or class; a string is returned unchanged."""
     if isinstance(subject, str):

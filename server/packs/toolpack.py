@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from server.errors import InvalidParamsError, RegistrationError, shown
 from server.functions_runtime import MAX_LISTED_ERRORS, EmptyEnv, error_text, is_ready, make_function
 from server.jsonio.strict import dumps
-from server.packs.registration import caller_place, located
+from server.packs.registration import caller_description, caller_place, located
 
 Plain = TypeVar("Plain", bound=Callable[..., Any])
 Registered = TypeVar("Registered")
@@ -56,6 +56,9 @@ class Toolpack:
         opt_in: Only sessions that name this pack get it.
         state_types: Classes that the environment may hold besides those in its annotations.
 
+    Attributes:
+        description: What it is, for clients: the first paragraph of its module's docstring.
+
     Raises:
         RegistrationError: The name, the environment or a function can't be used.
     """
@@ -69,6 +72,7 @@ class Toolpack:
         state_types: Iterable[type] = (),
     ) -> None:
         self.name = name
+        self.description = caller_description()
         self.opt_in = opt_in
         self.state_types = tuple(state_types)
         self.functions: dict[str, PackFunction] = {}
@@ -141,6 +145,11 @@ class Toolpack:
                 f"parameter `{parameter}` depends on `{attribute}`, which {environment.__name__} doesn't have: "
                 f"correct the name in Depends or add the field."
             )
+
+    @property
+    def task_count(self) -> int:
+        """How many tasks it has."""
+        return 0
 
     @property
     def options(self) -> type[BaseModel] | None:

@@ -86,6 +86,8 @@ def _failed(outcome: Outcome) -> Described:
     data: dict[str, Any] = {"type": kind}
     if outcome.errors is not None:
         data["errors"] = outcome.errors
+    if outcome.similar is not None:
+        data["similar"] = outcome.similar
     return FAILURE_CODES[outcome.failure or Failure.RAISED], message or kind, data
 
 

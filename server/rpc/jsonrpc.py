@@ -20,13 +20,12 @@ from pydantic import ValidationError
 from server import errors
 from server.jsonio.strict import dumps, loads
 from server.rpc.codes import Described, describe, error_reply, standard
-from server.rpc.limits import has_more_values, is_deeper, parsed_bytes
+from server.rpc.limits import QUICK_BYTES, has_more_values, is_deeper, parsed_bytes
 from server.rpc.methods import Caller, Method
 from server.rpc.parameters import Params
 from server.settings import Settings
 
 MAX_LISTED_PROBLEMS = 100
-QUICK_BYTES = 64 * 1024  # a body up to this is parsed in less than a millisecond
 
 Compute = Callable[[Callable[[], Any], str], Awaitable[Any]]
 """Does work that takes much of the processor, for a name, without blocking the event loop."""

@@ -6,6 +6,7 @@ The rule: a check costs a few scans of the bytes, and never more than parsing.
 import re
 from typing import Any
 
+QUICK_BYTES = 64 * 1024  # JSON text up to this is parsed in less than a millisecond
 SMALL_BYTES, SMALL_FACTOR = 1024, 25  # the values of a small body aren't counted one by one
 VALUE_BYTES = 100  # that a small value takes in memory, up to 50 times its text
 

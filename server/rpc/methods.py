@@ -11,7 +11,9 @@ from typing import Any
 from server.errors import CallFailedError
 from server.execution.call import Outcome
 from server.jsonio.strict import Fragment, dumps
-from server.packs.formats import FORMATS
+from server.packs.formats import FORMATS, described
+from server.rpc.arguments import read_arguments
+from server.rpc.limits import QUICK_BYTES
 from server.rpc.parameters import (
     AgentListFunctions,
     AgentRunFunction,
@@ -27,12 +29,15 @@ from server.rpc.parameters import (
     GetTrace,
     ListFunctions,
     ListSessions,
+    ListToolpacks,
     Params,
     ResetSession,
     RunFunction,
 )
 from server.sessions.calls import CallRequest
 from server.sessions.manager import SessionManager
+from server.sessions.reader import SessionReader
+from server.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +88,26 @@ class Methods:
 
     Args:
         sessions: The sessions.
+        settings: The limits.
         document: Returns the OpenRPC document.
         observe: Called after each call.
     """
 
-    def __init__(self, sessions: SessionManager, document: Callable[[], Fragment], observe: Observe) -> None:
+    def __init__(
+        self, sessions: SessionManager, settings: Settings, document: Callable[[], Fragment], observe: Observe
+    ) -> None:
         self._sessions = sessions
+        self._settings = settings
         self._observe = observe
         self._document = document
         self._listings: dict[tuple[str, str], bytes] = {}
+        self._toolpacks: Fragment | None = None
 
     def all(self) -> list[Method]:
         """Get the methods of `/rpc`."""
         return [
             Method("create_session", CreateSession, self.create_session),
+            Method("list_toolpacks", ListToolpacks, self.list_toolpacks),
             Method("list_functions", ListFunctions, self.list_functions),
             Method("run_function", RunFunction, self.run_function),
             Method("get_session", GetSession, self.get_session),
@@ -121,18 +132,30 @@ class Methods:
 
     async def run_function(self, caller: Caller, params: AgentRunFunction) -> Fragment:
         """Run a function; see `RunFunction`."""
+        kwargs, problem = params.kwargs, None
+        if isinstance(kwargs, str):
+            kwargs, problem = await self._read_arguments(kwargs, caller.owner)
         request = CallRequest(
             params.function,
-            params.kwargs,
-            dumps(params.kwargs),
+            kwargs,
+            dumps(kwargs),
             params.call_id,
             params.expected_version,
             params.timeout_seconds,
+            problem,
         )
         outcome = await self._observed(caller, _session_id(caller, params), request)
         if params.raise_on_error and outcome.error is not None:
             raise CallFailedError(outcome)
         return envelope(outcome)
+
+    async def _read_arguments(self, text: str, owner: str) -> tuple[dict[str, Any], str | None]:
+        """Get the arguments that a text holds, or the text itself and why it holds none."""
+
+        def read() -> tuple[dict[str, Any], str | None]:
+            return read_arguments(text, self._settings)
+
+        return read() if len(text) <= QUICK_BYTES else await self._sessions.compute(read, owner, "parse")
 
     async def _observed(self, caller: Caller, session_id: str, request: CallRequest) -> Outcome:
         began = time.perf_counter()
@@ -162,6 +185,12 @@ class Methods:
             listed = self._listings[toolpack, form] = dumps([*map(FORMATS[form], functions)])[1:-1]
         return listed
 
+    async def list_toolpacks(self, caller: Caller, params: ListToolpacks) -> Fragment:  # noqa: ARG002
+        """See `ListToolpacks`."""
+        if self._toolpacks is None:
+            self._toolpacks = Fragment(dumps([*map(described, self._sessions.catalog.toolpacks.values())]))
+        return self._toolpacks
+
     async def create_session(self, caller: Caller, params: CreateSession) -> Any:
         """See `CreateSession`."""
         return await self._sessions.create(
@@ -188,15 +217,20 @@ class Methods:
     async def diff_environment(self, caller: Caller, params: DiffEnvironment) -> Any:
         """See `DiffEnvironment`."""
         return await self._sessions.read(
-            lambda reader: reader.diff(params.session_id, caller.owner, params.from_version, params.to_version),
+            lambda reader: reader.diff(
+                params.session_id, caller.owner, params.from_version, params.to_version, params.to_session_id
+            ),
             caller.owner,
         )
 
     async def get_trace(self, caller: Caller, params: GetTrace) -> Any:
         """See `GetTrace`."""
-        return await self._sessions.read(
-            lambda reader: reader.trace(params.session_id, caller.owner, params.after, params.limit)
-        )
+
+        def read(reader: SessionReader) -> Any:
+            read = reader.path if params.path else reader.trace
+            return read(params.session_id, caller.owner, params.after, params.limit)
+
+        return await self._sessions.read(read)
 
     async def fork_session(self, caller: Caller, params: ForkSession) -> Any:
         """See `ForkSession`."""
@@ -226,7 +260,14 @@ class Methods:
     async def list_sessions(self, caller: Caller, params: ListSessions) -> Any:
         """See `ListSessions`."""
         return await self._sessions.read(
-            lambda reader: reader.list_sessions(caller.owner, params.labels, params.after, params.limit)
+            lambda reader: reader.list_sessions(
+                caller.owner,
+                params.labels,
+                params.after,
+                params.limit,
+                parent=params.parent,
+                newest_first=params.order == "-created",
+            )
         )
 
     async def export_session(self, caller: Caller, params: ExportSession) -> Any:

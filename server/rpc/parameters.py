@@ -76,10 +76,10 @@ class AgentRunFunction(Params):
     """Run a function on the session's environment."""
 
     function: str = Field(description="The function's name.")
-    kwargs: dict[str, Any] = Field(
+    kwargs: dict[str, Any] | str = Field(
         default_factory=dict,
-        description='Its arguments. A value that is exactly {"$call": {"function": …, "args": {…}}} is run first '
-        "and replaced by its result.",
+        description="Its arguments: an object, or the JSON text of one, as models' tool calls carry it. A value that "
+        'is exactly {"$call": {"function": …, "args": {…}}} is run first and replaced by its result.',
     )
     raise_on_error: bool = Field(False, description="Answer a failed call with a JSON-RPC error, not an envelope.")
     call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
@@ -130,19 +130,29 @@ class GetEnvironment(Params):
 
 
 class DiffEnvironment(Params):
-    """Get the JSON Patch (RFC 6902) from one version's environments to another's."""
+    """Get the JSON Patch (RFC 6902) from one version's environments to another's, or to another session's."""
 
     session_id: SessionId
-    from_version: Version = Field(0, description="The version to start from.")
+    from_version: Version | None = Field(
+        None, description="The version to start from; default: 0, or with to_session_id the current one."
+    )
     to_version: Version | None = Field(None, description="The version to end with; default: the current one.")
+    to_session_id: str | None = Field(None, description="The session to end with; default: the same.")
 
 
 class GetTrace(Params):
     """Get a session's records, in order."""
 
     session_id: SessionId
-    after: int = Field(-1, ge=-1, le=MAX_COUNT, description="Get records after this index; default: from the first.")
+    after: int = Field(
+        -1, ge=-1, le=MAX_COUNT, description="Get records after this index, or place on the path; default: all."
+    )
     limit: Limit
+    path: bool = Field(
+        False,
+        description="Get the path only: the records that led to the current version, also those of the sessions that "
+        "this one was forked from.",
+    )
 
 
 class ForkSession(Params):
@@ -177,11 +187,17 @@ class CloseSessions(Params):
 
 
 class ListSessions(Params):
-    """List the caller's sessions, sorted by session_id."""
+    """List the caller's sessions, sorted by session_id or the newest first."""
 
     labels: Labels = Field(default_factory=dict, description="Labels, all of which must match.")
     after: str = Field("", description="List the sessions after this session_id; default: from the first.")
     limit: Limit
+    parent: str | None = Field(None, description="List the forks of this session only.")
+    order: Literal["id", "-created"] = Field("id", description="By session_id, or by time of creation, newest first.")
+
+
+class ListToolpacks(Params):
+    """List the loaded toolpacks: their options, environments and functions."""
 
 
 class ExportSession(Params):

@@ -32,6 +32,7 @@ class CallRequest:
     Attributes:
         kwargs: The arguments, which the function gets and may change.
         sent: The same as JSON text, which nobody changes: what is recorded, compared and logged.
+        problem: Why the arguments, which came as text, aren't a JSON object; then the call fails.
     """
 
     function: str
@@ -40,6 +41,7 @@ class CallRequest:
     call_id: str | None = None
     expected_version: int | None = None
     timeout_seconds: float | None = None
+    problem: str | None = None
 
 
 class CallOperation:
@@ -88,7 +90,10 @@ class CallOperation:
             began = time.perf_counter()
             start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
 
-        outcome = context.runner.call(plan, request.sent, snapshot, start)
+        if request.problem is None:
+            outcome = context.runner.call(plan, request.sent, snapshot, start)
+        else:
+            outcome = _unreadable(request.problem)
         outcome.toolpack = plan.toolpack
         record = self._record(state, outcome, time.perf_counter() - began)
         snapshot.live.update(outcome.live)
@@ -127,14 +132,15 @@ class CallOperation:
         shown, private = self._context.records.read_repeated(self.session_id, record, self._digest)
         if shown["error"] is not None:
             error = private.get("error", shown["error"])
-            return Outcome(error=error, failure=Failure(private["failure"]), errors=private["errors"])
+            similar = private.get("similar")
+            return Outcome(error=error, failure=Failure(private["failure"]), errors=private["errors"], similar=similar)
         return Outcome(result=dumps(private.get("result", shown["result"])))
 
     def _record(self, state: SessionState, outcome: Outcome, seconds: float) -> Record:
         """Write the record; the repeat of its call_id gets the whole answer even if the trace has only a part."""
         result = b'""' if outcome.result is None else outcome.result
         error, most = outcome.error, self._context.settings.max_record_bytes
-        whole: dict[str, Any] = {}
+        whole: dict[str, Any] = {} if outcome.similar is None else {"similar": outcome.similar}
         if len(result) > most:
             whole["result"] = Fragment(result)
             result = dumps(cut(result))
@@ -157,6 +163,12 @@ class CallOperation:
         if self._digest is not None:
             private = {"digest": self._digest, "failure": outcome.failure, "errors": outcome.errors, **whole}
         return self._context.records.write(self.session_id, shown, private)
+
+
+def _unreadable(problem: str) -> Outcome:
+    """Get the outcome of a call whose arguments can't be read; an agent can correct them, like other arguments."""
+    errors = [{"loc": [], "msg": problem, "type": "json_invalid"}]
+    return Outcome(error=f"ValidationError: {problem}", failure=Failure.ARGUMENTS, errors=errors)
 
 
 def _no_room(plan: Plan, error: TooLargeError) -> Outcome:

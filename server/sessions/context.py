@@ -16,6 +16,7 @@ from server.execution.runner import Runner
 from server.execution.runtime import SessionRuntime
 from server.packs.catalog import Catalog
 from server.sessions.identity import Identities
+from server.sessions.paths import Paths
 from server.sessions.records import Records
 from server.sessions.room import Room
 from server.settings import Settings
@@ -53,6 +54,7 @@ class SessionContext:
         self.settings = settings
         self.records = Records(key)
         self.identities = Identities(key)
+        self.paths = Paths(store, self.records, self.identities)
         self.codec = codec
         self.runner = runner
         self.room = Room(store, settings)

@@ -106,7 +106,8 @@ class SessionFactory:
         try:
             self._context.store.create(forks, parts, {})
         except MissingBlobError:  # trimmed in between
-            raise VersionNotRetainedError(at, self._reader.find(session_id, owner)[1].version) from None
+            newest = self._reader.find(session_id, owner)[1].version
+            raise VersionNotRetainedError(at, newest, newest) from None
         return [*map(_view, self._created(owner, creation, count) or forks)]
 
     def _created(self, owner: str, creation: Creation | None, count: int) -> list[StoredSession]:

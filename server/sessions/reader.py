@@ -54,6 +54,7 @@ class SessionReader:
         self._cache = cache
         self._identities = context.identities
         self._records = context.records
+        self._paths = context.paths
         self._max_list_bytes = context.settings.max_list_bytes
 
     def get(self, session_id: str, owner: str | None) -> tuple[StoredSession, Head]:
@@ -117,16 +118,33 @@ class SessionReader:
         session, head = self.find(session_id, owner)
         return session_view(session, head.version if version is None else version)
 
-    def list_sessions(self, owner: str, labels: Mapping[str, str], after: str, limit: int) -> list[Session]:
-        """Describe the owner's sessions that carry all these labels, by id.
+    def list_sessions(
+        self,
+        owner: str | None,
+        labels: Mapping[str, str],
+        after: str,
+        limit: int,
+        *,
+        parent: str | None = None,
+        newest_first: bool = False,
+    ) -> list[Session]:
+        """Describe the owner's sessions that carry all these labels, or those that are forks of one, in order.
 
         Sessions that aren't as they were created are left out.
+
+        Raises:
+            InvalidParamsError: Newest first, and there is no session `after`.
         """
         views: list[Session] = []
         size = 0
         while True:
             page = min(limit, SESSIONS_AT_ONCE)
-            found = self._store.list(owner, labels, after, page)
+            try:
+                found = self._store.list(owner, labels, after, page, parent=parent, newest_first=newest_first)
+            except SessionNotFoundError:
+                raise InvalidParamsError(
+                    f"after: no session has the id {shown(after)!r}, or no longer: list the newest ones again."
+                ) from None
             for session, version in found:
                 after = session.id
                 if not self._identities.fits(session):
@@ -143,7 +161,7 @@ class SessionReader:
             if len(found) < page:
                 return views
 
-    def environment(self, session_id: str, owner: str, version: int | None, pointer: str) -> Fragment:
+    def environment(self, session_id: str, owner: str | None, version: int | None, pointer: str) -> Fragment:
         """Get the JSON of a version's environments, or of what a JSON Pointer (RFC 6901) names in it.
 
         Raises:
@@ -160,12 +178,22 @@ class SessionReader:
             raise InvalidParamsError(f"The pointer {shown(pointer)!r} names the place after the last element.")
         return Fragment(dumps(found))
 
-    def diff(self, session_id: str, owner: str, from_version: int, to_version: int | None) -> list[dict[str, Json]]:
-        """Get the JSON Patch that leads from one version's environments to another's."""
+    def diff(
+        self,
+        session_id: str,
+        owner: str | None,
+        from_version: int | None,
+        to_version: int | None,
+        to_session_id: str | None = None,
+    ) -> list[dict[str, Json]]:
+        """Get the JSON Patch that leads from one version's environments to another's, or to another session's."""
+        if from_version is None and to_session_id is None:
+            from_version = 0
         before = self._view(session_id, owner, from_version)
-        return json_patch(loads(before), loads(self._view(session_id, owner, to_version)))
+        after = self._view(session_id if to_session_id is None else to_session_id, owner, to_version)
+        return json_patch(loads(before), loads(after))
 
-    def trace(self, session_id: str, owner: str, after: int, limit: int) -> list[Fragment]:
+    def trace(self, session_id: str, owner: str | None, after: int, limit: int) -> list[Fragment]:
         """Get the records after an index, as many as fit into an answer, but at least one."""
         self.find(session_id, owner)
         shown: list[Fragment] = []
@@ -182,6 +210,19 @@ class SessionReader:
                 after = record.index
             if len(found) < page or len(shown) == limit:
                 return shown
+
+    def path(self, session_id: str, owner: str | None, after: int, limit: int) -> list[Fragment]:
+        """Get the records after a place on the path of the current version, as many as fit into an answer."""
+        session, head = self.find(session_id, owner)
+        shown: list[Fragment] = []
+        size = 0
+        steps = self._paths.steps(session, head.version)[after + 1 :][:limit]
+        for place, (step, text) in enumerate(self._paths.read(steps), after + 1):
+            size += len(text)
+            if shown and size > self._max_list_bytes:
+                break
+            shown.append(Fragment(b'%b,"place":%d,"session_id":%b}' % (text[:-1], place, dumps(step.session_id))))
+        return shown
 
     def export(self, session_id: str, owner: str, version: int | None) -> Export:
         """Get a version's environments as an exact snapshot, for a client that has the same classes."""
@@ -207,11 +248,11 @@ class SessionReader:
         try:
             blobs = self._store.blobs([*parts.values()])
         except MissingBlobError:  # trimmed in between
-            raise VersionNotRetainedError(version, head.version) from None
+            raise VersionNotRetainedError(version, head.version, head.version) from None
         if self._max_bytes is not None and sum(map(len, blobs.values())) > self._max_bytes:
             raise HeavyReadError
         return Snapshot(parts, {part: blobs[blob_id] for part, blob_id in parts.items()}, bound=is_bound(session_id))
 
-    def _view(self, session_id: str, owner: str, version: int | None) -> bytes:
+    def _view(self, session_id: str, owner: str | None, version: int | None) -> bytes:
         _, head = self.find(session_id, owner)
         return self._runner.view(self.snapshot(session_id, head, head.version if version is None else version))

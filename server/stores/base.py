@@ -200,7 +200,7 @@ class SessionStore(Protocol):
         """Get the blob id of each part of a version.
 
         Raises:
-            VersionNotRetainedError: The version is no longer stored, or doesn't exist yet.
+            VersionNotRetainedError: The version is no longer stored, or has never existed.
             SessionNotFoundError: The session doesn't exist.
         """
 
@@ -224,9 +224,28 @@ class SessionStore(Protocol):
         """Set a session's time of expiry."""
 
     def list(
-        self, owner: str | None, labels: Mapping[str, str], after: str, limit: int
+        self,
+        owner: str | None,
+        labels: Mapping[str, str],
+        after: str,
+        limit: int,
+        *,
+        parent: str | None = None,
+        newest_first: bool = False,
     ) -> Sequence[tuple[StoredSession, int]]:
-        """Get sessions of an owner (None: of all) that have all these labels, with their versions, by id."""
+        """Get sessions of an owner (None: of all) that have all these labels, with their versions, in order.
+
+        Args:
+            owner: The owner.
+            labels: The labels.
+            after: The id of the session before the first one to get; "" to begin with the first.
+            limit: How many to get, at most.
+            parent: Get forks of this session only, which needn't exist any more.
+            newest_first: By time of creation, and by id where that is the same, both descending; else by id.
+
+        Raises:
+            SessionNotFoundError: Newest first, and there is no session `after`.
+        """
 
     def count(self, owner: str | None = None) -> int:
         """Count the sessions of an owner, or all."""

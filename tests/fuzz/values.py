@@ -137,7 +137,7 @@ def _plausible(target):
         "session_id": st.sampled_from([target.session] * 4 + [target.victim, target.foreign, "0" * 32]),
         "format": st.sampled_from(["native", "openai", "anthropic", "gemini", "mcp"]),
         "function": st.sampled_from(FUNCTIONS),
-        "kwargs": kwargs,
+        "kwargs": kwargs | kwargs.map(json.dumps),
         "raise_on_error": st.booleans(),
         "call_id": st.sampled_from(["one", "two", "x" * 128, "\x00"]) | st.none(),
         "expected_version": version,
@@ -154,6 +154,10 @@ def _plausible(target):
         "pointer": st.sampled_from(POINTERS),
         "from_version": st.sampled_from([0, 1, 2, 99]),
         "to_version": version,
+        "to_session_id": st.sampled_from([target.session, target.victim, target.foreign, None]),
+        "path": st.booleans(),
+        "parent": st.sampled_from([target.session, target.foreign, None]),
+        "order": st.sampled_from(["id", "-created"]),
         "after": st.sampled_from([-1, 0, 5, 2**53 - 1, "", "f" * 32]),
         "limit": st.sampled_from([1, 1000]),
         "count": st.sampled_from([1, 2]),
@@ -187,7 +191,7 @@ def requests(target, *, agent=False):
     if agent:
         models = {"list_functions": AgentListFunctions, "run_function": AgentRunFunction}
     else:
-        models = {method.name: method.params for method in Methods(None, None, None).all()}
+        models = {method.name: method.params for method in Methods(None, None, None, None).all()}
 
     def request(name):
         members = {"jsonrpc": st.just("2.0"), "method": st.just(name), "id": ids}

@@ -5,7 +5,6 @@ with this one.
 """
 
 import threading
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
@@ -13,6 +12,7 @@ from itertools import islice
 from server.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
 from server.stores.base import NO_ORIGIN, Commit, Head, Lease, Record, StoredSession
 from server.stores.history import ORIGIN, Change, fitting, origin_of, parts_at, trim, uncounted
+from server.stores.memory.orders import Orders
 from server.stores.memory.row import Row
 from server.stores.rows import dump
 
@@ -25,7 +25,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows: dict[str, Row] = {}
-        self._ids: list[str] = []  # sorted
+        self._orders = Orders()
         self._agents: dict[str, str] = {}
         self._owners: Counter[str] = Counter()
         self._blobs: dict[str, bytes] = {}
@@ -54,8 +54,7 @@ class MemoryStore:
                 self._agents[session.agent_key] = session.id
                 self._owners[session.owner] += 1
                 self._add_references(changes, blobs)
-            self._ids.extend(session.id for session in new)
-            self._ids.sort()
+            self._orders.add(new)
 
     def origin(self, session_id: str) -> Mapping[str, str]:
         """Get the blobs of a session's origin, by name."""
@@ -122,7 +121,7 @@ class MemoryStore:
         with self._lock:
             row = self._row(session_id)
             if version != 0 and not row.oldest <= version <= row.version:
-                raise VersionNotRetainedError(version, row.oldest)
+                raise VersionNotRetainedError(version, row.oldest, row.version)
             return parts_at(row.changes, version)
 
     def record_of_call(self, session_id: str, call_id: str) -> Record | None:
@@ -159,14 +158,21 @@ class MemoryStore:
                 row.expires_at = expires_at
 
     def list(
-        self, owner: str | None, labels: Mapping[str, str], after: str, limit: int
+        self,
+        owner: str | None,
+        labels: Mapping[str, str],
+        after: str,
+        limit: int,
+        *,
+        parent: str | None = None,
+        newest_first: bool = False,
     ) -> Sequence[tuple[StoredSession, int]]:
-        """Get sessions of an owner (None: of all) that have all these labels, with their versions, by id."""
+        """Get sessions of an owner (None: of all) that have all these labels, with their versions, in order."""
         with self._lock:
-            later = islice(self._ids, bisect_right(self._ids, after), None)
+            following = self._orders.following(after, parent, newest_first=newest_first)
             found = (
                 (row.current(), row.version)
-                for row in map(self._rows.__getitem__, later)
+                for row in map(self._rows.__getitem__, following)
                 if owner in {None, row.session.owner} and labels.items() <= row.session.labels.items()
             )
             return list(islice(found, limit))
@@ -205,17 +211,13 @@ class MemoryStore:
             return self._delete(session_ids)
 
     def _delete(self, session_ids: Sequence[str]) -> int:
-        before = len(self._rows)
-        for session_id in session_ids:
-            row = self._rows.pop(session_id, None)
-            if row is not None:
-                del self._agents[row.session.agent_key]
-                self._owners[row.session.owner] -= 1
-                self._remove_references(row.changes)
-        deleted = before - len(self._rows)
-        if deleted:
-            self._ids = [id_ for id_ in self._ids if id_ in self._rows]
-        return deleted
+        deleted = [row for session_id in session_ids if (row := self._rows.pop(session_id, None))]
+        for row in deleted:
+            del self._agents[row.session.agent_key]
+            self._owners[row.session.owner] -= 1
+            self._remove_references(row.changes)
+        self._orders.remove([row.session for row in deleted])
+        return len(deleted)
 
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()

@@ -5,6 +5,9 @@
 --   agents           hash    agent_key -> session
 --   owners           set     owners that have sessions
 --   owner:<owner>    zset    the owner's sessions, all with score 0, so sorted by id
+--   created:<owner>  zset    the owner's sessions, by time of creation
+--   forks:<session>  zset    the forks of a session, by time of creation
+--   created          string  if absent, sessions may lack the two before
 --   expires          zset    sessions by time of expiry
 --   head:<session>   hash    version, oldest, epoch, holder, last, recorded, added (if absent: 0, 1, 0, nobody, '', 0, 0);
 --                            "/part" -> blob. last: the id of the last record; recorded: bytes of its records and
@@ -175,6 +178,14 @@ local function commit()
   return 1
 end
 
+-- Note when a session was created, and of which session it is a fork, if of any.
+local function note_creation(session, owner, created_at, parent)
+  call('ZADD', key('created', owner), created_at, session)
+  if parent ~= '' then
+    call('ZADD', key('forks', parent), created_at, session)
+  end
+end
+
 local steps = {}
 
 function steps.create()
@@ -195,11 +206,13 @@ function steps.create()
   end
   for i = 1, tonumber(take()) do
     local session, agent_key, owner, recipe, facts, expires_at = take(), take(), take(), take(), take(), take()
+    local created_at, parent = take(), take()
     if call('HSETNX', SESSIONS, session, facts) == 1 then
       added = added + 1
       call('HSET', AGENTS, agent_key, session)
       call('SADD', OWNERS, owner)
       call('ZADD', key('owner', owner), 0, session)
+      note_creation(session, owner, created_at, parent)
       call('ZADD', EXPIRES, expires_at, session)
       add_references(recipe, blobs, 1, owner)
       count_bytes(owner, #facts)
@@ -234,6 +247,15 @@ function steps.list()
     found[i] = read_session(take())
   end
   return found
+end
+
+function steps.note_creations()
+  for i = 1, tonumber(take()) do
+    local session, owner, created_at, parent = take(), take(), take(), take()
+    if call('HEXISTS', SESSIONS, session) == 1 then
+      note_creation(session, owner, created_at, parent)
+    end
+  end
 end
 
 function steps.record_of_call()
@@ -284,6 +306,11 @@ local function delete(session)
   call('HDEL', AGENTS, agent_key)
   call('ZREM', EXPIRES, session)
   call('ZREM', key('owner', owner), session)
+  call('ZREM', key('created', owner), session)
+  local read, rest = pcall(cjson.decode, string.match(facts, '\n(.*)$'))
+  if read and type(rest) == 'table' and type(rest[4]) == 'table' then
+    call('ZREM', key('forks', rest[4][1]), session)
+  end
   if call('EXISTS', key('owner', owner)) == 0 then
     call('SREM', OWNERS, owner)
   end

@@ -25,6 +25,7 @@ from server.stores.redis.encoding import (
     has_labels,
     pairs,
 )
+from server.stores.redis.listing import Listing, note_creations
 from server.stores.rows import RecipeCache, Recipes, dump, load
 
 PAGE = 100  # sessions that `list` reads at a time, at least, as most may lack the labels
@@ -44,7 +45,9 @@ class RedisStore:
     @classmethod
     def from_url(cls, url: str) -> "RedisStore":
         """Open the store of a URL like `redis://user:password@host:port/0`, or `rediss://…` for TLS."""
-        return cls(RedisConnection(url, prefix="toolpack:"))
+        connection = RedisConnection(url, prefix="toolpack:")
+        note_creations(connection)
+        return cls(connection)
 
     def create(
         self,
@@ -63,6 +66,7 @@ class RedisStore:
             texts[recipe] = text
             facts = dump([session.agent_key, session.owner, recipe]) + b"\n" + encode_facts(session)
             rows += (session.id, session.agent_key, session.owner, recipe, facts, session.expires_at)
+            rows += (session.created_at, session.parent[0] if session.parent else "")
         owner = sessions[0].owner if sessions else ""
         given = chain(pairs(parts), pairs(origin), pairs({**blobs, **texts}))
         if not self._redis.run("create", *given, owner, len(sessions), *rows):
@@ -104,7 +108,7 @@ class RedisStore:
             raise SessionNotFoundError
         kept, rows = found
         if version != 0 and version not in kept:
-            raise VersionNotRetainedError(version, kept.start)
+            raise VersionNotRetainedError(version, kept.start, kept.stop - 1)
         return parts_at((Change(*row[:3]) for row in map(orjson.loads, rows)), version)
 
     def record_of_call(self, session_id: str, call_id: str) -> Record | None:
@@ -146,18 +150,26 @@ class RedisStore:
         self._redis.command("ZADD", self._redis.key("expires"), "XX", expires_at, session_id)
 
     def list(
-        self, owner: str | None, labels: Mapping[str, str], after: str, limit: int
+        self,
+        owner: str | None,
+        labels: Mapping[str, str],
+        after: str,
+        limit: int,
+        *,
+        parent: str | None = None,
+        newest_first: bool = False,
     ) -> Sequence[tuple[StoredSession, int]]:
-        """Get sessions of an owner (None: of all) that have all these labels, with their versions, by id."""
+        """Get sessions of an owner (None: of all) that have all these labels, with their versions, in order."""
+        listing = Listing(self._redis, owner, parent, newest_first=newest_first)
         page = max(limit, PAGE)
         found: list[tuple[StoredSession, int]] = []
         while len(found) < limit:
-            ids = self._ids(owner, after, page)
+            ids = listing.page(after, page)
             facts = self._redis.command("HMGET", self._redis.key("sessions"), *ids) if ids else []
             matching = [id_ for id_, text in zip(ids, facts, strict=True) if text and has_labels(text, labels)]
             answers = self._redis.run("list", len(matching), *matching)
-            sessions = map(self._session, matching, answers)
-            found.extend((each[0], each[1].version) for each in sessions if each)
+            sessions = filter(None, map(self._session, matching, answers))
+            found.extend((each, head.version) for each, head in sessions if owner in {None, each.owner})
             if len(ids) < page:
                 break
             after = ids[-1]
@@ -215,16 +227,6 @@ class RedisStore:
     def close(self) -> None:
         """Close files and connections."""
         self._redis.close()
-
-    def _ids(self, owner: str | None, after: str, limit: int) -> Sequence[str]:
-        """Get ids in order, merged from those of each owner, which Redis keeps in order."""
-        start = f"({after}" if after else "-"
-        owners = self._redis.command("SMEMBERS", self._redis.key("owners")) if owner is None else [owner.encode()]
-        ids: set[bytes] = set()
-        for name in owners:
-            key = self._redis.key("owner:" + name.decode())
-            ids.update(self._redis.command("ZRANGEBYLEX", key, start, "+", "LIMIT", 0, limit))
-        return [id_.decode() for id_ in sorted(ids)[:limit]]
 
     def _history(self, session_id: str) -> tuple[range, Sequence[bytes]] | None:
         """Get the stored versions, except version 0, and the rows of the history."""

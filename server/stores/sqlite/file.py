@@ -20,7 +20,7 @@ from typing import Any
 
 from server.errors import OverloadedError, SettingsError, StateDamagedError
 from server.stores.sqlite.lock import lock, open_private
-from server.stores.sqlite.statements import MIGRATIONS, SCHEMA
+from server.stores.sqlite.statements import INDICES, MIGRATIONS, SCHEMA
 
 APPLICATION = 0x746F6F6C  # "tool", in SQLite's application_id: marks the file as ours
 VERSION = 3
@@ -252,6 +252,7 @@ class SqliteFile:
                 f"The store {self._path} has schema {version}, this toolpack-server reads {VERSION}: "
                 "run the version that wrote it, or name another file."
             )
+        self._define(INDICES)
         if exclusive:  # no other process uses it: drop old leases and restart epochs
             execute("UPDATE sessions SET epoch = 0, holder = NULL WHERE epoch <> 0")
             execute("DELETE FROM workers")

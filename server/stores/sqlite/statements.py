@@ -63,6 +63,14 @@ CREATE TABLE asked (holder TEXT NOT NULL, session TEXT NOT NULL, PRIMARY KEY (ho
 CREATE TABLE clock (noted REAL NOT NULL);
 """
 
+# Made whenever a file is opened that lacks them: versions that don't use them keep them up to date, too.
+INDICES = """
+CREATE INDEX IF NOT EXISTS sessions_by_creation ON sessions (owner, created_at, id);
+CREATE INDEX IF NOT EXISTS sessions_by_parent ON sessions (parent, id) WHERE parent IS NOT NULL;
+CREATE INDEX IF NOT EXISTS sessions_by_parent_and_creation ON sessions (parent, created_at, id)
+    WHERE parent IS NOT NULL;
+"""
+
 MIGRATIONS = {
     # Schema 1 had neither records' ids nor their sizes.
     1: """
@@ -98,8 +106,7 @@ GET = f"""{_SESSION},
             GROUP BY part))
     FROM sessions WHERE id = ?
 """  # noqa: S608 - built from constants, here and below
-LIST = f"{_SESSION} FROM sessions WHERE id > ? ORDER BY id LIMIT ?"
-LIST_OWNER = f"{_SESSION} FROM sessions WHERE owner = ? AND id > ? ORDER BY id LIMIT ?"
+LIST = f"{_SESSION} FROM sessions WHERE {{conditions}} ORDER BY {{order}} LIMIT ?"
 HISTORY = f"""
     SELECT sessions.key, oldest, {_VERSION}, changes.version, part, CAST(blob AS TEXT), size
     FROM sessions LEFT JOIN changes ON session = sessions.key WHERE id = ? ORDER BY changes.version

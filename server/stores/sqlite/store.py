@@ -25,6 +25,7 @@ from server.stores.rows import RecipeCache, Recipes, load
 from server.stores.sqlite import deletion
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.file import SqliteFile
+from server.stores.sqlite.listing import Listing
 from server.stores.sqlite.rows import add_blob, add_commit, add_together, session_row
 
 PAGE = 100  # sessions that `list` reads at a time, at least, as most may lack the labels
@@ -113,7 +114,7 @@ class SqliteStore:
             raise SessionNotFoundError
         oldest, current = rows[0][:2]
         if version != 0 and not oldest <= version <= current:
-            raise VersionNotRetainedError(version, oldest)
+            raise VersionNotRetainedError(version, oldest, current)
         return {part: blob for _, _, part, blob, _ in rows if part is not None}
 
     def record_of_call(self, session_id: str, call_id: str) -> Record | None:
@@ -160,24 +161,24 @@ class SqliteStore:
             writer.execute("UPDATE sessions SET expires_at = ? WHERE id = ?", (expires_at, session_id))
 
     def list(
-        self, owner: str | None, labels: Mapping[str, str], after: str, limit: int
+        self,
+        owner: str | None,
+        labels: Mapping[str, str],
+        after: str,
+        limit: int,
+        *,
+        parent: str | None = None,
+        newest_first: bool = False,
     ) -> Sequence[tuple[StoredSession, int]]:
-        """Get sessions of an owner (None: of all) that have all these labels, with their versions, by id."""
-        page = max(limit, PAGE)
+        """Get sessions of an owner (None: of all) that have all these labels, with their versions, in order."""
+        listing = Listing(self._file, owner, parent, newest_first=newest_first)
         found: list[tuple[StoredSession, int]] = []
-        while len(found) < limit:
-            if owner is None:
-                rows = self._file.read(sql.LIST, after, page)
-            else:
-                rows = self._file.read(sql.LIST_OWNER, owner, after, page)
-            for *session, version in rows:
-                if labels.items() <= load(session[4]).items():
-                    with suppress(RowGoneError):
-                        found.append((self._session(session), version))
-            if len(rows) < page:
+        for *session, version in listing.rows(labels, after, max(limit, PAGE)):
+            if len(found) == limit:
                 break
-            after = rows[-1][1]
-        return found[:limit]
+            with suppress(RowGoneError):
+                found.append((self._session(session), version))
+        return found
 
     def count(self, owner: str | None = None) -> int:
         """Count the sessions of an owner, or all."""

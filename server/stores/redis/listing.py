@@ -1,0 +1,106 @@
+"""Which sessions a list of the Redis store has, and in what order.
+
+The rule: ids only. A page of an owner's sessions takes the same time however many there are; the forks of a session by
+id, and the sessions of all owners newest first, are read whole.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from server.errors import SessionNotFoundError
+from server.stores.redis.connection import RedisConnection
+
+NOTED_AT_ONCE = 500
+
+
+class Listing:
+    """Ids of some sessions in an order; see `SessionStore.list` for the arguments."""
+
+    def __init__(self, redis: RedisConnection, owner: str | None, parent: str | None, *, newest_first: bool) -> None:
+        self._redis = redis
+        self._owner = owner
+        self._parent = parent
+        self._newest_first = newest_first
+
+    def page(self, after: str, limit: int) -> Sequence[str]:
+        """Get the ids after a session.
+
+        Raises:
+            SessionNotFoundError: Newest first, and there is no session `after`.
+        """
+        if self._parent is not None:
+            forks = f"forks:{self._parent}"
+            return self._newest(forks, after, limit) if self._newest_first else _after(self._all(forks), after, limit)
+        if not self._newest_first:
+            return self._by_id(after, limit)
+        if self._owner is not None:
+            return self._newest(f"created:{self._owner}", after, limit)
+        created = [each for owner in self._owners() for each in self._scored(f"created:{owner}")]
+        ids = [id_ for _, id_ in sorted(created, reverse=True)]
+        if after and after not in ids:
+            raise SessionNotFoundError
+        start = ids.index(after) + 1 if after else 0
+        return ids[start : start + limit]
+
+    def _owners(self) -> Sequence[str]:
+        return [owner.decode() for owner in self._redis.command("SMEMBERS", self._redis.key("owners"))]
+
+    def _by_id(self, after: str, limit: int) -> Sequence[str]:
+        """Get ids in order, merged from those of each owner, which Redis keeps in order."""
+        start = f"({after}" if after else "-"
+        ids: set[bytes] = set()
+        for owner in self._owners() if self._owner is None else [self._owner]:
+            key = self._redis.key(f"owner:{owner}")
+            ids.update(self._redis.command("ZRANGEBYLEX", key, start, "+", "LIMIT", 0, limit))
+        return [id_.decode() for id_ in sorted(ids)[:limit]]
+
+    def _newest(self, name: str, after: str, limit: int) -> Sequence[str]:
+        key, start = self._redis.key(name), 0
+        if after:
+            place = self._redis.command("ZREVRANK", key, after)
+            if place is None:
+                raise SessionNotFoundError
+            start = int(place) + 1
+        return [id_.decode() for id_ in self._redis.command("ZREVRANGE", key, start, start + limit - 1)]
+
+    def _all(self, name: str) -> Sequence[str]:
+        return sorted(id_.decode() for id_ in self._redis.command("ZRANGE", self._redis.key(name), 0, -1))
+
+    def _scored(self, name: str) -> Sequence[tuple[float, str]]:
+        key = self._redis.key(name)
+        ids = self._redis.command("ZRANGE", key, 0, -1)
+        scores = self._redis.command("ZMSCORE", key, *ids) if ids else []
+        both = zip(scores, ids, strict=True)
+        return [(float(score), id_.decode()) for score, id_ in both if score is not None]  # None: deleted meanwhile
+
+
+def _after(ids: Sequence[str], after: str, limit: int) -> Sequence[str]:
+    start = bisect_right(ids, after)
+    return ids[start : start + limit]
+
+
+def note_creations(redis: RedisConnection) -> None:
+    """Note for sessions that an older version has stored when they were created, and of which they are forks."""
+    if redis.command("EXISTS", redis.key("created")):
+        return
+    cursor: Any = 0
+    while True:
+        cursor, found = redis.command("HSCAN", redis.key("sessions"), cursor, "COUNT", NOTED_AT_ONCE)
+        # What was damaged can't be listed so; whoever uses it gets an error that says why.
+        rows = [row for id_, facts in found.items() if (row := _creation(id_, facts))]
+        redis.run("note_creations", len(rows), *(value for row in rows for value in row))
+        if cursor == 0:
+            break
+    redis.command("SET", redis.key("created"), "1")
+
+
+def _creation(session_id: bytes, facts: bytes) -> tuple[bytes, str, float, str] | None:
+    first, _, rest = facts.partition(b"\n")
+    try:
+        owner, (_, _, created_at, parent, *_) = orjson.loads(first)[1], orjson.loads(rest)
+        return session_id, owner, created_at, parent[0] if parent else ""
+    except (ValueError, TypeError, LookupError):
+        return None

@@ -1,0 +1,157 @@
+"""Arguments as JSON text, as models' tool calls carry them; and keys that no argument has."""
+
+import json
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+from serving import Bench, refused
+
+from server import Toolpack
+from server.packs.catalog import Catalog
+
+
+def run(bench, session_id, function, kwargs, **more):
+    return bench.rpc("run_function", session_id=session_id, function=function, kwargs=kwargs, **more)
+
+
+def test_a_text_that_holds_an_object_is_as_good_as_the_object(bench):
+    session_id = bench.create()
+    assert run(bench, session_id, "add", '{"amount": 3}') == {"result": 3, "error": None}
+    assert run(bench, session_id, "add", {"amount": 3}) == {"result": 6, "error": None}
+    inner = '{"amount": {"$call": {"function": "total", "args": {}}}}'
+    assert run(bench, session_id, "add", inner)["result"] == 12
+    assert run(bench, session_id, "total", "")["result"] == 12
+    records = bench.rpc("get_trace", session_id=session_id)
+    assert records[0]["kwargs"] == records[1]["kwargs"] == {"amount": 3}
+    assert records[3]["kwargs"] == {}
+
+
+def test_it_is_the_same_call_for_its_call_id(bench):
+    session_id = bench.create()
+    run(bench, session_id, "add", '{"amount": 3}', call_id="a")
+    assert run(bench, session_id, "add", {"amount": 3}, call_id="a")["result"] == 3
+    refused(-32009, run, bench, session_id, "add", '{"amount": 4}', call_id="a")
+
+
+BROKEN = [
+    ('{"amount": 3', "the arguments are not JSON: unexpected end of data: line 1 column 13 (char 12)"),
+    ("[3]", 'the arguments are no JSON object, like {"name": "value"}'),
+    ("3", 'the arguments are no JSON object, like {"name": "value"}'),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), BROKEN)
+def test_a_text_that_holds_none_is_the_agents_mistake(bench, text, problem):
+    session = bench.rpc("create_session", toolpacks=["ledger"])
+    session_id, key = session["session_id"], session["agent_path"].rpartition("/")[2]
+    failed = {"result": "", "error": f"ValidationError: {problem}"}
+    assert run(bench, session_id, "add", text, call_id="a") == failed
+    assert bench.rpc("run_function", agent_key=key, function="add", kwargs=text) == failed
+    error = refused(-32004, run, bench, session_id, "add", text, raise_on_error=True)
+    assert error.message == problem
+    assert error.data == {"type": "ValidationError", "errors": [{"loc": [], "msg": problem, "type": "json_invalid"}]}
+    records = bench.rpc("get_trace", session_id=session_id)
+    assert [(record["kwargs"], record["error"], record["version"]) for record in records] == [
+        ({"$text": text}, failed["error"], 0)
+    ] * 3
+    assert run(bench, session_id, "add", text, call_id="a") == failed
+    refused(-32009, run, bench, session_id, "add", text + " ", call_id="a")
+
+
+def test_its_limits_are_those_of_a_body():
+    bench = Bench(max_json_values=1000, max_json_depth=10)
+    session_id = bench.create()
+    many = json.dumps({"amount": [1] * 1100})
+    assert "1000 values" in refused(-32007, run, bench, session_id, "add", many).message
+    deep = '{"amount": ' + "[" * 12 + "]" * 12 + "}"
+    assert "10 deep" in refused(-32602, run, bench, session_id, "add", deep).data["detail"]
+    long = json.dumps({"amount": "x" * 100_000})
+    assert "ValidationError: 1 validation error" in run(bench, session_id, "add", long)["error"]
+    assert bench.rpc("get_trace", session_id=session_id)[0]["kwargs"]["amount"] == "x" * 100_000
+    bench.close()
+
+
+class Address(BaseModel):
+    street: str = ""
+
+
+class Person(BaseModel):
+    name: str = ""
+    address: Address = Address()
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+toolpack = Toolpack("people")
+
+
+@toolpack.function
+def greet(person: Person) -> str:
+    """Greet somebody.
+
+    :param person: Who.
+    """
+    return f"Hello {person.name} in {person.address.street}"
+
+
+@toolpack.function
+def greet_all(people: list[Person]) -> int:
+    """Greet several.
+
+    :param people: Who.
+    """
+    return len(people)
+
+
+@toolpack.function
+def note(anything: Open) -> dict[str, str]:
+    """Note anything.
+
+    :param anything: What.
+    """
+    return dict(anything.model_extra or {})
+
+
+@pytest.fixture
+def people():
+    bench = Bench(Catalog({"people": toolpack}))
+    yield bench, bench.create("people")
+    bench.close()
+
+
+def test_keys_that_a_model_does_not_have_are_refused_at_any_depth(people):
+    bench, session_id = people
+    good = {"name": "Ann", "address": {"street": "Elm"}}
+    assert bench.result(session_id, "greet", person=good) == "Hello Ann in Elm"
+    for bad, where in [
+        ({"name": "Ann", "age": 3}, "person.age"),
+        ({"name": "Ann", "address": {"stret": "Elm"}}, "person.address.stret"),
+    ]:
+        error = bench.call(session_id, "greet", person=bad)["error"]
+        assert where in error
+        assert "Extra inputs are not permitted" in error
+    assert "people.1.age" in bench.call(session_id, "greet_all", people=[good, {"age": 3}])["error"]
+
+
+def test_a_model_that_takes_any_key_still_does(people):
+    bench, session_id = people
+    assert bench.result(session_id, "note", anything={"colour": "red"}) == {"colour": "red"}
+
+
+def test_agents_are_told_so(people):
+    bench, session_id = people
+    listed = {each["name"]: each["parameters"] for each in bench.rpc("list_functions", session_id=session_id)["result"]}
+    assert [each["additionalProperties"] for each in listed["greet"]["$defs"].values()] == [False, False]
+    assert [each["additionalProperties"] for each in listed["note"]["$defs"].values()] == [True]
+
+
+def test_functions_that_may_have_been_meant_are_named(bench):
+    session_id = bench.create()
+    error = refused(-32003, run, bench, session_id, "totl", {}, raise_on_error=True, call_id="a")
+    assert error.message == "The requested function `totl` is not available."
+    assert error.data == {"type": "ToolNotFoundError", "similar": ["total"]}
+    again = refused(-32003, run, bench, session_id, "totl", {}, raise_on_error=True, call_id="a")
+    assert again.data == error.data
+    assert refused(-32003, run, bench, session_id, "xyz", {}, raise_on_error=True).data["similar"] == []

@@ -1,0 +1,144 @@
+"""The path of a session: the records that led to its version, through resets and forks."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving import Bench, refused
+
+from server.sessions import paths
+
+
+def path(bench, session_id, **more):
+    return bench.rpc("get_trace", session_id=session_id, path=True, **more)
+
+
+def amounts(bench, session_id, **more):
+    return [record["kwargs"].get("amount") for record in path(bench, session_id, **more)]
+
+
+def test_without_resets_and_forks_the_path_is_the_trace(stored_bench):
+    bench = stored_bench
+    session_id = bench.create()
+    assert path(bench, session_id) == []
+    bench.call(session_id, "add", amount=1)
+    bench.call(session_id, "total")
+    bench.call(session_id, "unknown")
+    trace = bench.rpc("get_trace", session_id=session_id)
+    expected = [record | {"place": n, "session_id": session_id} for n, record in enumerate(trace)]
+    assert path(bench, session_id) == expected
+    bench.call(session_id, "add", amount=2)  # what came since is read, too
+    assert [record["index"] for record in path(bench, session_id)] == [0, 1, 2, 3]
+
+
+def test_a_reset_goes_back_on_the_path(stored_bench):
+    bench = stored_bench
+    session_id = bench.create()
+    for amount in (1, 2, 3):
+        bench.call(session_id, "add", amount=amount)
+    bench.rpc("reset_session", session_id=session_id, version=1)  # version 4
+    assert amounts(bench, session_id) == [1]
+    bench.call(session_id, "add", amount=4)  # version 5
+    assert amounts(bench, session_id) == [1, 4]
+    bench.rpc("reset_session", session_id=session_id, version=3)  # which isn't on the path of version 5
+    assert amounts(bench, session_id) == [1, 2, 3]
+    bench.rpc("reset_session", session_id=session_id, version=5)
+    assert amounts(bench, session_id) == [1, 4]
+    bench.rpc("reset_session", session_id=session_id)
+    assert amounts(bench, session_id) == []
+
+
+def test_a_forks_path_begins_with_that_of_its_parent(stored_bench):
+    bench = stored_bench
+    root = bench.create()
+    for amount in (1, 2, 3):
+        bench.call(root, "add", amount=amount)
+    (child,) = bench.rpc("fork_session", session_id=root, version=2)
+    bench.call(child["session_id"], "add", amount=10)
+    (grandchild,) = bench.rpc("fork_session", session_id=child["session_id"])
+    bench.call(root, "add", amount=4)  # after the fork
+    bench.call(grandchild["session_id"], "add", amount=100)
+    found = path(bench, grandchild["session_id"])
+    owners = [root, root, child["session_id"], grandchild["session_id"]]
+    assert [(record["place"], record["session_id"], record["kwargs"]["amount"]) for record in found] == [
+        *zip(range(4), owners, [1, 2, 10, 100], strict=True)
+    ]
+    assert path(bench, grandchild["session_id"], after=1, limit=2) == found[2:]
+    assert path(bench, grandchild["session_id"], after=0, limit=1) == found[1:2]
+    assert path(bench, grandchild["session_id"], after=3) == []
+
+
+def test_the_path_begins_with_the_oldest_ancestor_that_still_exists(stored_bench):
+    bench = stored_bench
+    root = bench.create()
+    bench.call(root, "add", amount=1)
+    (child,) = bench.rpc("fork_session", session_id=root)
+    bench.call(child["session_id"], "add", amount=2)
+    (grandchild,) = bench.rpc("fork_session", session_id=child["session_id"])
+    bench.rpc("close_session", session_id=root)
+    assert amounts(bench, grandchild["session_id"]) == [2]
+    bench.rpc("close_session", session_id=child["session_id"])
+    assert amounts(bench, grandchild["session_id"]) == []
+
+
+def test_a_long_path_is_read_in_pages(monkeypatch):
+    monkeypatch.setattr(paths, "READ_AT_ONCE", 3)
+    bench = Bench(max_list_bytes=1024)
+    session_id = bench.create()
+    for amount in range(20):
+        bench.call(session_id, "add", amount=amount)
+    (fork,) = bench.rpc("fork_session", session_id=session_id)
+    bench.call(fork["session_id"], "add", amount=20)
+    found, after = [], -1
+    while page := path(bench, fork["session_id"], after=after):
+        assert len(page) < 20
+        found += page
+        after = page[-1]["place"]
+    assert [record["kwargs"]["amount"] for record in found] == [*range(21)]
+    bench.close()
+
+
+def test_anothers_path_is_refused(bench):
+    session_id = bench.create(owner="ann")
+    refused(-32001, path, bench, session_id, owner="bob")
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_running_the_calls_of_a_path_again_always_leads_to_the_same_environment(data):
+    """With resets, forks, reads and failures in any order."""
+    bench = Bench()
+    sessions = [bench.create()]
+    for _ in range(data.draw(st.integers(1, 25))):
+        session_id = data.draw(st.sampled_from(sessions))
+        version = bench.version(session_id)
+        step = data.draw(st.sampled_from(["add", "add", "total", "fail", "reset", "fork"]))
+        if step == "add":
+            bench.call(session_id, "add", amount=data.draw(st.integers(0, 9)))
+        elif step == "reset":
+            bench.rpc("reset_session", session_id=session_id, version=data.draw(st.integers(0, version)))
+        elif step == "fork":
+            at = data.draw(st.integers(0, version))
+            sessions += [bench.rpc("fork_session", session_id=session_id, version=at)[0]["session_id"]]
+        else:
+            bench.call(session_id, "add" if step == "fail" else "total")
+    for session_id in sessions:
+        again = bench.create()
+        for record in path(bench, session_id, limit=1000):
+            bench.call(again, record["function"], **record["kwargs"])
+        assert bench.rpc("diff_environment", session_id=session_id, to_session_id=again) == []
+    bench.close()
+
+
+@pytest.mark.parametrize("lost", [1, 5])
+def test_a_store_that_has_lost_its_newest_records_is_read_again(bench, lost):
+    session_id = bench.create()
+    for amount in range(5):
+        bench.call(session_id, "add", amount=amount)
+    assert amounts(bench, session_id) == [0, 1, 2, 3, 4]
+    row = bench.store._rows[session_id]
+    del row.records[-lost:]
+    row.version -= lost
+    bench.sessions.queues.forget([session_id])
+    for amount in range(10, 10 + lost):
+        bench.call(session_id, "add", amount=amount)
+    assert amounts(bench, session_id) == [*range(5 - lost), *range(10, 10 + lost)]
