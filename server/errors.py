@@ -237,6 +237,10 @@ class UnsupportedObjectError(InternalSignal):
     """One object can't be stored in a snapshot; the text says why."""
 
 
+class PlainObjectError(InternalSignal):
+    """A value that is to be shown as JSON holds a plain object, or refers to itself through one."""
+
+
 class CycleError(InternalSignal):
     """An instance that hashes by value is part of a cycle."""
 

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError, ValidationError
 
 from server.coroutines import run_coroutine
 from server.errors import MAX_SHOWN, NoEnvironmentError, ToolNotFoundError, shown
-from server.signatures import read_signature
+from server.signatures import FunctionSignature, read_signature
 
 __all__ = [
     "Depends",
@@ -128,14 +128,18 @@ def make_function(function: Callable[..., Any]) -> Function:
     Raises:
         RegistrationError: The docstring, the signature or a type can't be used; the text says what to change.
     """
-    signature = read_signature(function)
+    return function_of(read_signature(function), function, function.__doc__ or "")
+
+
+def function_of(signature: FunctionSignature, run: Callable[..., Any], docstring: str) -> Function:
+    """Make a `Function` whose signature has been read."""
     made = Function.model_construct(
         name=signature.name,
         description=signature.description,
         parameters=signature.parameters,
         dependencies=signature.dependencies,
-        run=function,
-        full_docstring=function.__doc__ or "",
+        run=run,
+        full_docstring=docstring,
         return_type=signature.return_type,
     )
     made._fresh_defaults = signature.fresh_defaults  # noqa: SLF001 - made here

@@ -1,6 +1,7 @@
 """Read a plain function's signature and docstring, and refuse functions that agents couldn't use correctly.
 
-The rule: nothing is guessed. The text of a refusal says what to change.
+The rule: nothing is guessed. The text of a refusal says what to change. `packs/loose_signatures.py` reads the
+methods of classes that weren't written for agents.
 """
 
 import copy
@@ -66,12 +67,12 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
         for parameter, hint in hints.items()
         if (dependency := _dependency(hint)) is not None and parameter in signature.parameters
     }
-    descriptions = _descriptions(docs.params)
+    descriptions = parameter_descriptions(docs.params)
     _check(signature, hints, descriptions, dependencies)
-    parameters = _parameters_model(name, signature, hints, descriptions)
+    parameters = parameters_model(name, _fields(signature, hints, descriptions))
     return FunctionSignature(
         name=name,
-        description="\n".join(filter(None, [docs.short_description, docs.long_description])).replace("None", "null"),
+        description=description(docs),
         parameters=parameters,
         dependencies=dependencies,
         fresh_defaults={
@@ -80,11 +81,16 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
             if parameter.default is not parameter.empty
             and parameter.name not in descriptions
             and parameter.name not in dependencies
-            and _is_copied(parameter.default)
+            and is_copied(parameter.default)
         },
         return_type=get_type_hints(function).get("return"),
-        unknown_keys=None if _accepts_unknown(parameters.__pydantic_core_schema__) else "forbid",
+        unknown_keys=unknown_keys(parameters),
     )
+
+
+def unknown_keys(parameters: type[BaseModel]) -> Literal["forbid"] | None:
+    """Get what happens to keys that the models among the parameters don't have; see `FunctionSignature`."""
+    return None if _accepts_unknown(parameters.__pydantic_core_schema__) else "forbid"
 
 
 def _accepts_unknown(schema: Any) -> bool:
@@ -97,7 +103,7 @@ def _accepts_unknown(schema: Any) -> bool:
     return bool(says) or any(_accepts_unknown(part) for key, part in schema.items() if key not in _NO_SCHEMAS)
 
 
-def _is_copied(default: Any) -> bool:
+def is_copied(default: Any) -> bool:
     """Return whether a default is mutable and can be copied; a lock or a sentinel stays the same object."""
     if isinstance(default, str | int | float | bool | bytes | None) or type(default) is object:
         return False
@@ -113,7 +119,13 @@ def _dependency(hint: Any) -> Any:
     return next((item for item in hint.__metadata__ if hasattr(item, "extract_dep_from_env")), None)
 
 
-def _descriptions(params: Sequence[docstring_parser.DocstringParam]) -> dict[str, str]:
+def description(docs: docstring_parser.Docstring) -> str:
+    """Get what agents are told of a function: the short and the long description of its docstring."""
+    return "\n".join(filter(None, [docs.short_description, docs.long_description])).replace("None", "null")
+
+
+def parameter_descriptions(params: Sequence[docstring_parser.DocstringParam]) -> dict[str, str]:
+    """Get the description of each documented parameter; "" for one without text."""
     # NumPy style documents several parameters in one entry: `x, y : float`.
     return {name.strip(): param.description or "" for param in params for name in param.arg_name.split(",")}
 
@@ -146,20 +158,30 @@ def _check(
             raise RegistrationError(f"parameter `{name}` has no type hint: add one.")
 
 
-def _parameters_model(
-    function_name: str, signature: inspect.Signature, hints: Mapping[str, Any], descriptions: Mapping[str, str]
-) -> type[BaseModel]:
-    fields: dict[str, Any] = {}
-    for name, description in descriptions.items():
+def _fields(
+    signature: inspect.Signature, hints: Mapping[str, Any], descriptions: Mapping[str, str]
+) -> dict[str, tuple[Any, Any]]:
+    fields = {}
+    for name, text in descriptions.items():
         default = signature.parameters[name].default
         default = ... if default is inspect.Parameter.empty else default
-        fields[name] = (hints[name], Field(description=description, default=default))
+        fields[name] = (hints[name], Field(description=text, default=default))
+    return fields
+
+
+def parameters_model(function_name: str, fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
+    """Make the model that validates the arguments of a function, from its fields.
+
+    Raises:
+        RegistrationError: No JSON Schema can be made of it.
+    """
     config = ConfigDict(extra="forbid", protected_namespaces=(), arbitrary_types_allowed=False)
     try:
         with warnings.catch_warnings():
             # A parameter may be named like a method of BaseModel (`copy`, `json`): `bind` handles that.
             warnings.simplefilter("ignore", UserWarning)
-            model = create_model(f"Input schema for `{function_name}`", __config__=config, **fields)
+            given: dict[str, Any] = {**fields}
+            model = create_model(f"Input schema for `{function_name}`", __config__=config, **given)
             model.model_json_schema()
     except Exception as error:
         reason = str(error).partition("\n")[0]

@@ -81,7 +81,7 @@ def call(
     world = World(snapshot, codec, plan.footprint, read_only=plan.read_only, interruptible=interruptible)
     try:
         value = plan.runtime.call(world, plan.function, plan.arguments)
-        result = to_json(value)
+        result = to_json(value, codec.catalog.plain)
         if len(result) > max_result_bytes:
             raise TooLargeError(f"the result has {len(result)} bytes as JSON; {max_result_bytes} are allowed.")
         blobs = {part: codec.encode(part, world.touched[part]) for part in world.dirty}

@@ -29,7 +29,9 @@ def thawed(codec: PlainCodec, snapshot: Snapshot) -> dict[str, BaseModel]:
 def view(codec: PlainCodec, snapshot: Snapshot) -> bytes:
     """Get the JSON of all environments, by toolpack; raises as `thawed`, and `ResultError`."""
     world = thawed(codec, snapshot)
-    return dumps({toolpack: Fragment(to_json(environment)) for toolpack, environment in world.items()})
+    return dumps(
+        {toolpack: Fragment(to_json(environment, codec.catalog.plain)) for toolpack, environment in world.items()}
+    )
 
 
 def export(codec: PlainCodec, snapshot: Snapshot) -> bytes:

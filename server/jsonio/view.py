@@ -3,31 +3,46 @@
 The rule: JSON is a view; only snapshots are exact. It uses aliases, includes the fields of subclasses, sorts sets by
 their JSON text, and has null for NaN and infinities. A value without a JSON form is a `ResultError`, never a broken
 reply.
+
+A plain object, whose class an environment may hold, is shown as its public attributes. Such objects refer to each
+other, so each is shown once: where it occurs again stands `{"$ref": "<JSON Pointer to where it is shown>"}`. What has
+no JSON form in them, but can be kept, is shown as `{"$type": "<its class>"}`.
 """
 
 import dataclasses
 import json
 from collections import deque
+from collections.abc import Callable, Container
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import SchemaSerializer, core_schema
 
-from server.errors import ResultError
+from server.errors import PlainObjectError, ResultError
 
 _SCALARS = (str, int, float, bool, type(None))
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque, BaseModel)
 _MAX_DEPTH = 200
+_ENDLESS = "a value that refers to itself or is nested too deeply has no JSON form"
 _ANYTHING = SchemaSerializer(core_schema.any_schema(), {"ser_json_inf_nan": "null"})
 
+Copy = Callable[[Any, Any], Any]
+"""Copies an item that a value holds; the second argument is its key in the JSON, None if it takes the value's place."""
 
-def to_json(value: Any) -> bytes:
+
+def to_json(value: Any, plain: Container[type] = ()) -> bytes:
     """Get the JSON text of a value.
+
+    Args:
+        value: The value.
+        plain: The classes whose instances are shown as their public attributes.
 
     Raises:
         ResultError: It has no JSON form.
     """
     try:
-        ordered = value if isinstance(value, _SCALARS) else _with_sorted_sets(value, {}, 0)
+        ordered = value if isinstance(value, _SCALARS) else _ordered(value, plain)
         # No warnings: sets have become sorted lists on purpose.
         text = _ANYTHING.to_json(ordered, by_alias=True, serialize_as_any=True, warnings=False)
     except ResultError:
@@ -42,54 +57,169 @@ def to_json(value: Any) -> bytes:
     return text
 
 
-def _with_sorted_sets(value: Any, seen: dict[int, Any], depth: int) -> Any:
-    """Get `value` itself if it holds no set, else a copy whose sets are sorted lists."""
+def _ordered(value: Any, plain: Container[type]) -> Any:
+    """Get `value` itself if it holds no set and no plain object, else a copy that shows them."""
+    try:
+        return _with_sorted_sets(value, {}, 0, plain)
+    except PlainObjectError:  # then it must be known where each object is shown, which takes longer
+        return _Objects(plain).copy(value, None)
+
+
+def _with_sorted_sets(value: Any, inside: dict[int, Any], depth: int, plain: Container[type]) -> Any:
     if isinstance(value, _SCALARS):
         return value
-    if depth > _MAX_DEPTH or id(value) in seen:
-        raise ResultError("a value that refers to itself or is nested too deeply has no JSON form")
-    seen[id(value)] = value
+    is_inside = id(value) in inside
+    if type(value) in plain and (is_inside or not dataclasses.is_dataclass(value)):
+        raise PlainObjectError
+    if depth > _MAX_DEPTH or is_inside:
+        raise ResultError(_ENDLESS)
+    inside[id(value)] = value
     try:
-        return _copy(value, lambda item: _with_sorted_sets(item, seen, depth + 1))
+        return _copy(value, lambda item, _step: _with_sorted_sets(item, inside, depth + 1, plain))
     finally:
-        del seen[id(value)]
+        del inside[id(value)]
 
 
-def _copy(value: Any, copy_item: Any) -> Any:
+class _Objects:
+    """Copies what holds plain objects, and knows where it has shown each."""
+
+    def __init__(self, plain: Container[type]) -> None:
+        self._plain = plain
+        self._inside: dict[int, int] = {}  # the values that are being copied, with the length of their path
+        self._path: list[Any] = []
+        self._shown: dict[int, str] = {}  # where plain objects are shown
+        self._plain_depth = 0
+
+    def copy(self, value: Any, step: Any) -> Any:
+        """Copy a value, to be shown one step further."""
+        if isinstance(value, _SCALARS):
+            return value
+        if id(value) in self._shown:
+            return {"$ref": self._shown[id(value)]}
+        if len(self._path) > _MAX_DEPTH or id(value) in self._inside:
+            return self._refer(value)
+        self._path.append(step)
+        self._inside[id(value)] = len(self._path)
+        try:
+            return self._copy(value)
+        finally:
+            del self._inside[id(value)]
+            self._path.pop()
+
+    def _copy(self, value: Any) -> Any:
+        is_data = dataclasses.is_dataclass(value)
+        if type(value) in self._plain and not is_data:
+            self._shown[id(value)] = self._pointer(len(self._path))
+            self._plain_depth += 1
+            try:
+                return {name: self.copy(item, name) for name, item in _public_attributes(value).items()}
+            finally:
+                self._plain_depth -= 1
+        if self._plain_depth and not is_data:
+            if isinstance(value, dict):
+                self._check_keys(value)
+            elif not isinstance(value, _CONTAINERS) and not _has_json(value):
+                kind = type(value)
+                return {"$type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")}
+        return _copy(value, self.copy)
+
+    def _refer(self, value: Any) -> Any:
+        if id(value) in self._inside and (self._plain_depth or type(value) in self._plain):
+            return {"$ref": self._pointer(self._inside[id(value)])}
+        raise ResultError(_ENDLESS)
+
+    def _check_keys(self, value: dict[Any, Any]) -> None:
+        for key in value:
+            if not isinstance(key, _SCALARS) and not _has_json({key: None}):
+                where = self._pointer(len(self._path)) or "/"
+                raise ResultError(f"{where} has a key of type {type(key).__qualname__}, which has no JSON form")
+
+    def _pointer(self, length: int) -> str:
+        """Get the JSON Pointer (RFC 6901) of the first steps."""
+        steps = [_key(step) for step in self._path[:length] if step is not None]
+        return "".join(f"/{step.replace('~', '~0').replace('/', '~1')}" for step in steps)
+
+
+def _key(step: Any) -> str:
+    """Get the key under which a dictionary's item is shown, or an index."""
+    return step if isinstance(step, str) else next(iter(json.loads(_ANYTHING.to_json({step: None}))))
+
+
+def _has_json(value: Any) -> bool:
+    try:
+        _ANYTHING.to_json(value, by_alias=True, serialize_as_any=True, warnings=False)
+    except Exception:  # noqa: BLE001 - then it has none
+        return False
+    return True
+
+
+def _public_attributes(value: Any) -> dict[str, Any]:
+    """Get the public attributes as they are stored, so that no property runs."""
+    found: dict[str, Any] = {}
+    for kind in reversed(type(value).__mro__):
+        for name, slot in vars(kind).items():
+            if type(slot).__name__ == "member_descriptor" and not name.startswith("_"):
+                try:
+                    found[name] = slot.__get__(value)
+                except AttributeError:  # an empty slot
+                    continue
+    found |= {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    return found
+
+
+def _copy(value: Any, copy_item: Copy) -> Any:
     if isinstance(value, set | frozenset):
-        return sorted((copy_item(item) for item in value), key=to_json)
+        return sorted((copy_item(item, None) for item in value), key=to_json)
     if isinstance(value, BaseModel):
         return _copy_model(value, copy_item)
     if isinstance(value, dict):
-        new = {key: copy_item(item) for key, item in value.items()}
+        new = {key: copy_item(item, key) for key, item in value.items()}
         return new if any(item is not old for item, old in zip(new.values(), value.values(), strict=True)) else value
     if isinstance(value, list | tuple | deque):
-        items = [copy_item(item) for item in value]
+        items = [copy_item(item, index) for index, item in enumerate(value)]
         return items if any(item is not old for item, old in zip(items, value, strict=True)) else value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-        new = {name: copy_item(item) for name, item in fields.items()}
-        if all(new[name] is fields[name] for name in new):
-            return value
-        copy = object.__new__(type(value))
-        for name, item in new.items():
-            object.__setattr__(copy, name, item)
-        return copy
+        return _copy_data(value, copy_item)
     return value
 
 
-def _copy_model(value: BaseModel, copy_item: Any) -> BaseModel:
+def _copy_data(value: Any, copy_item: Copy) -> Any:
+    """Copy a dataclass's instance."""
+    fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    new = {name: copy_item(item, name) for name, item in fields.items()}
+    if all(new[name] is fields[name] for name in new):
+        return value
+    copy = object.__new__(type(value))
+    for name, item in new.items():
+        object.__setattr__(copy, name, item)
+    return copy
+
+
+def _copy_model(value: BaseModel, copy_item: Copy) -> BaseModel:
+    kind = type(value)
     fields, extra = value.__dict__, value.__pydantic_extra__
-    new = {name: copy_item(item) for name, item in fields.items()}
-    new_extra = {name: copy_item(item) for name, item in extra.items()} if extra else extra
+    is_root = getattr(kind, "__pydantic_root_model__", False)
+    shown = _shown_names(kind)
+    new = {name: copy_item(item, shown.get(name, name)) for name, item in fields.items()}
+    new_extra = {name: copy_item(item, name) for name, item in extra.items()} if extra else extra
     if all(new[name] is item for name, item in fields.items()) and (
         not extra or all(new_extra[name] is item for name, item in extra.items())  # type: ignore[index]
     ):
         return value
     # Copied by hand, so that none of the model's validators and hooks runs.
-    copy = object.__new__(type(value))
+    copy = object.__new__(kind)
     object.__setattr__(copy, "__dict__", new)
-    object.__setattr__(copy, "__pydantic_extra__", new_extra)
     object.__setattr__(copy, "__pydantic_fields_set__", value.__pydantic_fields_set__)
-    object.__setattr__(copy, "__pydantic_private__", value.__pydantic_private__)
+    if not is_root:
+        object.__setattr__(copy, "__pydantic_extra__", new_extra)
+        object.__setattr__(copy, "__pydantic_private__", value.__pydantic_private__)
     return copy
+
+
+@lru_cache(maxsize=1024)
+def _shown_names(kind: type[BaseModel]) -> dict[str, str | None]:
+    """Get the names that a model's fields have in JSON, where they have others."""
+    if getattr(kind, "__pydantic_root_model__", False):
+        return {"root": None}
+    aliases = {name: field.serialization_alias or field.alias for name, field in kind.model_fields.items()}
+    return {name: alias for name, alias in aliases.items() if alias}

@@ -6,9 +6,12 @@ The rule: everything here is fixed before the first request, and never changes a
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pydantic import BaseModel
+
 from server.errors import InvalidParamsError, shown
 from server.packs.toolpack import PackFunction, Toolpack
-from server.snapshots.classes import ClassTable, fingerprint
+from server.snapshots.classes import ClassTable, fingerprint, is_foreign
+from server.snapshots.layouts import BUILTIN_BASES
 
 
 @dataclass
@@ -19,12 +22,14 @@ class Catalog:
         toolpacks: The toolpacks.
         notices: Messages for the operator, such as what to install for an unavailable toolpack.
         classes: All classes that their environments may hold.
+        plain: Those of them whose instances are plain objects, which JSON shows as their public attributes.
         fingerprints: The fingerprint of each toolpack's environment classes.
     """
 
     toolpacks: dict[str, Toolpack]
     notices: list[str] = field(default_factory=list)
     classes: ClassTable = field(init=False)
+    plain: frozenset[type] = field(init=False)
     fingerprints: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -32,6 +37,7 @@ class Catalog:
         self.classes = ClassTable(
             [pack.environment_class for pack in packs], [kind for pack in packs for kind in pack.state_types]
         )
+        self.plain = frozenset(cls for cls in self.classes.layouts if is_plain(cls))
         self.fingerprints = {
             name: fingerprint([pack.environment_class], pack.state_types) for name, pack in self.toolpacks.items()
         }
@@ -58,6 +64,11 @@ class Catalog:
     def functions(self, names: Iterable[str]) -> dict[str, PackFunction]:
         """Get the functions of some toolpacks, by name, in registration order."""
         return {function.name: function for name in names for function in self.toolpacks[name].functions.values()}
+
+
+def is_plain(cls: type) -> bool:
+    """Return whether the instances of a class are neither models nor values, but plain objects with attributes."""
+    return not (is_foreign(cls) or issubclass(cls, (BaseModel, *BUILTIN_BASES)))
 
 
 def clashing_functions(packs: Iterable[Toolpack]) -> list[str]:

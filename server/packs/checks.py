@@ -5,25 +5,28 @@ The rule: changes that a check makes are discarded.
 
 from pydantic import BaseModel
 
-from server.errors import InvalidParamsError, RegistrationError, SnapshotError
+from server.errors import InvalidParamsError, RegistrationError, ResultError, SnapshotError
 from server.functions_runtime import FunctionsRuntime
+from server.jsonio.view import to_json
 from server.packs.catalog import Catalog
 from server.packs.registration import place
 from server.packs.toolpack import Toolpack
-from server.snapshots.classes import ClassTable
 from server.snapshots.graph import difference
 from server.snapshots.pickling import freeze, thaw
 
 
-def initial_problem(pack: Toolpack, classes: ClassTable) -> RegistrationError | None:
-    """Build the initial environment, and check that its snapshot restores it exactly."""
-    source = place(pack.environment_class)
+def initial_problem(pack: Toolpack, catalog: Catalog) -> RegistrationError | None:
+    """Build the initial environment, and check that its snapshot restores it exactly and that JSON can show it."""
+    classes = catalog.classes
+    source = place(pack.source)
     if _requires(pack.options):
         return None  # only a session's own options can build it
     try:
         environment = pack.build({})
         lost = difference(environment, thaw(freeze(environment, classes), classes))
-    except (InvalidParamsError, SnapshotError) as error:
+        if pack.source is not pack.environment_class:
+            to_json(environment, catalog.plain)
+    except (InvalidParamsError, ResultError, SnapshotError) as error:
         return RegistrationError(f"{source}: the initial environment of {pack.name!r} can't be used: {error}")
     if lost:
         return RegistrationError(f"{source}: the initial environment of {pack.name!r} can't be stored exactly: {lost}")

@@ -66,7 +66,7 @@ def inspect_toolpacks(
     problems += [
         problem
         for pack in found.values()
-        if (opt_in_environments or not pack.opt_in) and (problem := initial_problem(pack, catalog.classes))
+        if (opt_in_environments or not pack.opt_in) and (problem := initial_problem(pack, catalog))
     ]
     return catalog if sound else None, problems
 

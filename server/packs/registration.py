@@ -7,6 +7,7 @@ import inspect
 import sys
 from contextvars import ContextVar
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from server.errors import RegistrationError
@@ -38,16 +39,22 @@ class located:  # noqa: N801 - used like a function
 
 
 def caller_place(name: str) -> str:
-    """Get the file and line that create the toolpack of this name: those of the caller's caller."""
-    frame = sys._getframe(2)  # noqa: SLF001 - inspect.stack() would read the source of every frame
+    """Get the file and line that create the toolpack of this name: those of the first caller outside this package."""
+    frame = _caller()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}: Toolpack({name!r})"
 
 
 def caller_description() -> str:
     """Get the first paragraph of the docstring of the module that creates a toolpack."""
-    frame = sys._getframe(2)  # noqa: SLF001 - as above
-    paragraph = inspect.cleandoc(frame.f_globals.get("__doc__") or "").partition("\n\n")[0]
+    paragraph = inspect.cleandoc(_caller().f_globals.get("__doc__") or "").partition("\n\n")[0]
     return " ".join(paragraph.split())
+
+
+def _caller() -> FrameType:
+    frame = sys._getframe(2)  # noqa: SLF001 - inspect.stack() would read the source of every frame
+    while frame.f_back and frame.f_globals["__name__"].startswith(f"{__package__}."):
+        frame = frame.f_back
+    return frame
 
 
 def place(subject: Any) -> str:

@@ -7,13 +7,16 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints, overload
+from typing import Any, TypeVar, overload
 
 from pydantic import BaseModel, ValidationError
 
-from server.errors import InvalidParamsError, RegistrationError, shown
-from server.functions_runtime import MAX_LISTED_ERRORS, EmptyEnv, error_text, is_ready, make_function
+from server.errors import InvalidParamsError, RegistrationError
+from server.functions_runtime import EmptyEnv, error_text, is_ready, make_function
 from server.jsonio.strict import dumps
+from server.packs.class_methods import Methods
+from server.packs.class_worlds import ClassWorld, Maker, world_of_class, world_of_classes
+from server.packs.environments import environment_and_options, problems
 from server.packs.registration import caller_description, caller_place, located
 
 Plain = TypeVar("Plain", bound=Callable[..., Any])
@@ -58,6 +61,7 @@ class Toolpack:
 
     Attributes:
         description: What it is, for clients: the first paragraph of its module's docstring.
+        source: The author's class that defines the environment.
 
     Raises:
         RegistrationError: The name, the environment or a function can't be used.
@@ -79,12 +83,79 @@ class Toolpack:
         self.environment_class: type[BaseModel] = EmptyEnv
         self._build: Callable[..., BaseModel] = environment
         self._options: Any = None
+        self.source: Any = None
         with located(environment if inspect.isfunction(environment) else caller_place(name)):
             if not _NAME.fullmatch(name):
                 raise RegistrationError(f"{name!r} is no valid toolpack name: use 1-64 letters, digits, `_`, `.`, `-`.")
-            self.environment_class, self._options = _environment_and_options(environment)
+            self.environment_class, self._options = environment_and_options(environment)
+        self.source = self.environment_class
         for function in functions:
             self.register_function(function)
+
+    @staticmethod
+    def from_class(
+        name: str,
+        cls: type,
+        *,
+        read_only: Methods = (),
+        exclude: Methods = (),
+        options: Maker | None = None,
+        opt_in: bool = False,
+        state_types: Iterable[type] = (),
+    ) -> "Toolpack":
+        """Make a toolpack of a class: its environment is one instance, its public methods are the functions.
+
+        Args:
+            name: The toolpack's name.
+            cls: Any Python class. Its public methods with a docstring become functions; those that it inherits, and
+                static and async ones, too. Type hints and descriptions of parameters may be missing.
+            read_only: The methods that leave the instance unchanged: their names, or a predicate of a method.
+            exclude: The methods that don't become functions: likewise.
+            options: What makes the instance. None: the constructor, whose documented parameters are the options. A
+                function that returns an instance: its parameters are the options. The name of a method, called on a
+                new instance: its parameters are the options; where it needs some and none is given, it isn't called.
+            opt_in: Only sessions that name this toolpack get it.
+            state_types: Classes that the instance may hold, besides those that the modules of the class and its bases
+                define and those in annotations.
+
+        Raises:
+            RegistrationError: The class or a method can't be used; the text says what to do.
+        """
+        with located(caller_place(name)):
+            return _made_of(name, cls, world_of_class(name, cls, read_only, exclude, options), opt_in, state_types)
+        return Toolpack(name, opt_in=opt_in)
+
+    @staticmethod
+    def from_classes(
+        name: str,
+        classes: Mapping[str, type],
+        *,
+        read_only: Methods = (),
+        exclude: Methods = (),
+        options: Mapping[str, Maker] | None = None,
+        opt_in: bool = False,
+        state_types: Iterable[type] = (),
+    ) -> "Toolpack":
+        """Make a toolpack of several classes: its environment holds one instance of each.
+
+        Args:
+            name: The toolpack's name.
+            classes: The classes, by the names of their instances. Methods of one name become functions called
+                `<instance>_<method>`.
+            read_only: See `from_class`; `instance.method` names the method of one of them.
+            exclude: Likewise.
+            options: See `from_class`, by the names of the instances. The toolpack's options are those of each
+                instance, by its name.
+            opt_in: See `from_class`.
+            state_types: See `from_class`.
+
+        Raises:
+            RegistrationError: A class or a method can't be used; the text says what to do.
+        """
+        with located(caller_place(name)):
+            world = world_of_classes(name, classes, read_only, exclude, options or {})
+            return _made_of(name, next(iter(classes.values())), world, opt_in, state_types)
+        return Toolpack(name, opt_in=opt_in)
 
     def __repr__(self) -> str:
         return f"Toolpack({self.name!r}, {len(self.functions)} functions)"
@@ -171,7 +242,7 @@ class Toolpack:
                 arguments = self._options.bind(options)
             except ValidationError as error:
                 raise InvalidParamsError(
-                    f"The options of toolpack {self.name!r} don't fit: {_lines(error)}."
+                    f"The options of toolpack {self.name!r} don't fit: {problems(error)}."
                 ) from error
         try:
             environment = self._build(**arguments)
@@ -197,7 +268,7 @@ class Toolpack:
             return self.environment_class.model_validate_json(dumps(environment))
         except ValidationError as error:
             raise InvalidParamsError(
-                f"The environment of toolpack {self.name!r} doesn't fit: {_lines(error)}."
+                f"The environment of toolpack {self.name!r} doesn't fit: {problems(error)}."
             ) from error
         except (Exception, SystemExit) as error:
             raise InvalidParamsError(
@@ -205,26 +276,11 @@ class Toolpack:
             ) from error
 
 
-def _environment_and_options(environment: Any) -> tuple[type[BaseModel], Any]:
-    if isinstance(environment, type):
-        if not issubclass(environment, BaseModel):
-            raise RegistrationError(f"{environment.__name__} is not a pydantic model: derive it from TaskEnvironment.")
-        return environment, None
-    if not callable(environment):
-        raise RegistrationError("the environment is neither a pydantic model class nor a factory function of one.")
-    returned = get_type_hints(environment).get("return")
-    if not (isinstance(returned, type) and issubclass(returned, BaseModel)):
-        raise RegistrationError("the factory's return annotation is not a pydantic model class: annotate it with one.")
-    options = make_function(environment) if inspect.signature(environment).parameters else None
-    if options is not None and options.dependencies:
-        raise RegistrationError("the factory has a Depends parameter: there is no environment yet to depend on.")
-    return returned, options
-
-
-def _lines(error: ValidationError) -> str:
-    if error.error_count() > MAX_LISTED_ERRORS:
-        return f"{error.error_count()} errors, too many to list"
-    return "; ".join(
-        f"{'.'.join(shown(str(part)) for part in e['loc']) or 'it'}: {e['msg']}"
-        for e in error.errors(include_url=False)
+def _made_of(name: str, source: type, world: ClassWorld, opt_in: bool, state_types: Iterable[type]) -> Toolpack:
+    made = Toolpack(
+        name, world.environment, opt_in=opt_in, state_types=dict.fromkeys([*state_types, *world.state_types])
     )
+    made.source, made._build, made._options = source, world.build, world.options  # noqa: SLF001 - made here
+    for function, read_only in world.functions:
+        made._add(function, read_only=read_only)  # noqa: SLF001 - made here
+    return made

@@ -130,7 +130,7 @@ class _Walk:
         self.classes.update(dict.fromkeys(state_types))  # even if `_is_state` would refuse them
         for root in (*roots, *state_types):
             self._visit(root, None)
-        self._modules = {cls.__module__ for cls in self.classes if not _is_foreign(cls)}
+        self._modules = {cls.__module__ for cls in self.classes if not is_foreign(cls)}
         self.add_subclasses(only_own_modules=True)
 
     def add_subclasses(self, *, only_own_modules: bool) -> None:
@@ -138,7 +138,7 @@ class _Walk:
         pending = list(self.classes)
         while pending:
             cls = pending.pop()
-            if _is_foreign(cls):
+            if is_foreign(cls):
                 continue
             known = len(self.classes)
             for subclass in _subclasses(cls):
@@ -182,7 +182,8 @@ def _subclasses(cls: type) -> list[type]:
     return sorted(type.__subclasses__(cls), key=class_name)  # in an order that is independent of imports
 
 
-def _is_foreign(cls: type) -> bool:
+def is_foreign(cls: type) -> bool:
+    """Return whether a class is Python's or pydantic's own, so that it isn't admitted for being named."""
     return cls.__module__.partition(".")[0] in _FOREIGN
 
 
@@ -190,7 +191,7 @@ def _is_state(cls: type) -> bool:
     """Return whether a class is allowed because an annotation names it."""
     if issubclass(cls, enum.Enum):
         return bool(cls.__members__)
-    return not _is_foreign(cls) and not getattr(cls, "_is_protocol", False)
+    return not is_foreign(cls) and not getattr(cls, "_is_protocol", False)
 
 
 def _is_importable(cls: type) -> bool:
@@ -204,7 +205,7 @@ def _is_importable(cls: type) -> bool:
 def _hints(cls: type, *, cached_properties: bool) -> Iterator[tuple[Any, type]]:
     """Yield the annotations of all attributes, including private ones and cached properties, each with its class."""
     for base in cls.__mro__:
-        if _is_foreign(base):
+        if is_foreign(base):
             continue
         yield from ((hint, base) for hint in _annotations(base).values())
         for value in vars(base).values() if cached_properties else ():
@@ -269,7 +270,7 @@ def _describe_class(cls: type) -> Iterator[str]:
     fields = getattr(cls, "__pydantic_fields__", {})
     yield from (f"field {name}: {_describe(fields[name].annotation)}" for name in sorted(fields))
     for base in cls.__mro__:
-        if not _is_foreign(base):
+        if not is_foreign(base):
             hints = _annotations(base)
             yield from (f"{name}: {_describe(hints[name])}" for name in sorted(hints) if name not in fields)
     if layout := layout_of(cls, class_name(cls)):

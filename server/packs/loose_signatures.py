@@ -1,0 +1,134 @@
+"""Read the signatures of methods, constructors and factories of classes that weren't written for agents.
+
+The rule: such code can't always be edited, so what an agent can do without may be missing: type hints, descriptions,
+an exact docstring. What would make a call fail is refused.
+"""
+
+import inspect
+from collections.abc import Callable, Collection
+from typing import Any, Optional, get_type_hints
+
+import docstring_parser
+from pydantic import BaseModel, Field
+from pydantic_core import to_jsonable_python
+
+from server.errors import RegistrationError
+from server.signatures import (
+    FunctionSignature,
+    description,
+    is_copied,
+    parameter_descriptions,
+    parameters_model,
+    unknown_keys,
+)
+
+
+def parse_docstring(text: str) -> docstring_parser.Docstring:
+    """Parse a docstring; one that no style fits has only its first line and the rest."""
+    try:
+        return docstring_parser.parse(text)
+    except docstring_parser.ParseError:
+        docs = docstring_parser.Docstring()
+        docs.short_description, _, docs.long_description = inspect.cleandoc(text).partition("\n")
+        return docs
+
+
+def read_loosely(
+    function: Callable[..., Any],
+    name: str,
+    docstring: str,
+    *,
+    receiver: bool = False,
+    only: Collection[str] | None = None,
+    optional: bool = False,
+) -> FunctionSignature:
+    """Read a function whose parameters may lack type hints and descriptions.
+
+    Args:
+        function: A function or a class.
+        name: What agents call it.
+        docstring: Its docstring.
+        receiver: Its first parameter is the instance, so agents don't pass it.
+        only: The parameters that agents pass; None for all but those whose names begin with `_`.
+        optional: Parameters without a default may be left out; then they are None.
+
+    Raises:
+        RegistrationError: An agent couldn't call it; the text says why.
+    """
+    signature, hints = _signature(function)
+    docs = parse_docstring(docstring)
+    descriptions = parameter_descriptions(docs.params)
+    fields: dict[str, tuple[Any, Any]] = {}
+    hidden: dict[str, Any] = {}
+    for parameter in [*signature.parameters.values()][receiver:]:
+        if only is not None and parameter.name not in only and parameter.kind in _VARIADIC:
+            continue
+        if optional and parameter.default is parameter.empty and parameter.kind not in _VARIADIC:
+            parameter = parameter.replace(default=None)  # noqa: PLW2901 - from here on it is that one
+        field = _field(parameter, hints.get(parameter.name, Any), descriptions)
+        offered = parameter.name in only if only is not None else not parameter.name.startswith("_")
+        if offered and (parameter.name in descriptions or _can_be_offered(parameter, field)):
+            fields[parameter.name] = field
+        elif parameter.default is parameter.empty:
+            raise RegistrationError(f"parameter `{parameter.name}` has no default and can't be given by an agent.")
+        else:
+            hidden[parameter.name] = parameter.default
+    parameters = parameters_model(name, fields)
+    return FunctionSignature(
+        name=name,
+        description=description(docs),
+        parameters=parameters,
+        dependencies={},
+        fresh_defaults={name: default for name, default in hidden.items() if is_copied(default)},
+        return_type=hints.get("return"),
+        unknown_keys=unknown_keys(parameters),
+    )
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    try:
+        signature = inspect.signature(function)
+        hinted = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+        hints = get_type_hints(hinted, include_extras=True)
+    except Exception as error:
+        raise RegistrationError(f"its type hints can't be read ({error}).") from error
+    for parameter in signature.parameters.values():  # a pydantic model's `__init__` has no hints of its own
+        if parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str):
+            hints.setdefault(parameter.name, parameter.annotation)
+    return signature, hints
+
+
+def _field(parameter: inspect.Parameter, hint: Any, descriptions: dict[str, str]) -> tuple[Any, Any]:
+    if parameter.kind in _VARIADIC:
+        raise RegistrationError(f"`{parameter}` takes any argument.")
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        raise RegistrationError(f"parameter `{parameter.name}` is positional-only, but agents pass names.")
+    default = ... if parameter.default is parameter.empty else parameter.default
+    if default is None:
+        hint = Optional[hint]  # noqa: UP045 - `x: str = None` is meant so, and `|` fails for some hints
+    return hint, Field(default=default, description=descriptions.get(parameter.name) or None)
+
+
+def _can_be_offered(parameter: inspect.Parameter, field: tuple[Any, Any]) -> bool:
+    """Return whether an undocumented parameter can be offered to agents; one without a default must be."""
+    if parameter.default is parameter.empty:
+        return True
+    try:
+        to_jsonable_python(parameter.default)
+        parameters_model(parameter.name, {parameter.name: field})
+    except Exception:  # noqa: BLE001 - then calls use the default
+        return False
+    return True
+
+
+def documented(kind: type) -> list[str]:
+    """Get the parameters of a class's constructor that the class's or the constructor's docstring describes."""
+    names = inspect.signature(kind).parameters
+    texts = [vars(kind).get("__doc__") or "", getattr(kind.__init__, "__doc__", None) or ""]  # type: ignore[misc]
+    if issubclass(kind, BaseModel):
+        texts.pop()
+    found = [name for text in texts for name in parameter_descriptions(parse_docstring(text).params)]
+    return [name for name in names if name in found]
