@@ -114,6 +114,27 @@ class Export(TypedDict):
     snapshot: str
 
 
+class Difference(TypedDict):
+    """How a call came out differently when it was run again; texts are cut at 2,000 characters."""
+
+    index: int
+    what: Literal["error", "result", "state"]
+    recorded: str | None
+    replayed: str | None
+
+
+class Replay(TypedDict):
+    """The new session, how many records were run again in it, and the first difference.
+
+    `complete` is true if all records were run again without a difference.
+    """
+
+    session: Session
+    replayed: int
+    complete: bool
+    diverged: Difference | None
+
+
 RESULTS: dict[str, Any] = {
     "create_session": Session,
     "list_toolpacks": list[ToolpackDescription],
@@ -129,6 +150,7 @@ RESULTS: dict[str, Any] = {
     "close_sessions": int,
     "list_sessions": list[Session],
     "export_session": Export,
+    "replay_session": Replay,
     "rpc.discover": dict[str, Json],
 }
 """The result of each method."""

@@ -22,10 +22,12 @@ from server.packs.loading import load_catalog
 from server.rpc.jsonrpc import JsonRpc
 from server.rpc.methods import Caller, Methods
 from server.rpc.openrpc import openrpc_document
+from server.rpc.replay_methods import ReplayMethods
 from server.secret_key import secret_key
 from server.sessions.calls import CallRequest
 from server.sessions.context import SessionContext
 from server.sessions.manager import SessionManager
+from server.sessions.replay import Replays
 from server.settings import Settings
 from server.stores import open_store
 from server.stores.base import SessionStore
@@ -55,6 +57,7 @@ class Service:
 
     Attributes:
         sessions: All that can be done with sessions.
+        methods: The methods of `/rpc`.
         rpc: Answers the requests of `/rpc`.
         agents: Answers the requests of agents' addresses.
         metrics: Metrics for Prometheus.
@@ -85,7 +88,9 @@ class Service:
         context = SessionContext(catalog, store, settings, key, self.codec, self.runner)
         self.sessions = SessionManager(context)
         self._methods = Methods(self.sessions, settings, self.document, self._observe)
-        self.rpc = JsonRpc(self._methods.all(), settings, self._parse)
+        replays = Replays(context, self.sessions)
+        self.methods = [*self._methods.all(), *ReplayMethods(replays).all()]
+        self.rpc = JsonRpc(self.methods, settings, self._parse)
         self.agents = JsonRpc(self._methods.agents(), settings, self._parse)
         self._log = CallLog(settings.log_calls, arguments=settings.log_arguments)
         self._ended: list[tuple[str, EndedCall]] = []  # in this turn of the event loop, with their toolpacks
@@ -111,7 +116,7 @@ class Service:
     def document(self) -> Fragment:
         """Get the OpenRPC document, made when it is first asked for."""
         if self._document is None:
-            self._document = Fragment(dumps(openrpc_document(self._methods.all())))
+            self._document = Fragment(dumps(openrpc_document(self.methods)))
         return self._document
 
     async def agent(self, key: str) -> Caller:

@@ -18,7 +18,8 @@ from server.execution.views import thawed
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.codes import describe, error_reply
-from server.rpc.methods import Caller
+from server.rpc.methods import Caller, Method, Methods
+from server.rpc.replay_methods import ReplayMethods
 from server.service import Service
 from server.settings import Settings
 from server.stores import open_store
@@ -32,6 +33,12 @@ PATIENCE = 20.0
 CATALOG = load_catalog((PACKS,), FIXTURES)
 ledger: Any = sys.modules["toolpacks.ledger"]
 nasty: Any = sys.modules["toolpacks.nasty"]
+
+
+def all_methods() -> list[Method]:
+    """Get the methods of `/rpc`, to look at and not to call."""
+    nothing: Any = None
+    return [*Methods(nothing, nothing, nothing, nothing).all(), *ReplayMethods(nothing).all()]
 
 
 def wait_until(condition: Callable[[], Any], what: str = "what the test waits for") -> Any:

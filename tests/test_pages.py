@@ -166,7 +166,10 @@ def test_the_first_command_sets_up_and_serves(tmp_path):
 
 
 @pytest.mark.usefixtures("curl")
-@pytest.mark.parametrize(("page", "heading"), [("README.md", "A first session"), ("docs/protocol.md", "Examples")])
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [("README.md", "A first session"), ("docs/protocol.md", "Examples"), ("docs/replay.md", "Replay a session")],
+)
 def test_a_session_in_curl(folder, page, heading):
     with serving(".venv/bin/toolpack-server serve", folder) as banner:
         check_console(page, heading, folder, port_of(banner))
@@ -272,6 +275,7 @@ RUN = {
     ("docs/operate.md", "Health"),
     ("docs/operate.md", "A `server.py` of your own"),
     ("docs/protocol.md", "Examples"),
+    ("docs/replay.md", "Replay a session"),
     ("docs/toolpacks.md", "A larger example"),
     ("docs/toolpacks.md", "Test a toolpack"),
 }

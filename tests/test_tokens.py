@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 import server_process
 import serving
-from serving import PACKS, result_of
+from serving import PACKS, all_methods, result_of
 
 from server.cli import serve
 from server.errors import HttpRefusedError, SettingsError
-from server.rpc.methods import Methods
 from server.settings import Settings
 from server.web.auth import TokenGate, new_token
 
@@ -170,10 +169,8 @@ def every_method(session_id):
     """A request for each method that is about one session, and some more for those that look at it first."""
     asked = {name: {"session_id": session_id} for name in (
         "list_functions", "get_session", "get_environment", "diff_environment", "get_trace", "fork_session",
-        "reset_session", "close_session", "export_session")}  # fmt: skip
-    taking = {
-        method.name for method in Methods(None, None, None, None).all() if "session_id" in method.params.model_fields
-    }
+        "reset_session", "close_session", "export_session", "replay_session")}  # fmt: skip
+    taking = {method.name for method in all_methods() if "session_id" in method.params.model_fields}
     assert taking == {*asked, "run_function"}
     run = {"session_id": session_id, "function": "add", "kwargs": {"amount": 1}}
     return [
@@ -222,7 +219,7 @@ def test_lists_and_closings_reach_ones_own_sessions_alone(ann, bob):
 def test_an_agent_has_two_methods_and_no_word_about_others(server, ann):
     session = ann.rpc("create_session", toolpacks=["ledger"])
     agent = Client(server)
-    for method in Methods(None, None, None, None).all():
+    for method in all_methods():
         told = agent.post(session["agent_path"], request(method.name)).json()
         if method.name in {"list_functions", "run_function"}:
             continue

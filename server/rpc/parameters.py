@@ -207,5 +207,13 @@ class ExportSession(Params):
     version: Version | None = Field(None, description="The version; default: the current one.")
 
 
+class ReplaySession(Params):
+    """Run a session's records again, in order, in a new session, up to the first that comes out differently."""
+
+    session_id: SessionId
+    limit: int = Field(1000, ge=1, le=100_000, description="How many records to run again, at most.")
+    labels: Labels | None = Field(None, description="The labels of the new session; default: this session's.")
+
+
 class Discover(Params):
     """Get the OpenRPC document of this server."""

@@ -18,7 +18,7 @@ from server.execution.world import Snapshot
 from server.jsonio.strict import Fragment, dumps
 from server.sessions.context import SessionContext
 from server.sessions.identity import is_bound
-from server.sessions.records import cut, cut_arguments, request_digest
+from server.sessions.records import cut, cut_arguments, cut_error, request_digest
 from server.stores.base import Record, SessionStore
 from server.times import timestamp
 
@@ -139,14 +139,14 @@ class CallOperation:
     def _record(self, state: SessionState, outcome: Outcome, seconds: float) -> Record:
         """Write the record; the repeat of its call_id gets the whole answer even if the trace has only a part."""
         result = b'""' if outcome.result is None else outcome.result
-        error, most = outcome.error, self._context.settings.max_record_bytes
+        most = self._context.settings.max_record_bytes
+        error = cut_error(outcome.error, most)
         whole: dict[str, Any] = {} if outcome.similar is None else {"similar": outcome.similar}
         if len(result) > most:
             whole["result"] = Fragment(result)
             result = dumps(cut(result))
-        if error is not None and len(error) > most:
-            whole["error"] = error
-            error = f"{error[:most]}… ({len(error) - most} more characters)"
+        if error != outcome.error:
+            whole["error"] = outcome.error
         shown = {
             "index": state.index + 1,
             "kind": "call",

@@ -34,6 +34,13 @@ def cut(text: bytes) -> dict[str, Any]:
     return {"$cut": {"bytes": len(text), "digest": hashlib.blake2b(text, digest_size=16).hexdigest()}}
 
 
+def cut_error(error: str | None, max_bytes: int) -> str | None:
+    """Get the text of an error for the trace."""
+    if error is None or len(error) <= max_bytes:
+        return error
+    return f"{error[:max_bytes]}… ({len(error) - max_bytes} more characters)"
+
+
 def cut_arguments(sent: bytes, kwargs: Mapping[str, Any], max_bytes: int) -> bytes:
     """Get the arguments of a call for the trace: the large ones are cut if all together are too long.
 

@@ -8,8 +8,9 @@ import json
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
+from serving import all_methods
 
-from server.rpc.methods import AgentListFunctions, AgentRunFunction, Methods
+from server.rpc.methods import AgentListFunctions, AgentRunFunction
 
 ODD_NAMES = [
     "", " ", "a", "ledger", "nasty", "halves", "vault", "__proto__", "__class__", "__init__", "__dict__", "constructor",
@@ -191,7 +192,7 @@ def requests(target, *, agent=False):
     if agent:
         models = {"list_functions": AgentListFunctions, "run_function": AgentRunFunction}
     else:
-        models = {method.name: method.params for method in Methods(None, None, None, None).all()}
+        models = {method.name: method.params for method in all_methods()}
 
     def request(name):
         members = {"jsonrpc": st.just("2.0"), "method": st.just(name), "id": ids}

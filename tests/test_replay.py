@@ -1,0 +1,386 @@
+"""`replay_session` runs a session's records again, in a new session, and says what comes out differently."""
+
+import contextlib
+import threading
+import time
+from typing import Annotated, Any
+
+import pytest
+from serving import Bench, refused, wait_until
+
+from server import Depends, TaskEnvironment, Toolpack
+from server.errors import OverloadedError
+from server.packs.catalog import Catalog
+from server.stores import open_store
+
+
+class World(TaskEnvironment):
+    numbers: list[int] = []  # noqa: RUF012 - pydantic copies it
+    text: str = ""
+
+
+class Code:
+    """What the functions do; a test changes it as an author changes code."""
+
+    def __init__(self):
+        self.by = 1
+        self.text = "same"
+        self.error: str | None = None
+        self.seconds = 0.0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.key_order = ("a", "b")
+
+
+def catalog_of(code: Code, *, read_only=False):
+    toolpack = Toolpack("drift", World)
+    numbers = Annotated[list[int], Depends("numbers")]
+
+    @toolpack.function
+    def add(numbers: numbers, amount: int) -> int:
+        """Add a number.
+
+        :param amount: What to add.
+        """
+        numbers.append(amount * code.by)
+        return sum(numbers)
+
+    @toolpack.function(read_only=read_only)
+    def look(numbers: numbers) -> dict[str, Any]:
+        """Look."""
+        both = {"a": code.text, "b": len(numbers)}
+        return {name: both[name] for name in code.key_order}
+
+    @toolpack.function
+    def fail(numbers: numbers) -> None:
+        """Fail."""
+        numbers.append(999)
+        if code.error:
+            raise ValueError(code.error)
+
+    @toolpack.function(timeout_seconds=0.2)
+    def wait(numbers: numbers) -> str:
+        """Wait."""
+        numbers.append(7)
+        until = time.monotonic() + code.seconds
+        while time.monotonic() < until:
+            pass
+        return "waited"
+
+    @toolpack.function
+    def hold() -> None:
+        """Wait until a gate is open."""
+        code.gate.wait(20)
+
+    @toolpack.function
+    def echo(value: Any) -> Any:
+        """Return the value.
+
+        :param value: Anything.
+        """
+        return value
+
+    return Catalog({"drift": toolpack})
+
+
+@pytest.fixture
+def code():
+    return Code()
+
+
+@contextlib.contextmanager
+def benches(code, **settings):
+    """Get a server and, as often as wanted, its successor with other code on the same store."""
+    store = open_store("memory:")
+    made = [Bench(catalog_of(code), store=store, **settings)]
+
+    def edited(**changes):
+        made.append(Bench(catalog_of(code, **changes), store=store, **settings))
+        return made[-1]
+
+    yield made[0], edited
+    for bench in made:
+        bench.close()
+    store.close()
+
+
+@pytest.fixture
+def bench(code):
+    made = Bench(catalog_of(code))
+    yield made
+    made.close()
+
+
+def replay(bench, session_id, **params):
+    return bench.rpc("replay_session", session_id=session_id, **params)
+
+
+def shown(bench, session_id):
+    """The trace, without what may differ."""
+    volatile = ("call_id", "started_at", "duration_ms")
+    trace = bench.rpc("get_trace", session_id=session_id, limit=1000)
+    return [{name: value for name, value in record.items() if name not in volatile} for record in trace]
+
+
+def environment(bench, session_id):
+    return bench.rpc("get_environment", session_id=session_id)
+
+
+def busy(bench, code):
+    """A session with calls of every sort, resets and a call_id."""
+    session_id = bench.create("drift", labels={"run": "1"})
+    bench.call(session_id, "add", amount=1)
+    bench.call(session_id, "look")
+    bench.call(session_id, "none")
+    bench.call(session_id, "add", amount="much")
+    code.error = "it failed"
+    bench.call(session_id, "fail")
+    bench.call(session_id, "add", {"call_id": "x"}, amount=2)
+    bench.call(session_id, "add", {"call_id": "x"}, amount=2)
+    bench.rpc("reset_session", session_id=session_id, version=1)
+    bench.call(session_id, "add", amount={"$call": {"function": "add", "args": {"amount": 3}}})
+    bench.call(session_id, "echo", value=["😀", 2**70, 1.5, None, {"é": "\\"}])
+    return session_id
+
+
+def test_unchanged_code_gives_the_same(bench, code):
+    session_id = busy(bench, code)
+    before = bench.rpc("get_trace", session_id=session_id)
+    replayed = replay(bench, session_id)
+    new = replayed["session"]["session_id"]
+    assert {**replayed, "session": None} == {"session": None, "replayed": 9, "complete": True, "diverged": None}
+    assert replayed["session"] == bench.rpc("get_session", session_id=new) | {
+        "expires_at": replayed["session"]["expires_at"]
+    }
+    assert replayed["session"]["parent"] == {"session_id": session_id, "version": 0}
+    assert replayed["session"]["labels"] == {"run": "1"}
+    assert shown(bench, new) == shown(bench, session_id)
+    assert environment(bench, new) == environment(bench, session_id)
+    assert {record.get("call_id") for record in bench.rpc("get_trace", session_id=new)} == {None}
+    assert bench.rpc("get_trace", session_id=session_id) == before
+    assert bench.version(new) == bench.version(session_id)
+
+
+def test_a_session_without_records(bench):
+    session_id = bench.create("drift")
+    replayed = replay(bench, session_id, labels={"a": "b"})
+    assert (replayed["replayed"], replayed["complete"], replayed["diverged"]) == (0, True, None)
+    assert replayed["session"]["labels"] == {"a": "b"}
+
+
+def test_the_first_difference_ends_it(bench, code):
+    session_id = busy(bench, code)
+    code.text = "other"
+    replayed = replay(bench, session_id)
+    assert replayed["replayed"] == 2
+    assert replayed["complete"] is False
+    assert replayed["diverged"] == {
+        "index": 1,
+        "what": "result",
+        "recorded": '{"a":"same","b":1}',
+        "replayed": '{"a":"other","b":1}',
+    }
+    new = replayed["session"]["session_id"]
+    assert len(shown(bench, new)) == 2
+    assert environment(bench, new)["drift"]["numbers"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"by": 2}, {"index": 0, "what": "result", "recorded": "1", "replayed": "2"}),
+        ({"error": "else"}, {"index": 4, "recorded": "ValueError: it failed", "replayed": "ValueError: else"}),
+        ({"error": None}, {"index": 4, "what": "error", "recorded": "ValueError: it failed", "replayed": None}),
+        ({"key_order": ("b", "a")}, None),
+        ({"text": "x" * 5000}, {"index": 1, "replayed": '{"a":"' + "x" * 1994}),
+    ],
+)
+def test_differences(bench, code, change, expected):
+    session_id = busy(bench, code)
+    for name, value in change.items():
+        setattr(code, name, value)
+    found = replay(bench, session_id)["diverged"]
+    assert found == (expected and found | expected)
+
+
+@pytest.mark.parametrize(("value", "other"), [(1, True), (1, 1.0), (0, False), ("1", 1), ([], {}), (None, "")])
+def test_values_differ_as_json(bench, code, value, other):
+    session_id = bench.create("drift")
+    code.text = value
+    bench.call(session_id, "look")
+    code.text = other
+    assert replay(bench, session_id)["diverged"]["what"] == "result"
+    code.text = value
+    assert replay(bench, session_id)["complete"]
+
+
+def test_limit(bench, code):
+    session_id = busy(bench, code)
+    assert (found := replay(bench, session_id, limit=3))["replayed"] == 3
+    assert (found["complete"], found["diverged"]) == (False, None)
+    assert replay(bench, session_id, limit=9)["complete"] is True
+    refused(-32602, replay, bench, session_id, limit=0)
+
+
+def test_many_records(bench):
+    session_id = bench.create("drift")
+    for amount in range(250):
+        bench.call(session_id, "add", amount=amount)
+    found = replay(bench, session_id)
+    assert (found["replayed"], found["complete"]) == (250, True)
+    assert environment(bench, found["session"]["session_id"]) == environment(bench, session_id)
+
+
+def test_a_call_that_overran_is_not_run_and_keeps_its_place(bench, code):
+    session_id = bench.create("drift")
+    bench.call(session_id, "add", amount=1)
+    code.seconds = 60
+    assert bench.call(session_id, "wait")["error"].startswith("TimeoutError: `wait` took longer than 0.2 s")
+    bench.call(session_id, "add", amount=2)
+    code.seconds = 0
+    found = replay(bench, session_id)
+    assert found["complete"] is True
+    assert shown(bench, found["session"]["session_id"]) == shown(bench, session_id)
+
+
+def test_a_call_that_overruns_only_now_is_a_difference(bench, code):
+    session_id = bench.create("drift")
+    bench.call(session_id, "wait")
+    code.seconds = 60
+    found = replay(bench, session_id)["diverged"]
+    assert (found["what"], found["recorded"]) == ("error", None)
+    assert found["replayed"].startswith("TimeoutError: `wait`")
+
+
+def test_a_fork_is_replayed_from_its_own_beginning(bench):
+    session_id = bench.create("drift")
+    bench.call(session_id, "add", amount=5)
+    fork = bench.rpc("fork_session", session_id=session_id)[0]["session_id"]
+    bench.call(fork, "add", amount=6)
+    bench.rpc("close_session", session_id=session_id)
+    found = replay(bench, fork)
+    assert found["complete"]
+    assert environment(bench, found["session"]["session_id"])["drift"]["numbers"] == [5, 6]
+
+
+def test_a_function_that_has_become_read_only_shifts_the_versions(code):
+    with benches(code) as (bench, edited):
+        session_id = bench.create("drift")
+        for function in ("look", "look"):
+            bench.call(session_id, function)
+        bench.call(session_id, "add", amount=1)
+        bench.call(session_id, "add", amount=2)
+        bench.rpc("reset_session", session_id=session_id, version=3)
+        bench.call(session_id, "add", amount=4)
+        later = edited(read_only=True)
+        found = replay(later, session_id)
+        assert found["complete"] is True
+        new = found["session"]["session_id"]
+        assert later.version(new) == bench.version(session_id) - 2
+        assert environment(later, new)["drift"]["numbers"] == [1, 4]
+
+
+class Bigger(World):
+    more: int = 3
+
+
+def test_classes_that_have_changed_are_built_again(code):
+    with benches(code) as (bench, _):
+        session_id = bench.create("drift")
+        bench.call(session_id, "add", amount=1)
+        fork = bench.rpc("fork_session", session_id=session_id)[0]["session_id"]
+        functions = [each.function for each in catalog_of(code).toolpacks["drift"].functions.values()]
+        later = Bench(Catalog({"drift": Toolpack("drift", Bigger, functions)}), store=bench.store)
+        refused(-32008, later.call, session_id, "add", amount=1)
+        found = replay(later, session_id)
+        assert found["complete"] is True
+        assert found["session"]["parent"] is None
+        assert environment(later, found["session"]["session_id"])["drift"] == {"numbers": [1], "text": "", "more": 3}
+        refused(-32008, replay, later, fork)
+        other = Bench(Catalog({}), store=bench.store)
+        refused(-32008, replay, other, session_id)
+        assert len(bench.rpc("list_sessions")) == 3
+        later.close()
+        other.close()
+
+
+def test_arguments_that_were_cut_cannot_be_run_again(code):
+    bench = Bench(catalog_of(code), max_record_bytes=1024)
+    session_id = bench.create("drift")
+    bench.call(session_id, "echo", value="x" * 900)
+    bench.call(session_id, "echo", value="x" * 5000)
+    found = replay(bench, session_id)
+    assert found["replayed"] == 2
+    assert found["diverged"]["what"] == "error"
+    assert "were cut from the trace" in found["diverged"]["replayed"]
+    bench.close()
+
+
+def test_results_and_errors_that_were_cut_are_compared(code):
+    bench = Bench(catalog_of(code), max_record_bytes=1024)
+    session_id = bench.create("drift")
+    code.text, code.error = "x" * 5000, "y" * 5000
+    bench.call(session_id, "look")
+    bench.call(session_id, "fail")
+    assert replay(bench, session_id)["complete"]
+    code.error = "y" * 5001
+    assert replay(bench, session_id)["diverged"]["index"] == 1
+    code.text = "x" * 4999 + "z"
+    assert replay(bench, session_id)["diverged"]["index"] == 0
+    bench.close()
+
+
+def test_a_refused_call_leaves_no_session(code):
+    bench = Bench(catalog_of(code), queue_timeout_seconds=0.2)
+    session_id = bench.create("drift")
+    bench.call(session_id, "add", amount=1)
+    run = bench.sessions.run_function
+
+    async def overloaded(*_):
+        bench.sessions.run_function = run
+        raise OverloadedError("Too much is waiting.")
+
+    bench.sessions.run_function = overloaded
+    refused(-32006, replay, bench, session_id)
+    assert [each["session_id"] for each in bench.rpc("list_sessions")] == [session_id]
+    assert replay(bench, session_id)["complete"]
+    bench.close()
+
+
+def test_another_owner_and_the_agent_cannot_replay(bench):
+    session_id = bench.create("drift", owner="ann")
+    refused(-32001, replay, bench, session_id, owner="bob")
+    path = bench.rpc("get_session", session_id=session_id, owner="ann")["agent_path"]
+    refused(-32601, bench.rpc, "replay_session", agent_key=path.removeprefix("/agents/"))
+    assert replay(bench, session_id, owner="ann")["complete"]
+
+
+def test_it_counts_among_the_sessions(code):
+    bench = Bench(catalog_of(code), max_sessions=1)
+    session_id = bench.create("drift")
+    refused(-32006, replay, bench, session_id)
+    bench.close()
+
+
+def test_a_session_that_is_closed_meanwhile(bench, code):
+    session_id = bench.create("drift")
+    for _ in range(150):
+        bench.call(session_id, "hold")
+    code.gate.clear()
+    running = bench.later("replay_session", session_id=session_id)
+    wait_until(lambda: len(bench.rpc("list_sessions")) == 2)
+    bench.rpc("close_session", session_id=session_id)
+    code.gate.set()
+    refused(-32001, running.result, 20)
+    assert bench.rpc("list_sessions") == []
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_in_the_other_stores(store, code, tmp_path, request):
+    url = request.getfixturevalue("redis_url") if store == "redis" else f"sqlite:///{tmp_path}/s.db"
+    bench = Bench(catalog_of(code), store=url)
+    session_id = busy(bench, code)
+    found = replay(bench, session_id)
+    assert found["complete"]
+    assert shown(bench, found["session"]["session_id"]) == shown(bench, session_id)
+    bench.close()
