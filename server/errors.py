@@ -13,6 +13,7 @@ knows nothing of JSON-RPC or HTTP statuses other than its own; `rpc/codes.py` al
     │   ├── ToolNotFoundError       no such function in this session
     │   ├── SnapshotError           the environment holds something that can't be stored exactly
     │   ├── ResultError             the result has no JSON form
+    │   ├── ReadOnlyError           a function promised to be read-only, but changed the environment
     │   └── TooLargeError           a result, an environment or a request is over its limit
     ├── RequestError                refuses the request: a programmer or an operator can mend it
     │   ├── InvalidParamsError      wrong parameters, unknown toolpacks, bad options, bad pointer
@@ -102,6 +103,24 @@ class SnapshotError(CallError):
 
 class ResultError(CallError):
     """The function's result has no JSON form."""
+
+
+class ReadOnlyError(CallError):
+    """A function promised `read_only=True`, but changed the environment.
+
+    Attributes:
+        toolpack: Its toolpack.
+        function: Its name.
+        change: The path of the first change in the toolpack's environment, and what differs there.
+    """
+
+    def __init__(self, toolpack: str, function: str, path: str, reason: str) -> None:
+        # An agent may read this: it names the path, and no value.
+        where = f"env{'' if path.startswith('[') or not path else '.'}{path}"
+        super().__init__(f"{function} promised read_only=True but changed {where}")
+        self.toolpack = toolpack
+        self.function = function
+        self.change = f"{where}: {reason}"
 
 
 class TooLargeError(CallError):

@@ -19,6 +19,7 @@ from server.observability.call_log import CallLog, EndedCall, request_id
 from server.observability.metrics import MeasuredStore, Metrics
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
+from server.rpc.events import with_log_line
 from server.rpc.jsonrpc import JsonRpc
 from server.rpc.methods import Caller, Methods
 from server.rpc.openrpc import openrpc_document
@@ -54,6 +55,7 @@ class Service:
         store: The store; None opens the one that the settings name.
         key: The key of the hash on stored snapshots; None takes the one that the settings name.
         metrics: The metrics of this worker; None creates them.
+        on_call: Called with each call and its outcome, which then has the traceback of a function that raised.
 
     Attributes:
         sessions: All that can be done with sessions.
@@ -74,6 +76,7 @@ class Service:
         store: SessionStore | None = None,
         key: bytes | None = None,
         metrics: Metrics | None = None,
+        on_call: Callable[[CallRequest, Outcome], None] | None = None,
     ) -> None:
         self.settings = settings
         if catalog is None:
@@ -85,14 +88,24 @@ class Service:
         self.codec = Codec(catalog, key, settings.max_environment_bytes)
         self.runner = LocalRunner(self.codec, settings.max_result_bytes, interruptible)
         store = MeasuredStore(self._store, self.metrics)
-        context = SessionContext(catalog, store, settings, key, self.codec, self.runner)
+        context = SessionContext(
+            catalog,
+            store,
+            settings,
+            key,
+            self.codec,
+            self.runner,
+            running=self.metrics.running,
+            tracebacks=settings.log_level == "debug" or on_call is not None,
+        )
         self.sessions = SessionManager(context)
         self._methods = Methods(self.sessions, settings, self.document, self._observe)
         replays = Replays(context, self.sessions)
         self.methods = [*self._methods.all(), *ReplayMethods(replays).all()]
-        self.rpc = JsonRpc(self.methods, settings, self._parse)
+        self.rpc = JsonRpc([*map(with_log_line, self.methods)], settings, self._parse)
         self.agents = JsonRpc(self._methods.agents(), settings, self._parse)
-        self._log = CallLog(settings.log_calls, arguments=settings.log_arguments)
+        self._log = CallLog(settings.log_calls, arguments=settings.log_arguments, level=settings.log_level)
+        self._on_call = on_call
         self._ended: list[tuple[str, EndedCall]] = []  # in this turn of the event loop, with their toolpacks
         self._document: Fragment | None = None
 
@@ -140,9 +153,13 @@ class Service:
         else:
             toolpack, name = outcome.toolpack, outcome.failure or OK
             result = outcome.result or outcome.error
+            if self._on_call is not None:
+                self._on_call(request, outcome)
         ended = EndedCall(
             time.time(), request_id.get(), session_id, owner, request.function, request.sent, name, result, seconds
         )
+        if outcome is not None and outcome.traceback and self.settings.log_level == "debug":
+            ended = ended._replace(traceback=outcome.traceback)
         self._ended.append((toolpack, ended))
         if len(self._ended) == 1:
             asyncio.get_running_loop().call_soon(self._report)

@@ -115,6 +115,12 @@ class Settings(BaseSettings):
         "auto", description="A line for each call on standard error: json, text, off, or auto: text on a terminal."
     )
     log_arguments: bool = Field(False, description="Put arguments and results into those lines.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least important lines that are logged; debug adds the tracebacks of functions."
+    )
+    compare_read_only: bool = Field(
+        False, description="Compare the environment after every call of a read-only function, not only after some."
+    )
     tokens_file: Path | None = Field(
         None, description="File of hashed tokens, one line each, from `toolpack-server token`."
     )
@@ -176,8 +182,9 @@ def load_settings(**given: Any) -> Settings:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         problems = "; ".join(
-            f"{PREFIX}{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors(include_input=False)
+            f"{PREFIX}{str(e['loc'][0]).upper()}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors(include_input=False)
         )
-        raise SettingsError(f"A setting is wrong. {problems}.") from None
+        raise SettingsError(f"A setting is wrong. {problems}. Correct the variable or the flag.") from None
     finally:
         os.environ.update(saved)

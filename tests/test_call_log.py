@@ -1,5 +1,6 @@
 """The call log has one line for each call, without arguments and results unless a setting asks for them."""
 
+import asyncio
 import contextlib
 import io
 import json
@@ -12,7 +13,10 @@ import pytest
 import server_process
 import serving
 
+from server import tracebacks
+from server.coroutines import run_coroutine
 from server.observability.call_log import CallLog, EndedCall, accept_request_id, request_id
+from server.web import refusals
 
 FIELDS = ["time", "request_id", "session", "owner", "function", "outcome", "duration_ms"]
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -31,8 +35,15 @@ class Log:
         self.server.http.get("/healthz")  # calls that ended before this request are in the log when it is answered
         return self._path.read_bytes()[self._from :].decode()
 
-    def lines(self):
+    def all(self):
+        """Every line; each must be one JSON object."""
         return [json.loads(line) for line in self.text().split("\n")[:-1]]
+
+    def lines(self):
+        return [line for line in self.all() if "event" not in line]
+
+    def events(self, name):
+        return [line for line in self.all() if line.get("event") == name]
 
 
 @contextlib.contextmanager
@@ -146,7 +157,148 @@ def test_it_can_be_off(tmp_path):
         log = Log(server, tmp_path)
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         server.call(session_id, "total")
-        assert log.text() == ""
+        assert [line["event"] for line in log.all()] == ["create_session"]
+
+
+def test_only_lines_that_are_important_enough_are_logged(tmp_path):
+    with serving_with(tmp_path, TOOLPACK_LOG_LEVEL="warning") as server:
+        log = Log(server, tmp_path)
+        server.call(server.rpc("create_session", toolpacks=["ledger"])["session_id"], "total")
+        assert server.http.post("/rpc", content=b"{}", headers={"Content-Type": "x"}).status_code == 415
+        assert [line["status"] for line in log.all()] == [415]
+
+
+# What happens to sessions, and what is refused
+
+
+def test_the_life_of_sessions_is_logged(log):
+    session_id = log.server.rpc("create_session", toolpacks=["ledger"], labels={"who": SECRET})["session_id"]
+    forks = log.server.rpc("fork_session", session_id=session_id, count=2)
+    log.server.rpc("reset_session", session_id=session_id)
+    log.server.rpc("close_session", session_id=session_id)
+    with pytest.raises(serving.RpcError):
+        log.server.rpc("create_session", toolpacks=["none"])
+    created, refused = log.events("create_session")
+    assert list(created) == [
+        *("time", "level", "event", "request_id", "owner", "outcome", "session", "toolpacks", "duration_ms")
+    ]
+    assert (created["session"], created["toolpacks"], created["outcome"]) == (session_id[:8], "ledger", "ok")
+    assert (refused["outcome"], refused["error"]) == ("refused", "InvalidParamsError")
+    (forked,) = log.events("fork_session")
+    assert (forked["session"], forked["version"], forked["count"]) == (session_id[:8], 0, 2)
+    assert forked["forks"] == ",".join(fork["session_id"][:8] for fork in forks)
+    (reset,) = log.events("reset_session")
+    assert (reset["session"], reset["to_version"], reset["version"]) == (session_id[:8], 0, 1)
+    assert [line["session"] for line in log.events("close_session")] == [session_id[:8]]
+    assert session_id not in log.text()
+    assert SECRET not in log.text()
+
+
+def test_refused_requests_are_logged_without_paths_that_may_be_secrets(log):
+    session = log.server.rpc("create_session", toolpacks=["ledger"])
+    key = session["agent_path"].removeprefix("/agents/")
+    http = log.server.http
+    assert http.post("/rpc", content=b"{}", headers={"Content-Type": "text/html"}).status_code == 415
+    assert http.post("/rpc", json={}, headers={"Host": "elsewhere.example"}).status_code == 403
+    assert http.get(session["agent_path"]).status_code == 405
+    assert http.get(f"/.well-known/oauth-protected-resource/{key}").status_code == 404
+    assert http.post(session["agent_path"], content=b" " * (2**20 + 1)).status_code in {413, 415}
+    log.server.rpc("close_session", session_id=session["session_id"])
+    http.post(session["agent_path"], json={})
+    lines = log.events("refused")
+    assert [(line["status"], line["path"]) for line in lines[:4]] == [
+        *((415, "/rpc"), (403, "/rpc"), (405, "/agents/…"), (404, "…"))
+    ]
+    assert (lines[4]["path"], lines[5]["status"], lines[5]["path"]) == ("/agents/…", 200, "/agents/…")
+    assert all(line["client"] == "127.0.0.1" and line["level"] == "warning" and line["reason"] for line in lines)
+    assert key not in log.text()
+
+
+def test_of_many_refused_requests_in_a_second_some_are_only_counted(monkeypatch, caplog):
+    clock = serving.Clock(monkeypatch, refusals)
+    clock.move(1 - clock.monotonic() % 1)
+    log = refusals.RefusalLog()
+    with caplog.at_level("WARNING", "toolpack_server"):
+        for _ in range(refusals.MAX_LINES + 7):
+            log.write(408, "too slow")
+        assert len(caplog.records) == refusals.MAX_LINES
+        clock.move(1)
+        log.write(408, "too slow")
+    assert [record.event.get("count") for record in caplog.records[-2:]] == [7, None]
+
+
+# At level debug: where a function raised
+
+
+def test_the_log_says_where_a_function_raised_and_the_reply_does_not(tmp_path):
+    with serving_with(tmp_path, TOOLPACK_LOG_LEVEL="debug") as server:
+        log = Log(server, tmp_path)
+        session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        params = {"session_id": session_id, "function": "add_then", "kwargs": {"how": "raise"}}
+        replies = [post(server, "/rpc", "run_function", raise_on_error=how, **params).text for how in (False, True)]
+        server.call(session_id, "add", amount="x")
+        server.call(session_id, "add", amount=1)
+        raised, again, *others = log.lines()
+        assert re.search(r'File ".*/packs/ledger\.py", line \d+, in add_then\n', raised["traceback"])
+        assert raised["traceback"].endswith("LookupError: half of it is done")
+        assert "/server/" not in raised["traceback"]
+        assert again["traceback"] == raised["traceback"]
+        assert [list(line) for line in others] == [FIELDS] * 2
+        assert not [reply for reply in replies if "ledger.py" in reply or "Traceback" in reply]
+        assert all(isinstance(line, dict) for line in log.all())
+
+
+@pytest.mark.parametrize("level", ["info", "warning"])
+def test_at_other_levels_there_is_no_traceback(tmp_path, level):
+    with serving_with(tmp_path, TOOLPACK_LOG_LEVEL=level) as server:
+        session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        server.call(session_id, "add_then", how="raise")
+        assert "ledger.py" not in Log(server, tmp_path).text()
+
+
+def raised_by(function):
+    try:
+        function()
+    except BaseException as error:  # noqa: BLE001 - whatever it raises
+        return tracebacks.traceback_text(error)
+    return None
+
+
+def test_a_traceback_has_the_causes_and_not_the_server_s_own_code():
+    def cause():
+        raise KeyError("missing")
+
+    def fail():
+        try:
+            cause()
+        except KeyError as error:
+            raise LookupError("no account") from error
+
+    async def wait():
+        await asyncio.sleep(0)
+        fail()
+
+    text = raised_by(lambda: run_coroutine(wait()))
+    lines = [line.rpartition(", in ")[2] for line in text.splitlines() if ", in " in line]
+    assert [name for name in lines if not name.startswith(("raised_by", "<lambda>"))][-2:] == ["wait", "fail"]
+    assert "KeyError: 'missing'" in text
+    assert "direct cause" in text
+    assert text.endswith("LookupError: no account")
+    assert "server/coroutines" not in text
+
+
+def test_a_traceback_is_limited():
+    def deep(depth):
+        if depth:
+            return other(depth - 1)
+        raise ValueError("x" * 100_000)
+
+    def other(depth):
+        return deep(depth)
+
+    text = raised_by(lambda: deep(400))
+    assert len(text) < tracebacks.MAX_CHARACTERS + 100
+    assert text.startswith("Traceback")
 
 
 # On a terminal
@@ -221,9 +373,10 @@ def test_each_request_has_an_id_of_its_own():
     assert re.fullmatch(r"[0-9a-f]{16}", made)
 
 
-def test_an_unknown_path_leaves_no_line(log):
+def test_an_unknown_path_is_not_logged(log):
     assert log.server.http.get("/agents/" + "a" * 32).status_code == 405
     assert log.server.http.get("/" + "a" * 32).status_code == 404
     with contextlib.suppress(httpx.TransportError):
         httpx.get(f"{log.server.url}/agents/{'b' * 32}", timeout=serving.PATIENCE)
-    assert log.text() == ""
+    assert "aaaa" not in log.text()
+    assert "bbbb" not in log.text()

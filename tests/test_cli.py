@@ -1,7 +1,9 @@
 """The command line: its output, and that every error is one sentence and exit status 1."""
 
+import fcntl
 import http.server
 import json
+import socket
 import subprocess
 import threading
 from typing import ClassVar
@@ -243,3 +245,90 @@ def test_serving_gives_no_warning(tmp_path, flags):
         server.process.terminate()
         assert server.process.wait(serving.PATIENCE) == 0
     assert "Warning" not in (tmp_path / "server.log").read_text()
+
+
+def test_call_shows_where_a_function_raised():
+    result = run("call", *FIXTURES, "add_then", "how=raise")
+    assert result.returncode == 1
+    first, *middle, last = result.stderr.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert f'File "{serving.PACKS}/ledger.py", line ' in middle[0]
+    assert middle[0].endswith(", in add_then")
+    assert not [line for line in middle if "/server/" in line]
+    assert last == "LookupError: half of it is done"
+
+
+def test_call_compares_what_read_only_functions_leave_behind():
+    result = invoke("call", "--pack-dir", str(serving.PACKS), "--packs", "liars", "search", "word=a")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("ReadOnlyError: search promised read_only=True but changed env.seen\n")
+
+
+# A start that fails says one sentence and nothing else.
+
+
+def nothing(_folder):
+    return []
+
+
+def a_file_as_data(folder):
+    (folder / "file").touch()
+    return ["--data-dir", str(folder / "file")]
+
+
+def no_database(folder):
+    (folder / "sessions.db").write_text("no database" * 100)
+    return ["--data-dir", str(folder)]
+
+
+def two_workers_without_a_database(folder):
+    return [*no_database(folder), "--workers", "2"]
+
+
+def a_store_in_use(folder):
+    (folder / "sessions.db.lock").touch(mode=0o600)
+    lock = (folder / "sessions.db.lock").open()
+    held.append(lock)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return ["--data-dir", str(folder)]
+
+
+def a_port_in_use(folder):
+    listener = socket.create_server(("127.0.0.1", 0))
+    held.append(listener)
+    return ["--data-dir", str(folder), "--port", str(listener.getsockname()[1])]
+
+
+held = []
+
+
+@pytest.fixture
+def holding():
+    yield
+    while held:
+        held.pop().close()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "arguments", "said"),
+    [
+        (a_file_as_data, [], "can't be opened: its folder is a file. Choose another --store."),
+        (no_database, [], "sessions.db can't be opened: file is not a database. Name another file."),
+        (two_workers_without_a_database, [], "can't be opened: file is not a database. Name another file."),
+        (a_store_in_use, [], "is in use by another toolpack-server: stop it, or give this one its own --store."),
+        (a_port_in_use, [], "Address already in use. Choose another --port or --host."),
+        (nothing, ["--port", "many"], "Invalid value for '--port': 'many' is not a valid integer."),
+        (nothing, ["--nonsense"], "No such option '--nonsense'."),
+        (nothing, ["--store", "redis://127.0.0.1:1"], "Correct --store, or start it."),
+        (nothing, ["--log", "x"], "No such option"),
+    ],
+)
+@pytest.mark.usefixtures("holding")
+def test_a_start_that_fails_says_one_sentence_and_nothing_else(tmp_path, prepare, arguments, said):
+    variables = {"TOOLPACK_PORT": "0", "TOOLPACK_SECRET_KEY": "0123456789abcdef"}
+    result = run("serve", "--packs", "bank", *prepare(tmp_path), *arguments, **variables)
+    assert result.returncode != 0
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("toolpack-server: ")
+    assert said in line

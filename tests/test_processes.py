@@ -320,7 +320,7 @@ class Child:
     def __init__(self):
         self.row, self.pid, self.pipe, self.exit_code = 0, 1, None, None
         self.age = self.silence = 0.0
-        self.ending = None
+        self.ending, self.failure = None, ""
         self.served = self.unfit = self.ended = False
 
     def is_alive(self):
@@ -404,8 +404,42 @@ def test_a_worker_that_can_not_start_ends_the_server_unless_one_has_served(keepe
     keeper._replace_workers()
     keeper._served = False
     keeper._children[0].die(START_FAILED)
-    with pytest.raises(StartError, match="a worker could not start"):
+    keeper._children[0].failure = "The store is on the moon."
+    with pytest.raises(StartError, match="store is on the moon"):
         keeper._replace_workers()
+
+
+def test_the_log_says_what_a_worker_was_at_when_it_ended(keeper, caplog):
+    running = keeper._metrics.running.of_row(0)
+    places = [running.begin("ledger", name) for name in ("total", "add", "total", "gone")]
+    running.end(places[0])
+    keeper._children[0].die(-9)
+    keeper._replace_workers()
+    assert "Worker 1 ended with status -9 while it ran ledger.add, ledger.total: it is replaced." in caplog.text
+    assert keeper._metrics.running.of_row(0).names(0) == []
+
+
+def test_the_server_says_once_that_it_serves_when_all_its_workers_do(keeper):
+    said = []
+    keeper._serving = lambda: said.append(keeper.clock.monotonic())
+    first, second = keeper._children
+    keeper._watch(0.1)
+    first.served = True
+    keeper._watch(0.1)
+    assert not said
+    second.served = True
+    keeper._watch(0.1)
+    keeper._watch(0.1)
+    assert len(said) == 1
+
+
+def test_the_server_serves_though_one_worker_takes_long(keeper):
+    said = []
+    keeper._serving = lambda: said.append(1)
+    keeper._children[0].served = True
+    for _ in range(60):
+        keeper._watch(0.1)
+    assert said == [1]
 
 
 def test_workers_that_end_at_once_are_replaced_after_pauses_that_grow(keeper):

@@ -30,7 +30,7 @@ def main() -> None:
     try:
         cli(standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        click.echo(f"toolpack-server: {error.format_message()}", err=True)
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)

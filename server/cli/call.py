@@ -16,10 +16,12 @@ from typing import Any
 import click
 
 from server.cli.options import packs_options
+from server.execution.call import Outcome
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.methods import Caller
 from server.service import Service
+from server.sessions.calls import CallRequest
 from server.settings import Settings, load_settings
 
 
@@ -46,7 +48,14 @@ def call(
     if url:
         envelope = asyncio.run(_call(_remote(url, token), session, None, function, kwargs))
     else:
-        settings = load_settings(store="memory:", log_calls="off", pack_dir=pack_dir or None, packs=packs)
+        settings = load_settings(
+            store="memory:",
+            log_calls="off",
+            log_level="warning",
+            compare_read_only=True,
+            pack_dir=pack_dir or None,
+            packs=packs,
+        )
         catalog = load_catalog(settings.pack_dir, settings.packs)
         toolpack = next((name for name, pack in catalog.toolpacks.items() if function in pack.functions), None)
         envelope = asyncio.run(_call_here(settings, catalog, [toolpack] if toolpack else None, function, kwargs))
@@ -72,10 +81,15 @@ async def _call(
             await send("close_session", {"session_id": session_id})
 
 
+def _show_traceback(_request: CallRequest, outcome: Outcome) -> None:
+    if outcome.traceback:
+        click.echo(f"{outcome.traceback}\n", err=True)
+
+
 async def _call_here(
     settings: Settings, catalog: Catalog, toolpacks: list[str] | None, function: str, kwargs: dict[str, Any]
 ) -> Any:
-    service = Service(settings, catalog)
+    service = Service(settings, catalog, on_call=_show_traceback)
 
     async def send(method: str, params: dict[str, Any]) -> Any:
         return _result(await service.rpc.answer(Caller(), _request(method, params)) or b"null")

@@ -3,7 +3,6 @@
 The rule: settings, toolpacks and the address are checked before any worker starts.
 """
 
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,11 @@ import click
 from server.cli.options import packs_options
 from server.cli.shadowing import shadowing_files
 from server.errors import SettingsError
+from server.observability.log import configure_logging
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.processes.listen import listen
+from server.processes.pipe import SupervisorPipe
 from server.processes.supervisor import Supervisor
 from server.processes.worker import run_worker
 from server.service import Service
@@ -42,14 +43,17 @@ def serve(**flags: Any) -> None:
             f"{settings.workers} workers can't share memory: use the default store or redis://, or one worker."
         )
     catalog = load_catalog(settings.pack_dir, settings.packs)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    configure_logging(settings.log_calls, settings.log_level)
     with listen(settings.host, settings.port) as listener:
-        banner(settings, catalog, listener.getsockname()[1])
+        port = listener.getsockname()[1]
+
+        def serving() -> None:
+            banner(settings, catalog, port)
+
         if in_memory:
-            run_worker(Service(settings, catalog), listener)
+            run_worker(Service(settings, catalog), listener, SupervisorPipe(serving=serving))
         else:
-            Supervisor(settings, catalog, listener).run()
+            Supervisor(settings, catalog, listener, serving).run()
 
 
 def banner(settings: Settings, catalog: Catalog, port: int) -> None:

@@ -1,7 +1,7 @@
 """Run one call, as a pure function of a plan and a snapshot.
 
-The rule: no I/O, no lock, no clock. Whatever a function does, the answer is an `Outcome`; the call has no effect until
-that is committed.
+The rule: no I/O, no lock, and no clock but the one that measures comparisons. Whatever a function does, the answer is
+an `Outcome`; the call has no effect until that is committed.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,14 @@ from typing import Any
 
 from pydantic_core import ValidationError
 
-from server.errors import InternalSignal, RequestError, TooLargeError, ToolNotFoundError, shown
+from server.errors import InternalSignal, ReadOnlyError, RequestError, TooLargeError, ToolNotFoundError, shown
 from server.execution.codec import PlainCodec
 from server.execution.runtime import Plan
 from server.execution.world import Snapshot, World
 from server.functions_runtime import MAX_LISTED_ERRORS, error_text
 from server.jsonio.strict import dumps
 from server.jsonio.view import to_json
+from server.tracebacks import traceback_text
 
 
 class Failure(StrEnum):
@@ -45,6 +46,9 @@ class Outcome:
         blobs: The new blob id and bytes of each part that it may have changed.
         live: The objects of the parts that it used, equal to their bytes.
         toolpack: The toolpack of the function; "" if there is no such function.
+        compared_seconds: The time spent on comparing what read-only functions left behind; None if nothing was.
+        broken: The toolpack and the name of a falsely read-only function, and what it has changed.
+        traceback: Where the function raised, for the log and the author; never part of a reply.
     """
 
     result: bytes | None = None
@@ -56,6 +60,9 @@ class Outcome:
     blobs: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     live: dict[str, Any] = field(default_factory=dict)
     toolpack: str = ""
+    compared_seconds: float | None = None
+    broken: tuple[str, str, str] | None = None
+    traceback: str | None = None
 
 
 def call(
@@ -78,23 +85,37 @@ def call(
         RequestError: The stored environment can't be used; the call had no effect.
         MissingBlobError: A part of it is missing from the store; likewise.
     """
-    world = World(snapshot, codec, plan.footprint, read_only=plan.read_only, interruptible=interruptible)
+    world = World(
+        snapshot,
+        codec,
+        plan.footprint,
+        read_only=plan.read_only,
+        interruptible=interruptible,
+        trusted=plan.trusted,
+        compares=plan.compares,
+    )
+    outcome: Outcome
     try:
         value = plan.runtime.call(world, plan.function, plan.arguments)
         result = to_json(value, codec.catalog.plain)
         if len(result) > max_result_bytes:
             raise TooLargeError(f"the result has {len(result)} bytes as JSON; {max_result_bytes} are allowed.")
         blobs = {part: codec.encode(part, world.touched[part]) for part in world.dirty}
-        return Outcome(result, changes=not plan.read_only, blobs=blobs, live=world.touched)
+        outcome = Outcome(result, changes=not plan.read_only, blobs=blobs, live=world.touched)
     # BaseException: if a function raises SystemExit or KeyboardInterrupt, that is its failure, not the server's.
     except BaseException as error:
         if isinstance(error, RequestError | InternalSignal) and not world.raised:
             raise
-        return _failed(error, max_result_bytes, raised=world.raised)
+        outcome = _failed(error, max_result_bytes, raised=world.raised)
+        if plan.tracebacks:
+            outcome.traceback = traceback_text(error)
+    if plan.compares:
+        outcome.compared_seconds = world.compared_seconds
+    return outcome
 
 
 def _failed(error: BaseException, max_bytes: int, *, raised: bool) -> Outcome:
-    errors = similar = None
+    errors = similar = broken = None
     if raised:
         failure = Failure.RAISED
     elif isinstance(error, ToolNotFoundError):
@@ -105,12 +126,14 @@ def _failed(error: BaseException, max_bytes: int, *, raised: bool) -> Outcome:
         failure, errors = Failure.ARGUMENTS, _argument_errors(error)
     else:
         failure = Failure.RAISED
+        if isinstance(error, ReadOnlyError):
+            broken = error.toolpack, error.function, error.change
     text = error_text(error)
     if len(text) > max_bytes:
         text = f"{text[:max_bytes]}… ({len(text) - max_bytes} more characters)"
     if errors and len(dumps(errors)) > max_bytes:
         errors = []
-    return Outcome(error=text, failure=failure, errors=errors, similar=similar)
+    return Outcome(error=text, failure=failure, errors=errors, similar=similar, broken=broken)
 
 
 def _argument_errors(error: ValidationError) -> list[dict[str, Any]]:

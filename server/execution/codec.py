@@ -61,6 +61,15 @@ class PlainCodec:
         environment: BaseModel = thaw(payload, self.catalog.classes)
         return environment
 
+    def copy(self, environment: BaseModel) -> BaseModel:
+        """Get what an environment would be if it were stored and restored.
+
+        Raises:
+            SnapshotError: It holds something that can't be stored exactly.
+        """
+        copied: BaseModel = thaw(freeze(environment, self.catalog.classes), self.catalog.classes)
+        return copied
+
     def write(self, toolpack: str, environment: BaseModel) -> dict[str, tuple[str, bytes]]:
         """Divide a whole environment, and get the new id and the bytes of each part.
 

@@ -5,11 +5,14 @@ call, and all code that runs or stores the call uses that plan.
 """
 
 import copy
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from server.errors import ReadOnlyError
 from server.execution.parts import footprint
+from server.execution.promises import Promises
 from server.execution.world import World
 from server.functions_runtime import FunctionCall, FunctionsRuntime
 from server.packs.toolpack import PackFunction
@@ -31,6 +34,9 @@ class Plan:
         read_only: The call and its nested calls promise to leave the environments unchanged.
         timeout_seconds: The deadline: the function's own or the default, possibly shortened by the caller.
         own_timeout_seconds: The function's own deadline, or the default.
+        trusted: The functions of the session that count as read-only.
+        compares: Whether to compare what its read-only functions leave behind with what they were given.
+        tracebacks: Whether the outcome of a function that raised is to have its traceback.
     """
 
     runtime: "SessionRuntime"
@@ -41,6 +47,9 @@ class Plan:
     read_only: bool
     timeout_seconds: float
     own_timeout_seconds: float
+    trusted: frozenset[str]
+    compares: bool = False
+    tracebacks: bool = False
 
 
 class SessionRuntime(FunctionsRuntime):
@@ -49,11 +58,27 @@ class SessionRuntime(FunctionsRuntime):
     Args:
         functions: The functions.
         timeout_seconds: The deadline for functions that set none.
+        promises: Says which functions count as read-only, and when to compare.
+        tracebacks: See `Plan`.
     """
 
-    def __init__(self, functions: Mapping[str, PackFunction], timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        functions: Mapping[str, PackFunction],
+        timeout_seconds: float,
+        promises: Promises | None = None,
+        *,
+        tracebacks: bool = False,
+    ) -> None:
         super().__init__([function.function for function in functions.values()])
         self._registered = functions
+        self._promises = promises = promises or Promises()
+        self._tracebacks = tracebacks
+        self._trusted = frozenset(
+            name
+            for name, function in functions.items()
+            if function.read_only and promises.is_trusted(function.toolpack, function.name)
+        )
         self._timeout_seconds = timeout_seconds
         self._footprints: dict[str, Footprint] = {
             name: {function.toolpack: footprint(function.function)} if function.function.dependencies else {}
@@ -76,10 +101,14 @@ class SessionRuntime(FunctionsRuntime):
             arguments=kwargs,
             toolpack=function.toolpack if function else "",
             footprint=self._footprints.get(name, {}),
-            read_only=function is not None and function.read_only,
+            read_only=name in self._trusted,
             timeout_seconds=own if timeout_seconds is None else min(own, timeout_seconds),
             own_timeout_seconds=own,
+            trusted=self._trusted,
+            tracebacks=self._tracebacks,
         )
+        if plan.read_only:
+            plan.compares = self._promises.is_due(plan.toolpack, name)
         if any(type(value) is dict and "$call" in value for value in kwargs.values()):
             plan.arguments = nested_calls(kwargs)
             self._include_nested(plan, plan.arguments)
@@ -91,7 +120,10 @@ class SessionRuntime(FunctionsRuntime):
             if isinstance(argument, FunctionCall):
                 function = self._registered.get(argument.function)
                 plan.footprint = _united(plan.footprint, self._footprints.get(argument.function, {}))
-                plan.read_only &= function is not None and function.read_only
+                is_read_only = argument.function in self._trusted
+                plan.read_only &= is_read_only
+                if function is not None and is_read_only:
+                    plan.compares |= self._promises.is_due(function.toolpack, argument.function)
                 self._include_nested(plan, argument.args)
 
     def dependencies(self, env: World, function: Any) -> dict[str, Any]:
@@ -100,7 +132,7 @@ class SessionRuntime(FunctionsRuntime):
         if not function.dependencies:
             return {}
         environment = env.environment(registered.toolpack)
-        if not registered.read_only:
+        if function.name not in env.trusted:
             env.may_change(registered.toolpack)
         try:
             return super().dependencies(environment, function)
@@ -115,12 +147,36 @@ class SessionRuntime(FunctionsRuntime):
         if toolpack != self._registered[call.function].toolpack:
             return copy.deepcopy(result)
         # The result may belong to the environment, so the outer function can change that without a `Depends`.
-        if not self._registered[outer].read_only:
+        if outer not in env.trusted:
             env.may_change(toolpack)
         return result
 
     def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Any:
-        """Run the plain function, and note if its own code raised."""
+        """Run the plain function, and note if its own code raised.
+
+        Raises:
+            ReadOnlyError: It promised to be read-only and isn't.
+        """
+        if env.compares and function.name in env.trusted:
+            return self._run_compared(env, function, arguments)
+        return self._run(env, function, arguments)
+
+    def _run_compared(self, env: World, function: Any, arguments: dict[str, Any]) -> Any:
+        toolpack = self._registered[function.name].toolpack
+        began = time.perf_counter()
+        before = env.copy(toolpack) if env.is_dirty(toolpack) else None
+        env.compared_seconds += time.perf_counter() - began
+        result = self._run(env, function, arguments)
+        began = time.perf_counter()
+        try:
+            found = env.change(toolpack, before)
+        finally:
+            env.compared_seconds += time.perf_counter() - began
+        if found:
+            raise ReadOnlyError(toolpack, function.name, *found)
+        return result
+
+    def _run(self, env: World, function: Any, arguments: dict[str, Any]) -> Any:
         try:
             with env.interruptible:
                 return super().run(env, function, arguments)

@@ -11,8 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from server.errors import SnapshotError
 from server.execution.codec import PlainCodec
 from server.execution.parts import emptied, merge, toolpack_of, wanted
+from server.snapshots.graph import first_difference
 
 
 @dataclass(slots=True)
@@ -41,11 +43,14 @@ class World:
         footprint: For each toolpack, the attributes of its environment that the call uses; None means all.
         read_only: Whether the call promises to leave everything unchanged.
         interruptible: Entered around a function's own code, the only code that a passed deadline interrupts.
+        trusted: The functions that count as read-only.
+        compares: Compare what read-only functions leave behind with what they were given.
 
     Attributes:
         touched: The parts that the call has used.
         dirty: The names of the parts that it may have changed.
         raised: The toolpack's own code raised an exception, not the code around it.
+        compared_seconds: The time spent on comparing.
     """
 
     def __init__(
@@ -56,6 +61,8 @@ class World:
         *,
         read_only: bool,
         interruptible: AbstractContextManager[object] | None = None,
+        trusted: frozenset[str] = frozenset(),
+        compares: bool = False,
     ) -> None:
         self._snapshot = snapshot
         self._codec = codec
@@ -65,6 +72,9 @@ class World:
         self.touched: dict[str, BaseModel] = {}
         self.dirty: set[str] = set()
         self.raised = False
+        self.trusted = trusted
+        self.compares = compares
+        self.compared_seconds = 0.0
         self._loaded: dict[str, tuple[BaseModel, list[str]]] = {}
 
     def environment(self, toolpack: str) -> BaseModel:
@@ -77,6 +87,38 @@ class World:
         """Note that the call may have changed the parts that it has used of a toolpack's environment."""
         if toolpack in self._loaded:
             self.dirty.update(self._loaded[toolpack][1])
+
+    def is_dirty(self, toolpack: str) -> bool:
+        """Whether the call may have changed a toolpack's environment."""
+        return toolpack in self._loaded and not self.dirty.isdisjoint(self._loaded[toolpack][1])
+
+    def copy(self, toolpack: str) -> BaseModel | None:
+        """Get a copy of a toolpack's environment as it is now; None if it can't be stored, so that the call fails."""
+        try:
+            return self._codec.copy(self._loaded[toolpack][0])
+        except SnapshotError:
+            return None
+
+    def change(self, toolpack: str, before: BaseModel | None = None) -> tuple[str, str] | None:
+        """Find a change of a toolpack's environment: its path, and what has changed; None if there is none.
+
+        Args:
+            toolpack: The toolpack.
+            before: What it was before; None if it was as in the snapshot.
+        """
+        if toolpack not in self._loaded:
+            return None
+        environment, parts = self._loaded[toolpack]
+        if before is None:
+            if not self.dirty.isdisjoint(parts):
+                return None
+            before = merge(self._decode(part) for part in parts)
+        found = first_difference(before, environment)
+        if found is None:
+            return None
+        # Only a snapshot of it shows what a snapshot would lose anyway: nobody is accused of that.
+        after = self.copy(toolpack)
+        return found if after is None else first_difference(before, after)
 
     def _load(self, toolpack: str, footprint: frozenset[str] | None) -> tuple[BaseModel, list[str]]:
         parts = sorted([part for part in self._snapshot.parts if toolpack_of(part) == toolpack])
@@ -98,7 +140,10 @@ class World:
         if environment is None:
             environment = self._snapshot.live.pop(part, None)
             if environment is None:
-                snapshot = self._snapshot
-                environment = self._codec.decode(part, snapshot.parts[part], snapshot.blobs[part], bound=snapshot.bound)
+                environment = self._decode(part)
             self.touched[part] = environment
         return environment
+
+    def _decode(self, part: str) -> BaseModel:
+        snapshot = self._snapshot
+        return self._codec.decode(part, snapshot.parts[part], snapshot.blobs[part], bound=snapshot.bound)

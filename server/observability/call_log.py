@@ -49,6 +49,7 @@ class EndedCall(NamedTuple):
         outcome: `ok`, or why it failed.
         result: The result as JSON, or the error's text.
         seconds: The time from arrival to answer.
+        traceback: Where its function raised; None if it didn't, or the log has no tracebacks.
     """
 
     at: float
@@ -60,6 +61,7 @@ class EndedCall(NamedTuple):
     outcome: str
     result: bytes | str | None
     seconds: float
+    traceback: str | None = None
 
 
 class CallLog:
@@ -68,9 +70,12 @@ class CallLog:
     Args:
         style: `json`, `text`, `off`, or `auto`: text on a terminal, else JSON.
         arguments: Whether to log arguments and results.
+        level: The least important lines that are logged; a call's line is `info`.
     """
 
-    def __init__(self, style: Literal["auto", "json", "text", "off"], *, arguments: bool) -> None:
+    def __init__(self, style: Literal["auto", "json", "text", "off"], *, arguments: bool, level: str = "info") -> None:
+        if level not in {"debug", "info"}:
+            style = "off"
         if style == "auto":
             style = "text" if sys.stderr.isatty() else "json"
         self._style = style
@@ -100,14 +105,17 @@ class CallLog:
         if self._arguments:
             line["kwargs"] = Fragment(call.kwargs)
             line["result"] = Fragment(call.result) if isinstance(call.result, bytes) else call.result
+        if call.traceback:
+            line["traceback"] = call.traceback
         if self._style == "json":
             return dumps(line)
         fields = [line[name] for name in ("time", "request_id", "session", "owner", "function", "outcome")]
-        text = f"{' '.join(map(_printable, fields))} {line['duration_ms']} ms"
+        text = f"{' '.join(map(printable, fields))} {line['duration_ms']} ms"
         extra = f" {call.kwargs.decode()}" if self._arguments else ""
-        return f"{text}{extra}".encode("ascii", "backslashreplace")
+        trace = "".join(f"\n  {printable(row)}" for row in (call.traceback or "").splitlines())
+        return f"{text}{extra}{trace}".encode("ascii", "backslashreplace")
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Escape control characters, which could move the terminal's cursor or forge a line; "-" for empty text."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text) or "-"

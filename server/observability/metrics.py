@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from server.observability.running import RunningFunctions
 from server.stores.base import Commit, SessionStore
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -58,10 +59,15 @@ class Metrics(Collector):
         functions: All functions, each with the name of its toolpack.
         outcomes: All outcomes of calls.
         rows: How many workers there can be.
+
+    Attributes:
+        running: The functions that run at this moment.
     """
 
     def __init__(self, functions: Iterable[tuple[str, str]], outcomes: Iterable[str], rows: int = 1) -> None:
+        functions = [*functions]
         pairs = [*functions, ("", "")]
+        self.running = RunningFunctions(functions, rows)
         series = [(*pair, outcome) for pair in pairs for outcome in outcomes]
         self._calls = {labels: place for place, labels in enumerate(series, len(GAUGES))}
         self._commit_seconds = _Histogram(SECONDS, len(GAUGES) + len(series))
@@ -79,6 +85,7 @@ class Metrics(Collector):
     def of_row(self, number: int) -> Self:
         """Write to another row from now on; for the process of one worker."""
         self._row = self._rows[number]
+        self.running.of_row(number)
         return self
 
     def called(self, toolpack: str, function: str, outcome: str, seconds: float) -> None:

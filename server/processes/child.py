@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from server.processes.pipe import HURRY, RETIRE, SERVING, UNFIT
+from server.processes.pipe import FAILED, HURRY, RETIRE, SERVING, UNFIT
 
 
 class Child:
@@ -32,6 +32,7 @@ class Child:
         ending: For how many of them it has been retired; None if it isn't.
         served: It has served.
         unfit: It has said that it should be replaced.
+        failure: Why it can't start; "" if it hasn't said so.
         exit_code: As `subprocess` has it; None while it lives.
 
     Raises:
@@ -43,6 +44,7 @@ class Child:
         self.age = self.silence = 0.0
         self.ending: float | None = None
         self.served = self.unfit = False
+        self.failure = ""
         self.exit_code: int | None = None
         self.pipe, child_end = multiprocessing.Pipe()
         sys.stdout.flush()
@@ -74,6 +76,8 @@ class Child:
                 self.silence = 0.0
                 self.served |= message in {SERVING, UNFIT}
                 self.unfit |= message == UNFIT
+                if message.startswith(FAILED):
+                    self.failure = message.removeprefix(FAILED).decode()
 
     def is_alive(self) -> bool:
         """Whether the process has not ended."""

@@ -3,6 +3,7 @@
 The rule: it is opened once, before any worker starts, and stays open while workers are replaced.
 """
 
+import os
 import socket
 
 from server.errors import SettingsError
@@ -23,5 +24,11 @@ def listen(host: str, port: int) -> socket.socket:
         return listener  # noqa: TRY300 - every line above can raise OSError
     except OSError as error:
         raise SettingsError(
-            f"Can't listen on {host}:{port}: {error.strerror}. Choose another --port or --host."
+            f"Can't listen on {host}:{port}: {_reason(error)}. Choose another --port or --host."
         ) from None
+
+
+def _reason(error: OSError) -> str:
+    # asyncio and the socket module add the address to the text.
+    unknown = isinstance(error, socket.gaierror) or not error.errno
+    return str(error.strerror if unknown else os.strerror(error.errno or 0))

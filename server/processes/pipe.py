@@ -7,9 +7,11 @@ serves in its place. The rule: a message is one of the words below. A worker who
 import os
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 STARTING, SERVING, UNFIT = b"starting", b"serving", b"unfit"  # what a worker says, again and again
+FAILED = b"failed: "  # what it says last if it can't start, followed by the reason
 RETIRE, HURRY = b"retire", b"hurry"  # what its supervisor says, once
 HEARTBEAT_SECONDS = 0.5
 STARTING_SECONDS = 0.05  # between heartbeats until the worker serves, which the supervisor should learn soon
@@ -24,6 +26,7 @@ class SupervisorPipe:
 
     Args:
         pipe: The pipe; it breaks when the supervisor dies. None if there is no supervisor.
+        serving: Called once this process serves.
 
     Attributes:
         has_supervisor: There is a supervisor, which replaces this worker when it is unfit or ends.
@@ -32,8 +35,9 @@ class SupervisorPipe:
         hurried: This worker is to end without waiting for running calls.
     """
 
-    def __init__(self, pipe: Connection | None = None) -> None:
+    def __init__(self, pipe: Connection | None = None, serving: Callable[[], None] | None = None) -> None:
         self._turned: float | None = None
+        self._serving = serving
         self._pipe = pipe
         self.has_supervisor = pipe is not None
         self.unfit = self.retired = self.hurried = False
@@ -43,6 +47,14 @@ class SupervisorPipe:
     def turn(self, *, last: bool = False) -> None:
         """Record an iteration of the event loop; after the last one, it is no longer monitored."""
         self._turned = None if last else time.monotonic()
+        if self._serving is not None:
+            self._serving()
+            self._serving = None
+
+    def fail(self, reason: str) -> None:
+        """Tell the supervisor why this worker can't start."""
+        if self._pipe is not None:
+            self._pipe.send_bytes(FAILED + reason.encode("utf-8", "replace"))
 
     def descriptors(self) -> list[int]:
         """Get the file descriptors."""

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from types import FrameType
 
@@ -40,12 +41,19 @@ class Supervisor:
         catalog: The loaded toolpacks.
         listener: The socket that all workers share; it stays open here, so that connections wait while a worker is
             replaced.
+        serving: Called once the workers serve.
 
     Raises:
         SettingsError: There is no key, and none can be created.
     """
 
-    def __init__(self, settings: Settings, catalog: Catalog, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        listener: socket.socket,
+        serving: Callable[[], None] | None = None,
+    ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._listener = listener
@@ -55,6 +63,8 @@ class Supervisor:
         self._metrics = create_metrics(catalog, self._max_children)
         self._children: list[Child] = []
         self._served = False
+        self._serving = serving
+        self._waited = 0.0  # for the last workers to serve, since the first one does
         self._signals: list[int] = []
         self._looked = time.monotonic()
         self._pause_seconds = FIRST_PAUSE_SECONDS
@@ -92,6 +102,12 @@ class Supervisor:
         for child in self._children:
             child.watch(seconds)
             self._served |= child.served
+        if self._serving is not None and self._served:
+            self._waited += seconds
+            serving = sum(child.served for child in self._children)
+            if serving >= self._settings.workers or self._waited > HANG_SECONDS:
+                self._serving()
+                self._serving = None
         return seconds
 
     def _replace_workers(self) -> None:
@@ -99,7 +115,12 @@ class Supervisor:
             if not child.is_alive():
                 self._remove(child)
             elif child.silence > HANG_SECONDS:
-                log.error("Worker %d hung for %g s and was killed: it is replaced.", child.pid, HANG_SECONDS)
+                log.error(
+                    "Worker %d hung for %g s%s and was killed: it is replaced.",
+                    child.pid,
+                    HANG_SECONDS,
+                    self._at(child),
+                )
                 self._remove(child)
             elif child.ending is not None and child.ending > self._settings.drain_seconds + STOP_SECONDS:
                 log.error("Worker %d was replaced, but didn't end: it was killed.", child.pid)
@@ -145,19 +166,27 @@ class Supervisor:
             StartError: It failed to start, and none has ever served.
         """
         ended = not child.is_alive()
+        child.watch(0)  # its last words
+        at = self._at(child)
         child.end()
         self._children.remove(child)
         self._metrics.of_row(child.row).measured(0, 0, 0)
         # After any worker has served, the likely cause is an unreachable store, which is temporary.
         if child.exit_code == START_FAILED and not self._served:
-            raise StartError("a worker could not start; its message is above.")
+            raise StartError(child.failure or "A worker could not start: see the log.")
         if ended and child.exit_code != 0:
-            log.error("Worker %d ended with status %s: it is replaced.", child.pid, child.exit_code)
+            why = f" ({child.failure})" if child.failure else at
+            log.error("Worker %d ended with status %s%s: it is replaced.", child.pid, child.exit_code, why)
         if child.ending is None:
             if child.age > STABLE_SECONDS:
                 self._pause_seconds = FIRST_PAUSE_SECONDS
             else:
                 self._pause()
+
+    def _at(self, child: Child) -> str:
+        """Say which functions a worker was at."""
+        names = self._metrics.running.names(child.row)
+        return f" while it ran {', '.join(names)}" if names else ""
 
     def _pause(self) -> None:
         """Start no worker for some time, which grows with every attempt that fails."""

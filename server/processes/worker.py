@@ -97,11 +97,11 @@ def supervised_worker(
     if os.getppid() != supervisor:  # it died before prctl
         os._exit(1)
     status = 0
+    supervisor_pipe = SupervisorPipe(pipe)
     try:
-        supervisor_pipe = SupervisorPipe(pipe)
         run_worker(Service(settings, catalog, key=key, metrics=metrics), listener, supervisor_pipe)
     except StartError as error:
-        print(f"toolpack-server: {error}", file=sys.stderr)  # noqa: T201 - the log may not be set up
+        supervisor_pipe.fail(str(error))
         status = START_FAILED
     except BaseException:
         log.exception("A worker failed")

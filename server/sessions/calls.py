@@ -91,11 +91,20 @@ class CallOperation:
             start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
 
         if request.problem is None:
-            outcome = context.runner.call(plan, request.sent, snapshot, start)
+            place = context.running.begin(plan.toolpack, plan.function)
+            try:
+                outcome = context.runner.call(plan, request.sent, snapshot, start)
+            finally:
+                context.running.end(place)
         else:
             outcome = _unreadable(request.problem)
+        seconds = time.perf_counter() - began
         outcome.toolpack = plan.toolpack
-        record = self._record(state, outcome, time.perf_counter() - began)
+        if plan.read_only:
+            context.promises.called(plan.toolpack, plan.function, seconds, outcome.compared_seconds)
+        if outcome.broken:
+            context.broke_promise(*outcome.broken)
+        record = self._record(state, outcome, seconds)
         snapshot.live.update(outcome.live)
         new_blobs = dict(outcome.blobs.values())
         try:

@@ -3,6 +3,7 @@
 The rule: made once, when the server starts, and never changed afterwards.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from functools import lru_cache
@@ -12,9 +13,12 @@ from server.engine.state import SessionState
 from server.errors import ClassesChangedError
 from server.execution.codec import Codec
 from server.execution.initial import InitialEnvironments
+from server.execution.promises import Promises
 from server.execution.runner import Runner
 from server.execution.runtime import SessionRuntime
+from server.observability.running import RunningFunctions
 from server.packs.catalog import Catalog
+from server.packs.registration import place
 from server.sessions.identity import Identities
 from server.sessions.paths import Paths
 from server.sessions.records import Records
@@ -22,6 +26,8 @@ from server.sessions.room import Room
 from server.settings import Settings
 from server.stores.base import SessionStore
 from server.times import expiry
+
+log = logging.getLogger("toolpack_server")
 
 INITIAL_BYTES = 64 * 2**20
 RUNTIMES = 256
@@ -38,6 +44,8 @@ class SessionContext:
         key: The key of the hash on stored snapshots.
         codec: Reads and writes environments, with that key.
         runner: Runs toolpacks' code.
+        running: Where the functions that run are noted.
+        tracebacks: Whether the outcome of a function that raised is to have its traceback.
     """
 
     def __init__(
@@ -48,10 +56,16 @@ class SessionContext:
         key: bytes,
         codec: Codec,
         runner: Runner,
+        *,
+        running: RunningFunctions,
+        tracebacks: bool = False,
     ) -> None:
         self.catalog = catalog
         self.store = store
         self.settings = settings
+        self.running = running
+        self._tracebacks = tracebacks
+        self.promises = Promises(always=settings.compare_read_only)
         self.records = Records(key)
         self.identities = Identities(key)
         self.paths = Paths(store, self.records, self.identities)
@@ -74,7 +88,20 @@ class SessionContext:
             raise ClassesChangedError(
                 f"The session's toolpack {missing[0]!r} is not loaded any more: load it, or close the session."
             )
-        return SessionRuntime(self.catalog.functions(toolpacks), self.settings.timeout_seconds)
+        return SessionRuntime(
+            self.catalog.functions(toolpacks), self.settings.timeout_seconds, self.promises, tracebacks=self._tracebacks
+        )
+
+    def broke_promise(self, toolpack: str, function: str, change: str) -> None:
+        """Take a falsely read-only function for a changing one from now on, and say so in the log."""
+        if self.promises.break_(toolpack, function):
+            self.runtime.cache_clear()
+            log.warning(
+                "%s: it promised read_only=True but changed %s. From now on it counts as changing: correct it, or "
+                "leave out read_only=True.",
+                place(self.catalog.toolpacks[toolpack].functions[function].function),
+                change,
+            )
 
     def check(self, state: SessionState) -> None:
         """Check, when a session's state is used first, that the stored session is as it was created.

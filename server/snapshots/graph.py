@@ -65,6 +65,12 @@ def difference(before: object, after: object) -> str | None:
     Types, values, order, private attributes, `model_fields_set` and sharing must agree; sets have no order. Sharing of
     immutable plain values has no effect, so it isn't compared.
     """
+    found = first_difference(before, after)
+    return f"{found[0] or 'the object itself'}: {found[1]}" if found else None
+
+
+def first_difference(before: object, after: object) -> tuple[str, str] | None:
+    """Get the path of the first difference, "" for the object itself, and what differs there; see `difference`."""
     return _Comparison().run("", before, after)
 
 
@@ -131,19 +137,19 @@ class _Comparison:
         self.before_of: dict[int, Any] = {}
         self.keep: list[Any] = []  # keeps objects alive, so that their ids aren't reused
 
-    def run(self, path: str, before: Any, after: Any) -> str | None:
+    def run(self, path: str, before: Any, after: Any) -> tuple[str, str] | None:
         pending = [(path, before, after)]
         sets: list[tuple[str, Any, Any]] = []
         while pending or sets:
             if not pending:  # sets come last: by then most members have been paired
                 path, before, after = sets.pop()
-                if (reason := self._match(path, before, after)) is not None:
-                    return reason
+                if (reason := self._match(before, after)) is not None:
+                    return path.removeprefix("."), reason
                 continue
             path, before, after = pending.pop()
             reason, descend = self._compare(before, after)
             if reason:
-                return f"{path.removeprefix('.') or 'the object itself'}: {reason}"
+                return path.removeprefix("."), reason
             if not descend:
                 continue
             pairs = list(zip(children(before), children(after), strict=False))
@@ -185,14 +191,14 @@ class _Comparison:
         opaque = not value_of and not steps and not kind.__flags__ & 1 << 9 and not hasattr(kind, "__len__")
         return f"{kind.__qualname__} can't be compared" if opaque and before is not after else None
 
-    def _match(self, path: str, before: Any, after: Any) -> str | None:
-        """Pair the members of two sets."""
+    def _match(self, before: Any, after: Any) -> str | None:
+        """Pair the members of two sets, and say what differs."""
         simple = collections.Counter(
             (type(member), _VALUES[type(member)](member)) for member in before if _simple(member)
         )
         simple.subtract((type(member), _VALUES[type(member)](member)) for member in after if _simple(member))
         if lost := [shown(value) for (_, value), count in simple.items() if count]:
-            return f"{path.removeprefix('.') or 'the object itself'}: the set differs in {', '.join(lost[:5])}"
+            return f"the set differs in {', '.join(lost[:5])}"
         free = [member for member in after if not _simple(member)]
         for member in before:
             if _simple(member):
@@ -206,7 +212,7 @@ class _Comparison:
                     del free[index]
                     break
             else:
-                return f"{path.removeprefix('.') or 'the object itself'}: {shown(member)} is no longer in the set"
+                return f"{shown(member)} is no longer in the set"
         return None
 
 

@@ -24,7 +24,7 @@ from server.web.endpoints import (
     ReadyEndpoint,
     RpcEndpoint,
 )
-from server.web.refusals import refusal, send_response
+from server.web.refusals import refusal, refused, send_response
 
 REMEDIES = {
     404: "There is nothing at this path: POST to /rpc, or to an agent's /agents/<key>.",
@@ -73,14 +73,17 @@ class Application(Starlette):
         if scope["type"] == "http":
             try:
                 check_headers(scope, dict(scope["headers"]))
-            except HttpRefusedError as refused:
-                await send_response(send, refused.status, refusal(refused.status, str(refused)))
+            except HttpRefusedError as error:
+                refused.write(error.status, str(error), scope)
+                await send_response(send, error.status, refusal(error.status, str(error)))
                 return
         await super().__call__(scope, receive, send)
 
 
-async def _not_routed(_request: Request, error: Exception) -> Response:
+async def _not_routed(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     headers = getattr(error, "headers", None)
-    body = refusal(status, REMEDIES.get(status, "This request is not supported here."))
+    remedy = REMEDIES.get(status, "This request is not supported here.")
+    refused.write(status, remedy, request.scope)
+    body = refusal(status, remedy)
     return Response(body, status, headers, media_type="application/json")

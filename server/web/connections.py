@@ -14,7 +14,7 @@ import h11
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from server.settings import Settings
-from server.web.refusals import refusal
+from server.web.refusals import refusal, refused
 from server.web.transport import ResponseTransport
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -212,6 +212,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self._in_request():
             self.cycle.disconnected = True  # it gets this answer and no other
             self.cycle.message_event.set()
+        refused.write(status, message, client=self.transport.get_extra_info("peername"))
         body = refusal(status, message)
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"

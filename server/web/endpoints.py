@@ -22,7 +22,7 @@ from server.settings import PREFIX
 from server.web.auth import TokenGate
 from server.web.bodies import BytesInFlight, Reservation, check_headers, read_body
 from server.web.faults import LoopFaults
-from server.web.refusals import PIECE_BYTES, refusal, send_response
+from server.web.refusals import PIECE_BYTES, refusal, refused, send_response
 
 NOT_READY = "The server is starting or stopping: send the request again in a moment."
 CUT_OFF = (
@@ -124,10 +124,12 @@ class RpcEndpoint:
                 await send_response(send, status, reply, request_id=request_id)
             finally:
                 self._gateway.answering -= 1
-        except HttpRefusedError as refused:
-            await send_response(send, refused.status, refusal(refused.status, str(refused)), request_id=request_id)
+        except HttpRefusedError as error:
+            refused.write(error.status, str(error), scope)
+            await send_response(send, error.status, refusal(error.status, str(error)), request_id=request_id)
         except (RequestError, InternalError) as error:  # from `caller`: no id is known yet
             ready = self._gateway.ready
+            refused.write(200 if ready else 503, str(error) if ready else NOT_READY, scope)
             reply = error_reply(None, *describe(error)) if ready else refusal(503, NOT_READY)
             await send_response(send, 200 if ready else 503, reply, request_id=request_id)
         finally:
@@ -192,8 +194,9 @@ class DocumentEndpoint:
             check_headers(scope, headers)
             owner = self._gateway.gate.owner(headers)
             self._gateway.check_ready()
-        except HttpRefusedError as refused:
-            await send_response(send, refused.status, refusal(refused.status, str(refused)))
+        except HttpRefusedError as error:
+            refused.write(error.status, str(error), scope)
+            await send_response(send, error.status, refusal(error.status, str(error)))
             return
         await send_response(send, 200, await self.content(owner), self.media_type)
 

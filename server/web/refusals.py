@@ -3,12 +3,19 @@
 The rule: every refusal has a body of the same shape that says what to do.
 """
 
-from starlette.types import Send
+import logging
+import time
+
+from starlette.types import Scope, Send
 
 from server.jsonio.strict import dumps
+from server.observability.log import event
 
 NO_CONTENT, UNAUTHORIZED, UNAVAILABLE = 204, 401, 503
 PIECE_BYTES = 2**20
+PATHS = {"/rpc", "/healthz", "/readyz", "/metrics", "/openrpc.json"}
+PREFIXES = ("/agents/",)  # what follows is a key
+MAX_LINES = 100  # in a second: whoever floods the server with requests must not fill the log
 
 
 def refusal(status: int, message: str) -> bytes:
@@ -37,3 +44,44 @@ async def send_response(
         await send({"type": "http.response.body", "body": body[sent : sent + PIECE_BYTES], "more_body": True})
         sent += PIECE_BYTES
     await send({"type": "http.response.body", "body": body[sent:]})
+
+
+class RefusalLog:
+    """Log lines of refused requests, at most so many in a second; the others are counted."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._lines = 0
+
+    def write(self, status: int, reason: str, scope: Scope | None = None, client: object = None) -> None:
+        """Write a line, unless there are too many.
+
+        Args:
+            status: The HTTP status.
+            reason: What the client is told.
+            scope: The request, if it has got so far.
+            client: The client's address, if there is no scope.
+        """
+        second = int(time.monotonic())
+        if second != self._second:
+            left_out, self._second, self._lines = self._lines - MAX_LINES, second, 0
+            if left_out > 0:
+                event("refused", logging.WARNING, count=left_out, reason="Too many refused requests for a line each.")
+        self._lines += 1
+        if self._lines > MAX_LINES:
+            return
+        method = path = None
+        if scope is not None:
+            client, method, path = scope.get("client"), scope["method"], shown_path(scope["path"])
+        address = client[0] if isinstance(client, tuple | list) and client else None
+        event("refused", logging.WARNING, status=status, method=method, path=path, client=address, reason=reason)
+
+
+def shown_path(path: str) -> str:
+    """Get what the log shows of a path: an agent's path and an unknown one may hold a key."""
+    if path in PATHS:
+        return path
+    return next((f"{prefix}…" for prefix in PREFIXES if path.startswith(prefix)), "…")
+
+
+refused = RefusalLog()

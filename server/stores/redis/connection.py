@@ -57,7 +57,7 @@ class RedisConnection:
             self.close()
             if isinstance(error, OverloadedError):
                 reason = str(error.__cause__).rstrip(".")
-                raise SettingsError(f"The Redis store can't be used: {reason}.") from None
+                raise SettingsError(f"The Redis store can't be used: {reason}. Correct --store, or start it.") from None
             raise
 
     def _check(self) -> None:

@@ -19,13 +19,17 @@ def lock(path: Path, *, exclusive: bool) -> FileIO:
         os.close(open_private(path))  # SQLite gives its -wal and -shm files the same mode
         lock_file = FileIO(open_private(path.with_name(path.name + ".lock")))
     except OSError as error:
-        raise SettingsError(f"The store {path} can't be opened: {error.strerror}.") from None
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = "its folder is a file" if is_file else error.strerror
+        raise SettingsError(f"The store {path} can't be opened: {reason}. Choose another --store.") from None
     try:
         fcntl.flock(lock_file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError as error:
         lock_file.close()
         if not isinstance(error, BlockingIOError):
-            raise SettingsError(f"The store {path} can't be locked: {error.strerror}.") from None
+            raise SettingsError(
+                f"The store {path} can't be locked: {error.strerror}. Choose another --store."
+            ) from None
         raise SettingsError(
             f"The store {path} is in use by another toolpack-server: stop it, or give this one its own --store."
         ) from None

@@ -1,0 +1,55 @@
+"""The traceback of a function that raised, for whoever develops or operates it.
+
+The rule: it shows the toolpack's own code and what that has called, not the server's way to it. It is plain text of
+limited length, and never part of a reply.
+"""
+
+import asyncio
+import concurrent.futures
+import threading
+import traceback
+from pathlib import Path
+
+import pydantic
+
+MAX_CHARACTERS = 16_000
+MAX_FRAMES = 40  # of each exception: the outermost and the innermost
+
+_SERVER = str(Path(__file__).parent) + "/"
+_ON_THE_WAY = (
+    _SERVER,
+    str(Path(asyncio.__file__).parent) + "/",
+    str(Path(concurrent.futures.__file__).parent) + "/",
+    str(Path(pydantic.__file__).parent) + "/",
+    threading.__file__,
+)
+
+
+def traceback_text(error: BaseException) -> str | None:
+    """Get the traceback of an exception with its causes; None if none of it is the toolpack's code."""
+    try:
+        report = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)
+        if not _shorten(report):
+            return None
+        text = "".join(report.format()).rstrip()
+    except Exception:  # noqa: BLE001 - formatting runs code of the exception's class
+        return None
+    if len(text) > MAX_CHARACTERS:
+        half = MAX_CHARACTERS // 2
+        text = f"{text[:half]}\n… ({len(text) - MAX_CHARACTERS} characters are left out) …\n{text[-half:]}"
+    return text.encode("utf-8", "replace").decode()
+
+
+def _shorten(report: traceback.TracebackException) -> bool:
+    """Leave out the server's frames, of the causes too; say whether the first exception has others."""
+    frames = [*report.stack]
+    while frames and frames[0].filename.startswith(_ON_THE_WAY):
+        del frames[0]
+    frames = [frame for frame in frames if not frame.filename.startswith(_SERVER)]
+    if len(frames) > MAX_FRAMES:
+        frames = frames[: MAX_FRAMES // 2] + frames[-MAX_FRAMES // 2 :]
+    report.stack = traceback.StackSummary.from_list(frames)
+    for other in (report.__cause__, report.__context__, *(report.exceptions or ())):
+        if other is not None:
+            _shorten(other)
+    return bool(frames)

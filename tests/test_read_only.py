@@ -1,0 +1,144 @@
+"""A function that promises to be read-only and isn't is caught at the call, and nothing of the call stays."""
+
+import logging
+
+import pytest
+import serving
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.execution import promises
+from server.execution.promises import FIRST_CALLS, SHARE, Promises
+from server.packs.loading import load_catalog
+
+CATALOG = load_catalog((serving.PACKS,), ("liars", "ledger"))
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def bench(request, tmp_path):
+    store = "memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 'sessions.db'}"
+    made = serving.Bench(CATALOG, store)
+    yield made
+    made.close()
+
+
+def seen(bench, session_id):
+    return bench.rpc("get_environment", session_id=session_id, pointer="/liars/seen")
+
+
+@pytest.mark.parametrize(
+    ("function", "kwargs", "path"),
+    [
+        ("search", {"word": "a"}, "env.seen"),
+        ("look", {}, "env.shelf._looks"),
+        ("lend", {"name": "ann"}, "env.shelf.lent"),
+        ("hide", {}, "env.notes"),
+        ("rename", {}, "env.seen"),
+        ("sort_argument", {"argument": {"$call": {"function": "get_shelf", "args": {}}}}, "env.shelf.books[0]"),
+    ],
+)
+def test_the_envelope_names_function_and_path_and_nothing_stays(bench, function, kwargs, path):
+    session_id = bench.create("liars", environment={"liars": {"seen": ["b", "a"], "shelf": {"books": ["b", "a"]}}})
+    before = bench.rpc("get_environment", session_id=session_id)
+    answer = bench.call(session_id, function, **kwargs)
+    assert answer == {"result": "", "error": f"ReadOnlyError: {function} promised read_only=True but changed {path}"}
+    assert bench.rpc("get_environment", session_id=session_id) == before
+    assert bench.version(session_id) == 0
+    # The cached objects are those of the snapshot, too.
+    assert bench.result(session_id, "get_seen") == ["b", "a"]
+    assert bench.rpc("get_trace", session_id=session_id)[0]["error"] == answer["error"]
+
+
+def test_from_then_on_it_counts_as_changing(bench, caplog):
+    session_id = bench.create("liars")
+    with caplog.at_level(logging.WARNING, "toolpack_server"):
+        assert bench.call(session_id, "search", word="a")["error"].startswith("ReadOnlyError")
+    assert bench.result(session_id, "search", word="b") == 1
+    assert (bench.version(session_id), seen(bench, session_id)) == (1, ["b"])
+    other = bench.create("liars")
+    assert bench.result(other, "search", word="c") == 1
+    assert (bench.version(other), seen(bench, other)) == (1, ["c"])
+    (line,) = [record.getMessage() for record in caplog.records if "promised" in record.getMessage()]
+    assert "liars.py:" in line
+    assert ": search: it promised read_only=True but changed env.seen: contents or their order differ" in line
+    assert "From now on it counts as changing" in line
+
+
+def test_with_raise_on_error_it_is_a_function_that_raised(bench):
+    session_id = bench.create("liars")
+    error = serving.refused(
+        -32002, bench.rpc, "run_function", session_id=session_id, function="look", raise_on_error=True
+    )
+    assert (error.message, error.data["type"]) == (
+        "look promised read_only=True but changed env.shelf._looks",
+        "ReadOnlyError",
+    )
+
+
+def test_a_nested_call_of_it_ends_the_outer_one(bench):
+    session_id = bench.create("liars", "ledger")
+    inner = {"$call": {"function": "search", "args": {"word": "a"}}}
+    answer = bench.call(session_id, "add", amount=inner)
+    assert answer["error"] == "ReadOnlyError: search promised read_only=True but changed env.seen"
+    assert (bench.version(session_id), bench.result(session_id, "total")) == (0, 0)
+    # As a changing function it may do so, and what it has changed is committed with the rest.
+    assert bench.result(session_id, "add", amount=inner) == 1
+    assert (bench.version(session_id), seen(bench, session_id)) == (1, ["a"])
+
+
+def test_after_a_changing_call_it_is_compared_with_what_that_has_left(bench):
+    session_id = bench.create("liars")
+    see = {"$call": {"function": "see_word", "args": {"word": "a"}}}
+    answer = bench.call(session_id, "search", word=see)
+    assert answer["error"] == "ReadOnlyError: search promised read_only=True but changed env.seen"
+    assert (bench.version(session_id), seen(bench, session_id)) == (0, [])
+    see["$call"]["args"]["word"] = "nothing"  # now it changes nothing, and what the inner call has changed is kept
+    assert bench.result(session_id, "get_seen_after", word=see) == ["nothing"]
+    assert (bench.version(session_id), seen(bench, session_id)) == (1, ["nothing"])
+
+
+def test_a_setting_compares_every_call():
+    bench = serving.Bench(CATALOG, compare_read_only=True)
+    session_id = bench.create("liars")
+    for _ in range(3 * FIRST_CALLS):
+        assert bench.result(session_id, "search", word="nothing") == 0
+    assert bench.call(session_id, "search", word="late")["error"].startswith("ReadOnlyError")
+    bench.close()
+
+
+def called(tally, clock, times, seconds, compared_seconds):
+    """Call a function so many times; get the seconds of calling and of comparing."""
+    spent = [0.0, 0.0]
+    for _ in range(times):
+        due = tally.is_due("pack", "f")
+        took = compared_seconds if due else None
+        clock.move(seconds + (took or 0))
+        tally.called("pack", "f", seconds + (took or 0), took)
+        spent[0] += seconds
+        spent[1] += took or 0
+    return spent
+
+
+@settings(deadline=None)
+@given(seconds=st.floats(1e-5, 1), compared_seconds=st.floats(1e-5, 1), times=st.integers(1, 400))
+def test_comparing_takes_its_share_and_no_more(seconds, compared_seconds, times):
+    with pytest.MonkeyPatch.context() as patch:
+        clock = serving.Clock(patch, promises)
+        tally = Promises()
+        first = called(tally, clock, FIRST_CALLS, seconds, compared_seconds)
+        assert first[1] == pytest.approx(FIRST_CALLS * compared_seconds)  # the first ones always
+        spent = called(tally, clock, times, seconds, compared_seconds)
+        assert spent[1] <= SHARE * (spent[0] + spent[1] + sum(first)) + 1e-9
+
+
+def test_functions_that_wait_at_the_same_time_have_one_share_of_the_time(monkeypatch):
+    clock = serving.Clock(monkeypatch, promises)
+    tally = Promises()
+    compared, began = 0.0, clock.monotonic()
+    for _ in range(1000):
+        clock.move(0.01)
+        for thread in range(50):  # each of them has waited for half a second
+            due = tally.is_due("pack", f"f{thread}")
+            compared += 0.005 * due
+            tally.called("pack", f"f{thread}", 0.5, 0.005 if due else None)
+    assert compared <= SHARE * (clock.monotonic() - began) + 50 * FIRST_CALLS * 0.005
