@@ -1,17 +1,22 @@
 """The two clients behave alike: every method, typed results, and retries only if they are safe."""
 
 import asyncio
+import contextlib
 import inspect
 import json
+import pydoc
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import httpx
 import pytest
 from http_server import running
 
-from server.client import AsyncClient, Client
+from server.client import AgentClient, AsyncAgentClient, AsyncClient, Client, batches
 from server.client import clients as client_module
-from server.client.methods import ClientMethods, method
+from server.client.methods import AgentMethods, ClientMethods
+from server.client.requests import method
 from server.errors import NoReplyError, ReplyError
 from server.packs.loading import load_catalog
 from server.rpc.methods import Methods as ServerMethods
@@ -92,6 +97,128 @@ def test_there_is_a_method_with_the_same_parameters_for_every_one_of_the_server(
         assert isinstance(made, method)
         parameters = set(inspect.signature(made._prepare).parameters) - {"self"}
         assert parameters == set(wanted.params.model_fields), wanted.name
+
+
+def test_there_is_a_method_with_the_same_parameters_for_every_one_of_an_agents_address():
+    wanted = {each.name: each for each in ServerMethods.agents(ServerMethods.__new__(ServerMethods))}
+    made = {name: made for name, made in vars(AgentMethods).items() if isinstance(made, method)}
+    for name, each in wanted.items():
+        assert set(inspect.signature(made[name]._prepare).parameters) - {"self"} == set(each.params.model_fields), name
+    assert made.keys() == wanted.keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        (Client, "get_session(self, session_id: str) -> server.results.Session\n"),
+        (AsyncClient, "async get_session(self, session_id: str) -> server.results.Session\n"),
+        (AgentClient, "list_functions(self, *, format: Literal['native', 'openai', 'anthropic', 'gemini', 'mcp']"),
+    ],
+)
+def test_help_shows_the_methods_with_their_signatures(kind, shown):
+    text = pydoc.plain(pydoc.render_doc(kind))
+    # Python 3.13 and later write the types' names in another way.
+    assert shown.replace("server.results.", "") in text.replace("server.results.", "").replace("typing.", "")
+    assert str(inspect.signature(Client("http://there").get_session)).startswith("(session_id: str) -> ")
+
+
+def test_a_missing_package_is_named_with_the_remedy():
+    for missing, module, remedy in [
+        ("httpx", "server.client", "pip install 'toolpack-server[client]'"),
+        ("agentdojo", "server.client.remote_runtime", "pip install 'toolpack-server[agentdojo,client]'"),
+    ]:
+        program = f"import sys; sys.modules['{missing}'] = None; import {module}"
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert ended.returncode == 1
+        assert remedy in ended.stderr.splitlines()[-1]
+
+
+def test_an_agent_uses_its_session_and_nothing_else(url):
+    async def use(agent_url):
+        async with AsyncAgentClient(agent_url) as agent:
+            await agent.run_function("move_to_savings", '{"amount": "50.00"}')
+            async with agent.batch() as batch:
+                reply = batch.run_function("get_balance")
+            return reply.result()["result"]
+
+    with Client(url) as client:
+        session = client.create_session(["bank"])
+        with AgentClient(url + session["agent_path"]) as agent:
+            assert len(agent.list_functions()["result"]) == 13
+            assert agent.run_function("move_to_savings", {"amount": "100.00"})["error"] is None
+            with agent.batch() as batch:
+                replies = [batch.run_function("get_balance"), batch.list_functions(format="mcp")]
+            assert replies[0].result()["result"] == "1740.25"
+            assert "inputSchema" in replies[1].result()["result"][0]
+        assert asyncio.run(use(url + session["agent_path"])) == "1690.25"
+        client.close_session(session["session_id"])
+    with AgentClient(url + session["agent_path"]) as agent, pytest.raises(ReplyError) as gone:
+        agent.list_functions()
+    assert gone.value.code == -32001
+
+
+def test_a_batch_is_done_in_order_and_each_of_it_answers_for_itself(url, monkeypatch):
+    monkeypatch.setattr(batches, "BATCH_SIZE", 3)
+    with Client(url) as client:
+        session_id = client.create_session(["bank"])["session_id"]
+        with client.batch() as batch:
+            moves = [batch.run_function(session_id, "move_to_savings", {"amount": "1.00"}) for _ in range(4)]
+            wrong = batch.get_session("never was")
+            balance = batch.get_environment(session_id, pointer="/bank/account/balance")
+            with pytest.raises(NoReplyError, match="when the `with` block ends"):
+                balance.result()
+        assert [move.result()["error"] for move in moves] == [None] * 4
+        assert balance.result() == "1836.25"
+        with pytest.raises(ReplyError) as refused:
+            wrong.result()
+        assert refused.value.code == -32001
+        with client.batch():
+            pass  # nothing is sent
+
+
+def batch_sync(script, **settings):
+    client = Client("http://there", transport=httpx.MockTransport(script), **settings)
+    with client, client.batch() as batch:
+        return [batch.get_session("s"), batch.run_function("s", "f"), batch.close_session("s")]
+
+
+def batch_async(script, **settings):
+    async def sent():
+        client = AsyncClient("http://there", transport=httpx.MockTransport(script), **settings)
+        async with client, client.batch() as batch:
+            return [batch.get_session("s"), batch.run_function("s", "f"), batch.close_session("s")]
+
+    return asyncio.run(sent())
+
+
+@pytest.mark.parametrize("send", [batch_sync, batch_async])
+@pytest.mark.usefixtures("pauses")
+def test_a_batch_is_sent_again_as_a_whole_or_not_at_all(send):
+    answers = [{"jsonrpc": "2.0", "id": number, "result": number} for number in (3, 1)]
+    script = Script((503, error(-32000)), [*answers, error(-32006) | {"id": 2}])
+    replies = send(script)
+    assert [script.requests[0]] == script.requests[1:]
+    assert [request["method"] for request in script.requests[0]] == ["get_session", "run_function", "close_session"]
+    assert (replies[0].result(), replies[2].result()) == (1, 3)
+    with pytest.raises(ReplyError, match="-32006"):
+        replies[1].result()
+    partly = send(Script(answers[:1]))
+    with pytest.raises(NoReplyError, match="get_session got no answer, though others of its batch did"):
+        partly[0].result()
+    lost = Script(httpx.ReadTimeout("too long"))
+    with pytest.raises(NoReplyError, match="A batch got no answer"):  # closing a session twice isn't idempotent
+        send(lost)
+    with pytest.raises(ReplyError, match="too many"):
+        send(Script(error(-32007, "too many")))
+
+
+def test_what_is_in_a_block_that_raises_is_not_sent(url):
+    with Client(url) as client:
+        session_id = client.create_session(["bank"])["session_id"]
+        with contextlib.suppress(ZeroDivisionError), client.batch() as batch:
+            batch.close_session(session_id)
+            raise ZeroDivisionError
+        assert client.get_session(session_id)["session_id"] == session_id
 
 
 def test_a_session_goes_through_all_methods(url):

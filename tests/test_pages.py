@@ -241,6 +241,26 @@ def test_run_agentdojo(folder):
     assert printed == ["utility: True\n"]
 
 
+CLIENT_PROGRAMS = ("A session in Python", "The agent's side", "Batches", "A tree search")
+
+
+def test_the_python_client(folder):
+    with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
+        for heading in CLIENT_PROGRAMS:
+            (program,) = blocks("docs/client.md", heading, "python")
+            (folder / "run.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+            (printed,) = run_console([(".venv/bin/python run.py", "")], folder)
+            in_prose = section("docs/client.md", heading).rpartition("It prints `")[2].partition("`.")[0]
+            in_block = blocks("docs/client.md", heading, "text")
+            expected = "".join(in_block) or re.sub("` and `|\n", "\n", in_prose.replace("\n", " ")) + "\n"
+            assert printed == expected, heading
+
+
+def test_the_tree_search_has_thirty_lines():
+    (program,) = blocks("docs/client.md", "A tree search", "python")
+    assert len([line for line in program.splitlines() if line.strip()]) <= 30
+
+
 @pytest.mark.usefixtures("curl")
 def test_operate(folder):
     (make_token,) = (commands_and_outputs(block) for block in blocks("docs/operate.md", "Tokens", "console"))
@@ -270,6 +290,7 @@ RUN = {
     ("README.md", "Write a toolpack"),
     ("README.md", "Test"),
     ("docs/agentdojo.md", "Run AgentDojo against the server"),
+    *(("docs/client.md", heading) for heading in CLIENT_PROGRAMS),
     ("docs/develop.md", "Checks"),
     ("docs/operate.md", "Tokens"),
     ("docs/operate.md", "Health"),
@@ -295,7 +316,8 @@ def test_every_code_block_is_run_or_named_here():
         (page, heading) for page, text in PAGES.items() for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)
     }
     assert {place for place in places if blocks(*place, "sh", "console", "python")} == RUN | NOT_RUN
-    assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | {("README.md", "Start")}
+    printed = {("README.md", "Start"), ("docs/client.md", "A tree search")}
+    assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed
     outside = [line for place in NOT_RUN for block in blocks(*place, "sh") for line in block.splitlines()]
     assert all(line.startswith(("docker ", "export ")) for line in outside)
 

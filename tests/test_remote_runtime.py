@@ -189,7 +189,7 @@ def test_sessions_are_closed(client, env):
 
 
 def test_a_closing_client_closes_them(client, env):
-    with Client(str(client._http.base_url)) as other:
+    with Client(client._url.removesuffix("/rpc")) as other:
         runtime = RemoteRuntime.bind(other, PACK)(SUITE.tools)
         runtime.run_function(env, "get_current_day", {})
         assert client.get_session(runtime.session_id)["version"] == 1

@@ -1,11 +1,17 @@
-"""The Python client: `Client`, `AsyncClient` with the same methods as coroutines, and the types of their results.
+"""The Python client: `Client` for a server, `AgentClient` for an agent, both also async, and their results' types.
 
 The rule: it imports the server's result types, snapshots, JSON and errors, and nothing else of it. `remote_runtime`
 implements AgentDojo's runtime, and needs the package `agentdojo`.
 """
 
-from server.client.clients import AsyncClient, Client
-from server.client.methods import Request
+try:
+    import httpx  # noqa: F401 - imported here to say clearly what is missing
+except ImportError:
+    raise ImportError("The Python client needs httpx: pip install 'toolpack-server[client]'.", name="httpx") from None
+
+from server.client.batches import Reply
+from server.client.clients import AgentClient, AsyncAgentClient, AsyncClient, Client
+from server.client.requests import Request
 from server.results import (
     CallRecord,
     Envelope,
@@ -19,6 +25,8 @@ from server.results import (
 )
 
 __all__ = [
+    "AgentClient",
+    "AsyncAgentClient",
     "AsyncClient",
     "CallRecord",
     "Client",
@@ -27,6 +35,7 @@ __all__ = [
     "FunctionList",
     "Parent",
     "Record",
+    "Reply",
     "Request",
     "ResetRecord",
     "Session",

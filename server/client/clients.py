@@ -1,22 +1,20 @@
-"""The clients: send requests, and retry them if that is safe.
+"""The clients: `Client` and `AsyncClient` for a server, `AgentClient` and `AsyncAgentClient` for an agent's address.
 
-The rule: when to retry is decided once, in `_exchange`, which does no I/O. The two clients differ only in how they post
-and how they wait; their methods are in `methods.py`.
-
-A request is retried if the server certainly didn't handle it (it couldn't be reached, or answered 503 or -32006). If no
-answer came, only idempotent requests are: reads, and `run_function`, which always has a `call_id`.
+The rule: the clients differ only in where they post and how they wait. Their methods are in `methods.py`, and what is
+sent when is decided in `exchange.py`.
 """
 
 import asyncio
-import random
 import time
-from collections.abc import Callable, Generator
-from typing import Any, Self, TypedDict, TypeVar
+from collections.abc import Callable
+from typing import Self, TypedDict, TypeVar
 
 import httpx
 
-from server.client.methods import ClientMethods, Request
-from server.errors import NoReplyError, ReplyError
+from server.client.batches import AgentBatch, AsyncAgentBatch, AsyncBatch, Batch
+from server.client.exchange import exchange
+from server.client.methods import AgentMethods, ClientMethods
+from server.client.requests import Request
 
 T = TypeVar("T")
 
@@ -26,34 +24,118 @@ DEFAULT_RETRIES = 4
 
 _CONNECT_SECONDS = 5.0
 _KEEP_ALIVE_SECONDS = 3.0  # less than the server's 5, which might close the connection just as a request is sent
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 5.0
-
-_OVERLOADED = -32006
-_UNAVAILABLE = 503
-_GATEWAY_STATUS = (502, 504)
-_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 class _HttpxArguments(TypedDict):
     """Arguments that both of httpx's clients get."""
 
-    base_url: str
     headers: dict[str, str]
     timeout: httpx.Timeout
     limits: httpx.Limits
 
 
-def _httpx_arguments(url: str, token: str | None, timeout_seconds: float) -> _HttpxArguments:
+def _httpx_arguments(token: str | None, timeout_seconds: float) -> _HttpxArguments:
     return {
-        "base_url": url,
         "headers": {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {}),
         "timeout": httpx.Timeout(timeout_seconds, connect=min(_CONNECT_SECONDS, timeout_seconds)),
         "limits": httpx.Limits(keepalive_expiry=_KEEP_ALIVE_SECONDS),
     }
 
 
-class Client(ClientMethods):
+class _SyncClient:
+    """Sends requests to one address; thread-safe."""
+
+    def __init__(
+        self, url: str, token: str | None, timeout_seconds: float, retries: int, transport: httpx.BaseTransport | None
+    ) -> None:
+        self._url = url
+        self._http = httpx.Client(**_httpx_arguments(token, timeout_seconds), transport=transport)
+        self._retries = retries
+        self.before_close: list[Callable[[], object]] = []
+
+    def send(self, request: Request[T]) -> T:
+        """Send a request, with retries, and get its result.
+
+        Raises:
+            ReplyError: The server answered with an error.
+            NoReplyError: It didn't answer.
+        """
+        attempts = exchange(request, self._retries)
+        try:
+            pause = next(attempts)
+            while True:
+                if pause:
+                    time.sleep(pause)
+                pause = attempts.send(self._post(request.body()))
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    def _post(self, body: bytes) -> httpx.Response | httpx.TransportError:
+        try:
+            return self._http.post(self._url, content=body)
+        except httpx.TransportError as error:
+            return error
+
+    def close(self) -> None:
+        """Close all connections."""
+        while self.before_close:
+            self.before_close.pop()()
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+class _AsyncClient:
+    """Sends requests to one address from async code."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        timeout_seconds: float,
+        retries: int,
+        transport: httpx.AsyncBaseTransport | None,
+    ) -> None:
+        self._url = url
+        self._http = httpx.AsyncClient(**_httpx_arguments(token, timeout_seconds), transport=transport)
+        self._retries = retries
+
+    async def send(self, request: Request[T]) -> T:
+        """See `Client.send`."""
+        attempts = exchange(request, self._retries)
+        try:
+            pause = next(attempts)
+            while True:
+                if pause:
+                    await asyncio.sleep(pause)
+                pause = attempts.send(await self._post(request.body()))
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    async def _post(self, body: bytes) -> httpx.Response | httpx.TransportError:
+        try:
+            return await self._http.post(self._url, content=body)
+        except httpx.TransportError as error:
+            return error
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.aclose()
+
+
+class Client(_SyncClient, ClientMethods):
     """A client of a server; thread-safe.
 
     Args:
@@ -76,48 +158,19 @@ class Client(ClientMethods):
         retries: int = DEFAULT_RETRIES,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._http = httpx.Client(**_httpx_arguments(url, token, timeout_seconds), transport=transport)
-        self._retries = retries
-        self.before_close: list[Callable[[], object]] = []
+        super().__init__(f"{url.rstrip('/')}/rpc", token, timeout_seconds, retries, transport)
 
-    def send(self, request: Request[T]) -> T:
-        """Send a request, with retries, and get its result.
+    def batch(self) -> Batch:
+        """Collect requests in a `with` block, and send them together at its end.
 
-        Raises:
-            ReplyError: The server answered with an error.
-            NoReplyError: It didn't answer.
+        In the block, the batch's methods return replies: `with client.batch() as batch: reply = batch.get_session(id)`.
+        After it, `reply.result()` is the result. The requests are done in order; if one fails, the others are still
+        done.
         """
-        attempts = _exchange(request, self._retries)
-        try:
-            pause = next(attempts)
-            while True:
-                if pause:
-                    time.sleep(pause)
-                pause = attempts.send(self._post(request.body()))
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-    def _post(self, body: bytes) -> httpx.Response | httpx.TransportError:
-        try:
-            return self._http.post("/rpc", content=body)
-        except httpx.TransportError as error:
-            return error
-
-    def close(self) -> None:
-        """Close all connections."""
-        while self.before_close:
-            self.before_close.pop()()
-        self._http.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
+        return Batch(self.send)
 
 
-class AsyncClient(ClientMethods):
+class AsyncClient(_AsyncClient, ClientMethods):
     """A client of a server for async code; see `Client` for the arguments."""
 
     def __init__(
@@ -129,83 +182,51 @@ class AsyncClient(ClientMethods):
         retries: int = DEFAULT_RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._http = httpx.AsyncClient(**_httpx_arguments(url, token, timeout_seconds), transport=transport)
-        self._retries = retries
+        super().__init__(f"{url.rstrip('/')}/rpc", token, timeout_seconds, retries, transport)
 
-    async def send(self, request: Request[T]) -> T:
-        """See `Client.send`."""
-        attempts = _exchange(request, self._retries)
-        try:
-            pause = next(attempts)
-            while True:
-                if pause:
-                    await asyncio.sleep(pause)
-                pause = attempts.send(await self._post(request.body()))
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-    async def _post(self, body: bytes) -> httpx.Response | httpx.TransportError:
-        try:
-            return await self._http.post("/rpc", content=body)
-        except httpx.TransportError as error:
-            return error
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._http.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_exception: object) -> None:
-        await self.aclose()
+    def batch(self) -> AsyncBatch:
+        """See `Client.batch`; the block begins with `async with`."""
+        return AsyncBatch(self.send)
 
 
-def _exchange(request: Request[T], retries: int) -> Generator[float, httpx.Response | httpx.TransportError, T]:
-    """Yield the pause in seconds before each attempt, receive its response or exception, and return the result.
+class AgentClient(_SyncClient, AgentMethods):
+    """A client of one session, for the agent that uses it; thread-safe.
 
-    Raises:
-        ReplyError: The server answered with an error, and no retry is left or useful.
-        NoReplyError: It didn't answer, and no retry is left or safe.
+    Args:
+        agent_url: The session's address: the server's base URL and the `agent_path`.
+        timeout_seconds: The time to wait for one answer, in seconds.
+        retries: The maximum number of retries of a request.
+        transport: An httpx transport to use instead of the network, in tests.
     """
-    pause = 0.0
-    for attempt in range(retries + 1):
-        answer = yield pause
-        if isinstance(answer, httpx.TransportError):
-            error: ReplyError | NoReplyError = NoReplyError(
-                f"{request.method} got no answer ({type(answer).__name__}: {answer}): is the server running?"
-            )
-            retry = isinstance(answer, _NEVER_SENT) or request.repeatable
-        else:
-            reply = _read(answer)
-            if "error" not in reply:
-                result: T = reply["result"]
-                return result
-            error = ReplyError(reply["error"]["code"], reply["error"]["message"], reply["error"].get("data") or {})
-            not_handled = answer.status_code == _UNAVAILABLE or error.code == _OVERLOADED
-            retry = not_handled or (request.repeatable and answer.status_code in _GATEWAY_STATUS)
-        if not retry or attempt == retries:
-            raise error from (answer if isinstance(answer, Exception) else None)
-        pause = _pause(attempt, error)
-    raise AssertionError("the last attempt returns or raises")
+
+    def __init__(
+        self,
+        agent_url: str,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        retries: int = DEFAULT_RETRIES,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        super().__init__(agent_url, None, timeout_seconds, retries, transport)
+
+    def batch(self) -> AgentBatch:
+        """See `Client.batch`."""
+        return AgentBatch(self.send)
 
 
-def _read(answer: httpx.Response) -> dict[str, Any]:
-    """Get the JSON-RPC response; a proxy between client and server may have answered with something else."""
-    try:
-        reply = answer.json()
-    except ValueError:
-        reply = None
-    if isinstance(reply, dict) and ("result" in reply or "error" in reply):
-        return reply
-    message = f"HTTP {answer.status_code} with a body that isn't JSON-RPC: is this a Toolpack Server?"
-    return {"error": {"code": -32000, "message": message, "data": {"status": answer.status_code}}}
+class AsyncAgentClient(_AsyncClient, AgentMethods):
+    """A client of one session for an agent in async code; see `AgentClient` for the arguments."""
 
+    def __init__(
+        self,
+        agent_url: str,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        retries: int = DEFAULT_RETRIES,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        super().__init__(agent_url, None, timeout_seconds, retries, transport)
 
-def _pause(attempt: int, error: ReplyError | NoReplyError) -> float:
-    """Get the seconds before the next attempt: exponential backoff with jitter, after `retry_after_seconds`."""
-    longest = min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS)
-    retry_after = error.data.get("retry_after_seconds") if isinstance(error, ReplyError) else None
-    server_pause = retry_after if isinstance(retry_after, int | float) else 0.0
-    return server_pause + random.uniform(longest / 2, longest)  # noqa: S311 - no secret
+    def batch(self) -> AsyncAgentBatch:
+        """See `Client.batch`; the block begins with `async with`."""
+        return AsyncAgentBatch(self.send)

@@ -1,86 +1,53 @@
 """The methods of the clients: the request that each sends, and the type of its result.
 
-The rule: a method is written once. `method` makes it work in both clients, and type checkers see that
-`Client.create_session(...)` returns a `Session` and `AsyncClient.create_session(...)` a coroutine of one.
+The rule: everything else about them, `requests.method` adds.
 """
 
-import json
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
+from server.client.requests import Request, method
 from server.results import Envelope, Export, FunctionList, Json, Record, Session, ToolpackDescription
 
-P = ParamSpec("P")
-T = TypeVar("T")
 Format = Literal["native", "openai", "anthropic", "gemini", "mcp"]
-
-
-@dataclass(frozen=True, slots=True)
-class Request(Generic[T]):
-    """A request whose result is a `T`.
-
-    Attributes:
-        method: The method.
-        params: Its parameters; those that are None aren't sent, so that the server's defaults apply.
-        repeatable: It is idempotent.
-    """
-
-    method: str
-    params: Mapping[str, Any]
-    repeatable: bool = True
-
-    def body(self) -> bytes:
-        """Get the JSON of the request."""
-        params = {name: value for name, value in self.params.items() if value is not None}
-        message = {"jsonrpc": "2.0", "id": 1, "method": self.method, "params": params}
-        return json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _call_id(given: str | None) -> str:
     return str(uuid.uuid4()) if given is None else given
 
 
-class Sends(Protocol):
-    """A client that sends requests and waits for their results."""
+class AgentMethods:
+    """The JSON-RPC methods of an agent's address, where the session is implied."""
 
-    def send(self, request: Request[T]) -> T:
-        """Send a request and get its result."""
+    @method
+    def list_functions(self, *, format: Format = "native") -> Request[FunctionList]:  # noqa: A002 - the contract's name
+        """List the session's functions."""
+        return Request("list_functions", {"format": format})
 
-
-class AsyncSends(Protocol):
-    """A client whose results are awaited."""
-
-    async def send(self, request: Request[T]) -> T:
-        """Send a request and get its result."""
-
-
-class method(Generic[P, T]):  # noqa: N801 - a decorator
-    """Decorator: makes a function that returns a request a method that sends it, in both clients."""
-
-    def __init__(self, prepare: Callable[Concatenate[Any, P], Request[T]]) -> None:
-        self._prepare = prepare
-        self.__doc__ = prepare.__doc__
-
-    @overload
-    def __get__(self, client: Sends, owner: type) -> Callable[P, T]: ...
-    @overload
-    def __get__(self, client: AsyncSends, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    @overload
-    def __get__(self, client: None, owner: type) -> Self: ...
-
-    def __get__(self, client: Sends | AsyncSends | None, owner: type) -> Any:
-        """Get the method, bound to a client."""
-        if client is None:
-            return self
-
-        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return client.send(self._prepare(client, *args, **kwargs))
-
-        call.__name__ = call.__qualname__ = self._prepare.__name__
-        call.__doc__ = self.__doc__
-        return call
+    @method
+    def run_function(
+        self,
+        function: str,
+        kwargs: Mapping[str, Any] | str | None = None,
+        *,
+        raise_on_error: bool = False,
+        call_id: str | None = None,
+        expected_version: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Request[Envelope]:
+        """Run a function; see `Client.run_function`."""
+        return Request(
+            "run_function",
+            {
+                "function": function,
+                "kwargs": {} if kwargs is None else kwargs,
+                "raise_on_error": raise_on_error,
+                "call_id": _call_id(call_id),
+                "expected_version": expected_version,
+                "timeout_seconds": timeout_seconds,
+            },
+        )
 
 
 class ClientMethods:

@@ -19,7 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
-from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime, ToolNotFoundError
+try:
+    from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime, ToolNotFoundError
+except ImportError as error:
+    if (error.name or "").partition(".")[0] != "agentdojo":
+        raise
+    needs = "RemoteRuntime needs AgentDojo: pip install 'toolpack-server[agentdojo,client]'."
+    raise ImportError(needs, name="agentdojo") from None
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 

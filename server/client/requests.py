@@ -1,0 +1,116 @@
+"""Requests, and the decorator that makes methods of them.
+
+The rule: a method is written once, as a function that returns a request. `method` makes it work in all clients, and
+type checkers see that `Client.create_session(...)` returns a `Session`, `AsyncClient.create_session(...)` a coroutine
+of one, and in a batch the same method a `Reply`.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_args, overload
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[T]):
+    """A request whose result is a `T`.
+
+    Attributes:
+        method: The method.
+        params: Its parameters; those that are None aren't sent, so that the server's defaults apply.
+        repeatable: It is idempotent.
+        members: The requests of a batch; a batch has no parameters, and its result are the responses.
+    """
+
+    method: str
+    params: Mapping[str, Any]
+    repeatable: bool = True
+    members: "Sequence[Request[Any]]" = ()
+
+    def body(self) -> bytes:
+        """Get the JSON of the request."""
+        members = [member._message(number) for number, member in enumerate(self.members, 1)]  # noqa: SLF001 - its own
+        return json.dumps(members or self._message(1), allow_nan=False, separators=(",", ":")).encode()
+
+    def _message(self, number: int) -> dict[str, Any]:
+        params = {name: value for name, value in self.params.items() if value is not None}
+        return {"jsonrpc": "2.0", "id": number, "method": self.method, "params": params}
+
+
+class Sends(Protocol):
+    """A client that sends requests and waits for their results."""
+
+    def send(self, request: Request[T]) -> T:
+        """Send a request and get its result."""
+
+
+class AsyncSends(Protocol):
+    """A client whose results are awaited."""
+
+    async def send(self, request: Request[T]) -> T:
+        """Send a request and get its result."""
+
+
+class Reply(Protocol[T_co]):
+    """The answer to one request of a batch."""
+
+    def result(self) -> T_co:
+        """Get the result."""
+
+
+class Adds(Protocol):
+    """A batch, which collects requests."""
+
+    def add(self, request: Request[T]) -> Reply[T]:
+        """Add a request and get its reply."""
+
+
+class method(Generic[P, T]):  # noqa: N801 - a decorator
+    """Decorator: makes a function that returns a request a method that sends it, in all clients and batches."""
+
+    def __init__(self, prepare: Callable[Concatenate[Any, P], Request[T]]) -> None:
+        self._prepare = prepare
+        self._made: dict[type, Any] = {}
+
+    @overload
+    def __get__(self, client: Sends, owner: type) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: AsyncSends, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, client: Adds, owner: type) -> Callable[P, Reply[T]]: ...
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[..., Any]: ...
+
+    def __get__(self, client: Sends | AsyncSends | Adds | None, owner: type) -> Any:
+        """Get the method, bound to a client."""
+        if owner not in self._made:
+            self._made[owner] = self._make(owner)
+        return self._made[owner].__get__(client, owner)
+
+    def _make(self, owner: type) -> Any:
+        """Make the function that is the method in a class, with its own signature, which `help` shows."""
+        prepare = self._prepare
+        signature = inspect.signature(prepare)
+        (result,) = get_args(signature.return_annotation) or (Any,)
+
+        def add(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.add(prepare(client, *args, **kwargs))
+
+        def send(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.send(prepare(client, *args, **kwargs))
+
+        async def send_async(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+            return await client.send(prepare(client, *args, **kwargs))
+
+        call: Any = send_async if inspect.iscoroutinefunction(getattr(owner, "send", None)) else send
+        if hasattr(owner, "add"):
+            call = add
+        call.__name__, call.__doc__, call.__module__ = prepare.__name__, prepare.__doc__, owner.__module__
+        call.__qualname__ = f"{owner.__qualname__}.{prepare.__name__}"
+        call.__signature__ = signature.replace(return_annotation=result)
+        return call
