@@ -3,6 +3,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY server server
 COPY toolpacks toolpacks
+COPY toolpack_server_pytest.py ./
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && python -m venv /opt/toolpack-server \
     && /opt/toolpack-server/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[redis]"

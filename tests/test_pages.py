@@ -222,7 +222,7 @@ def test_test_a_toolpack(folder):
     (folder / "tests" / "test_shop.py").write_text(source)
     (line,) = blocks("docs/toolpacks.md", "Test a toolpack", "sh")
     (printed,) = run_console([(line.strip(), "")], folder)
-    assert "1 passed" in printed
+    assert "2 passed" in printed
 
 
 def test_a_toolpack_may_have_the_name_of_a_bundled_one(folder):

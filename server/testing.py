@@ -1,0 +1,288 @@
+"""Sessions for the tests of toolpacks: real ones, in the process of the test, without a server.
+
+The rule: a session here is one of the server's own, with its store in memory. Only transport and tokens are left out,
+so a test sees the atomicity, the snapshots and the refusals that agents will see.
+"""
+
+import asyncio
+import base64
+import copy
+import inspect
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Self
+
+from pydantic import RootModel, ValidationError
+from pydantic_core import to_jsonable_python
+
+from server import errors
+from server.errors import CallError, ReplyError
+from server.functions_runtime import FunctionCall, error_text
+from server.jsonio.strict import dumps, loads
+from server.packs.catalog import Catalog
+from server.packs.checks import initial_problem
+from server.packs.toolpack import PackFunction, Toolpack
+from server.rpc.methods import Caller
+from server.service import Service
+from server.settings import Settings
+from server.snapshots.pickling import thaw
+
+_SETTINGS = {"store": "memory:", "log_calls": "off", "compare_read_only": True}
+_STOP_SECONDS = 10.0
+
+
+class Session:
+    """A session of its own server, for a test.
+
+    `with Session(toolpack) as session: session.run("get_balance")`. All values are JSON, as agents get them; only
+    `environment` gives Python objects.
+
+    Args:
+        toolpacks: The toolpacks.
+        options: Their options, by the name of the toolpack, as for `create_session`.
+
+    Attributes:
+        id: The session's id.
+
+    Raises:
+        RegistrationError: A toolpack can't be used.
+        ReplyError: The options don't fit.
+    """
+
+    def __init__(self, *toolpacks: Toolpack, options: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self._server = _Server(toolpacks)
+        self._opened_server = True
+        try:
+            created = self._server.rpc(
+                "create_session", toolpacks=[pack.name for pack in toolpacks], options=_json(options or {})
+            )
+        except BaseException:
+            self._server.close()
+            raise
+        self.id: str = created["session_id"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def run(self, function: str, /, **kwargs: Any) -> Any:
+        """Run a function and get its result.
+
+        Raises:
+            Exception: What the function raised, or what an agent would be told instead: `ValidationError`,
+                `ToolNotFoundError`, `SnapshotError` and so on.
+        """
+        envelope = self.call(function, **kwargs)
+        if envelope["error"] is not None:
+            raise self._server.exception(function, _json(kwargs), envelope["error"])
+        return envelope["result"]
+
+    def call(self, function: str, /, **kwargs: Any) -> dict[str, Any]:
+        """Run a function and get the envelope, `{"result": …, "error": …}`, that an agent would get."""
+        self._server.raised.clear()
+        found: dict[str, Any] = self._rpc("run_function", function=function, kwargs=_json(kwargs))
+        return found
+
+    @property
+    def environment(self) -> Any:
+        """The environment of the only toolpack: a copy, which the test may change.
+
+        Raises:
+            ValueError: There are several toolpacks.
+        """
+        found = self.environments
+        if len(found) != 1:
+            raise ValueError(f"The session has {len(found)} toolpacks: use `environments[name]`.")
+        return next(iter(found.values()))
+
+    @property
+    def environments(self) -> dict[str, Any]:
+        """The environment of each toolpack, by name: copies, which the test may change."""
+        exported = self._rpc("export_session")
+        world = thaw(base64.b64decode(exported["snapshot"]), self._server.catalog.classes)
+        return {
+            name: environment.root if isinstance(environment, RootModel) else environment
+            for name, environment in world.items()
+        }
+
+    @property
+    def version(self) -> int:
+        """The number of changes that the session has gone through."""
+        version: int = self._rpc("get_session")["version"]
+        return version
+
+    @property
+    def trace(self) -> list[dict[str, Any]]:
+        """All records of the session."""
+        records: list[dict[str, Any]] = []
+        while more := self._rpc("get_trace", after=records[-1]["index"] if records else -1):
+            records += more
+        return records
+
+    def diff(self, from_version: int = 0, to_version: int | None = None) -> list[dict[str, Any]]:
+        """Get the JSON Patch between two versions; by default all changes."""
+        patch: list[dict[str, Any]] = self._rpc("diff_environment", from_version=from_version, to_version=to_version)
+        return patch
+
+    def fork(self, count: int = 1) -> list["Session"]:
+        """Get new sessions that start with the present environment; they end with this session, or before."""
+        forks = []
+        for forked in self._rpc("fork_session", count=count):
+            fork = object.__new__(type(self))
+            fork._server, fork._opened_server, fork.id = self._server, False, forked["session_id"]
+            forks.append(fork)
+        return forks
+
+    def reset(self, version: int = 0) -> None:
+        """Go back to the environment of an older version, which is then a new version."""
+        self._rpc("reset_session", version=version)
+
+    def close(self) -> None:
+        """End the session."""
+        if self._opened_server:
+            self._server.close()
+        elif not self._server.closed:
+            self._rpc("close_session")
+
+    def _rpc(self, method: str, **params: Any) -> Any:
+        return self._server.rpc(method, session_id=self.id, **params)
+
+
+class _Server:
+    """A server without HTTP, whose event loop runs in a thread of its own.
+
+    Attributes:
+        raised: What functions have raised during the present call, by its text.
+    """
+
+    def __init__(self, toolpacks: Sequence[Toolpack]) -> None:
+        self.raised: dict[str, BaseException] = {}
+        self.closed = False
+        self.catalog = copy.copy(_catalog(tuple(toolpacks)))
+        self.catalog.note = self._note
+        settings: dict[str, Any] = {**_SETTINGS}
+        self._service = Service(Settings(**settings), self.catalog, key=secrets.token_bytes(32))
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=[started], name="testing", daemon=True)
+        self._thread.start()
+        started.wait()
+
+    def _run(self, started: threading.Event) -> None:
+        async def serve() -> None:
+            async with self._service.running():
+                started.set()
+                await self._stop.wait()
+
+        self._loop.run_until_complete(serve())
+        self._loop.close()
+
+    def _note(self, error: BaseException) -> None:
+        self.raised[error_text(error)] = error
+
+    def rpc(self, method: str, **params: Any) -> Any:
+        """Send a request and get its result.
+
+        Raises:
+            ReplyError: It was refused.
+        """
+        if self.closed:
+            raise RuntimeError("The session is closed.")
+        body = dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+        answer = asyncio.run_coroutine_threadsafe(self._service.rpc.answer(Caller(), body), self._loop).result()
+        reply = loads(answer or b"{}")
+        if "error" in reply:
+            raise ReplyError(**reply["error"])
+        return reply["result"]
+
+    def exception(self, function: str, kwargs: Mapping[str, Any], text: str) -> BaseException:
+        """Get the exception whose text an envelope has."""
+        if text in self.raised:
+            return self.raised[text]
+        kind, _, message = text.partition(": ")
+        if kind == ValidationError.__name__:
+            for pack in self.catalog.toolpacks.values():
+                try:
+                    pack.functions[function].function.parameters.model_validate(kwargs, extra="forbid")
+                except KeyError:
+                    continue
+                except ValidationError as invalid:
+                    return invalid
+        known = TimeoutError if kind == "TimeoutError" else getattr(errors, kind, None)
+        if isinstance(known, type) and issubclass(known, CallError | TimeoutError):
+            return known(message)
+        return CallError(text)
+
+    def close(self) -> None:
+        """Stop."""
+        if not self.closed:
+            self.closed = True
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(_STOP_SECONDS)
+
+
+@lru_cache(maxsize=64)
+def _catalog(toolpacks: tuple[Toolpack, ...]) -> "_NotingCatalog":
+    """Load toolpacks, as a server does; tests open many sessions of one toolpack."""
+    catalog = _NotingCatalog({pack.name: pack for pack in toolpacks})
+    for pack in toolpacks:
+        problem = initial_problem(pack, catalog)
+        if problem is not None:
+            raise problem
+    return catalog
+
+
+class _NotingCatalog(Catalog):
+    """Toolpacks that note what their functions raise."""
+
+    note: Callable[[BaseException], None]
+
+    def functions(self, names: Any) -> dict[str, PackFunction]:
+        """See `Catalog.functions`."""
+        return {
+            name: PackFunction(
+                _Noting(found.function, self.note), found.toolpack, found.read_only, found.timeout_seconds
+            )
+            for name, found in super().functions(names).items()
+        }
+
+
+class _Noting:
+    """A `Function` that notes what it raises."""
+
+    def __init__(self, function: Any, note: Callable[[BaseException], None]) -> None:
+        self._function = function
+        self._note = note
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def run(self, /, **kwargs: Any) -> Any:  # an argument may be called `self`
+        """Run the function."""
+        try:
+            result = self._function.run(**kwargs)
+        except BaseException as error:
+            self._note(error)
+            raise
+        return self._noted(result) if inspect.iscoroutine(result) else result
+
+    async def _noted(self, result: Any) -> Any:
+        try:
+            return await result
+        except BaseException as error:
+            self._note(error)
+            raise
+
+
+def _json(value: Any) -> Any:
+    """Get JSON for values of Python: models, dates, and `FunctionCall` for a nested call."""
+    if isinstance(value, FunctionCall):
+        return {"$call": {"function": value.function, "args": _json(value.args)}}
+    if isinstance(value, Mapping):
+        return {name: _json(item) for name, item in value.items()}
+    return to_jsonable_python(value, by_alias=True)

@@ -1,0 +1,202 @@
+"""`server.testing`: a session in a test is a real one, and raises what functions raise."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tomllib
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import foreign_classes as foreign
+import pytest
+from pydantic import BaseModel, PrivateAttr, ValidationError
+
+from server import Depends, FunctionCall, TaskEnvironment, Toolpack
+from server.errors import RegistrationError, ReplyError, ResultError, SnapshotError, ToolNotFoundError
+from server.testing import Session
+
+ROOT = Path(__file__).parent.parent
+
+
+class Account(BaseModel):
+    balance: int = 100
+    _secret: list[str] = PrivateAttr(default_factory=list)
+
+
+class Env(TaskEnvironment):
+    account: Account = Account()
+    anything: object = None
+
+
+def open_account(balance: int = 100) -> Env:
+    """Open an account.
+
+    :param balance: In euros.
+    """
+    return Env(account=Account(balance=balance))
+
+
+class TooPoorError(Exception):
+    def __init__(self, short):
+        super().__init__(f"{short} short")
+        self.short = short
+
+
+bank = Toolpack("bank", open_account)
+Current = Annotated[Account, Depends("account")]
+
+
+@bank.function(read_only=True)
+def get_balance(account: Current) -> int:
+    """Get the balance."""
+    return account.balance
+
+
+@bank.function
+async def send(account: Current, amount: int, day: date = date(2026, 1, 1)) -> dict[str, object]:
+    """Send money.
+
+    :param amount: How much.
+    :param day: When.
+    """
+    account.balance -= amount
+    await asyncio.sleep(0)
+    if account.balance < 0:
+        raise TooPoorError(-account.balance)
+    account._secret.append("sent")
+    return {"left": account.balance, "day": day}
+
+
+@bank.function
+def keep(env: Annotated[Env, Depends(lambda env: env)]) -> None:
+    """Keep what can't be kept."""
+    env.anything = print
+
+
+@bank.function
+def strange() -> object:
+    """Give what has no JSON form."""
+    return object()
+
+
+@bank.function(timeout_seconds=0.01)
+def slow() -> None:
+    """Take long."""
+    while True:
+        pass
+
+
+@pytest.fixture
+def session():
+    with Session(bank) as opened:
+        yield opened
+
+
+def test_a_session_runs_functions(session):
+    assert session.run("get_balance") == 100
+    assert session.run("send", amount=30, day=date(2026, 11, 21)) == {"left": 70, "day": "2026-11-21"}
+    assert session.run("send", amount=FunctionCall(function="get_balance", args={}))["left"] == 0
+    assert session.call("get_balance") == {"result": 0, "error": None}
+    assert session.version == 2
+    assert [record["function"] for record in session.trace] == ["get_balance", "send", "send", "get_balance"]
+    assert session.diff() == [{"op": "replace", "path": "/bank/account/balance", "value": 0}]
+    assert session.diff(1, 2)[0]["value"] == 0
+
+
+def test_the_environment_is_a_copy_with_its_private_attributes(session):
+    session.run("send", amount=1)
+    assert session.environment.account._secret == ["sent"]
+    session.environment.account.balance = 5
+    assert session.environment.account.balance == 99
+    assert session.environments == {"bank": session.environment}
+
+
+def test_run_raises_what_the_function_raised_and_nothing_stays(session):
+    with pytest.raises(TooPoorError) as raised:
+        session.run("send", amount=130)
+    assert raised.value.short == 30
+    assert raised.value.__traceback__ is not None
+    assert (session.version, session.diff(), session.run("get_balance")) == (0, [], 100)
+    assert session.call("send", amount=130) == {"result": "", "error": "TooPoorError: 30 short"}
+
+
+def test_run_raises_what_an_agent_would_be_told(session):
+    with pytest.raises(ValidationError) as invalid:
+        session.run("send", amount="much", more=1)
+    assert {problem["loc"] for problem in invalid.value.errors()} == {("amount",), ("more",)}
+    with pytest.raises(ToolNotFoundError, match="The requested function `nope` is not available"):
+        session.run("nope")
+    with pytest.raises(SnapshotError, match="`anything` can't be stored"):
+        session.run("keep")
+    with pytest.raises(ResultError):
+        session.run("strange")
+    with pytest.raises(TimeoutError, match="took longer than"):
+        session.run("slow")
+    assert session.version == 0
+
+
+def test_forks_and_resets():
+    with Session(bank) as session:
+        session.run("send", amount=10)
+        first, second = session.fork(count=2)
+        first.run("send", amount=10)
+        assert [s.run("get_balance") for s in (session, first, second)] == [90, 80, 90]
+        session.reset()
+        assert (session.run("get_balance"), session.version) == (100, 2)
+        first.close()
+        with pytest.raises(ReplyError, match="No session has this id"):
+            first.run("get_balance")
+        with second as same:
+            assert same.run("get_balance") == 90
+    with pytest.raises(RuntimeError, match="The session is closed"):
+        session.run("get_balance")
+
+
+def test_options_and_several_toolpacks():
+    files = Toolpack.from_class("files", foreign.FileSystem)
+    with Session(bank, files, options={"bank": {"balance": 5}}) as session:
+        assert session.run("get_balance") == 5
+        session.run("mkdir", dir_name="new")
+        assert list(session.environments["files"].root.contents) == ["new"]
+        assert isinstance(session.environments["files"], foreign.FileSystem)
+        with pytest.raises(ValueError, match="The session has 2 toolpacks"):
+            _ = session.environment
+    with pytest.raises(ReplyError, match="options of toolpack 'bank' don't fit"):
+        Session(bank, options={"bank": {"nope": 1}})
+
+
+def test_a_toolpack_that_cannot_be_used():
+    class Lacks(TaskEnvironment):
+        must: int
+
+    with pytest.raises(RegistrationError, match="Field required"):
+        Session(Toolpack("lacks", Lacks))
+
+
+def test_the_fixture_opens_sessions_and_closes_them(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "from toolpacks.bank import toolpack\n\nopened = []\n\n\n"
+        "def test_one(toolpack_session):\n"
+        "    session = toolpack_session(toolpack)\n"
+        "    opened.append(session)\n"
+        "    assert session.run('get_balance')\n\n\n"
+        "def test_two():\n"
+        "    assert opened[0]._server.closed\n"
+    )
+    # A project may have a package `server` of its own, so the plugin must not import this one.
+    (tmp_path / "conftest.py").write_text("import sys\n\nassert 'server' not in sys.modules\n")
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    assert scripts == {"toolpack-server": "toolpack_server_pytest"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "toolpack_server_pytest", "-p", "no:cacheprovider"]
+    ended = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert "2 passed" in ended.stdout, ended.stdout
