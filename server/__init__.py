@@ -3,6 +3,7 @@
 The rule: this package imports no web framework, so that a toolpack can be written and tested without a server.
 """
 
+from server.content import Content
 from server.errors import ToolNotFoundError
 from server.functions_runtime import (
     Depends,
@@ -16,6 +17,7 @@ from server.functions_runtime import (
 from server.packs.toolpack import Toolpack
 
 __all__ = [
+    "Content",
     "Depends",
     "EmptyEnv",
     "Function",

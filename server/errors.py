@@ -36,6 +36,7 @@ knows nothing of JSON-RPC or HTTP statuses other than its own; `rpc/codes.py` al
         ├── UnsupportedObjectError  snapshots: one object can't be stored
         ├── CycleError              snapshots: an object that hashes by value is part of a cycle
         ├── CallFailedError         rpc: a call failed that is to be answered with a JSON-RPC error
+        ├── McpRefusedError         mcp: a message is refused with an error code
         ├── HeavyReadError          sessions: a read takes so much of the processor that it must wait for its turn
         ├── MissingBlobError        stores: a blob that was referred to isn't there
         ├── NotTogetherError        stores: several commits can't go in with one statement
@@ -231,9 +232,7 @@ class ReplyError(ClientError):
     def __init__(self, code: int, message: str, data: dict[str, Any]) -> None:
         detail = data.get("detail")
         super().__init__(f"{message}: {detail} ({code})" if detail else f"{message} ({code})")
-        self.code = code
-        self.message = message
-        self.data = data
+        self.code, self.message, self.data = code, message, data
 
 
 class NoReplyError(ClientError):
@@ -270,6 +269,14 @@ class CallFailedError(InternalSignal):
     def __init__(self, outcome: Any) -> None:
         super().__init__(outcome.error)
         self.outcome = outcome
+
+
+class McpRefusedError(InternalSignal):
+    """A message of MCP is refused, the request with this id; `malformed`: it breaks the protocol."""
+
+    def __init__(self, described: Any, *, malformed: bool = True, request_id: Any = None) -> None:
+        super().__init__(described[1])
+        self.described, self.malformed, self.request_id = described, malformed, request_id
 
 
 class HeavyReadError(InternalSignal):

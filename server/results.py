@@ -26,10 +26,11 @@ class Parent(TypedDict):
 
 
 class Session(TypedDict):
-    """A session; `agent_path` is the address for the agent under test."""
+    """A session; the agent under test gets `agent_path`, or `mcp_path` if it speaks MCP."""
 
     session_id: str
     agent_path: str
+    mcp_path: str
     toolpacks: list[str]
     version: int
     labels: dict[str, str]

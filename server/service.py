@@ -15,6 +15,7 @@ from server.execution.call import Failure, Outcome
 from server.execution.codec import Codec
 from server.execution.runner import LocalRunner
 from server.jsonio.strict import Fragment, dumps
+from server.mcp.protocol import Mcp
 from server.observability.call_log import CallLog, EndedCall, request_id
 from server.observability.metrics import MeasuredStore, Metrics
 from server.packs.catalog import Catalog
@@ -23,6 +24,7 @@ from server.rpc.events import with_log_line
 from server.rpc.jsonrpc import JsonRpc
 from server.rpc.methods import Caller, Methods
 from server.rpc.openrpc import openrpc_document
+from server.rpc.parsing import Parser
 from server.rpc.replay_methods import ReplayMethods
 from server.secret_key import secret_key
 from server.sessions.calls import CallRequest
@@ -62,6 +64,7 @@ class Service:
         methods: The methods of `/rpc`.
         rpc: Answers the requests of `/rpc`.
         agents: Answers the requests of agents' addresses.
+        mcp: Answers the messages of clients that speak MCP.
         metrics: Metrics for Prometheus.
 
     Raises:
@@ -102,8 +105,10 @@ class Service:
         self._methods = Methods(self.sessions, settings, self.document, self._observe)
         replays = Replays(context, self.sessions)
         self.methods = [*self._methods.all(), *ReplayMethods(replays).all()]
-        self.rpc = JsonRpc([*map(with_log_line, self.methods)], settings, self._parse)
-        self.agents = JsonRpc(self._methods.agents(), settings, self._parse)
+        parser = Parser(settings, self._parse)
+        self.rpc = JsonRpc([*map(with_log_line, self.methods)], settings, parser)
+        self.agents = JsonRpc(self._methods.agents(), settings, parser)
+        self.mcp = Mcp(self._methods, self.sessions, settings, parser)
         self._log = CallLog(settings.log_calls, arguments=settings.log_arguments, level=settings.log_level)
         self._on_call = on_call
         self._ended: list[tuple[str, EndedCall]] = []  # in this turn of the event loop, with their toolpacks

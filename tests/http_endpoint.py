@@ -66,11 +66,11 @@ class Endpoint:
 
 
 @contextlib.contextmanager
-def served(http, keep_alive=5, **limits):
+def served(http, keep_alive=5, catalog=CATALOG, **limits):
     settings = Settings(store="memory:", **limits)
     made = connections_on(http).limited_protocol(settings)
     assert [name for name, protocol in PROTOCOLS.items() if issubclass(made, protocol)] == [http]
-    app = create_app(Service(settings, CATALOG))
+    app = create_app(Service(settings, catalog))
     config = uvicorn.Config(
         app, port=0, log_level="error", access_log=False, http=made, ws="none", timeout_keep_alive=keep_alive
     )

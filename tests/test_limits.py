@@ -24,7 +24,7 @@ from server.execution.codec import Codec
 from server.execution.initial import ENTRY_BYTES, InitialEnvironments
 from server.execution.initial import build as build_initial
 from server.packs.catalog import Catalog
-from server.rpc import jsonrpc
+from server.rpc import parsing
 from server.sessions import manager
 from server.settings import Settings
 
@@ -78,7 +78,7 @@ def test_a_large_body_is_parsed_in_a_thread_and_a_small_one_at_once(monkeypatch)
             parsed_in.append(threading.current_thread())
             return json.loads(body)
 
-        monkeypatch.setattr(jsonrpc, "loads", loads)
+        monkeypatch.setattr(parsing, "loads", loads)
         assert server.call(session, "echo", value="x" * 1000)["error"] is None
         assert server.call(session, "echo", value="x" * 200_000)["error"] is None
         assert result_of(server.answer(b" " * 100_000 + PING)) is not None

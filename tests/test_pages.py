@@ -10,6 +10,7 @@ its health check. The line that sets up and serves takes half a minute and the n
 if CI=true; elsewhere only its last part is, in this environment.
 """
 
+import json
 import os
 import re
 import shutil
@@ -168,7 +169,12 @@ def test_the_first_command_sets_up_and_serves(tmp_path):
 @pytest.mark.usefixtures("curl")
 @pytest.mark.parametrize(
     ("page", "heading"),
-    [("README.md", "A first session"), ("docs/protocol.md", "Examples"), ("docs/replay.md", "Replay a session")],
+    [
+        ("README.md", "A first session"),
+        ("docs/mcp.md", "A first call"),
+        ("docs/protocol.md", "Examples"),
+        ("docs/replay.md", "Replay a session"),
+    ],
 )
 def test_a_session_in_curl(folder, page, heading):
     with serving(".venv/bin/toolpack-server serve", folder) as banner:
@@ -195,6 +201,14 @@ def write_toolpack(folder, name):
 def test_write_a_toolpack(folder, name):
     write_toolpack(folder, name)
     check_console(*TOOLPACKS[name], folder)
+
+
+def test_a_toolpack_with_content(folder):
+    (source,) = blocks("docs/mcp.md", "Content", "python")
+    (folder / "packs").mkdir()
+    (folder / "packs" / "picture.py").write_text(source)
+    (drawn,) = run_console([(".venv/bin/toolpack-server call --pack-dir packs draw", "")], folder)
+    assert [block["type"] for block in json.loads(drawn)] == ["text", "image"]
 
 
 def test_serve_a_toolpack(folder):
@@ -292,6 +306,8 @@ RUN = {
     ("docs/agentdojo.md", "Run AgentDojo against the server"),
     *(("docs/client.md", heading) for heading in CLIENT_PROGRAMS),
     ("docs/develop.md", "Checks"),
+    ("docs/mcp.md", "A first call"),
+    ("docs/mcp.md", "Content"),
     ("docs/operate.md", "Tokens"),
     ("docs/operate.md", "Health"),
     ("docs/operate.md", "A `server.py` of your own"),

@@ -66,7 +66,8 @@ def test_a_new_session_tells_all_about_itself(stored_bench, clock):
         "labels": {"run": "é"},
         "parent": None,
     }
-    assert len(session) == 8
+    assert session["mcp_path"] == f"/mcp/{key}"
+    assert len(session) == 9
     assert moment(session["created_at"]) == datetime.fromtimestamp(clock.time(), UTC)
     assert moment(session["expires_at"]) - moment(session["created_at"]) == timedelta(seconds=60)
     clock.move(10)

@@ -40,6 +40,7 @@ def test_a_file_has_at_most_300_lines_and_says_why_it_exists(path):
 
 def test_authors_import_these_names():
     assert set(server.__all__) == {
+        "Content",
         "Depends",
         "EmptyEnv",
         "Function",

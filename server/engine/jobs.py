@@ -28,6 +28,7 @@ from server.stores.base import Commit
 
 log = logging.getLogger("toolpack_server")
 
+CANCELLED = "The call was cancelled; nothing was changed."
 NOT_KEPT = "The call before this one could not be kept; nothing was changed. Send it again."
 
 
@@ -51,12 +52,14 @@ class Operation(Protocol):
         owner: The owner that the session must have.
         kind: Operations of one kind take about the same time.
         after_commits: It reads from the store what earlier operations have done, so it starts after their commits.
+        cancelled: Nobody wants it any more. It changes nothing and leaves no record, unless that is committed already.
     """
 
     session_id: str
     owner: str
     kind: str
     after_commits: bool
+    cancelled: bool
 
     def run(self, state: SessionState, start_clock: StartClock) -> Result:
         """Do the work, in a thread; may block.
@@ -220,8 +223,20 @@ class SessionJob(Task):
 
     def work(self) -> Result | None:
         """Enter the session, then run the operation there."""
+        if self.is_cancelled():
+            raise OverloadedError(CANCELLED)
         self.state = self._turns.enter(self.operation)
         return self.operation.run(self.state, self.start_clock) if self.state else None
+
+    def start_clock(self, seconds: float, stuck_after: float = float("inf")) -> None:
+        """See `StartClock`."""
+        super().start_clock(seconds, stuck_after)
+        if self.operation.cancelled:
+            raise OverloadedError(CANCELLED)
+
+    def is_cancelled(self) -> bool:
+        """See `Job.is_cancelled`."""
+        return self.operation.cancelled
 
     def complete(self, *, timed_out: bool) -> bool:
         """See `Job.complete`."""
@@ -245,6 +260,9 @@ class SessionJob(Task):
         state = self.state
         if state is None or (self._raised is not None and not timed_out):
             self.error = self._raised
+            return
+        if timed_out and self.is_cancelled():  # no record: whoever has cancelled it wants nothing of it
+            self.error = OverloadedError(CANCELLED)
             return
         try:
             result: Result = self.operation.on_timeout(state) if timed_out else self._returned

@@ -42,6 +42,14 @@ class Job:
     stuck_from: float = float("inf")
     left_behind: bool = False
 
+    def is_cancelled(self) -> bool:
+        """Whether nobody wants it any more."""
+        return False
+
+    def is_over(self, now: float) -> bool:
+        """Whether the job, which runs, is to be given up: it has passed its deadline, or was cancelled."""
+        return self.deadline is not None and (now > self.deadline or self.is_cancelled())
+
     def run(self) -> None:
         """Do the work. Must not raise."""
         raise NotImplementedError

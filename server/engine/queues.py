@@ -30,7 +30,6 @@ from server.settings import Settings
 from server.stores.base import SessionStore
 
 POLL_SECONDS = 0.005  # how soon a lease is asked for again; less often for operations that have waited long
-SLOW_POLL_SECONDS = 0.02
 TURN_SECONDS = 0.5  # how long a queue that is never empty keeps its lease from other workers
 YIELD_SECONDS = 0.025  # long enough for all that poll to ask once
 STOP_SECONDS = 2.0
@@ -80,6 +79,15 @@ class Queues:
             self._enqueue(job)
         return job.future
 
+    def cancel(self, operation: Operation) -> None:
+        """Give an operation up: it leaves its queue, or ends as if its deadline had passed; see `Operation`."""
+        operation.cancelled = True
+        with self._lock:
+            queue = self._queues.get(operation.session_id)
+            if queue is not None:
+                self._waiting -= queue.cancel(operation)
+                self._start_next(operation.session_id, queue)
+
     def do(self, errand: Errand) -> asyncio.Future[Any]:
         """Do an errand, which waits for no session; await its answer. Awaiting may raise `RequestError`."""
         if not self._is_refused(errand):
@@ -114,9 +122,8 @@ class Queues:
         started: list[SessionJob] = []
         with self._lock:
             for job in arrived:
-                refused = self._refusal(job)
-                if refused is not None:
-                    job.error = refused
+                job.error = self._refusal(job)
+                if job.error is not None:
                     job.deliver()
                     continue
                 queue = self._queues.get(job.operation.session_id)
@@ -180,9 +187,8 @@ class Queues:
 
     def is_idle(self) -> bool:
         """Whether there is nothing to wait for: no session has anything to do, or the threads have stopped."""
-        if self._stopped.is_set():
-            return True
-        return not (self._arrived or any(queue.has_work() for queue in list(self._queues.values())))
+        queues = list(self._queues.values())
+        return self._stopped.is_set() or not (self._arrived or any(queue.has_work() for queue in queues))
 
     def stop(self) -> None:
         """Stop the threads, refuse whatever hasn't been committed, and release all leases; called on the event loop."""
@@ -211,8 +217,7 @@ class Queues:
         queue.running = False
         now = time.monotonic()
         if not timed_out and job.waits_for_lease():
-            queue.parked_until = now + min(max(POLL_SECONDS, (now - job.arrived) / 50), SLOW_POLL_SECONDS)
-            queue.jobs.appendleft(job)
+            queue.park(job, now, POLL_SECONDS)
             self._waiting += 1
             return False
         queue.unfinished += 1
@@ -221,7 +226,7 @@ class Queues:
         leased = self._leases.required and queue.state is not None and queue.state.leased
         queue.closing = leased and (not queue.jobs or now - queue.turn_began > TURN_SECONDS)
         job.apply(timed_out=timed_out, release=queue.closing)
-        self._start_next(queue)
+        self._start_next(job.operation.session_id, queue)
         return True
 
     def resume(self, job: SessionJob) -> None:
@@ -229,14 +234,16 @@ class Queues:
         queue = self._queues.get(job.operation.session_id)
         if queue is not None and queue.left_behind is job:
             queue.left_behind = None
-            self._start_next(queue)
-            self._discard_if_empty(job.operation.session_id, queue)
+            self._start_next(job.operation.session_id, queue)
 
-    def _start_next(self, queue: SessionQueue) -> None:
+    def _start_next(self, session_id: str, queue: SessionQueue) -> None:
+        """Start the next operation of a session, or forget a queue that has nothing to do any more."""
         job = queue.take_next()
         if job is not None:
             self._waiting -= 1
             self.threads.submit(job)
+        elif queue.is_empty():
+            del self._queues[session_id]
 
     def _finish(self, tasks: list[Task]) -> None:
         """Commit what jobs have done, then answer them."""
@@ -266,12 +273,7 @@ class Queues:
         if queue.closing and queue.jobs and now - queue.turn_began > TURN_SECONDS:
             queue.turn_began = queue.parked_until = now + YIELD_SECONDS
         queue.closing = False
-        self._start_next(queue)
-        self._discard_if_empty(last.operation.session_id, queue)
-
-    def _discard_if_empty(self, session_id: str, queue: SessionQueue) -> None:
-        if queue.is_empty():
-            del self._queues[session_id]
+        self._start_next(last.operation.session_id, queue)
 
     def _keep_time(self) -> None:
         """Refuse what has waited too long; send heartbeats; ask for leases again."""
@@ -283,8 +285,7 @@ class Queues:
                     for job in queue.expire(now, now - self._settings.queue_timeout_seconds):
                         self._waiting -= 1
                         refuse(job, f"The call waited {self._limit} for its session; {AGAIN}")
-                    self._start_next(queue)
-                    self._discard_if_empty(session_id, queue)
+                    self._start_next(session_id, queue)
                 self._expire_unstarted(now)
         self._leases.keep_up(self._queues.__contains__)
 
@@ -294,7 +295,6 @@ class Queues:
             if isinstance(task, SessionJob):
                 queue = self._queues[task.operation.session_id]
                 queue.running = False
-                self._start_next(queue)
-                self._discard_if_empty(task.operation.session_id, queue)
+                self._start_next(task.operation.session_id, queue)
             if isinstance(task, Task):
                 refuse(task, f"The request waited {self._limit} for a thread; {AGAIN}")

@@ -6,8 +6,10 @@ The rule: it decides nothing but whether the next operation may start.
 import time
 from collections import deque
 
-from server.engine.jobs import SessionJob
+from server.engine.jobs import Operation, SessionJob
 from server.engine.state import SessionState
+
+SLOW_POLL_SECONDS = 0.02
 
 
 class SessionQueue:
@@ -54,6 +56,18 @@ class SessionQueue:
         while self.jobs and self.jobs[0].arrived < before:
             expired.append(self.jobs.popleft())
         return expired
+
+    def park(self, job: SessionJob, now: float, seconds: float) -> None:
+        """Put a job back that waits for the session's lease, to ask for it again after so many seconds or some more."""
+        self.parked_until = now + min(max(seconds, (now - job.arrived) / 50), SLOW_POLL_SECONDS)
+        self.jobs.appendleft(job)
+
+    def cancel(self, operation: Operation) -> int:
+        """Let the job of an operation go, if it waits here, and get the number of those that have gone."""
+        waiting = [job for job in self.jobs if job.operation is operation]
+        for job in waiting:
+            self.jobs.remove(job)
+        return len(waiting)
 
     def take_next(self) -> SessionJob | None:
         """Take the next operation, which is to be started now; None if there is none that may start."""

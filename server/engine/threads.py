@@ -166,7 +166,7 @@ class Threads:
             if job.in_lane:
                 self._start(self._lanes.leave(job))
             # The process may have stood still: then the deadline has passed, though nobody has noticed.
-            if job.complete(timed_out=job.deadline is not None and now > job.deadline):
+            if job.complete(timed_out=job.is_over(now)):
                 self._done.append(job)
             if self._leader is not thread:
                 self._ready.put(None)  # wake the leader, which may have nothing else to do
@@ -197,8 +197,7 @@ class Threads:
                 computes = thread.computes(TICK_SECONDS)
                 computing |= computes
                 self._look_at_slow(thread)
-            deadline = thread.job.deadline if thread.job else None
-            if deadline is not None and now > deadline:
+            if thread.job is not None and thread.job.is_over(now):
                 self._time_out(thread)
         self._pace.share_interpreter(computing=computing)
 

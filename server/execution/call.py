@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic_core import ValidationError
 
+from server.content import check_content
 from server.errors import InternalSignal, ReadOnlyError, RequestError, TooLargeError, ToolNotFoundError, shown
 from server.execution.codec import PlainCodec
 from server.execution.runtime import Plan
@@ -49,6 +50,7 @@ class Outcome:
         compared_seconds: The time spent on comparing what read-only functions left behind; None if nothing was.
         broken: The toolpack and the name of a falsely read-only function, and what it has changed.
         traceback: Where the function raised, for the log and the author; never part of a reply.
+        content: The result is a list of MCP's content blocks.
     """
 
     result: bytes | None = None
@@ -63,6 +65,7 @@ class Outcome:
     compared_seconds: float | None = None
     broken: tuple[str, str, str] | None = None
     traceback: str | None = None
+    content: bool = False
 
 
 def call(
@@ -100,6 +103,8 @@ def call(
         result = to_json(value, codec.catalog.plain)
         if len(result) > max_result_bytes:
             raise TooLargeError(f"the result has {len(result)} bytes as JSON; {max_result_bytes} are allowed.")
+        if plan.content:
+            check_content(result)
         blobs = {part: codec.encode(part, world.touched[part]) for part in world.dirty}
         outcome = Outcome(result, changes=not plan.read_only, blobs=blobs, live=world.touched)
     # BaseException: if a function raises SystemExit or KeyboardInterrupt, that is its failure, not the server's.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from server.content import is_content
 from server.errors import ReadOnlyError
 from server.execution.parts import footprint
 from server.execution.promises import Promises
@@ -31,6 +32,7 @@ class Plan:
         arguments: Its arguments, with a `FunctionCall` for each nested call.
         toolpack: The toolpack of the function; "" if there is no such function.
         footprint: The attributes of each toolpack's environment that the call and its nested calls use.
+        content: Its result is a list of MCP's content blocks.
         read_only: The call and its nested calls promise to leave the environments unchanged.
         timeout_seconds: The deadline: the function's own or the default, possibly shortened by the caller.
         own_timeout_seconds: The function's own deadline, or the default.
@@ -44,6 +46,7 @@ class Plan:
     arguments: Mapping[str, Any]
     toolpack: str
     footprint: Footprint
+    content: bool
     read_only: bool
     timeout_seconds: float
     own_timeout_seconds: float
@@ -85,6 +88,8 @@ class SessionRuntime(FunctionsRuntime):
             for name, function in functions.items()
         }
 
+        self._content = {name for name, known in functions.items() if is_content(known.function.return_type)}
+
     def plan(self, name: str, kwargs: Mapping[str, Any], timeout_seconds: float | None = None) -> Plan:
         """Make the plan of a call.
 
@@ -101,6 +106,7 @@ class SessionRuntime(FunctionsRuntime):
             arguments=kwargs,
             toolpack=function.toolpack if function else "",
             footprint=self._footprints.get(name, {}),
+            content=name in self._content,
             read_only=name in self._trusted,
             timeout_seconds=own if timeout_seconds is None else min(own, timeout_seconds),
             own_timeout_seconds=own,

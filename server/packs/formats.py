@@ -94,17 +94,17 @@ def gemini(function: PackFunction) -> dict[str, Any]:
 
 
 def mcp(function: PackFunction) -> dict[str, Any]:
-    """Describe a function as a tool of the Model Context Protocol, whose `outputSchema` must be an object's."""
-    described = {
+    """Describe a function as a tool of the Model Context Protocol.
+
+    There is no `outputSchema`: nothing checks that a result fits its annotation, and clients turn one that doesn't into
+    an exception when the call has been committed.
+    """
+    return {
         "name": function.name,
         "description": function.function.description,
         "inputSchema": parameters_schema(function),
         "annotations": {"readOnlyHint": function.read_only},
     }
-    returns = returns_schema(function)
-    if returns and returns.get("type") == "object":
-        described["outputSchema"] = returns
-    return described
 
 
 FORMATS: dict[str, Callable[[PackFunction], dict[str, Any]]] = {

@@ -6,7 +6,7 @@ The rule: it holds what its author registered, and doesn't change after its modu
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +17,7 @@ from server.jsonio.strict import dumps
 from server.packs.class_methods import Methods
 from server.packs.class_worlds import ClassWorld, Maker, world_of_class, world_of_classes
 from server.packs.environments import environment_and_options, problems
+from server.packs.header_parameters import Path, header_parameters
 from server.packs.registration import caller_description, caller_place, located
 
 Plain = TypeVar("Plain", bound=Callable[..., Any])
@@ -34,12 +35,14 @@ class PackFunction:
         toolpack: The name of its toolpack.
         read_only: It promises to leave the environment unchanged.
         timeout_seconds: Its own deadline in seconds; None means the server's default.
+        headers: The parameters that clients of MCP also send as headers; see `packs.header_parameters`.
     """
 
     function: Any
     toolpack: str
     read_only: bool = False
     timeout_seconds: float | None = None
+    headers: Mapping[Path, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -205,7 +208,8 @@ class Toolpack:
                 raise RegistrationError(f"timeout_seconds is {timeout_seconds}: give a number of seconds above 0.")
             for parameter, dependency in ready.dependencies.items():
                 self._check_dependency(parameter, getattr(dependency, "env_dependency", None))
-            self.functions[ready.name] = PackFunction(ready, self.name, read_only, timeout_seconds)
+            headers = header_parameters(ready.parameters.model_json_schema())
+            self.functions[ready.name] = PackFunction(ready, self.name, read_only, timeout_seconds, headers)
 
     def _check_dependency(self, parameter: str, attribute: object) -> None:
         environment = self.environment_class

@@ -1,38 +1,40 @@
-"""JSON-RPC 2.0: bytes in, bytes out. Parsing, batches and dispatch.
+"""JSON-RPC 2.0: bytes in, bytes out. Batches and dispatch.
 
 The rule: follow the specification (jsonrpc.org/specification) in full. `jsonrpcserver` finds the method and its
-parameters. It gets neither batches, which it would run concurrently, nor exceptions, whose texts it would send. Large
-bodies aren't parsed on the event loop, which all clients share.
+parameters. It gets neither batches, which it would run concurrently, nor exceptions, whose texts it would send.
 """
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from jsonrpcserver import Error, Success
-from jsonrpcserver.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, ERROR_PARSE_ERROR
+from jsonrpcserver.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND
 from jsonrpcserver.dispatcher import dispatch_request
 from jsonrpcserver.request import Request
 from jsonrpcserver.sentinels import NOID
 from pydantic import ValidationError
 
 from server import errors
-from server.jsonio.strict import dumps, loads
+from server.jsonio.strict import dumps
 from server.rpc.codes import Described, describe, error_reply, standard
-from server.rpc.limits import QUICK_BYTES, has_more_values, is_deeper, parsed_bytes
 from server.rpc.methods import Caller, Method
 from server.rpc.parameters import Params
+from server.rpc.parsing import Parser
 from server.settings import Settings
 
 MAX_LISTED_PROBLEMS = 100
 
-Compute = Callable[[Callable[[], Any], str], Awaitable[Any]]
-"""Does work that takes much of the processor, for a name, without blocking the event loop."""
-
-
 Reserve = Callable[[int], None]
 """Called with the number of bytes that a request takes in memory while it is answered."""
+
+
+def reply_too_large(size: int, max_bytes: int) -> errors.TooLargeError:
+    """Get the error that is answered in place of an answer of this size."""
+    return errors.TooLargeError(
+        f"The answer has {size} bytes; {max_bytes} are allowed here: ask for less, or raise "
+        f"TOOLPACK_MAX_REPLY_BYTES. What the request has changed is kept."
+    )
 
 
 class _AnyArguments(inspect.Signature):
@@ -48,13 +50,13 @@ class JsonRpc:
     Args:
         methods: The methods of that path.
         settings: The limits.
-        compute: Parses large bodies.
+        parser: Parses the bodies.
     """
 
-    def __init__(self, methods: Iterable[Method], settings: Settings, compute: Compute) -> None:
+    def __init__(self, methods: Iterable[Method], settings: Settings, parser: Parser) -> None:
         self._methods = {method.name: _callable(method) for method in methods}
         self._settings = settings
-        self._compute = compute
+        self._parser = parser
 
     async def answer(self, caller: Caller, body: bytes, reserve: Reserve | None = None) -> bytes | None:
         """Get the response to a request's body; None for notifications alone.
@@ -64,13 +66,8 @@ class JsonRpc:
             body: The body.
             reserve: Called when the body is parsed. What it raises is raised here, and nothing is done.
         """
-        try:
-            if len(body) <= QUICK_BYTES:
-                request, refused, size = self._parse(body)
-            else:
-                request, refused, size = await self._compute(partial(self._parse, body), caller.owner)
-        except Exception as error:  # noqa: BLE001 - `describe` logs unknown exceptions
-            return error_reply(None, *describe(error))
+        request, refused, size = await self._parser.parse(body, caller.owner)
+        refused = refused or self._batch_problem(request)
         if refused is not None:
             return error_reply(None, *refused)
         if reserve is not None:
@@ -79,35 +76,16 @@ class JsonRpc:
             return await self._answer_batch(caller, request)
         return await self._answer_one(caller, request, self._settings.max_reply_bytes)
 
-    def _parse(self, body: bytes) -> tuple[Any, Described | None, int]:
-        """Get the request or the batch that a body holds, or why it is refused as a whole; and its size in memory."""
-        request, refused = self._read(body)
-        return request, refused, parsed_bytes(body)
-
-    def _read(self, body: bytes) -> tuple[Any, Described | None]:
-        limits = self._settings
-        if has_more_values(body, limits.max_json_values):
-            return None, describe(
-                errors.TooLargeError(
-                    f"The body has more than {limits.max_json_values} values: send less, or raise "
-                    f"TOOLPACK_MAX_JSON_VALUES."
-                )
-            )
-        try:
-            request = loads(body)
-        except ValueError as error:
-            return None, standard(ERROR_PARSE_ERROR, f"The body is not JSON: {error}.")
-        if is_deeper(body, request, limits.max_json_depth):
-            detail = f"The body is nested more than {limits.max_json_depth} deep: send flatter JSON."
-            return None, standard(ERROR_INVALID_REQUEST, detail)
+    def _batch_problem(self, request: Any) -> Described | None:
+        """Say why a batch is refused as a whole."""
         if request == []:
-            return None, standard(ERROR_INVALID_REQUEST, "The batch is empty: send at least one request.")
-        if isinstance(request, list) and len(request) > limits.max_batch:
-            too_large = errors.TooLargeError(
-                f"The batch has {len(request)} members; {limits.max_batch} are allowed: split it."
+            return standard(ERROR_INVALID_REQUEST, "The batch is empty: send at least one request.")
+        most = self._settings.max_batch
+        if isinstance(request, list) and len(request) > most:
+            return describe(
+                errors.TooLargeError(f"The batch has {len(request)} members; {most} are allowed: split it.")
             )
-            return None, describe(too_large)
-        return request, None
+        return None
 
     async def _answer_batch(self, caller: Caller, batch: list[Any]) -> bytes | None:
         replies: list[bytes] = []
@@ -153,11 +131,7 @@ class JsonRpc:
             reply = b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (dumps(result), dumps(parsed.id))
         if len(reply) <= max_bytes:
             return reply
-        too_large = errors.TooLargeError(
-            f"The answer has {len(reply)} bytes; {max_bytes} are allowed here: ask for less, or raise "
-            f"TOOLPACK_MAX_REPLY_BYTES. What the request has changed is kept."
-        )
-        return error_reply(parsed.id, *describe(too_large))
+        return error_reply(parsed.id, *describe(reply_too_large(len(reply), max_bytes)))
 
 
 class _Call:

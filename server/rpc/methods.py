@@ -144,7 +144,7 @@ class Methods:
             params.timeout_seconds,
             problem,
         )
-        outcome = await self._observed(caller, _session_id(caller, params), request)
+        outcome = await self.call(caller, _session_id(caller, params), request)
         if params.raise_on_error and outcome.error is not None:
             raise CallFailedError(outcome)
         return envelope(outcome)
@@ -157,7 +157,12 @@ class Methods:
 
         return read() if len(text) <= QUICK_BYTES else await self._sessions.compute(read, owner, "parse")
 
-    async def _observed(self, caller: Caller, session_id: str, request: CallRequest) -> Outcome:
+    async def call(self, caller: Caller, session_id: str, request: CallRequest) -> Outcome:
+        """Run a function, and observe it.
+
+        Raises:
+            RequestError: It was refused, and nothing has changed.
+        """
         began = time.perf_counter()
         outcome: Outcome | None = None
         try:
@@ -169,13 +174,20 @@ class Methods:
 
     async def list_functions(self, caller: Caller, params: ListFunctions | AgentListFunctions) -> Fragment:
         """List functions; see `ListFunctions`."""
-        session_id = _session_id(caller, params)
+        listed = await self.functions(caller, _session_id(caller, params), params.format)
+        return Fragment(b'{"result":%b,"error":null}' % listed)
+
+    async def functions(self, caller: Caller, session_id: str | None, form: str) -> bytes:
+        """Get the JSON of the functions of a session, or of all, in a format.
+
+        Raises:
+            RequestError: There is no such session.
+        """
         if session_id is None:
             toolpacks = tuple(self._sessions.catalog.toolpacks)
         else:
             toolpacks = await self._sessions.toolpacks(session_id, caller.owner)
-        listed = b",".join(filter(None, [self._listed(name, params.format) for name in toolpacks]))
-        return Fragment(b'{"result":[%b],"error":null}' % listed)
+        return b"[%b]" % b",".join(filter(None, [self._listed(name, form) for name in toolpacks]))
 
     def _listed(self, toolpack: str, form: str) -> bytes:
         """Get the JSON of a toolpack's functions, without brackets; it is made once."""

@@ -45,7 +45,8 @@ def openrpc_document(methods: list[Method]) -> dict[str, Any]:
         "info": {
             "title": "Toolpack Server",
             "description": "Functions, and the worlds they change, for agents. POST /rpc accepts all methods; "
-            "POST /agents/<key> accepts list_functions and run_function, without session_id.",
+            "POST /agents/<key> accepts list_functions and run_function, without session_id. "
+            "POST /mcp/<key> speaks MCP instead.",
             "version": version("toolpack-server"),
             "license": {"name": "MIT"},
         },

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 MAX_TTL_SECONDS = 10 * 365 * 86_400
 MAX_LABELS_BYTES = 16 * 2**10
+MAX_CALL_ID = 128
 MAX_COUNT = 2**53 - 1  # up to this, integers are exact in every store and JSON parser (RFC 8259, section 6)
 
 SessionId = Annotated[str, Field(description="The session.")]
@@ -32,7 +33,7 @@ Labels = Annotated[
     AfterValidator(_check_size),
 ]
 CallId = Annotated[
-    Annotated[str, Field(min_length=1, max_length=128)] | None,
+    Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID)] | None,
     Field(
         None,
         description="An id made by whoever may send the request again: what it did the first time is answered, "
@@ -82,7 +83,7 @@ class AgentRunFunction(Params):
         'is exactly {"$call": {"function": …, "args": {…}}} is run first and replaced by its result.',
     )
     raise_on_error: bool = Field(False, description="Answer a failed call with a JSON-RPC error, not an envelope.")
-    call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+    call_id: Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID)] | None = Field(
         None,
         description="An id that makes the call safe to retry: if a call with it is recorded, that result is returned "
         "and nothing is run.",

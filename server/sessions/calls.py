@@ -53,6 +53,7 @@ class CallOperation:
         self.session_id = session_id
         self.owner = owner
         self.kind = request.function if request.function in context.functions else ""
+        self.cancelled = False
         self._context = context
         self._request = request
         self._plan: Plan | None = None
@@ -69,7 +70,7 @@ class CallOperation:
             self._digest = request_digest("run_function", request.function, request.kwargs)
         recorded = self._recorded(state)
         if recorded is not None:
-            recorded.toolpack = plan.toolpack
+            recorded.toolpack, recorded.content = plan.toolpack, plan.content
             return Result(recorded)
         if request.expected_version is not None and request.expected_version != state.version:
             raise VersionConflictError(request.expected_version, state.version)
@@ -99,7 +100,7 @@ class CallOperation:
         else:
             outcome = _unreadable(request.problem)
         seconds = time.perf_counter() - began
-        outcome.toolpack = plan.toolpack
+        outcome.toolpack, outcome.content = plan.toolpack, plan.content
         if plan.read_only:
             context.promises.called(plan.toolpack, plan.function, seconds, outcome.compared_seconds)
         if outcome.broken:

@@ -19,6 +19,7 @@ class CopyOperation:
     """Commits a copy of a record; see `Operation`."""
 
     after_commits = False
+    cancelled = False
     kind = "replay_session"
 
     def __init__(self, context: SessionContext, session_id: str, owner: str, shown: Mapping[str, Any]) -> None:

@@ -122,13 +122,17 @@ class SessionManager:
     # Operations, which wait for their turn
 
     async def run_function(self, session_id: str, owner: str, request: CallRequest) -> Outcome:
-        """Run a function in a session.
+        """Run a function in a session. Cancelled, it changes nothing and leaves no record unless it is committed.
 
         Raises:
             RequestError: It was refused, and nothing has changed.
         """
+        operation = CallOperation(self._context, session_id, owner, request)
         try:
-            outcome: Outcome = await self.queues.run(CallOperation(self._context, session_id, owner, request))
+            outcome: Outcome = await self.queues.run(operation)
+        except asyncio.CancelledError:
+            self.queues.cancel(operation)
+            raise
         except SessionNotFoundError:
             self._forget_agent(session_id)
             raise

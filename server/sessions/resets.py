@@ -21,6 +21,7 @@ class ResetOperation:
     """Commits a new version with the content of an older one; see `Operation`."""
 
     after_commits = True
+    cancelled = False
     kind = "reset_session"
 
     def __init__(self, context: SessionContext, session_id: str, owner: str, version: int, call_id: str | None) -> None:

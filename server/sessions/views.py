@@ -21,6 +21,7 @@ def session_view(session: StoredSession, version: int, *, called_at: float | Non
     return {
         "session_id": session.id,
         "agent_path": f"/agents/{session.agent_key}",
+        "mcp_path": f"/mcp/{session.agent_key}",
         "toolpacks": list(session.toolpacks),
         "version": version,
         "labels": dict(session.labels),

@@ -4,12 +4,14 @@ The rule: a request that reaches JSON-RPC is answered 200 with a JSON-RPC body. 
 body of the same shape that says what to do.
 """
 
+from collections.abc import Mapping
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import HttpRefusedError
 from server.service import Service
@@ -24,10 +26,12 @@ from server.web.endpoints import (
     ReadyEndpoint,
     RpcEndpoint,
 )
+from server.web.mcp import McpEndpoint
 from server.web.refusals import refusal, refused, send_response
 
+NO_KEY = "There is no MCP without a session's key: POST to the mcp_path of a session, /mcp/<key>."
 REMEDIES = {
-    404: "There is nothing at this path: POST to /rpc, or to an agent's /agents/<key>.",
+    404: "There is nothing at this path: POST to /rpc, or to an agent's /agents/<key> or /mcp/<key>.",
     405: "This path doesn't accept this method: POST JSON-RPC requests, GET everything else.",
 }
 
@@ -40,13 +44,14 @@ def create_app(service: Service) -> Starlette:
     """
     check_exposure(service.settings)
     gateway = Gateway(service)
-    rpc = RpcEndpoint(gateway)
+    rpc, agents, mcp = RpcEndpoint(gateway), AgentEndpoint(gateway), McpEndpoint(gateway)
     app = Application(
         lifespan=gateway.lifespan,
         exception_handlers={HTTPException: _not_routed},
         routes=[
             Route("/rpc", rpc, methods=["POST"]),
-            Route("/agents/{key}", AgentEndpoint(gateway), methods=["POST"]),
+            Route("/agents/{key}", agents, methods=["POST"]),
+            Route("/mcp/{key}", mcp),
             Route("/healthz", HealthEndpoint(), methods=["GET"]),
             Route("/readyz", ReadyEndpoint(gateway), methods=["GET"]),
             Route("/metrics", MetricsEndpoint(gateway), methods=["GET"]),
@@ -55,20 +60,29 @@ def create_app(service: Service) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.gateway = gateway
-    app.state.rpc = rpc
+    app.rpc, app.doors = rpc, {"/agents": agents, "/mcp": mcp}
     return app
 
 
 class Application(Starlette):
-    """Starlette, with a shortcut for the path of nearly all requests.
+    """Starlette, with a shortcut for the paths of nearly all requests.
 
-    A POST to `/rpc` bypasses the middleware and the router, which would take as long as the call itself.
+    A POST to `/rpc` or to an agent's path bypasses the middleware and the router, which would take as long as the call
+    itself.
+
+    Attributes:
+        rpc: The endpoint of `/rpc`.
+        doors: The endpoints of the agents' paths, by what stands before the key.
     """
+
+    rpc: ASGIApp
+    doors: Mapping[str, ASGIApp]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI calls it."""
-        if scope["type"] == "http" and scope["path"] == "/rpc" and scope["method"] == "POST":
-            await self.state.rpc(scope, receive, send)
+        endpoint = self._shortcut(scope)
+        if endpoint is not None:
+            await endpoint(scope, receive, send)
             return
         if scope["type"] == "http":
             try:
@@ -79,11 +93,25 @@ class Application(Starlette):
                 return
         await super().__call__(scope, receive, send)
 
+    def _shortcut(self, scope: Scope) -> ASGIApp | None:
+        """Get the endpoint of a request that needs no routing."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return None
+        path: str = scope["path"]
+        if path == "/rpc":
+            return self.rpc
+        before, _, key = path.rpartition("/")
+        endpoint = self.doors.get(before) if key else None
+        if endpoint is not None:
+            scope["path_params"] = {"key": key}
+        return endpoint
+
 
 async def _not_routed(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     headers = getattr(error, "headers", None)
-    remedy = REMEDIES.get(status, "This request is not supported here.")
+    no_key = status == 404 and request.url.path.rstrip("/") == "/mcp"  # noqa: PLR2004 - an HTTP status
+    remedy = NO_KEY if no_key else REMEDIES.get(status, "This request is not supported here.")
     refused.write(status, remedy, request.scope)
     body = refusal(status, remedy)
     return Response(body, status, headers, media_type="application/json")

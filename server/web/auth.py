@@ -119,19 +119,31 @@ class TokenGate:
         Raises:
             HttpRefusedError: Host or Origin is not a loopback address.
         """
+        self.check_host(headers)
+        origin = headers.get(b"origin")
+        if (
+            self._only_local
+            and origin is not None
+            and not is_loopback(split_host(origin.decode("latin-1").partition("://")[2]))
+        ):
+            raise HttpRefusedError(403, "A web page of another origin may not use this server: call it from a program.")
+
+    def check_host(self, headers: Mapping[bytes, bytes]) -> None:
+        """The part of `check_origin` that is about the Host header.
+
+        Raises:
+            HttpRefusedError: Host is not a loopback address.
+        """
         if not self._only_local:
             return
-        host = _host(headers.get(b"host", b"").decode("latin-1"))
+        host = split_host(headers.get(b"host", b"").decode("latin-1"))
         if not is_loopback(host):
             raise HttpRefusedError(
                 403, f"The Host header names {host!r}, but only this machine is served: use 127.0.0.1."
             )
-        origin = headers.get(b"origin")
-        if origin is not None and not is_loopback(_host(origin.decode("latin-1").partition("://")[2])):
-            raise HttpRefusedError(403, "A web page of another origin may not use this server: call it from a program.")
 
 
-def _host(header: str) -> str:
+def split_host(header: str) -> str:
     """Get the lower-case name or address of a Host header, without its port; "" if the header is malformed."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s\[\]:@/\\?#]+))(?::\d{0,5})?", header)
     return (found[1] or found[2]).lower() if found else ""

@@ -5,6 +5,7 @@ The rule: every refusal has a body of the same shape that says what to do.
 
 import logging
 import time
+from collections.abc import Iterable
 
 from starlette.types import Scope, Send
 
@@ -14,7 +15,7 @@ from server.observability.log import event
 NO_CONTENT, UNAUTHORIZED, UNAVAILABLE = 204, 401, 503
 PIECE_BYTES = 2**20
 PATHS = {"/rpc", "/healthz", "/readyz", "/metrics", "/openrpc.json"}
-PREFIXES = ("/agents/",)  # what follows is a key
+PREFIXES = ("/agents/", "/mcp/")  # what follows is a key
 MAX_LINES = 100  # in a second: whoever floods the server with requests must not fill the log
 
 
@@ -25,10 +26,17 @@ def refusal(status: int, message: str) -> bytes:
 
 
 async def send_response(
-    send: Send, status: int, body: bytes, media_type: bytes = b"application/json", request_id: bytes | None = None
+    send: Send,
+    status: int,
+    body: bytes,
+    media_type: bytes = b"application/json",
+    request_id: bytes | None = None,
+    extra: Iterable[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Send a complete response."""
-    headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type)]
+    """Send a complete response; `extra` are further headers."""
+    headers = [(b"content-length", b"%d" % len(body))]
+    if body:
+        headers.append((b"content-type", media_type))
     if status == NO_CONTENT:
         headers = []
     if status == UNAUTHORIZED:
@@ -37,6 +45,7 @@ async def send_response(
         headers.append((b"x-request-id", request_id))
     if status == UNAVAILABLE:
         headers.append((b"retry-after", b"1"))
+    headers += extra
     await send({"type": "http.response.start", "status": status, "headers": headers})
     # In pieces, each of which waits until the client has read enough of those before it.
     sent = 0

@@ -1,0 +1,186 @@
+"""The methods of MCP: from a message to the methods of a session, and back.
+
+The rule: a tool is called by the same code as at the agents' address, so both are two doors of one world. The session
+is the caller's; whatever a client says of sessions is ignored.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from jsonrpcserver.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR
+
+from server.errors import InvalidParamsError, McpRefusedError
+from server.execution.call import Failure
+from server.jsonio.strict import dumps
+from server.mcp.messages import LEGACY, VERSIONS, Message, read_message
+from server.mcp.results import (
+    CACHE,
+    CAPABILITIES,
+    SERVER_INFO,
+    Reply,
+    failure,
+    no_method,
+    success,
+    tool_error,
+    tool_result,
+)
+from server.packs.header_parameters import Path
+from server.rpc.jsonrpc import Reserve, reply_too_large
+from server.rpc.methods import Caller, Methods
+from server.rpc.parameters import MAX_CALL_ID
+from server.rpc.parsing import Parser
+from server.sessions.calls import CallRequest
+from server.sessions.manager import SessionManager
+from server.settings import Settings
+
+CALL_ID_KEY = "toolpack-server/call_id"
+NESTED = {"$call"}
+
+Check = Callable[[Message, Mapping[Path, str]], None]
+"""Checks what came beside a modern request; gets the parameters that must have come as headers, too.
+
+Raises `McpRefusedError`.
+"""
+
+Handler = Callable[[Caller, Message], Awaitable[bytes]]
+
+
+class Mcp:
+    """Answers messages.
+
+    Args:
+        methods: The methods that tools are listed and called by.
+        sessions: The sessions.
+        settings: The limits.
+        parser: Parses the messages.
+    """
+
+    def __init__(self, methods: Methods, sessions: SessionManager, settings: Settings, parser: Parser) -> None:
+        self._methods = methods
+        self._sessions = sessions
+        self._max_bytes = settings.max_reply_bytes
+        self._parser = parser
+        both: dict[str, Handler] = {"tools/list": self._list, "tools/call": self._call}
+        self._legacy = {"initialize": self._initialize, "ping": self._ping, **both}
+        self._modern = {"server/discover": self._discover, **both}
+        packs = sessions.catalog.toolpacks.values()
+        self._with_headers = {name for pack in packs for name, known in pack.functions.items() if known.headers}
+
+    async def read(
+        self, body: bytes, name: str, reserve: Reserve | None = None, header_version: str | None = None
+    ) -> Message:
+        """Read a message.
+
+        Args:
+            body: Its JSON.
+            name: The name that sends it.
+            reserve: See `JsonRpc.answer`.
+            header_version: The version that came beside it, in a header.
+
+        Raises:
+            McpRefusedError: It is no message, or over a limit.
+        """
+        value, refused, size = await self._parser.parse(body, name)
+        if refused is not None:
+            code, message, data = refused
+            if code not in {ERROR_PARSE_ERROR, ERROR_INVALID_REQUEST}:
+                code, message, data = ERROR_INVALID_REQUEST, "Invalid Request", {"detail": message}
+            raise McpRefusedError((code, f"{message}: {data['detail']}", data))
+        if reserve is not None:
+            reserve(size)
+        return read_message(value, header_version)
+
+    async def answer(self, caller: Caller | Exception, message: Message, check: Check | None = None) -> Reply:
+        """Answer a message.
+
+        Args:
+            caller: Who sends it, or why the session that it was sent to can't be used.
+            message: The message.
+            check: Checks what came beside it; None if nothing comes beside messages.
+        """
+        if message.is_notification:
+            return Reply(b"")
+        try:
+            if message.modern:
+                message.check_meta()
+                if check is not None:
+                    check(message, await self._header_parameters(caller, message))
+            message.check_version()
+            handlers = self._modern if message.modern else self._legacy
+            handler = handlers.get(message.method)
+            if handler is None:
+                return no_method(message, handlers)
+            if isinstance(caller, Exception):
+                if message.method != "ping":
+                    raise caller
+                caller = Caller()
+            reply = success(message, await handler(caller, message))
+        except Exception as error:  # noqa: BLE001 - unknown exceptions are logged and become internal errors
+            return failure(message, error)
+        if len(reply.body) > self._max_bytes:
+            return failure(message, reply_too_large(len(reply.body), self._max_bytes))
+        return reply
+
+    async def _header_parameters(self, caller: Caller | Exception, message: Message) -> Mapping[Path, str]:
+        """Get the parameters of a request that must have come as headers, too."""
+        name = message.params.get("name")
+        if message.method != "tools/call" or not isinstance(name, str):
+            return {}
+        # In a session, a name may have its toolpack's in front.
+        if name.rpartition(".")[2] not in self._with_headers or isinstance(caller, Exception):
+            return {}
+        functions = self._sessions.catalog.functions(await self._toolpacks(caller))
+        return functions[name].headers if name in functions else {}
+
+    async def _toolpacks(self, caller: Caller) -> tuple[str, ...]:
+        """Look the session up, which renews it, and get the names of its toolpacks."""
+        return await self._sessions.toolpacks(caller.session_id or "", caller.owner)
+
+    async def _initialize(self, caller: Caller, message: Message) -> bytes:
+        await self._toolpacks(caller)
+        asked = message.params.get("protocolVersion")
+        version = asked if asked in LEGACY else LEGACY[0]
+        return b'"protocolVersion":"%b",%b,"serverInfo":%b' % (version.encode(), CAPABILITIES, SERVER_INFO)
+
+    async def _ping(self, _caller: Caller, _message: Message) -> bytes:
+        return b""
+
+    async def _discover(self, caller: Caller, _message: Message) -> bytes:
+        await self._toolpacks(caller)
+        return b'"supportedVersions":%b,%b%b' % (dumps(VERSIONS), CAPABILITIES, CACHE)
+
+    async def _list(self, caller: Caller, message: Message) -> bytes:
+        if message.params.get("cursor") is not None:
+            raise InvalidParamsError("There is one page of tools: leave the cursor out.")
+        tools = await self._methods.functions(caller, caller.session_id, "mcp")
+        return b'"tools":%b%b' % (tools, CACHE if message.modern else b"")
+
+    async def _call(self, caller: Caller, message: Message) -> bytes:
+        request = _call_request(message)
+        for name, value in request.kwargs.items():
+            if type(value) is dict and value.keys() == NESTED:
+                await self._toolpacks(caller)
+                return tool_error(
+                    f"ValidationError: argument `{name[:200]}` is a nested call, which MCP doesn't have: call that "
+                    f"function first, then pass its result."
+                )
+        outcome = await self._methods.call(caller, caller.session_id or "", request)
+        if outcome.failure is Failure.NOT_FOUND:
+            text = outcome.error or ""
+            raise McpRefusedError(
+                (ERROR_INVALID_PARAMS, text, {"detail": text}), malformed=False, request_id=message.id
+            )
+        return tool_result(outcome)
+
+
+def _call_request(message: Message) -> CallRequest:
+    """Read the parameters of `tools/call`."""
+    name, arguments = message.params.get("name"), message.params.get("arguments")
+    arguments = {} if arguments is None else arguments
+    call_id = message.meta.get(CALL_ID_KEY)
+    if not isinstance(name, str):
+        raise InvalidParamsError("`name` must be the name of a tool, a string.")
+    if not isinstance(arguments, dict):
+        raise InvalidParamsError("`arguments` must be an object.")
+    if call_id is not None and not (isinstance(call_id, str) and 1 <= len(call_id) <= MAX_CALL_ID):
+        raise InvalidParamsError(f"`_meta` has {CALL_ID_KEY}, which must be a string of 1 to {MAX_CALL_ID} characters.")
+    return CallRequest(name, arguments, dumps(arguments), call_id)

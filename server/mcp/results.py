@@ -1,0 +1,102 @@
+"""The answers to MCP's messages as JSON: results of tools, and errors with their codes.
+
+The rule: pure. A result that is JSON text already is never parsed.
+"""
+
+from enum import Enum
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+from jsonrpcserver.codes import ERROR_METHOD_NOT_FOUND
+
+from server.errors import McpRefusedError
+from server.execution.call import Outcome
+from server.jsonio.strict import dumps
+from server.mcp.messages import Message
+from server.rpc.codes import STANDARD, Described, describe, error_reply
+
+CODE_SHIFT = -1000  # MCP keeps -32000 to -32099 for itself
+
+SERVER_INFO = dumps({"name": "toolpack-server", "title": "Toolpack Server", "version": version("toolpack-server")})
+CAPABILITIES = b'"capabilities":{"tools":{}}'
+CACHE = b',"ttlMs":60000,"cacheScope":"private"'
+_MODERN = b',"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":%b}' % SERVER_INFO
+
+
+class Fault(Enum):
+    """Errors that say more than their code: the message breaks the protocol, or its method doesn't exist."""
+
+    MALFORMED = "malformed"
+    NO_METHOD = "no method"
+
+
+class Reply(NamedTuple):
+    """The answer to a message.
+
+    Attributes:
+        body: Its JSON; empty for a notification.
+        fault: What is wrong beyond the error in the body.
+    """
+
+    body: bytes
+    fault: Fault | None = None
+
+
+def success(message: Message, members: bytes) -> Reply:
+    """Get the answer with a result.
+
+    Args:
+        message: The request.
+        members: The members of the result, as JSON without the braces.
+    """
+    end = _MODERN if message.modern else b""
+    return Reply(b'{"jsonrpc":"2.0","id":%b,"result":{%b%b}}' % (dumps(message.id), members, end))
+
+
+def tool_result(outcome: Outcome) -> bytes:
+    """Get the members of a tool's result; the agent can react to an error in it."""
+    if outcome.result is None:
+        return tool_error(outcome.error or "")
+    text = outcome.result
+    if outcome.content:
+        return b'"content":%b,"isError":false' % text
+    shape = text[:1]
+    if shape != b'"':  # a string is its own text, everything else its JSON
+        text = dumps(text.decode())
+    structured = b',"structuredContent":%b' % outcome.result if shape == b"{" else b""
+    return b'"content":[{"type":"text","text":%b}]%b,"isError":false' % (text, structured)
+
+
+def tool_error(text: str) -> bytes:
+    """Get the members of the result of a tool that has failed."""
+    return b'"content":[{"type":"text","text":%b}],"isError":true' % dumps(text)
+
+
+def failure(message: Message, error: Exception) -> Reply:
+    """Get the answer to a request that can't be fulfilled."""
+    if isinstance(error, McpRefusedError):
+        return refusal_reply(error)
+    described = shifted(describe(error))
+    fault = Fault.NO_METHOD if described[0] == ERROR_METHOD_NOT_FOUND and message.modern else None
+    return Reply(error_reply(message.id, *described), fault)
+
+
+def refusal_reply(error: McpRefusedError) -> Reply:
+    """Get the answer to a message that is refused."""
+    fault = Fault.MALFORMED if error.malformed else None
+    return Reply(error_reply(error.request_id, *error.described), fault)
+
+
+def shifted(described: Described) -> Described:
+    """Get an error as it is told over MCP: clients show the message alone, and MCP has taken some codes for itself."""
+    code, message, data = described
+    if code in STANDARD:
+        return code, f"{message}: {data['detail']}", data
+    return code + CODE_SHIFT, message, data
+
+
+def no_method(message: Message, known: Any) -> Reply:
+    """Get the answer to a request for a method that its era doesn't have here."""
+    detail = f"There is no method {message.method[:200]!r} here: {', '.join(known)}."
+    described = (ERROR_METHOD_NOT_FOUND, f"Method not found: {detail}", {"detail": detail})
+    return Reply(error_reply(message.id, *described), Fault.NO_METHOD if message.modern else None)

@@ -1,0 +1,97 @@
+"""An answer that becomes an event stream if it takes long: signs of life, then the answer.
+
+The rule: an answer that comes soon is sent as it is, and costs no more than a timer.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.types import Receive, Send
+
+SIGN_SECONDS = 2.0  # until the first sign of life, and between two
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # nginx would keep signs of life back
+]
+
+
+def event(data: bytes) -> bytes:
+    """Get an event with JSON, which has no line breaks."""
+    return b"event: message\ndata: %b\n\n" % data
+
+
+class EventStream:
+    """The answer to one request, from which on it takes long.
+
+    Args:
+        send: ASGI's function.
+        receive: ASGI's function; the request has arrived in full.
+        headers: Headers of the response, besides those of an event stream.
+        sign: Makes a sign of life; gets the seconds since the request came.
+        on_left: Called when the client has closed the connection.
+
+    Attributes:
+        client_left: The client has closed the connection.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        receive: Receive,
+        headers: list[tuple[bytes, bytes]],
+        sign: Callable[[float], bytes],
+        on_left: Callable[[], object],
+    ) -> None:
+        self._send, self._receive = send, receive
+        self._headers = headers
+        self._sign = sign
+        self._on_left = on_left
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._signs: asyncio.Task[None] | None = None
+        self._answered: asyncio.Event | None = None
+        self.client_left = False
+        self._timer = self._loop.call_later(SIGN_SECONDS, self._begin)
+
+    async def end(self, answer: bytes) -> bool:
+        """End the stream with the answer; get False if it hasn't begun, so that the answer is to be sent as it is."""
+        self._timer.cancel()
+        if self._signs is None or self._answered is None:
+            return False
+        self._answered.set()
+        await self._signs
+        await self._send({"type": "http.response.body", "body": event(answer)})
+        return True
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._timer.cancel()
+        if self._signs is not None:
+            self._signs.cancel()
+
+    def _begin(self) -> None:
+        self._answered = asyncio.Event()
+        self._signs = self._loop.create_task(self._live(self._answered))
+
+    async def _live(self, answered: asyncio.Event) -> None:
+        """Send the head, then signs of life until the answer is there or the client has left."""
+        headers = [*_HEADERS, *self._headers]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        ends = {asyncio.create_task(self._watch()), asyncio.create_task(answered.wait())}
+        try:
+            while not answered.is_set() and not self.client_left:
+                sign = self._sign(self._loop.time() - self._began)
+                await self._send({"type": "http.response.body", "body": sign, "more_body": True})
+                await asyncio.wait(ends, timeout=SIGN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+
+    async def _watch(self) -> None:
+        """Wait until the connection is lost, which shows when a sign of life can't be delivered."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.client_left = True
+        self._on_left()

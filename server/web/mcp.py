@@ -1,0 +1,159 @@
+"""`/mcp/<key>`: MCP over Streamable HTTP; the key is the permission, and implies the session.
+
+The rule: nothing is kept between two requests, so any worker can answer the next one. A client that asks for a session
+of its own, a stream or a sign-in gets none of them: it has all that in the path.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from server.errors import HttpRefusedError, InternalError, McpRefusedError, OverloadedError, RequestError
+from server.mcp.messages import Message
+from server.mcp.results import Fault, Reply, failure, refusal_reply, shifted
+from server.observability.call_log import accept_request_id
+from server.rpc.codes import describe
+from server.rpc.limits import QUICK_BYTES
+from server.rpc.methods import Caller
+from server.settings import PREFIX
+from server.web.bodies import Reservation, check_headers, read_body
+from server.web.endpoints import CUT_OFF, Gateway
+from server.web.event_stream import EventStream, event
+from server.web.mcp_headers import HeaderCheck, check_once, cross_origin, preflight, version_of
+from server.web.refusals import NO_CONTENT, PIECE_BYTES, refusal, refused, send_response
+
+ACCEPTED, NOT_ALLOWED_STATUS = 202, 405
+STATUS = {None: 200, Fault.MALFORMED: 400, Fault.NO_METHOD: 404}
+ALLOWED = (b"allow", b"POST, OPTIONS")
+NOT_ALLOWED = "MCP comes by POST here: there are no streams to GET, and no sessions to DELETE."
+SIGN_OF_LIFE = b": still running\n\n"
+
+
+@dataclass
+class Exchange:
+    """One request and where its response goes.
+
+    Attributes:
+        scope: ASGI's scope.
+        receive: ASGI's function.
+        send: ASGI's function.
+        headers: The request's headers.
+        extra: Headers of the response, whatever it says.
+    """
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    headers: dict[bytes, bytes]
+    extra: list[tuple[bytes, bytes]]
+
+    async def respond(self, status: int, body: bytes) -> None:
+        """Send a complete response."""
+        await send_response(self.send, status, body, extra=self.extra)
+
+
+class McpEndpoint:
+    """`/mcp/<key>`, with all HTTP methods.
+
+    Args:
+        gateway: What it shares with the other endpoints.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._mcp = gateway.service.mcp
+        self._limit = (gateway.service.settings.max_agent_body_bytes, f"{PREFIX}MAX_AGENT_BODY_BYTES")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as ASGI calls it."""
+        headers = dict(scope["headers"])
+        request_id = accept_request_id(headers.get(b"x-request-id")).encode()
+        exchange = Exchange(scope, receive, send, headers, [(b"x-request-id", request_id)])
+        try:
+            check_headers(scope, headers)
+            self._gateway.gate.check_host(headers)
+            exchange.extra += cross_origin(headers)
+            if scope["method"] == "POST":
+                check_once(scope, headers)
+                await self._post(exchange)
+            elif scope["method"] == "OPTIONS":
+                exchange.extra += preflight(headers)
+                await exchange.respond(NO_CONTENT, b"")
+            else:
+                exchange.extra.append(ALLOWED)
+                raise HttpRefusedError(NOT_ALLOWED_STATUS, NOT_ALLOWED)
+        except HttpRefusedError as error:
+            if error.status != NOT_ALLOWED_STATUS:  # clients try GET before they come by POST
+                refused.write(error.status, str(error), scope)
+            await exchange.respond(error.status, refusal(error.status, str(error)))
+
+    async def _post(self, exchange: Exchange) -> None:
+        caller: Caller | Exception
+        try:
+            caller = await self._gateway.service.agent(exchange.scope["path_params"]["key"])
+        except (RequestError, InternalError) as error:
+            self._gateway.check_ready()
+            refused.write(200, str(error), exchange.scope)
+            caller = error
+        reservation = Reservation(self._gateway.in_flight, _name(caller))
+        try:
+            body = await read_body(exchange.headers, exchange.receive, reservation, *self._limit)
+            self._gateway.check_ready()  # after the body: a client that still sends may not read the refusal
+            self._gateway.answering += 1
+            try:
+                await self._answer(exchange, caller, body, reservation)
+            finally:
+                self._gateway.answering -= 1
+        finally:
+            reservation.become(0)
+
+    async def _answer(
+        self, exchange: Exchange, caller: Caller | Exception, body: bytes, reservation: Reservation
+    ) -> None:
+        try:
+            if isinstance(caller, Exception) and len(body) > QUICK_BYTES:  # not worth the time to find its id
+                raise McpRefusedError(shifted(describe(caller)), malformed=False)
+            message = await self._mcp.read(body, _name(caller), reservation.grow_to, version_of(exchange.headers))
+        except McpRefusedError as error:
+            await self._respond(exchange, refusal_reply(error))
+            return
+        if message.is_notification:
+            await exchange.respond(ACCEPTED, b"")
+            return
+        stream = None
+        if b"text/event-stream" in exchange.headers.get(b"accept", b"").lower():
+            stream = self._stream(exchange, message)
+        try:
+            reply = await self._mcp.answer(caller, message, HeaderCheck(exchange.headers))
+        except asyncio.CancelledError:
+            if stream is not None and stream.client_left:
+                return  # nobody is there to be answered
+            if stream is None or not await stream.end(failure(message, OverloadedError(CUT_OFF)).body):
+                await exchange.respond(503, refusal(503, CUT_OFF))
+            return
+        if len(reply.body) > PIECE_BYTES:  # what is smaller has left the server when it is sent
+            reservation.become(len(reply.body))
+        if stream is None or not await stream.end(reply.body):
+            await self._respond(exchange, reply)
+
+    @staticmethod
+    async def _respond(exchange: Exchange, reply: Reply) -> None:
+        await exchange.respond(STATUS[reply.fault], reply.body)
+
+    @staticmethod
+    def _stream(exchange: Exchange, message: Message) -> EventStream:
+        """Get what the answer becomes if it takes long; a modern client that leaves cancels its request."""
+
+        def sign(seconds: float) -> bytes:
+            progress = message.progress(seconds)
+            return SIGN_OF_LIFE if progress is None else event(progress)
+
+        task = asyncio.current_task()
+        cancel = task.cancel if task is not None and message.modern else lambda: None
+        return EventStream(exchange.send, exchange.receive, exchange.extra, sign, cancel)
+
+
+def _name(caller: Caller | Exception) -> str:
+    """Get the name that a request's bytes are counted for."""
+    return caller.owner if isinstance(caller, Caller) else ""

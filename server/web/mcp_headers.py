@@ -1,0 +1,147 @@
+"""The headers of MCP over HTTP: what a modern client repeats of its message, and which web pages may send one.
+
+The rule: a proxy may go by a header and this server by the body, so the two must say the same.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from starlette.types import Scope
+
+from server.errors import HttpRefusedError, shown
+from server.mcp.messages import HEADER_MISMATCH, VERSION_KEY, Message
+from server.packs.header_parameters import Path
+from server.web.auth import is_loopback, split_host
+
+VERSION, METHOD, NAME, PARAMETER = b"mcp-protocol-version", b"mcp-method", b"mcp-name", b"mcp-param-"
+
+_ENCODED = re.compile(r"=\?base64\?(.*)\?=")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(.+)", re.IGNORECASE)
+
+
+def check_once(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+    """Refuse a header of MCP that stands twice.
+
+    Raises:
+        HttpRefusedError: One does.
+    """
+    if len(headers) == len(scope["headers"]):
+        return
+    names = [name for name, _ in scope["headers"] if name.startswith(b"mcp-")]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise HttpRefusedError(400, f"The header {twice.decode('latin-1')} is duplicated: send it once.")
+
+
+def version_of(headers: Mapping[bytes, bytes]) -> str | None:
+    """Get the version of MCP that a request's header names."""
+    version = headers.get(VERSION)
+    return None if version is None else version.decode("latin-1").strip()
+
+
+class HeaderCheck:
+    """Compares a modern request with its headers; see `server.mcp.protocol.Check`.
+
+    Args:
+        headers: The headers.
+    """
+
+    def __init__(self, headers: Mapping[bytes, bytes]) -> None:
+        self._headers = headers
+
+    def __call__(self, message: Message, parameters: Mapping[Path, str]) -> None:
+        """Check it.
+
+        Raises:
+            McpRefusedError: A header is missing, or says something else than the message.
+        """
+        self._compare(message, VERSION, message.meta[VERSION_KEY])
+        self._compare(message, METHOD, message.method)
+        if message.method == "tools/call":
+            self._compare(message, NAME, message.params.get("name"))
+            for path, header in parameters.items():
+                given = _value(message.params.get("arguments"), path)
+                self._compare(message, PARAMETER + header.lower().encode(), given)
+
+    def _compare(self, message: Message, name: bytes, value: Any) -> None:
+        header = self._headers.get(name)
+        said = None if header is None else _decoded(header.decode("latin-1").strip(" \t"))
+        shown_name = name.decode().title().replace("Mcp-Protocol", "MCP-Protocol")
+        if header is None and value is None:
+            return
+        if header is None:
+            problem = f"is missing: send it with the value {shown(_text(value))!r}"
+        elif value is None:
+            problem = "has nothing in the message to stand for: leave it out"
+        elif said is None:
+            problem = "is not valid base64 of UTF-8: correct it"
+        elif _same(said, value):
+            return
+        else:
+            problem = f"says {shown(said)!r}, but the message {shown(_text(value))!r}: send the same"
+        described = (HEADER_MISMATCH, f"The header {shown_name} {problem}.", {"header": shown_name})
+        raise message.refusal(described)
+
+
+def _value(arguments: Any, path: Path) -> Any:
+    for name in path:
+        arguments = arguments.get(name) if isinstance(arguments, dict) else None
+    return arguments
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _same(said: str, value: Any) -> bool:
+    if type(value) is int or type(value) is float:
+        try:
+            return Decimal(said) == Decimal(repr(value))
+        except InvalidOperation:
+            return False
+    return said == _text(value)
+
+
+def _decoded(header: str) -> str | None:
+    """Get the text of a header, which is in base64 if it couldn't be sent otherwise; None if it can't be decoded."""
+    encoded = _ENCODED.fullmatch(header)
+    if encoded is None:
+        return header
+    try:
+        text = base64.b64decode(encoded[1], validate=True)
+        return text.decode() if base64.b64encode(text).decode() == encoded[1] else None
+    except (binascii.Error, ValueError):
+        return None
+
+
+def cross_origin(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """Get the headers that let the web page read an answer; none if the request comes from no web page.
+
+    Raises:
+        HttpRefusedError: Pages of its origin may not use this server.
+    """
+    origin = headers.get(b"origin")
+    if origin is None:
+        return []
+    found = _ORIGIN.fullmatch(origin.decode("latin-1").strip())
+    authority = found[1].lower() if found else ""
+    if not is_loopback(split_host(authority)) and authority != headers.get(b"host", b"").decode("latin-1").lower():
+        raise HttpRefusedError(403, "A web page of another origin may not use this server: call it from a program.")
+    return [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+
+
+def preflight(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """Get the headers that answer a browser's question whether a web page may send a request."""
+    asked = headers.get(b"access-control-request-headers")
+    return [
+        (b"allow", b"POST, OPTIONS"),
+        (b"access-control-allow-methods", b"POST"),
+        *([] if asked is None else [(b"access-control-allow-headers", asked)]),
+        (b"access-control-max-age", b"600"),
+    ]

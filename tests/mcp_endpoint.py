@@ -1,0 +1,98 @@
+"""A server in this process that speaks MCP to scripted clients of both eras, and a session of the tests' toolpack."""
+
+import contextlib
+import json
+
+import http_endpoint
+import serving
+
+from server.packs.loading import load_catalog
+
+CATALOG = load_catalog((serving.PACKS,), ("conformance",))
+MODERN = "2026-07-28"
+LEGACY = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+META = {
+    "io.modelcontextprotocol/protocolVersion": MODERN,
+    "io.modelcontextprotocol/clientInfo": {"name": "a script", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+STREAM = {"Accept": "application/json, text/event-stream"}
+
+
+class Mcp:
+    """A session on a server, and the clients that come to it.
+
+    Args:
+        endpoint: The server.
+        path: Where the session is, if not in a new one.
+    """
+
+    def __init__(self, endpoint):
+        self.endpoint, self.http = endpoint, endpoint.http
+        self.session = endpoint.rpc("create_session")
+        self.path = self.session["mcp_path"]
+
+    def rpc(self, method, **params):
+        return self.endpoint.rpc(method, session_id=self.session["session_id"], **params)
+
+    def post(self, message, headers=(), *, path=None):
+        content = message if isinstance(message, bytes | str) else json.dumps(message)
+        given = {"Content-Type": "application/json", **dict(headers)}
+        return self.http.post(path or self.path, content=content, headers=given)
+
+    def legacy(self, method, /, _headers=(), **params):
+        """Send a request of the legacy era, and get the HTTP response."""
+        return self.post({"jsonrpc": "2.0", "id": 7, "method": method, "params": params}, _headers)
+
+    def modern(self, method, /, _headers=(), _meta=(), **params):
+        """Send a request of the modern era; headers that are None are left out."""
+        headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": method, "Mcp-Name": params.get("name")} | dict(
+            _headers
+        )
+        params["_meta"] = META | dict(_meta)
+        body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
+        return self.post(body, {name: value for name, value in headers.items() if value is not None})
+
+    def send(self, era, method, /, **given):
+        return (self.modern if era == MODERN else self.legacy)(method, **given)
+
+    def call(self, era, name, /, _headers=(), _meta=(), **arguments):
+        """Call a tool, and get the result."""
+        meta = {"_meta": dict(_meta)} if _meta else {}
+        if era != MODERN:
+            reply = self.legacy("tools/call", _headers, name=name, arguments=arguments, **meta)
+        else:
+            reply = self.modern("tools/call", _headers, dict(_meta), name=name, arguments=arguments)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["result"]
+
+    def counts(self):
+        return self.rpc("get_environment", pointer="/conformance/tally/counts")
+
+
+@contextlib.contextmanager
+def served(**settings):
+    with http_endpoint.served("h11", catalog=CATALOG, log_calls="off", **settings) as endpoint:
+        yield Mcp(endpoint)
+
+
+def events(text):
+    """Parse an event stream: each event's data, or None for a comment."""
+    found = []
+    for block in text.strip("\n").split("\n\n"):
+        lines = block.split("\n")
+        if lines[0].startswith(":"):
+            assert len(lines) == 1
+            found.append(None)
+        else:
+            assert lines[0] == "event: message"
+            assert len(lines) == 2
+            found.append(json.loads(lines[1].removeprefix("data: ")))
+    return found
+
+
+def refusal(reply, status, code):
+    """Check a JSON-RPC error, and get it."""
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code), reply.text
+    assert reply.headers["content-type"] == "application/json"
+    return reply.json()["error"]

@@ -1,0 +1,127 @@
+"""A call that is cancelled changes nothing, leaves no record, and its call_id stays free; what is committed stays."""
+
+import threading
+
+import pytest
+import serving
+from serving import PATIENCE, ledger, wait_until
+
+
+def gate(name):
+    made = ledger.gates[name] = threading.Event()
+    return made
+
+
+def cancel(bench, session_id, call):
+    assert call.cancel()
+    bench.rpc("get_session", session_id=session_id)  # the event loop has turned
+
+
+def trace(bench, session_id):
+    return bench.rpc("get_trace", session_id=session_id)
+
+
+def started(bench, name):
+    threads = bench.sessions.queues.threads
+    wait_until(lambda: any(thread.job and thread.job.deadline for thread in list(threads._threads)), name)
+
+
+@pytest.mark.parametrize("function", ["add_and_spin", "add_and_swallow", "add_and_hold"])
+def test_a_running_call_is_given_up_as_at_a_deadline(stored_bench, function):
+    session_id, name = stored_bench.create(), f"cancel {function} {id(stored_bench)}"
+    opened = gate(name)
+    running = stored_bench.later_call(session_id, function, {"call_id": "c"}, name=name)
+    started(stored_bench, "the function")
+    cancel(stored_bench, session_id, running)
+    behind = stored_bench.later_call(session_id, "add", {"call_id": "c"}, amount=5)  # the id is free
+    opened.set()
+    assert behind.result(PATIENCE)["result"] == 5
+    assert stored_bench.version(session_id) == 1
+    assert [record["function"] for record in trace(stored_bench, session_id)] == ["add"]
+
+
+def test_a_waiting_call_leaves_its_queue_at_once(bench):
+    session_id = bench.create()
+    opened = gate("in front")
+    first = bench.later_call(session_id, "add_and_hold", name="in front")
+    started(bench, "the function")
+    behind = [bench.later_call(session_id, "add", amount=1) for _ in range(3)]
+    wait_until(lambda: bench.sessions.queues.waiting() == 3, "the queue")
+    behind[1].cancel()
+    wait_until(lambda: bench.sessions.queues.waiting() == 2, "its end")
+    opened.set()
+    assert [call.result(PATIENCE)["error"] for call in (first, behind[0], behind[2])] == [None] * 3
+    assert len(trace(bench, session_id)) == 3
+
+
+def test_a_call_is_cancelled_before_it_is_admitted(bench):
+    session_id = bench.create()
+    with bench.paused():
+        call = bench.later_call(session_id, "add", amount=1)
+        call.cancel()
+    assert bench.result(session_id, "total") == 0
+    assert [record["function"] for record in trace(bench, session_id)] == ["total"]
+
+
+def test_a_call_whose_clock_has_not_started_never_runs(bench):
+    """It is cancelled while the state of its session is being loaded."""
+    session_id = bench.create()
+    loads, goes_on = threading.Event(), threading.Event()
+    load = bench.store.get
+
+    def slow_load(given):
+        loads.set()
+        assert goes_on.wait(PATIENCE)
+        return load(given)
+
+    bench.store.get = slow_load
+    runs = len(ledger.runs)
+    call = bench.later_call(session_id, "add", amount=1)
+    assert loads.wait(PATIENCE)
+    bench.store.get = load
+    cancel(bench, session_id, call)
+    goes_on.set()
+    assert bench.result(session_id, "total") == 0
+    assert ledger.runs[runs:] == ["total"]
+    assert len(trace(bench, session_id)) == 1
+
+
+def test_what_is_committed_stays(bench):
+    session_id = bench.create()
+    assert bench.result(session_id, "add", amount=1) == 1
+    commits, goes_on = threading.Event(), threading.Event()
+    commit = bench.store.commit
+
+    def slow_commit(given):
+        kept = commit(given)
+        commits.set()
+        assert goes_on.wait(PATIENCE)
+        return kept
+
+    bench.store.commit = slow_commit
+    call = bench.later_call(session_id, "add", {"call_id": "c"}, amount=1)
+    assert commits.wait(PATIENCE)
+    call.cancel()
+    bench.store.commit = commit
+    goes_on.set()
+    assert bench.call(session_id, "add", {"call_id": "c"}, amount=1)["result"] == 2
+    assert bench.version(session_id) == 2
+
+
+def test_cancelling_over_and_over_loses_no_thread_and_no_order():
+    bench = serving.Bench(max_threads=2, max_threads_per_name=2)
+    session_id = bench.create()
+    for number in range(40):
+        gate(f"again {number}").set()
+        calls = [bench.later_call(session_id, "add", amount=1) for _ in range(3)]
+        calls.insert(1, bench.later_call(session_id, "add_and_hold", name=f"again {number}"))
+        calls[number % 4].cancel()
+        for call in calls:
+            if not call.cancelled():
+                call.result(PATIENCE)
+    total = bench.result(session_id, "total")
+    *calls, _ = [record["function"] for record in bench.rpc("get_trace", session_id=session_id, limit=1000)]
+    assert total == sum({"add": 1, "add_and_hold": 3}[function] for function in calls)
+    assert bench.version(session_id) == len(calls)
+    assert bench.sessions.queues.waiting() == 0
+    bench.close()

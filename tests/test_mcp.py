@@ -1,0 +1,573 @@
+"""MCP at a session's `mcp_path`: scripted clients of both eras, byte by byte where a byte matters."""
+
+import base64
+import json
+from importlib.metadata import version
+
+import http_endpoint
+import mcp_endpoint
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mcp_endpoint import LEGACY, META, MODERN, refusal
+
+ERAS = ("2025-06-18", MODERN)
+INFO = {"name": "toolpack-server", "title": "Toolpack Server", "version": version("toolpack-server")}
+VERSIONS = [MODERN, *LEGACY]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with mcp_endpoint.served() as served:
+        yield served
+
+
+@pytest.fixture
+def mcp(server):
+    """A session of its own, on the server that all tests share."""
+    return mcp_endpoint.Mcp(server.endpoint)
+
+
+# The methods of each era
+
+
+@pytest.mark.parametrize("asked", LEGACY)
+def test_initialize_answers_the_version_that_a_client_of_the_legacy_era_asks_for(mcp, asked):
+    reply = mcp.legacy("initialize", protocolVersion=asked, capabilities={}, clientInfo={"name": "x", "version": "1"})
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "application/json"
+    assert "mcp-session-id" not in reply.headers
+    info = json.dumps(INFO, separators=(",", ":"))
+    assert reply.text == (
+        f'{{"jsonrpc":"2.0","id":7,"result":{{"protocolVersion":"{asked}","capabilities":{{"tools":{{}}}},'
+        f'"serverInfo":{info}}}}}'
+    )
+
+
+@pytest.mark.parametrize("asked", [MODERN, "2031-01-01", None, 5, ["2025-06-18"]])
+def test_initialize_answers_the_newest_version_of_its_era_to_any_other(mcp, asked):
+    reply = mcp.legacy("initialize", protocolVersion=asked)
+    assert reply.json()["result"]["protocolVersion"] == "2025-11-25"
+
+
+def test_discover_tells_all_versions(mcp):
+    reply = mcp.modern("server/discover")
+    assert reply.status_code == 200
+    assert reply.json()["result"] == {
+        "supportedVersions": VERSIONS,
+        "capabilities": {"tools": {}},
+        "ttlMs": 60000,
+        "cacheScope": "private",
+        "resultType": "complete",
+        "_meta": {"io.modelcontextprotocol/serverInfo": INFO},
+    }
+
+
+def test_ping_belongs_to_the_legacy_era_and_asks_for_no_session(mcp):
+    assert mcp.legacy("ping").text == '{"jsonrpc":"2.0","id":7,"result":{}}'
+    body = '{"jsonrpc":"2.0","id":"a","method":"ping"}'
+    assert mcp.post(body, path="/mcp/nobody").text == '{"jsonrpc":"2.0","id":"a","result":{}}'
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("initialize", "ping", "server/discover", "prompts/list", "resources/read", "completion/complete"),
+        *("logging/setLevel", "subscriptions/listen", "tasks/get", "list_functions", "create_session", ""),
+    ],
+)
+def test_a_method_that_an_era_lacks_is_not_found(mcp, era, method):
+    if (era == MODERN) != (method in {"initialize", "ping"}) and method in {"initialize", "ping", "server/discover"}:
+        return
+    error = refusal(mcp.send(era, method), 404 if era == MODERN else 200, -32601)
+    assert error["message"].startswith(f"Method not found: There is no method {method!r} here: ")
+    assert "tools/call" in error["message"]
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("method", ["notifications/initialized", "notifications/cancelled", "tools/call", "nonsense"])
+def test_a_notification_is_accepted_and_does_nothing(mcp, era, method):
+    meta = {"_meta": META} if era == MODERN else {}
+    params = {"name": "count", "arguments": {"number": 1}, "requestId": 7, **meta}
+    reply = mcp.post({"jsonrpc": "2.0", "method": method, "params": params})
+    assert (reply.status_code, reply.content) == (202, b"")
+    assert reply.headers["content-length"] == "0"
+    assert mcp.counts() == []
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_tools_are_the_functions_in_the_format_mcp(mcp, era):
+    result = mcp.send(era, "tools/list").json()["result"]
+    assert result.pop("tools") == mcp.rpc("list_functions", format="mcp")["result"]
+    hints = {"ttlMs": 60000, "cacheScope": "private", "resultType": "complete"}
+    assert result == (hints | {"_meta": {"io.modelcontextprotocol/serverInfo": INFO}} if era == MODERN else {})
+
+
+def test_there_is_one_page_of_tools(mcp):
+    error = refusal(mcp.legacy("tools/list", cursor="2"), 200, -32602)
+    assert error["message"] == "Invalid params: There is one page of tools: leave the cursor out."
+    assert mcp.legacy("tools/list", cursor=None).json()["result"]["tools"]
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_unknown_parameters_are_ignored(mcp, era):
+    given = {"inputResponses": {}, "task": {"ttl": 1}, "logLevel": "debug", "session_id": "x"}
+    called = mcp.send(era, "tools/call", name="count", arguments={"number": 1}, **given)
+    assert called.json()["result"]["isError"] is False
+
+
+# Results
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_results_of_all_kinds(mcp, era):
+    end = {"resultType": "complete", "_meta": {"io.modelcontextprotocol/serverInfo": INFO}} if era == MODERN else {}
+
+    def result(name, **arguments):
+        told = mcp.call(
+            era, name, **({"_headers": {"Mcp-Param-Region": "eu"}} if name == "marked" else {}), **arguments
+        )
+        for key, value in end.items():
+            assert told.pop(key) == value
+        return told
+
+    def text(told):
+        return [{"type": "text", "text": told}]
+
+    told = "This is a simple text response for testing."
+    assert result("test_simple_text") == {"content": text(told), "isError": False}
+    counted = {"counts": [3]}
+    assert result("count", number=3) == {
+        "content": text('{"counts":[3]}'),
+        "structuredContent": counted,
+        "isError": False,
+    }
+    error = "RuntimeError: This tool intentionally returns an error for testing"
+    assert result("test_error_handling") == {"content": text(error), "isError": True}
+    wrong = result("count", number="many")
+    assert wrong["isError"] is True
+    assert wrong["content"][0]["text"].startswith("ValidationError: 1 validation error")
+    blocks = result("test_multiple_content_types")
+    assert [block["type"] for block in blocks["content"]] == ["text", "image", "resource", "resource_link"]
+    assert "structuredContent" not in blocks
+    assert result("test_audio_content")["content"][0]["mimeType"] == "audio/wav"
+
+
+@pytest.mark.parametrize("given", [None, 17, 1.5, True, [1, "two"], "", 'say "hi"\n', {"a": None}, {}])
+def test_any_value_arrives_as_text_and_an_object_also_as_itself(mcp, given):
+    result = mcp.call("2025-11-25", "echo", value=given)
+    expected = given if isinstance(given, str) else json.dumps(given, separators=(",", ":"))
+    assert result["content"] == [{"type": "text", "text": expected}]
+    assert result.get("structuredContent") == (given if isinstance(given, dict) else None)
+
+
+def test_over_json_rpc_content_is_the_list_of_blocks(mcp):
+    blocks = mcp.rpc("run_function", function="test_image_content")["result"]
+    assert blocks == mcp.call(MODERN, "test_image_content")["content"]
+
+
+GOOD = [
+    {"type": "text", "text": ""},
+    {"type": "text", "text": "hi", "annotations": {"audience": ["assistant"], "priority": 0}, "more": 1},
+    {"type": "image", "data": "", "mimeType": "image/png"},
+    {"type": "resource", "resource": {"uri": "file:///a", "text": "b"}},
+    {"type": "resource", "resource": {"uri": "x:y", "blob": "YQ=="}},
+    {"type": "resource_link", "uri": "https://example.org", "name": "n", "size": 3},
+]
+BAD = [
+    ({"type": "video", "data": ""}, "result[0]"),
+    ({"text": "no type"}, "result[0]"),
+    ({"type": "text"}, "result[0].text"),
+    ({"type": "text", "text": 5}, "result[0].text"),
+    ({"type": "image", "data": "not base64!", "mimeType": "image/png"}, "result[0].data"),
+    ({"type": "audio", "data": "YQ=="}, "result[0].mimeType"),
+    ({"type": "resource", "resource": {"uri": "no uri", "text": ""}}, "result[0].resource.uri"),
+    ({"type": "resource_link", "uri": "https://example.org"}, "result[0].name"),
+    ({"type": "text", "text": "", "annotations": {"priority": 2}}, "result[0].annotations.priority"),
+]
+
+
+@pytest.mark.parametrize("block", GOOD, ids=json.dumps)
+def test_content_blocks_come_as_they_are(mcp, block):
+    assert mcp.call(MODERN, "note_content", blocks=[block])["content"] == [block]
+
+
+@pytest.mark.parametrize(("block", "place"), BAD, ids=lambda value: json.dumps(value)[:60])
+def test_what_is_no_content_block_fails_and_changes_nothing(mcp, block, place):
+    result = mcp.call(MODERN, "note_content", blocks=[block])
+    assert result["isError"] is True
+    assert result["content"][0]["text"].startswith(
+        f"ResultError: the function is annotated -> Content, but {place} is no MCP content block: "
+    )
+    assert mcp.counts() == []
+
+
+def test_no_blocks_are_content_too(mcp):
+    assert mcp.call(MODERN, "note_content", blocks=[])["content"] == []
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_an_unknown_tool_is_an_error_of_the_protocol_and_recorded(mcp, era):
+    error = refusal(mcp.send(era, "tools/call", name="nothing", arguments={}), 200, -32602)
+    assert error["message"] == "ToolNotFoundError: The requested function `nothing` is not available."
+    assert [record["function"] for record in mcp.rpc("get_trace")] == ["nothing"]
+
+
+@pytest.mark.parametrize("value", [{"$call": {"function": "count", "args": {"number": 1}}}, {"$call": 1}])
+def test_a_nested_call_is_not_taken(mcp, value):
+    result = mcp.call(MODERN, "count", number=value)
+    assert result["isError"] is True
+    assert result["content"][0]["text"].startswith("ValidationError: argument `number` is a nested call")
+    assert mcp.rpc("get_trace") == []
+    assert mcp.call(MODERN, "echo", value={"$call": 1, "more": 2})["isError"] is False
+
+
+@pytest.mark.parametrize("arguments", [None, {}])
+def test_arguments_may_be_left_out(mcp, arguments):
+    assert mcp.legacy("tools/call", name="test_simple_text", arguments=arguments).json()["result"]["isError"] is False
+    assert mcp.legacy("tools/call", name="test_simple_text").json()["result"]["isError"] is False
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"name": 5}, {"name": "count", "arguments": []}, {"name": "count", "arguments": "{}"}]
+    + [{"name": "count", "_meta": {"toolpack-server/call_id": wrong}} for wrong in ("", "x" * 129, 5, [])],
+)
+def test_wrong_parameters(mcp, params):
+    error = refusal(mcp.legacy("tools/call", **params), 200, -32602)
+    assert error["message"] == f"Invalid params: {error['data']['detail']}"
+
+
+# One world with the agents' address
+
+
+def test_both_doors_lead_to_one_world_with_one_trace(mcp):
+    mcp.call(MODERN, "count", number=1)
+    agents = mcp.session["agent_path"]
+    body = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "run_function",
+        "params": {"function": "count", "kwargs": {"number": 2}},
+    }
+    assert mcp.http.post(agents, json=body).json()["result"]["result"] == {"counts": [1, 2]}
+    mcp.call("2024-11-05", "count", number=3)
+    assert mcp.session["mcp_path"] == agents.replace("/agents/", "/mcp/")
+    assert [record["kwargs"]["number"] for record in mcp.rpc("get_trace")] == [1, 2, 3]
+    assert mcp.rpc("get_session")["version"] == 3
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_call_id_makes_a_call_happen_once_at_both_doors(mcp, era):
+    meta = {"toolpack-server/call_id": "c1"}
+    first = mcp.call(era, "count", _meta=meta, number=1)
+    assert mcp.call(era, "count", _meta=meta, number=1) == first
+    repeated = mcp.rpc("run_function", function="count", kwargs={"number": 1}, call_id="c1")
+    assert repeated["result"] == first["structuredContent"]
+    assert mcp.counts() == [1]
+    reused = mcp.legacy("tools/call", name="count", arguments={"number": 2}, _meta=meta)
+    assert refusal(reused, 200, -33009)["data"] == {"type": "CallIdReusedError"}
+
+
+def test_a_repeated_call_of_a_function_with_content_gives_its_blocks_again(mcp):
+    meta = {"toolpack-server/call_id": "c2"}
+    first = mcp.call(MODERN, "note_content", _meta=meta, blocks=GOOD)
+    assert mcp.call(MODERN, "note_content", _meta=meta, blocks=GOOD) == first
+    assert mcp.counts() == [len(GOOD)]
+
+
+def test_the_id_of_a_request_is_no_call_id(mcp):
+    for _ in range(2):
+        mcp.call("2025-11-25", "count", number=1)  # clients count from 0 anew
+    assert mcp.counts() == [1, 1]
+    assert {record["call_id"] for record in mcp.rpc("get_trace")} == {None}
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("method", ["tools/list", "tools/call"])
+def test_whoever_has_no_session_is_told_so(mcp, era, method):
+    mcp.rpc("close_session")
+    error = refusal(mcp.send(era, method, name="count", arguments={"number": 1}), 200, -33001)
+    assert error["message"].startswith("No session has this id: it is unknown, closed or expired.")
+    assert error["data"] == {"type": "SessionNotFoundError"}
+
+
+def test_handshakes_with_a_session_that_is_gone_fail_too(mcp):
+    mcp.rpc("close_session")
+    refusal(mcp.legacy("initialize", protocolVersion="2025-11-25"), 200, -33001)
+    refusal(mcp.modern("server/discover"), 200, -33001)
+    large = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"x": "y" * 100_000}})
+    assert mcp.post(large).json()["id"] is None
+
+
+# What is no message
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", -32700),
+        (b"{", -32700),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping"} x', -32700),
+        (b'{"a": NaN}', -32700),
+        (b"\xff", -32700),
+        (b"[]", -32600),
+        (b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]', -32600),
+        (b"5", -32600),
+        (b"null", -32600),
+        (b"{}", -32600),
+        (b'{"jsonrpc":"1.0","id":1,"method":"ping"}', -32600),
+        (b'{"jsonrpc":"2.0","id":null,"method":"ping"}', -32600),
+        (b'{"jsonrpc":"2.0","id":1.5,"method":"ping"}', -32600),
+        (b'{"jsonrpc":"2.0","id":true,"method":"ping"}', -32600),
+        (b'{"jsonrpc":"2.0","id":[],"method":"ping"}', -32600),
+        (b'{"jsonrpc":"2.0","id":1,"result":{}}', -32600),
+        (b'{"jsonrpc":"2.0","id":1,"method":5}', -32600),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":[]}', -32600),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":null}', -32600),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"_meta":[]}}', -32602),
+        (b'{"jsonrpc":"2.0","method":"x","params":"x"}', -32600),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":' + b'{"a":' * 200 + b"1" + b"}" * 201, -32600),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":[' + b"0," * 260_000 + b"0]}}", -32600),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_is_no_message_is_refused(mcp, body, code):
+    refusal(mcp.post(body), 400, code)
+
+
+def test_a_body_of_another_type_or_size_does_not_reach_json_rpc(mcp):
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", ""):
+        refusal(mcp.post(b"{}", {"Content-Type": content_type}), 415, -32000)
+    assert mcp.post(
+        b'{"jsonrpc":"2.0","id":1,"method":"ping"}', {"Content-Type": "Application/JSON; charset=utf-8"}
+    ).json()
+    refusal(mcp.post(b" " * (2**20 + 1)), 413, -32000)
+
+
+def test_what_a_client_says_of_sessions_is_ignored(mcp):
+    headers = {"Mcp-Session-Id": "other", "Last-Event-ID": "3", "Authorization": "Bearer x", "Cookie": "a=b"}
+    reply = mcp.legacy("tools/call", headers, name="count", arguments={"number": 1})
+    assert reply.json()["result"]["isError"] is False
+    assert not {"mcp-session-id", "set-cookie", "www-authenticate"} & set(reply.headers)
+
+
+# What a modern message repeats in headers
+
+
+def test_the_headers_of_a_modern_request_say_the_same_as_its_body(mcp):
+    for name, wrong in [
+        ("MCP-Protocol-Version", "2025-11-25"),
+        ("MCP-Protocol-Version", None),
+        ("Mcp-Method", "tools/list"),
+        ("Mcp-Method", "Tools/call"),
+        ("Mcp-Method", None),
+        ("Mcp-Name", "test_simple_text"),
+        ("Mcp-Name", None),
+        ("Mcp-Name", ""),
+        ("Mcp-Name", "=?base64?Y291bnQ?="),
+        ("Mcp-Name", "=?base64?!!!!?="),
+        ("Mcp-Name", "=?base64?/w==?="),
+    ]:
+        reply = mcp.modern("tools/call", {name: wrong}, name="count", arguments={"number": 1})
+        error = refusal(reply, 400, -32020)
+        assert error["message"].startswith(f"The header {name} "), error
+        assert reply.json()["id"] == 7
+    assert mcp.counts() == []
+    reply = mcp.modern("tools/call", {"Mcp-Name": "=?base64?Y291bnQ=?="}, name="count", arguments={"number": 1})
+    assert reply.json()["result"]["isError"] is False
+    assert mcp.modern("tools/list", {"Mcp-Name": "anything"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "headers", "good"),
+    [
+        ({"region": "eu"}, {"Region": "eu"}, True),
+        ({"region": "eu"}, {}, False),
+        ({"region": "eu"}, {"Region": "us"}, False),
+        ({"region": "Ü"}, {"Region": "=?base64?w5w=?="}, True),
+        ({"region": "Ü"}, {"Region": "=?base64?w5w?="}, False),
+        ({"region": ""}, {"Region": ""}, True),
+        ({"region": "42"}, {"Region": "42.0"}, False),
+        ({"region": "eu", "shard": 42}, {"Region": "eu", "Shard": "42"}, True),
+        ({"region": "eu", "shard": 42}, {"Region": "eu", "Shard": "42.0"}, True),
+        ({"region": "eu", "shard": 42}, {"Region": "eu", "Shard": "0x2a"}, False),
+        ({"region": "eu", "shard": 42}, {"Region": "eu"}, False),
+        ({"region": "eu", "shard": None}, {"Region": "eu", "Shard": "1"}, False),
+        ({"region": "eu"}, {"Region": "eu", "Shard": "1"}, False),
+        ({"region": "eu", "dry": True}, {"Region": "eu", "Dry": "true"}, True),
+        ({"region": "eu", "dry": True}, {"Region": "eu", "Dry": "True"}, False),
+        ({"region": "eu", "dry": False}, {"Region": "eu", "Dry": "false", "Unknown": "x"}, True),
+    ],
+    ids=str,
+)
+def test_marked_parameters_come_as_headers_too(mcp, arguments, headers, good):
+    headers = {f"mcp-param-{name}": value for name, value in headers.items()}
+    reply = mcp.modern("tools/call", headers, name="marked", arguments=arguments)
+    if good:
+        assert reply.json()["result"]["isError"] is False
+    else:
+        refusal(reply, 400, -32020)
+    assert mcp.legacy("tools/call", name="marked", arguments={"region": "eu"}).json()["result"]["isError"] is False
+
+
+def test_a_header_that_stands_twice_is_refused(mcp):
+    for name, value in {"MCP-Protocol-Version": MODERN, "mcp-method": "tools/list", "Mcp-Param-Region": "eu"}.items():
+        twice = [("Content-Type", "application/json"), (name, value), (name, value)]
+        reply = mcp.http.post(mcp.path, content=b"{}", headers=twice)
+        assert f"The header {name.lower()} is duplicated" in refusal(reply, 400, -32000)["message"]
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [{key: wrong} for key in ("io.modelcontextprotocol/protocolVersion",) for wrong in (None, 5, [MODERN])]
+    + [{"io.modelcontextprotocol/clientCapabilities": wrong} for wrong in (None, [], "x")],
+)
+def test_a_modern_request_needs_its_version_and_the_capabilities(mcp, meta):
+    refusal(mcp.modern("tools/list", {"Mcp-Method": "wrong, but looked at later"}, meta), 400, -32602)
+
+
+def test_the_header_alone_makes_a_request_modern(mcp):
+    error = refusal(mcp.legacy("tools/list", {"MCP-Protocol-Version": MODERN}), 400, -32602)
+    assert "io.modelcontextprotocol/protocolVersion" in error["message"]
+
+
+@pytest.mark.parametrize("asked", ["1999-01-01", "", *LEGACY])
+def test_a_modern_request_of_another_version_is_told_which_there_are(mcp, asked):
+    meta = {"io.modelcontextprotocol/protocolVersion": asked}
+    error = refusal(mcp.modern("nonsense", {"MCP-Protocol-Version": asked}, meta), 400, -32022)
+    assert error["data"] == {"supported": VERSIONS, "requested": asked}
+
+
+def test_a_legacy_request_of_another_version_is_told_which_there_are(mcp):
+    error = refusal(mcp.legacy("tools/list", {"MCP-Protocol-Version": "2024-01-01"}), 400, -32022)
+    assert error["data"] == {"supported": VERSIONS, "requested": "2024-01-01"}
+    for known in LEGACY:
+        assert mcp.legacy("tools/list", {"MCP-Protocol-Version": known}).status_code == 200
+
+
+# Which addresses there are, and who comes in
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "PATCH", "HEAD"])
+@pytest.mark.parametrize("key", ["", "nobody"])
+def test_only_posts_are_taken(mcp, method, key):
+    reply = mcp.http.request(method, f"/mcp/{key}" if key else mcp.path, headers={"Accept": "text/event-stream"})
+    assert reply.status_code == 405
+    assert reply.headers["allow"] == "POST, OPTIONS"
+    assert mcp.call(MODERN, "test_simple_text")  # an agent can't end its session
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/mcp/", "/mcp//", "/register", "/authorize", "/token"])
+def test_there_is_nothing_else(mcp, path):
+    for reply in (mcp.http.get(path), mcp.http.post(path, json={})):
+        error = refusal(reply, 404, -32000)
+        if path in {"/mcp", "/mcp/"}:
+            assert "There is no MCP without a session's key" in error["message"]
+
+
+def test_nobody_is_sent_to_sign_in(mcp):
+    for probe in ("oauth-protected-resource", "oauth-authorization-server", "openid-configuration"):
+        for path in (f"/.well-known/{probe}{mcp.path}", f"/.well-known/{probe}", f"{mcp.path}/.well-known/{probe}"):
+            refusal(mcp.http.get(path), 404, -32000)
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://localhost:6274", "https://127.0.0.1", "http://[::1]:5173", "vscode://localhost"]
+)
+def test_pages_of_this_machine_may_read_the_answers(mcp, origin):
+    reply = mcp.legacy("tools/list", {"Origin": origin})
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == origin
+    assert reply.headers["vary"] == "Origin"
+    refused = mcp.post(b"{", {"Origin": origin})
+    assert refused.headers["access-control-allow-origin"] == origin
+    assert mcp.http.get(mcp.path, headers={"Origin": origin}).headers["access-control-allow-origin"] == origin
+
+
+@pytest.mark.parametrize("origin", ["https://example.org", "null", "", "localhost", "http://localhost.example.org"])
+def test_pages_of_other_machines_may_not(mcp, origin):
+    for reply in (mcp.legacy("tools/list", {"Origin": origin}), mcp.http.options(mcp.path, headers={"Origin": origin})):
+        refusal(reply, 403, -32000)
+        assert "access-control-allow-origin" not in reply.headers
+
+
+def test_a_browser_may_ask_first(mcp):
+    asked = {
+        "Origin": "http://localhost:6274",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "content-type,mcp-protocol-version,mcp-param-region",
+    }
+    for path in (mcp.path, "/mcp/nobody"):
+        reply = mcp.http.options(path, headers=asked)
+        assert (reply.status_code, reply.content) == (204, b"")
+        assert reply.headers["access-control-allow-origin"] == "http://localhost:6274"
+        assert reply.headers["access-control-allow-methods"] == "POST"
+        assert reply.headers["access-control-allow-headers"] == asked["Access-Control-Request-Headers"]
+        assert reply.headers["access-control-max-age"] == "600"
+
+
+def test_on_loopback_only_this_machine_is_served(mcp):
+    refusal(mcp.legacy("tools/list", {"Host": "evil.example.org"}), 403, -32000)
+
+
+def test_with_tokens_the_key_alone_is_the_permission():
+    token = "a-token-of-some-length"
+    with http_endpoint.served("h11", catalog=mcp_endpoint.CATALOG, log_calls="off", tokens={"ann": token}) as endpoint:
+        endpoint.http.headers["Authorization"] = f"Bearer {token}"
+        mcp = mcp_endpoint.Mcp(endpoint)
+        del endpoint.http.headers["Authorization"]
+        assert mcp.legacy("tools/list").status_code == 200
+        own = {"Host": "tools.example.org", "Origin": "https://tools.example.org"}
+        reply = mcp.legacy("tools/list", own)
+        assert reply.headers["access-control-allow-origin"] == "https://tools.example.org"
+        refusal(mcp.legacy("tools/list", {**own, "Origin": "https://other.example.org"}), 403, -32000)
+
+
+# Whatever comes
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+NEARLY = st.fixed_dictionaries(
+    {"jsonrpc": st.just("2.0"), "method": st.sampled_from(["tools/call", "tools/list", "initialize", "ping", "x"])},
+    optional={
+        "id": JSON,
+        "params": JSON
+        | st.fixed_dictionaries(
+            {}, optional={"name": JSON, "arguments": JSON, "_meta": JSON | st.just(META), "protocolVersion": JSON}
+        ),
+    },
+)
+HEADER = st.sampled_from([None, MODERN, *LEGACY, "x", "tools/call", "count", "=?base64?YQ==?=", "=?base64?YQ?="])
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(message=NEARLY | JSON, version=HEADER, method=HEADER, name=HEADER)
+def test_whatever_comes_is_answered_in_json_and_by_a_known_status(server, message, version, method, name):
+    headers = {"MCP-Protocol-Version": version, "Mcp-Method": method, "Mcp-Name": name}
+    reply = server.post(message, {key: value for key, value in headers.items() if value is not None})
+    assert reply.status_code in {200, 202, 400, 404}
+    if reply.status_code == 202:
+        assert reply.content == b""
+        assert "id" not in message
+        return
+    answer = reply.json()
+    assert set(answer) in ({"jsonrpc", "id", "result"}, {"jsonrpc", "id", "error"})
+    if "error" in answer:
+        assert -33012 <= answer["error"]["code"] <= -32020
+        assert "Traceback" not in reply.text
+    else:
+        assert answer["id"] == message["id"]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text())
+def test_any_text_can_be_a_header(server, text):
+    encoded = f"=?base64?{base64.b64encode(text.encode()).decode()}?="
+    reply = server.modern("tools/call", {"Mcp-Param-Region": encoded}, name="marked", arguments={"region": text})
+    assert reply.json()["result"]["content"][0]["text"] == f"{text} 1 False"
