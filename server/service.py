@@ -173,7 +173,8 @@ class Service:
         """Count and log the calls that have ended."""
         ended, self._ended = self._ended, []
         for toolpack, call in ended:
-            self.metrics.called(toolpack, call.function if toolpack else "", call.outcome, call.seconds)
+            function = self.sessions.catalog.registered_name(toolpack, call.function) if toolpack else ""
+            self.metrics.called(toolpack, function, call.outcome, call.seconds)
         self._log.write(call for _, call in ended)
 
     async def _measure(self) -> None:

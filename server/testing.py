@@ -11,6 +11,7 @@ import inspect
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Self
 
@@ -23,7 +24,8 @@ from server.functions_runtime import FunctionCall, error_text
 from server.jsonio.strict import dumps, loads
 from server.packs.catalog import Catalog
 from server.packs.checks import initial_problem
-from server.packs.toolpack import PackFunction, Toolpack
+from server.packs.pack_function import PackFunction
+from server.packs.toolpack import Toolpack
 from server.rpc.methods import Caller
 from server.service import Service
 from server.settings import Settings
@@ -245,9 +247,7 @@ class _NotingCatalog(Catalog):
     def functions(self, names: Any) -> dict[str, PackFunction]:
         """See `Catalog.functions`."""
         return {
-            name: PackFunction(
-                _Noting(found.function, self.note), found.toolpack, found.read_only, found.timeout_seconds
-            )
+            name: replace(found, function=_Noting(found.function, self.note))
             for name, found in super().functions(names).items()
         }
 

@@ -75,29 +75,25 @@ def test_two_packs_of_one_name(folder):
     assert problem(where) == f"{folder.file('two')}: there is a toolpack 'same' already: rename one."
 
 
-def test_functions_of_one_name_clash_unless_opt_in(folder):
-    where = folder(one=pack("one"), two=pack("two"))
-    message = "function 'f' is in one and two: rename one, or make one of the toolpacks opt_in."
-    assert problem(where) == message
-    folder(two=pack("two", more=", opt_in=True"))
+def test_functions_of_one_name_need_no_renaming(folder):
+    catalog = load_catalog((folder(one=pack("one"), two=pack("two")),))
+    assert catalog.choose(None) == ("one", "two")
+    assert [function.name for function in catalog.listed(["one", "two"])] == ["one.f", "two.f"]
+
+
+def test_functions_that_no_prefix_tells_apart_stop_the_start_unless_opt_in(folder):
+    where = folder(one=pack("a.b"), two=pack("a__b"))
+    says = "a.b.f and a__b.f have the same name where names allow no dots"
+    assert problem(where) == f"{says}: rename one of the toolpacks, or make it opt_in."
+    folder(two=pack("a__b", more=", opt_in=True"))
     for name in [name for name in sys.modules if name.endswith("_two") and name.startswith("toolpacks.made_")]:
         del sys.modules[name]
     catalog = load_catalog((where,))
-    assert catalog.choose(None) == ("one",)
-    assert catalog.choose(["two"]) == ("two",)
-    with pytest.raises(InvalidParamsError, match="function 'f' is in one and two"):
-        catalog.choose(["one", "two"])
-
-
-def test_a_clash_in_a_session_is_refused_with_the_names(folder):
-    made = serving.Bench(load_catalog((folder(one=pack("one"), two=pack("two", more=", opt_in=True")),)))
-    assert made.rpc("create_session")["toolpacks"] == ["one"]
-    assert made.create("two", "two")
-    with pytest.raises(serving.RpcError) as refused:
-        made.create("one", "two")
-    assert refused.value.code == -32602
-    assert "function 'f' is in one and two" in refused.value.data["detail"]
-    made.close()
+    assert catalog.choose(None) == ("a.b",)
+    assert catalog.choose(["a__b"]) == ("a__b",)
+    with pytest.raises(InvalidParamsError) as refused:
+        catalog.choose(["a.b", "a__b"])
+    assert str(refused.value) == f"These toolpacks can't be in one session: {says}. Choose fewer."
 
 
 @pytest.mark.parametrize(

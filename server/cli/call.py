@@ -57,7 +57,7 @@ def call(
             packs=packs,
         )
         catalog = load_catalog(settings.pack_dir, settings.packs)
-        toolpack = next((name for name, pack in catalog.toolpacks.items() if function in pack.functions), None)
+        toolpack, function = catalog.find(function)
         envelope = asyncio.run(_call_here(settings, catalog, [toolpack] if toolpack else None, function, kwargs))
     if envelope["error"] is not None:
         click.echo(envelope["error"], err=True)

@@ -16,7 +16,7 @@ from server.execution.parts import footprint
 from server.execution.promises import Promises
 from server.execution.world import World
 from server.functions_runtime import FunctionCall, FunctionsRuntime
-from server.packs.toolpack import PackFunction
+from server.packs.pack_function import PackFunction
 
 Footprint = Mapping[str, frozenset[str] | None]
 """For each toolpack, the attributes of its environment that a call uses; None means unknown."""
@@ -31,6 +31,7 @@ class Plan:
         function: The name of the function.
         arguments: Its arguments, with a `FunctionCall` for each nested call.
         toolpack: The toolpack of the function; "" if there is no such function.
+        registered_name: The function's name in the toolpack; in the session it may be called otherwise.
         footprint: The attributes of each toolpack's environment that the call and its nested calls use.
         content: Its result is a list of MCP's content blocks.
         read_only: The call and its nested calls promise to leave the environments unchanged.
@@ -45,6 +46,7 @@ class Plan:
     function: str
     arguments: Mapping[str, Any]
     toolpack: str
+    registered_name: str
     footprint: Footprint
     content: bool
     read_only: bool
@@ -59,7 +61,7 @@ class SessionRuntime(FunctionsRuntime):
     """The functions of a session's toolpacks, each acting on its own toolpack's environment in a `World`.
 
     Args:
-        functions: The functions.
+        functions: The functions, by what they are called in the session; see `Catalog.functions`.
         timeout_seconds: The deadline for functions that set none.
         promises: Says which functions count as read-only, and when to compare.
         tracebacks: See `Plan`.
@@ -73,14 +75,15 @@ class SessionRuntime(FunctionsRuntime):
         *,
         tracebacks: bool = False,
     ) -> None:
-        super().__init__([function.function for function in functions.values()])
+        super().__init__()
+        self.functions = {name: function.function for name, function in functions.items()}
         self._registered = functions
         self._promises = promises = promises or Promises()
         self._tracebacks = tracebacks
         self._trusted = frozenset(
             name
             for name, function in functions.items()
-            if function.read_only and promises.is_trusted(function.toolpack, function.name)
+            if function.read_only and promises.is_trusted(function.toolpack, function.registered_name)
         )
         self._timeout_seconds = timeout_seconds
         self._footprints: dict[str, Footprint] = {
@@ -105,6 +108,7 @@ class SessionRuntime(FunctionsRuntime):
             function=name,
             arguments=kwargs,
             toolpack=function.toolpack if function else "",
+            registered_name=function.registered_name if function else name,
             footprint=self._footprints.get(name, {}),
             content=name in self._content,
             read_only=name in self._trusted,
@@ -114,7 +118,7 @@ class SessionRuntime(FunctionsRuntime):
             tracebacks=self._tracebacks,
         )
         if plan.read_only:
-            plan.compares = self._promises.is_due(plan.toolpack, name)
+            plan.compares = self._promises.is_due(plan.toolpack, plan.registered_name)
         if any(type(value) is dict and "$call" in value for value in kwargs.values()):
             plan.arguments = nested_calls(kwargs)
             self._include_nested(plan, plan.arguments)
@@ -129,7 +133,7 @@ class SessionRuntime(FunctionsRuntime):
                 is_read_only = argument.function in self._trusted
                 plan.read_only &= is_read_only
                 if function is not None and is_read_only:
-                    plan.compares |= self._promises.is_due(function.toolpack, argument.function)
+                    plan.compares |= self._promises.is_due(function.toolpack, function.registered_name)
                 self._include_nested(plan, argument.args)
 
     def dependencies(self, env: World, function: Any) -> dict[str, Any]:

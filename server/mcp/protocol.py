@@ -62,8 +62,7 @@ class Mcp:
         both: dict[str, Handler] = {"tools/list": self._list, "tools/call": self._call}
         self._legacy = {"initialize": self._initialize, "ping": self._ping, **both}
         self._modern = {"server/discover": self._discover, **both}
-        packs = sessions.catalog.toolpacks.values()
-        self._with_headers = {name for pack in packs for name, known in pack.functions.items() if known.headers}
+        self._with_headers = sessions.catalog.spellings(lambda function: bool(function.headers))
 
     async def read(
         self, body: bytes, name: str, reserve: Reserve | None = None, header_version: str | None = None
@@ -125,8 +124,7 @@ class Mcp:
         name = message.params.get("name")
         if message.method != "tools/call" or not isinstance(name, str):
             return {}
-        # In a session, a name may have its toolpack's in front.
-        if name.rpartition(".")[2] not in self._with_headers or isinstance(caller, Exception):
+        if name not in self._with_headers or isinstance(caller, Exception):
             return {}
         functions = self._sessions.catalog.functions(await self._toolpacks(caller))
         return functions[name].headers if name in functions else {}

@@ -3,13 +3,15 @@
 The rule: everything here is fixed before the first request, and never changes afterwards.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
 from server.errors import InvalidParamsError, shown
-from server.packs.toolpack import PackFunction, Toolpack
+from server.packs.names import ambiguous_names, called_names, without_dots
+from server.packs.pack_function import PackFunction
+from server.packs.toolpack import Toolpack
 from server.snapshots.classes import ClassTable, fingerprint, is_foreign
 from server.snapshots.layouts import BUILTIN_BASES
 
@@ -46,7 +48,7 @@ class Catalog:
         """Get the names of the toolpacks that a session gets: those asked for, or all that are not `opt_in`.
 
         Raises:
-            InvalidParamsError: A name is unknown, or functions of the chosen toolpacks have the same name.
+            InvalidParamsError: A name is unknown, or functions of the chosen toolpacks can't be told apart.
         """
         if names is None:
             return tuple(name for name, pack in self.toolpacks.items() if not pack.opt_in)
@@ -56,14 +58,71 @@ class Catalog:
                 raise InvalidParamsError(
                     f"There is no toolpack {shown(name)!r}: choose from {', '.join(self.toolpacks)}."
                 )
-        clashes = clashing_functions([self.toolpacks[name] for name in chosen])
-        if clashes:
-            raise InvalidParamsError(f"These toolpacks can't be in one session: {'; '.join(clashes)}. Choose fewer.")
+        unclear = ambiguous(self.toolpacks[name] for name in chosen)
+        if unclear:
+            raise InvalidParamsError(f"These toolpacks can't be in one session: {unclear}. Choose fewer.")
         return chosen
 
     def functions(self, names: Iterable[str]) -> dict[str, PackFunction]:
-        """Get the functions of some toolpacks, by name, in registration order."""
-        return {function.name: function for name in names for function in self.toolpacks[name].functions.values()}
+        """Get the functions of a session with some toolpacks, by what they are called there, in registration order.
+
+        A name with a dot occurs in both of its spellings; `listed` gives each function once.
+        """
+        packs = [self.toolpacks[name] for name in names]
+        called = called_names({pack.name: pack.functions for pack in packs})
+        found = {}
+        for pack in packs:
+            for registered, function in pack.functions.items():
+                name = called[pack.name, registered]
+                found[name] = found[without_dots(name)] = function.renamed(name)
+        return found
+
+    def listed(self, names: Iterable[str]) -> list[PackFunction]:
+        """Get the functions of a session with some toolpacks, as they are called there."""
+        return [function for name, function in self.functions(names).items() if name == function.name]
+
+    def registered(self, names: Iterable[str]) -> list[PackFunction]:
+        """Get the functions of some toolpacks, as they are registered."""
+        return [function for name in names for function in self.toolpacks[name].functions.values()]
+
+    def registered_name(self, toolpack: str, called: str) -> str:
+        """Get the name with which a toolpack has registered a function, from what it is called in a session."""
+        functions = self.toolpacks[toolpack].functions
+        if called in functions:
+            return called
+        return next((name for name in functions if called in _with_prefix(toolpack, name)), called)
+
+    def find(self, called: str) -> tuple[str | None, str]:
+        """Find the toolpack of a function, and its registered name, by its name with or without the prefix.
+
+        Raises:
+            InvalidParamsError: Several toolpacks have a function of this name.
+        """
+        owners = [name for name, pack in self.toolpacks.items() if called in pack.functions]
+        if len(owners) > 1:
+            names = " or ".join(f"{owner}.{called}" for owner in owners)
+            raise InvalidParamsError(f"{len(owners)} toolpacks have a function {shown(called)!r}: call {names}.")
+        if owners:
+            return owners[0], called
+        for toolpack in self.toolpacks:
+            registered = self.registered_name(toolpack, called)
+            if registered != called:
+                return toolpack, registered
+        return None, called
+
+    def spellings(self, chosen: Callable[[PackFunction], bool] = lambda _function: True) -> frozenset[str]:
+        """Get all names by which functions, or the chosen ones, can be called in any session."""
+        return frozenset(
+            spelling
+            for toolpack, pack in self.toolpacks.items()
+            for name, function in pack.functions.items()
+            if chosen(function)
+            for spelling in (name, *_with_prefix(toolpack, name))
+        )
+
+
+def _with_prefix(toolpack: str, name: str) -> tuple[str, str]:
+    return f"{toolpack}.{name}", without_dots(f"{toolpack}.{name}")
 
 
 def is_plain(cls: type) -> bool:
@@ -71,10 +130,7 @@ def is_plain(cls: type) -> bool:
     return not (is_foreign(cls) or issubclass(cls, (BaseModel, *BUILTIN_BASES)))
 
 
-def clashing_functions(packs: Iterable[Toolpack]) -> list[str]:
-    """Describe each function name that more than one of these toolpacks has."""
-    owners: dict[str, list[str]] = {}
-    for pack in packs:
-        for name in pack.functions:
-            owners.setdefault(name, []).append(pack.name)
-    return [f"function {name!r} is in {' and '.join(of)}" for name, of in owners.items() if len(of) > 1]
+def ambiguous(packs: Iterable[Toolpack]) -> str:
+    """Say which functions of these toolpacks can't be told apart in one session; "" if all can."""
+    found = ambiguous_names(called_names({pack.name: pack.functions for pack in packs}))
+    return f"{' and '.join(found)} have the same name where names allow no dots" if found else ""

@@ -8,7 +8,9 @@ from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter
 
-from server.packs.toolpack import PackFunction, Toolpack
+from server.packs.names import without_dots
+from server.packs.pack_function import PackFunction
+from server.packs.toolpack import Toolpack
 
 
 def parameters_schema(function: PackFunction) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def openai(function: PackFunction) -> dict[str, Any]:
     return {
         "type": "function",
         "function": {
-            "name": function.name,
+            "name": without_dots(function.name),
             "description": function.function.description,
             "parameters": parameters_schema(function),
         },
@@ -78,7 +80,7 @@ def openai(function: PackFunction) -> dict[str, Any]:
 def anthropic(function: PackFunction) -> dict[str, Any]:
     """Describe a function as a tool of Anthropic's Messages API."""
     return {
-        "name": function.name,
+        "name": without_dots(function.name),
         "description": function.function.description,
         "input_schema": parameters_schema(function),
     }
@@ -100,7 +102,7 @@ def mcp(function: PackFunction) -> dict[str, Any]:
     an exception when the call has been committed.
     """
     return {
-        "name": function.name,
+        "name": without_dots(function.name),
         "description": function.function.description,
         "inputSchema": parameters_schema(function),
         "annotations": {"readOnlyHint": function.read_only},

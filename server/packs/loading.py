@@ -14,7 +14,7 @@ from types import ModuleType
 
 from server.errors import RegistrationError, ToolpackUnavailable
 from server.functions_runtime import error_text
-from server.packs.catalog import Catalog, clashing_functions
+from server.packs.catalog import Catalog, ambiguous
 from server.packs.checks import initial_problem
 from server.packs.registration import collected_problems
 from server.packs.toolpack import Toolpack
@@ -55,10 +55,9 @@ def inspect_toolpacks(
     finally:
         collected_problems.reset(token)
     sound = not problems
-    problems += [
-        RegistrationError(f"{clash}: rename one, or make one of the toolpacks opt_in.")
-        for clash in clashing_functions(pack for pack in found.values() if not pack.opt_in)
-    ]
+    unclear = ambiguous(pack for pack in found.values() if not pack.opt_in)
+    if unclear:
+        problems.append(RegistrationError(f"{unclear}: rename one of the toolpacks, or make it opt_in."))
     try:
         catalog = Catalog(found, notices)
     except RegistrationError as error:

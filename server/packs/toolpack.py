@@ -6,7 +6,6 @@ The rule: it holds what its author registered, and doesn't change after its modu
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from pydantic import BaseModel, ValidationError
@@ -17,38 +16,14 @@ from server.jsonio.strict import dumps
 from server.packs.class_methods import Methods
 from server.packs.class_worlds import ClassWorld, Maker, world_of_class, world_of_classes
 from server.packs.environments import environment_and_options, problems
-from server.packs.header_parameters import Path, header_parameters
+from server.packs.header_parameters import header_parameters
+from server.packs.pack_function import PackFunction
 from server.packs.registration import caller_description, caller_place, located
 
 Plain = TypeVar("Plain", bound=Callable[..., Any])
 Registered = TypeVar("Registered")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-
-
-@dataclass(frozen=True, slots=True)
-class PackFunction:
-    """A function as its toolpack registered it.
-
-    Attributes:
-        function: The ready `Function`: ours, or any object with the same fields.
-        toolpack: The name of its toolpack.
-        read_only: It promises to leave the environment unchanged.
-        timeout_seconds: Its own deadline in seconds; None means the server's default.
-        headers: The parameters that clients of MCP also send as headers; see `packs.header_parameters`.
-    """
-
-    function: Any
-    toolpack: str
-    read_only: bool = False
-    timeout_seconds: float | None = None
-    headers: Mapping[Path, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        name: str = self.function.name
-        return name
 
 
 class Toolpack:

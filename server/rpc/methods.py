@@ -39,6 +39,8 @@ from server.sessions.manager import SessionManager
 from server.sessions.reader import SessionReader
 from server.settings import Settings
 
+MAX_LISTINGS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -100,7 +102,7 @@ class Methods:
         self._settings = settings
         self._observe = observe
         self._document = document
-        self._listings: dict[tuple[str, str], bytes] = {}
+        self._listings: dict[tuple[tuple[str, ...], str, bool], bytes] = {}
         self._toolpacks: Fragment | None = None
 
     def all(self) -> list[Method]:
@@ -187,14 +189,18 @@ class Methods:
             toolpacks = tuple(self._sessions.catalog.toolpacks)
         else:
             toolpacks = await self._sessions.toolpacks(session_id, caller.owner)
-        return b"[%b]" % b",".join(filter(None, [self._listed(name, form) for name in toolpacks]))
+        return self._listed(toolpacks, form, in_session=session_id is not None)
 
-    def _listed(self, toolpack: str, form: str) -> bytes:
-        """Get the JSON of a toolpack's functions, without brackets; it is made once."""
-        listed = self._listings.get((toolpack, form))
+    def _listed(self, toolpacks: tuple[str, ...], form: str, *, in_session: bool) -> bytes:
+        """Get the JSON of toolpacks' functions: as they are called in a session, or else as they are registered."""
+        listed = self._listings.get((toolpacks, form, in_session))
         if listed is None:
-            functions = self._sessions.catalog.toolpacks[toolpack].functions.values()
-            listed = self._listings[toolpack, form] = dumps([*map(FORMATS[form], functions)])[1:-1]
+            catalog = self._sessions.catalog
+            functions = catalog.listed(toolpacks) if in_session else catalog.registered(toolpacks)
+            listed = dumps([*map(FORMATS[form], functions)])
+            if len(self._listings) >= MAX_LISTINGS:  # the order of its toolpacks is the client's choice
+                self._listings.clear()
+            self._listings[toolpacks, form, in_session] = listed
         return listed
 
     async def list_toolpacks(self, caller: Caller, params: ListToolpacks) -> Fragment:  # noqa: ARG002

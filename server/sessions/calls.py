@@ -92,7 +92,7 @@ class CallOperation:
             start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
 
         if request.problem is None:
-            place = context.running.begin(plan.toolpack, plan.function)
+            place = context.running.begin(plan.toolpack, plan.registered_name)
             try:
                 outcome = context.runner.call(plan, request.sent, snapshot, start)
             finally:
@@ -102,7 +102,7 @@ class CallOperation:
         seconds = time.perf_counter() - began
         outcome.toolpack, outcome.content = plan.toolpack, plan.content
         if plan.read_only:
-            context.promises.called(plan.toolpack, plan.function, seconds, outcome.compared_seconds)
+            context.promises.called(plan.toolpack, plan.registered_name, seconds, outcome.compared_seconds)
         if outcome.broken:
             context.broke_promise(*outcome.broken)
         record = self._record(state, outcome, seconds)

@@ -73,7 +73,7 @@ class SessionContext:
         self.runner = runner
         self.room = Room(store, settings)
         self._initial = InitialEnvironments(runner.build, INITIAL_BYTES)
-        self.functions = frozenset(name for pack in catalog.toolpacks.values() for name in pack.functions)
+        self.functions = catalog.spellings()
         # The order of its toolpacks is the client's choice, so there are more than can be kept.
         self.runtime = lru_cache(maxsize=RUNTIMES)(self._runtime)
 
@@ -94,6 +94,7 @@ class SessionContext:
 
     def broke_promise(self, toolpack: str, function: str, change: str) -> None:
         """Take a falsely read-only function for a changing one from now on, and say so in the log."""
+        function = self.catalog.registered_name(toolpack, function)
         if self.promises.break_(toolpack, function):
             self.runtime.cache_clear()
             log.warning(

@@ -1,0 +1,50 @@
+"""A function as its toolpack has registered it.
+
+The rule: it never changes; in a session that calls it otherwise, a copy has the other name.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from server.packs.header_parameters import Path
+
+
+@dataclass(frozen=True, slots=True)
+class PackFunction:
+    """A function as its toolpack registered it.
+
+    Attributes:
+        function: The ready `Function`: ours, or any object with the same fields.
+        toolpack: The name of its toolpack.
+        read_only: It promises to leave the environment unchanged.
+        timeout_seconds: Its own deadline in seconds; None means the server's default.
+        headers: The parameters that clients of MCP also send as headers; see `packs.header_parameters`.
+        registered_name: The name with which it was registered; in a session it may be called otherwise.
+    """
+
+    function: Any
+    toolpack: str
+    read_only: bool = False
+    timeout_seconds: float | None = None
+    headers: Mapping[Path, str] = field(default_factory=dict)
+    registered_name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.registered_name:
+            object.__setattr__(self, "registered_name", self.function.name)
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        name: str = self.function.name
+        return name
+
+    def renamed(self, name: str) -> "PackFunction":
+        """Get the same function under another name."""
+        if name == self.name:
+            return self
+        function = copy.copy(self.function)
+        function.name = name
+        return replace(self, function=function, registered_name=self.registered_name)

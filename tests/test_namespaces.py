@@ -1,0 +1,157 @@
+"""Toolpacks of one session with functions of one name: each can be called, and who can do without isn't renamed."""
+
+from typing import Annotated
+
+import pytest
+import serving
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from server import Depends, TaskEnvironment, Toolpack
+from server.errors import InvalidParamsError
+from server.packs.catalog import Catalog
+from server.packs.names import ambiguous_names, called_names, without_dots
+
+
+class Box(TaskEnvironment):
+    things: list[str] = Field(default_factory=list)
+
+
+Things = Annotated[list[str], Depends("things")]
+
+
+def box(name, *more, opt_in=False):
+    made = Toolpack(name, Box, opt_in=opt_in)
+
+    def put(things: Things, thing: str = "") -> list[str]:
+        """Put something into the box.
+
+        :param thing: What.
+        """
+        things.append(f"{thing} in {name}")
+        return things
+
+    def look(things: Things) -> list[str]:
+        """Look into the box."""
+        return things
+
+    made.function(put)
+    made.function(read_only=True)(look)
+    for extra in more:
+
+        def only(things: Things) -> str:
+            """Say where this is."""
+            things.append("seen")
+            return name
+
+        only.__name__ = extra
+        made.function(only)
+    return made
+
+
+@pytest.fixture(scope="module")
+def bench():
+    packs = [box("red", "paint"), box("blue.dark", "wash"), box("green", "paint", "green__put", opt_in=True)]
+    made = serving.Bench(Catalog({pack.name: pack for pack in packs}))
+    yield made
+    made.close()
+
+
+def names(bench, session, form="native"):
+    listed = bench.rpc("list_functions", session_id=session, format=form)["result"]
+    return [function["function"]["name"] if form == "openai" else function["name"] for function in listed]
+
+
+def test_functions_of_one_name_get_their_toolpacks_as_prefix(bench):
+    session = bench.create("red", "blue.dark")
+    dotted = ["red.put", "red.look", "paint", "blue.dark.put", "blue.dark.look", "wash"]
+    assert names(bench, session) == names(bench, session, "gemini") == dotted
+    for form in ("openai", "anthropic", "mcp"):
+        assert names(bench, session, form) == [name.replace(".", "__") for name in dotted]
+
+
+def test_a_session_that_can_do_without_is_not_renamed(bench):
+    assert names(bench, bench.create("red")) == ["put", "look", "paint"]
+    everything = [function["name"] for function in bench.rpc("list_functions")["result"]]
+    assert everything == ["put", "look", "paint", "put", "look", "wash", "put", "look", "paint", "green__put"]
+
+
+def test_both_spellings_call_the_function_of_that_toolpack(bench):
+    session = bench.create("red", "blue.dark")
+    assert bench.result(session, "red.put", thing="a") == ["a in red"]
+    assert bench.result(session, "red__put", thing="b") == ["a in red", "b in red"]
+    assert bench.result(session, "blue__dark__put", thing="c") == ["c in blue.dark"]
+    assert bench.result(session, "blue.dark.look") == ["c in blue.dark"]
+    assert bench.result(session, "paint") == "red"
+    error = bench.call(session, "put", thing="d")["error"]
+    assert error == "ToolNotFoundError: The requested function `put` is not available."
+    assert [record["function"] for record in bench.rpc("get_trace", session_id=session)][:2] == ["red.put", "red__put"]
+    assert bench.rpc("get_environment", session_id=session)["red"] == {"things": ["a in red", "b in red", "seen"]}
+    assert bench.version(session) == 4  # the second look was read-only
+
+
+def test_nested_calls_know_the_names_of_the_session(bench):
+    session = bench.create("red", "blue.dark")
+    inner = {"$call": {"function": "wash", "args": {}}}
+    assert bench.result(session, "red.put", thing=inner) == ["blue.dark in red"]
+    assert bench.rpc("get_environment", session_id=session)["blue.dark"] == {"things": ["seen"]}
+
+
+def test_a_name_that_a_prefix_would_make_ambiguous_gets_one_too(bench):
+    session = bench.create("red", "green")
+    assert names(bench, session) == [
+        *("red.put", "red.look", "red.paint"),
+        *("green.put", "green.look", "green.paint", "green.green__put"),
+    ]
+    assert bench.result(session, "green__put", thing="x") == ["x in green"]
+    assert bench.result(session, "green__green__put") == "green"
+
+
+def test_metrics_count_a_function_by_the_name_that_its_toolpack_gave_it(bench):
+    session = bench.create("red", "blue.dark")
+    bench.result(session, "blue__dark__put", thing="x")
+    counted = serving.wait_until(
+        lambda: [
+            line
+            for line in bench.service.metrics.exposition(None).decode().splitlines()
+            if 'function="put"' in line and 'toolpack="blue.dark"' in line
+        ]
+    )
+    assert counted
+
+
+def test_a_fork_and_a_reset_keep_the_names(bench):
+    session = bench.create("red", "blue.dark")
+    bench.result(session, "red.put", thing="a")
+    (fork,) = bench.rpc("fork_session", session_id=session)
+    assert bench.result(fork["session_id"], "red.look") == ["a in red"]
+
+
+def test_the_command_asks_which_one_is_meant():
+    catalog = Catalog({pack.name: pack for pack in (box("red"), box("blue.dark", "wash"))})
+    assert catalog.find("wash") == ("blue.dark", "wash")
+    assert catalog.find("red.put") == ("red", "put")
+    assert catalog.find("blue__dark__put") == ("blue.dark", "put")
+    assert catalog.find("nope") == (None, "nope")
+    with pytest.raises(InvalidParamsError) as refused:
+        catalog.find("put")
+    assert str(refused.value) == "2 toolpacks have a function 'put': call red.put or blue.dark.put."
+
+
+words = st.from_regex(r"[ab](_{0,2}[ab]){0,2}", fullmatch=True)
+
+
+@given(
+    st.dictionaries(st.from_regex(r"[ab]([._]{1,2}[ab])?", fullmatch=True), st.lists(words, unique=True), max_size=4)
+)
+def test_names_are_unique_in_both_spellings_or_said_not_to_be(toolpacks):
+    called = called_names(toolpacks)
+    assert len(called) == sum(map(len, toolpacks.values()))
+    assert all(name in (registered[1], ".".join(registered)) for registered, name in called.items())
+    if not ambiguous_names(called):
+        spellings = [{name, without_dots(name)} for name in called.values()]
+        assert len(set().union(*spellings)) == sum(map(len, spellings))
+    plain = [name for names in toolpacks.values() for name in names]
+    if len(set(plain)) == len(plain):
+        assert not any("." in name for name in called.values())
