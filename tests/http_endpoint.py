@@ -29,6 +29,7 @@ def request(method, number=1, **params):
 
 
 PROTOCOLS = {"h11": H11Protocol, "httptools": HttpToolsProtocol}
+LOOPS = {"h11": "asyncio", "httptools": "uvloop"}  # as they are installed: both fast ones, or none
 
 
 def connections_on(http):
@@ -72,7 +73,14 @@ def served(http, keep_alive=5, catalog=CATALOG, **limits):
     assert [name for name, protocol in PROTOCOLS.items() if issubclass(made, protocol)] == [http]
     app = create_app(Service(settings, catalog))
     config = uvicorn.Config(
-        app, port=0, log_level="error", access_log=False, http=made, ws="none", timeout_keep_alive=keep_alive
+        app,
+        port=0,
+        log_level="error",
+        access_log=False,
+        http=made,
+        loop=LOOPS[http],
+        ws="none",
+        timeout_keep_alive=keep_alive,
     )
     server = _Server(config)
     listener = server.config.bind_socket()

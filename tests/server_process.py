@@ -21,15 +21,14 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def http_on(protocol: str, folder: Path) -> dict[str, str]:
-    """Get the variables with which a server speaks HTTP through `h11` or `httptools`."""
-    import httptools  # noqa: F401, PLC0415 - uvicorn takes it if it is there
-
+    """Get the variables with which a server speaks HTTP through `httptools` on uvloop, or `h11` on asyncio."""
     if protocol == "httptools":
         return {}
-    hiding = folder / "without httptools"
+    hiding = folder / "hidden"
     hiding.mkdir()
-    (hiding / "httptools.py").write_text("raise ImportError('hidden by a test')\n")
-    return {"PYTHONPATH": str(hiding)}
+    for module in ("httptools", "uvloop"):  # where they are missing, uvicorn takes the others
+        (hiding / f"{module}.py").write_text("raise ImportError('hidden by a test')\n")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(hiding), os.environ.get("PYTHONPATH")]))}
 
 
 def command(*arguments: str) -> list[str]:

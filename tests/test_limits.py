@@ -575,20 +575,20 @@ def test_the_limit_of_open_files_is_logged_once(tmp_path, monkeypatch):
     command = server_process.command
     limited = ["sh", "-c", 'ulimit -n 60 && exec "$@"', "sh"]
     monkeypatch.setattr(server_process, "command", lambda *arguments: [*limited, *command(*arguments)])
-    (tmp_path / "without").mkdir()  # uvloop closes connections that it can't accept, and reports nothing
-    (tmp_path / "without" / "uvloop.py").write_text("raise ImportError('hidden by a test')\n")
-    variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "without"), os.environ.get("PYTHONPATH", "")])}
+    variables = server_process.http_on("h11", tmp_path)  # uvloop closes what it can't accept, and reports nothing
     with server_process.served(tmp_path, "--store", "memory:", **variables) as server:
         port = int(server.url.rpartition(":")[2])
         with contextlib.ExitStack() as stack:
             for _ in range(100):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE))
-            wait_until((tmp_path / "server.log").read_text, "a line in the log")
+            wait_until(lambda: "Too many" in (tmp_path / "server.log").read_text(), "a line in the log")
             told = socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE)
         with told:  # accepted when the others are gone: asyncio has tried again meanwhile
             told.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert told.recv(100).startswith(b"HTTP/1.1 200")
-    (line,) = (tmp_path / "server.log").read_text().splitlines()
+    at_start, line = (tmp_path / "server.log").read_text().splitlines()
+    assert "allows 60 open files" in at_start
+    assert "TOOLPACK_MAX_CONNECTIONS" in at_start
     assert "Too many open files" in line
 
 

@@ -28,9 +28,12 @@ def canonical(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+TAKEN_BY_UVICORN = {"httptools", "uvloop"}  # imported if they are installed
+
+
 def declared():
     required = [*PROJECT["dependencies"], *(r for extra in EXTRAS for r in PROJECT["optional-dependencies"][extra])]
-    return {canonical(re.match(r"[\w.-]+", requirement)[0]) for requirement in required}
+    return {canonical(re.match(r"[\w.-]+", requirement)[0]) for requirement in required} - TAKEN_BY_UVICORN
 
 
 def imported_modules(source):

@@ -40,7 +40,7 @@ def run_worker(service: Service, listener: socket.socket, pipe: SupervisorPipe |
     Raises:
         StartError: A setting can't be used.
     """
-    _allow_open_files()
+    _allow_open_files(service.settings.max_connections)
     app = create_app(service)
     # Loaded modules stay: exclude them from garbage collection, and make full collections rare.
     gc.collect()
@@ -61,11 +61,21 @@ def run_worker(service: Service, listener: socket.socket, pipe: SupervisorPipe |
     server.run(sockets=[listener])
 
 
-def _allow_open_files() -> None:
-    """Raise the limit of open files to the system's maximum: each connection is one."""
+def _allow_open_files(connections: int) -> None:
+    """Raise the limit of open files to the system's maximum: each connection is one.
+
+    What is too low is said now: uvloop closes connections that it can't accept, and reports nothing.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if 0 <= hard < connections:  # negative: no limit
+        log.warning(
+            "The system allows %d open files, fewer than the %d of TOOLPACK_MAX_CONNECTIONS: raise `ulimit -Hn`, "
+            "or lower the setting.",
+            hard,
+            connections,
+        )
 
 
 def supervised_worker(
