@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import redis_server
+import serving
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
@@ -33,7 +34,7 @@ from server.errors import (
 )
 from server.stores import open_store
 from server.stores.base import Commit, Head, Lease, Record, StoredSession
-from server.stores.sqlite import deletion
+from server.stores.sqlite import checkpoints, deletion
 from server.stores.sqlite.file import SqliteFile
 
 numbers = count()
@@ -290,7 +291,7 @@ class TestCommit:
         store.create([other], {"bank": "b0"}, {})
         assert store.commit([change(one, 0, "first", call_id="c")]) == [True]
         before = store.get(one.id), store.records(one.id, -1, 10)
-        bad = replace(refused(one), expires_at=9999.0)
+        bad = refused(one)._replace(expires_at=9999.0)
         batch = [change(other, 0, "o1"), bad, change(other, 1, "o2")]
         assert store.commit(batch) == [True, False, True]
         assert (store.get(one.id), store.records(one.id, -1, 10)) == before
@@ -301,9 +302,9 @@ class TestCommit:
         assert store.commit([change(one, 0, "first")]) == [True]
         assert store.get(one.id)[1].last == record_id(one, 0)
         other = change(one, 1, "new")
-        assert store.commit([replace(other, after="another")]) == [False]
-        assert store.commit([replace(other, after="another"), other]) == [False, True]
-        assert store.commit([replace(other, record=replace(other.record, id="another"))]) == [False]
+        assert store.commit([other._replace(after="another")]) == [False]
+        assert store.commit([other._replace(after="another"), other]) == [False, True]
+        assert store.commit([other._replace(record=replace(other.record, id="another"))]) == [False]
         assert [record.id for record in store.records(one.id, -1, 9)] == [record_id(one, 0), record_id(one, 1)]
 
     def test_a_commit_names_its_holder(self, store, one):
@@ -340,7 +341,7 @@ class TestCommit:
         store.commit(batch)
         claim(store, one, "worker")
         store.trim(one.id, 0, 0)
-        again = [replace(each, blobs={}) for each in batch]
+        again = [each._replace(blobs={}) for each in batch]
         assert store.commit(again) == [True] * 3
         assert existing(store, "b1", "b2") == []
 
@@ -1016,6 +1017,23 @@ def test_sqlite_gives_space_back_and_its_log_stays_small(tmp_path):
 OLD = Path(__file__).with_name("stored") / "sessions-schema-1.sql"
 
 
+def test_sqlite_starts_its_log_anew_while_commits_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_PAGES", 50)  # SQLite's own checkpoint is far away
+    store = open_store(f"sqlite:///{tmp_path}/busy.db")
+    kept, indices = session(), count()
+    store.create([kept], {}, {})
+
+    def log_is_restarted():
+        before, index = store._file._checkpoints._frames(), next(indices)
+        blobs = {f"b{index}": bytes(20_000)}
+        assert store.commit([commit(kept, index, parts={"bank": f"b{index}"}, blobs=blobs)]) == [True]
+        return store._file._checkpoints._frames() < before
+
+    serving.wait_until(log_is_restarted, "a checkpoint")
+    assert len(store.records(kept.id, -1, 10**6)) == next(indices)
+    store.close()
+
+
 def test_sqlite_files_of_schema_1_are_read_and_continued(tmp_path):
     with sqlite3.connect(tmp_path / "old.db") as database:
         database.executescript(OLD.read_text(encoding="utf-8"))
@@ -1363,7 +1381,7 @@ def test_redis_data_of_schema_1_is_read_and_continued(redis_url):
         store.claim(["old"], "w1")
         following = Commit("old", 5, Record(1, 2, None, b"{}"), {"bank": "b2"}, {"b2": b"bank 2"}, holder="w1")
         assert store.commit([following]) == [True]
-        assert store.commit([replace(following, record=Record(2, 3, None, b"{}"))]) == [False]
+        assert store.commit([following._replace(record=Record(2, 3, None, b"{}"))]) == [False]
         counted = store.stored_bytes("ann")
         assert 8 <= counted < 80  # what was stored before doesn't count
         store.trim("old", 0, 0)

@@ -6,7 +6,7 @@ The rule: every operation gets the caller's owner, which must own the session. A
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from server.errors import CallFailedError
 from server.execution.call import Outcome
@@ -42,8 +42,7 @@ from server.settings import Settings
 MAX_LISTINGS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """The authenticated sender of a request.
 
     Attributes:

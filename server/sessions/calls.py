@@ -6,8 +6,7 @@ neither.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from server.engine.jobs import StartClock
 from server.engine.state import Result, SessionState, added_bytes
@@ -25,8 +24,7 @@ from server.times import timestamp
 LARGE_ARGUMENTS = 4096  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CallRequest:
+class CallRequest(NamedTuple):
     """A call as a client sent it; `rpc.parameters.RunFunction` describes each attribute.
 
     Attributes:

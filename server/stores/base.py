@@ -17,7 +17,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 NO_ORIGIN: Mapping[str, str] = MappingProxyType({})
 
@@ -99,8 +99,7 @@ class Record:
     id: str = field(default_factory=lambda: os.urandom(8).hex())
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """A record and the changes of its call, to be committed together or not at all.
 
     Attributes:
@@ -118,8 +117,8 @@ class Commit:
     session_id: str
     epoch: int
     record: Record
-    parts: Mapping[str, str] = field(default_factory=dict)
-    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    parts: Mapping[str, str] = MappingProxyType({})
+    blobs: Mapping[str, bytes] = MappingProxyType({})
     expires_at: float | None = None
     release: bool = False
     after: str = ""

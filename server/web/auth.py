@@ -10,6 +10,7 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Mapping
+from functools import lru_cache
 
 from server.errors import HttpRefusedError, SettingsError
 from server.settings import Settings
@@ -121,11 +122,7 @@ class TokenGate:
         """
         self.check_host(headers)
         origin = headers.get(b"origin")
-        if (
-            self._only_local
-            and origin is not None
-            and not is_loopback(split_host(origin.decode("latin-1").partition("://")[2]))
-        ):
+        if self._only_local and origin is not None and not names_loopback(origin.decode("latin-1").partition("://")[2]):
             raise HttpRefusedError(403, "A web page of another origin may not use this server: call it from a program.")
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:
@@ -136,10 +133,10 @@ class TokenGate:
         """
         if not self._only_local:
             return
-        host = split_host(headers.get(b"host", b"").decode("latin-1"))
-        if not is_loopback(host):
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not names_loopback(host):
             raise HttpRefusedError(
-                403, f"The Host header names {host!r}, but only this machine is served: use 127.0.0.1."
+                403, f"The Host header names {split_host(host)!r}, but only this machine is served: use 127.0.0.1."
             )
 
 
@@ -147,6 +144,12 @@ def split_host(header: str) -> str:
     """Get the lower-case name or address of a Host header, without its port; "" if the header is malformed."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s\[\]:@/\\?#]+))(?::\d{0,5})?", header)
     return (found[1] or found[2]).lower() if found else ""
+
+
+@lru_cache(maxsize=64)  # nearly all requests carry the same Host header
+def names_loopback(header: str) -> bool:
+    """Whether a Host header names a loopback address, with any port."""
+    return is_loopback(split_host(header))
 
 
 def _digest(token: str) -> bytes:

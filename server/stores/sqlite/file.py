@@ -18,9 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from server.errors import OverloadedError, SettingsError, StateDamagedError
+from server.errors import OverloadedError, SettingsError
+from server.stores.sqlite.checkpoints import OWN_CHECKPOINT_PAGES, Checkpoints, checkpoint
 from server.stores.sqlite.lock import lock, open_private
 from server.stores.sqlite.statements import INDICES, MIGRATIONS, SCHEMA
+from server.stores.sqlite.translation import is_busy, translated_errors
 
 APPLICATION = 0x746F6F6C  # "tool", in SQLite's application_id: marks the file as ours
 VERSION = 3
@@ -33,7 +35,6 @@ FULL_BYTES = 4 * 2**20  # a disk with less room is called full
 SHRINK_PAGES = 1000  # that one transaction gives back to the file system
 FREE_PAGES = 4000  # that a file may keep for later, or a quarter of it
 WAL_BYTES = 20 * 2**20  # that the write-ahead log may keep; it grows further only during one large transaction
-CHECKPOINT_PAGES = 4000  # 16 MB, not SQLite's 1000 pages: a page that many commits change is copied back less often
 
 
 class SqliteFile:
@@ -65,6 +66,7 @@ class SqliteFile:
                 self._prepare(exclusive=exclusive)
                 self._files = self._identity()
                 self.keep_reserve()
+                self._checkpoints = Checkpoints(self._connect, path)
             except BaseException:
                 self._writer.close()
                 raise
@@ -99,7 +101,7 @@ class SqliteFile:
 
     def read(self, statement: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
         """Run one SELECT on a connection that nobody else uses."""
-        with _translated_errors():
+        with translated_errors:
             try:
                 reader = self._readers.pop()
             except IndexError:
@@ -118,7 +120,7 @@ class SqliteFile:
         Raises:
             OverloadedError: It isn't stored, because the disk is full, the file is locked, or the file is gone.
         """
-        with _translated_errors(), self._writing:
+        with translated_errors, self._writing:
             try:
                 self._writer.execute("BEGIN IMMEDIATE")
                 yield self._writer
@@ -126,11 +128,12 @@ class SqliteFile:
             except BaseException as error:
                 if self._writer.in_transaction:  # SQLite has rolled back itself after some errors
                     self._writer.execute("ROLLBACK")
-                if isinstance(error, sqlite3.OperationalError) and not _is_busy(error):
+                if isinstance(error, sqlite3.OperationalError) and not is_busy(error):
                     self._trouble = str(error)
                     self._restart_log("PASSIVE")  # then its space can be used again
                 raise
             self._trouble = ""
+            self._checkpoints.note_write()
             self._check_in_place()
 
     def check(self) -> None:
@@ -180,7 +183,7 @@ class SqliteFile:
 
         A file that was made by schema 1 doesn't shrink, as SQLite decides that when a file is made.
         """
-        with _translated_errors(), self._writing:
+        with translated_errors, self._writing:
             free, pages, vacuum = (
                 self._writer.execute(f"PRAGMA {name}").fetchone()[0]
                 for name in ("freelist_count", "page_count", "auto_vacuum")
@@ -198,9 +201,7 @@ class SqliteFile:
 
     def _restart_log(self, mode: str) -> None:
         """Copy the write-ahead log into the database, as far as no reader is in the way."""
-        with suppress(sqlite3.Error):
-            self._writer.execute("PRAGMA busy_timeout = 0")
-            self._writer.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+        checkpoint(self._writer, mode, 0)
         self._writer.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
 
     def _identity(self) -> tuple[int, ...]:
@@ -221,6 +222,7 @@ class SqliteFile:
 
     def close(self) -> None:
         """Close the connections and unlock the file; a read that still runs closes its own."""
+        self._checkpoints.close()
         with self._writing:
             self._closed = True
             self._writer.close()
@@ -260,7 +262,7 @@ class SqliteFile:
         self._write_ahead()
         execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the write-ahead log
         execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
-        execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        execute(f"PRAGMA wal_autocheckpoint = {OWN_CHECKPOINT_PAGES}")
         execute("PRAGMA synchronous = NORMAL")  # in WAL mode this survives the end of the process, kill -9 included
 
     def _define(self, statements: str) -> None:
@@ -280,21 +282,3 @@ class SqliteFile:
                 time.sleep(OPEN_AGAIN_SECONDS)
             else:
                 return
-
-
-def _is_busy(error: sqlite3.OperationalError) -> bool:
-    """Whether another process was in the way."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-
-
-@contextmanager
-def _translated_errors() -> Iterator[None]:
-    """Translate SQLite's errors to those of a store."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:  # locked by another process, disk full, file not writable
-        raise OverloadedError(f"The store can't be used now ({error}); nothing was changed.") from error
-    except sqlite3.DatabaseError as error:
-        if type(error) is sqlite3.DatabaseError:  # its subclasses are bugs of ours
-            raise StateDamagedError(f"The store's file is damaged ({error}): restore a backup of it.") from error
-        raise

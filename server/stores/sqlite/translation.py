@@ -1,0 +1,30 @@
+"""SQLite's errors as those of a store.
+
+The rule: what passes by itself or by an operator's hand is an `OverloadedError`; a file that can't be read any more is
+damaged; what only a bug of ours can cause stays what it is.
+"""
+
+import sqlite3
+
+from server.errors import OverloadedError, StateDamagedError
+
+
+def is_busy(error: sqlite3.OperationalError) -> bool:
+    """Whether another process was in the way."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+class _TranslatedErrors:
+    """A context manager. Not a generator: to enter one takes five times as long, and every call does."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, sqlite3.OperationalError):  # locked by another process, disk full, file not writable
+            raise OverloadedError(f"The store can't be used now ({error}); nothing was changed.") from error
+        if type(error) is sqlite3.DatabaseError:  # its other subclasses are bugs of ours
+            raise StateDamagedError(f"The store's file is damaged ({error}): restore a backup of it.") from error
+
+
+translated_errors = _TranslatedErrors()
