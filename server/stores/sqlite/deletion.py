@@ -57,8 +57,11 @@ def clean_up(file: SqliteFile) -> None:
         return
     while _with_room(file, lambda: _delete_rows(file)):
         time.sleep(GIVE_WAY_SECONDS)
+    shrunk = False
     while file.shrink():
+        shrunk = True
         time.sleep(GIVE_WAY_SECONDS)
+    file.shorten_log(shrunk=shrunk)
     file.keep_reserve()
 
 

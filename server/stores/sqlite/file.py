@@ -191,10 +191,14 @@ class SqliteFile:
             more = bool(vacuum) and free > (0 if self._reserve_is_used() else max(FREE_PAGES, pages // 4))
             if more:  # as a script: `execute` would give back one page only
                 self._writer.executescript(f"PRAGMA incremental_vacuum({SHRINK_PAGES})")
-        if not more and self._log.stat().st_size > WAL_BYTES:
-            with self._writing:
-                self._restart_log("TRUNCATE")
         return more
+
+    def shorten_log(self, *, shrunk: bool) -> None:
+        """Shorten the log if it has grown long; if `shrink` has given pages back, make the file shorter by them."""
+        is_long = self._log.stat().st_size > WAL_BYTES
+        if is_long or shrunk:
+            with self._writing:
+                self._restart_log("TRUNCATE" if is_long else "PASSIVE")
 
     def _reserve_is_used(self) -> bool:
         return not self._reserve.exists()
