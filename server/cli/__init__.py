@@ -8,6 +8,7 @@ import sys
 import click
 
 from server.cli.call import call
+from server.cli.new import new
 from server.cli.packs import check, list_toolpacks
 from server.cli.schemas import schemas
 from server.cli.serve import serve
@@ -21,7 +22,7 @@ def cli() -> None:
     """Serve functions, and the worlds they change, to agents."""
 
 
-for command in (serve, check, list_toolpacks, call, schemas, token):
+for command in (serve, new, check, list_toolpacks, call, schemas, token):
     cli.add_command(command)
 
 
