@@ -16,6 +16,7 @@ from server.leftovers import LoopExecutor
 # Each thread keeps its event loop: creating one takes longer than most functions run.
 _runners: dict[int, asyncio.Runner] = {}
 _executors: dict[int, LoopExecutor] = {}
+_main_keeps_loop = False
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -26,6 +27,12 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return _run_on_own_loop(coroutine)
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
         return executor.submit(asyncio.run, coroutine).result()
+
+
+def keep_main_loop() -> None:
+    """Let the main thread keep its event loop, too: in a process that does nothing but run functions."""
+    global _main_keeps_loop  # noqa: PLW0603 - it is set once, before anything runs
+    _main_keeps_loop = True
 
 
 def wake_loop(thread: int) -> None:
@@ -45,7 +52,7 @@ def close_loop() -> None:
 
 
 def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    if threading.current_thread() is threading.main_thread():
+    if not _main_keeps_loop and threading.current_thread() is threading.main_thread():
         return asyncio.run(coroutine)
     runner = _runners.get(threading.get_ident())
     if runner is None:

@@ -13,7 +13,8 @@ from typing import TypeVar
 from server.engine.pool_thread import interruptible
 from server.execution.call import Failure, Outcome
 from server.execution.codec import Codec
-from server.execution.runner import LocalRunner
+from server.execution.runner import LocalRunner, Runner
+from server.executors.requirements import check_isolation
 from server.jsonio.strict import Fragment, dumps
 from server.mcp.protocol import Mcp
 from server.observability.call_log import CallLog, EndedCall, request_id
@@ -43,6 +44,20 @@ def create_metrics(catalog: Catalog, rows: int = 1) -> Metrics:
     """Create the metrics of so many workers that have these toolpacks."""
     functions = [(pack.name, function) for pack in catalog.toolpacks.values() for function in pack.functions]
     return Metrics(functions, [OK, *Failure, REFUSED], rows)
+
+
+def create_runner(settings: Settings, codec: Codec, metrics: Metrics) -> Runner:
+    """Create what runs toolpacks' code.
+
+    Raises:
+        StartError: It can't run as the settings want it.
+    """
+    check_isolation(settings)
+    if settings.isolation == "thread":
+        return LocalRunner(codec, settings.max_result_bytes, interruptible)
+    from server.executors.runner import start_executors  # noqa: PLC0415 - imports what only Linux has
+
+    return start_executors(settings, codec, metrics, interruptible)
 
 
 T = TypeVar("T")
@@ -89,7 +104,7 @@ class Service:
         self.metrics = metrics or create_metrics(catalog)
         self._store = store or open_store(settings.store_url, exclusive=settings.exclusive)
         self.codec = Codec(catalog, key, settings.max_environment_bytes)
-        self.runner = LocalRunner(self.codec, settings.max_result_bytes, interruptible)
+        self.runner = create_runner(settings, self.codec, self.metrics)
         store = MeasuredStore(self._store, self.metrics)
         context = SessionContext(
             catalog,
@@ -180,4 +195,5 @@ class Service:
     async def _measure(self) -> None:
         while True:
             self.metrics.measured(*self.sessions.load())
+            self.runner.end_unused()
             await asyncio.sleep(MEASURE_SECONDS)

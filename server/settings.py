@@ -88,6 +88,14 @@ class Settings(BaseSettings):
     queue_timeout_seconds: float = Field(
         30, gt=0, description="How long a call may wait for its session, or for a thread."
     )
+    isolation: Literal["thread", "process"] = Field(
+        "thread", description="Where toolpacks' code runs: in threads of the worker, or in processes of its own."
+    )
+    executors: int = Field(16, ge=1, le=1024, description="Processes for toolpacks' code that a worker has, at most.")
+    executor_memory_bytes: int = Field(
+        0, ge=0, description="Memory that such a process may take beyond what it starts with; 0 for any."
+    )
+    executor_calls: int = Field(0, ge=0, description="Calls after which such a process is replaced; 0 for any number.")
     drain_seconds: float = Field(6, ge=0, description="How long a stopping server waits for running calls.")
     max_stuck_threads: int = Field(
         4, ge=0, description="Threads stuck in functions that a worker holds before it is replaced."

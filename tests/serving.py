@@ -206,6 +206,7 @@ class Bench:
 
     def close(self) -> None:
         self.sessions.stop()
+        self.service.runner.close()
         if self._closes_store:
             self.store.close()
         self._run(self._give_up_waiting())

@@ -286,6 +286,14 @@ def test_operate(folder):
         assert run_console(ask_ready, folder, port_of(banner)) == [output for _, output in ask_ready]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no executors elsewhere")
+@pytest.mark.usefixtures("curl")
+def test_a_first_session_in_processes(folder):
+    (line,) = blocks("docs/isolation.md", "Turn it on", "sh")
+    with serving(line.strip(), folder) as banner:
+        check_console("README.md", "A first session", folder, port_of(banner))
+
+
 def test_a_file_that_shadows_the_package(folder):
     check_console("docs/operate.md", "A `server.py` of your own", folder)
 
@@ -306,6 +314,7 @@ RUN = {
     ("docs/agentdojo.md", "Run AgentDojo against the server"),
     *(("docs/client.md", heading) for heading in CLIENT_PROGRAMS),
     ("docs/develop.md", "Checks"),
+    ("docs/isolation.md", "Turn it on"),
     ("docs/mcp.md", "A first call"),
     ("docs/mcp.md", "Content"),
     ("docs/operate.md", "Tokens"),

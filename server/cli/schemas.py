@@ -42,4 +42,4 @@ def schemas(only_check: bool, directory: Path) -> None:
 
 
 def _openrpc(catalog: Catalog) -> Any:
-    return json.loads(dumps(Service(load_settings(store="memory:"), catalog).document()))
+    return json.loads(dumps(Service(load_settings(store="memory:", isolation="thread"), catalog).document()))

@@ -12,6 +12,7 @@ import click
 from server.cli.options import packs_options
 from server.cli.shadowing import shadowing_files
 from server.errors import SettingsError
+from server.executors.requirements import check_isolation, protect
 from server.observability.log import configure_logging
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
@@ -37,11 +38,13 @@ def serve(**flags: Any) -> None:
     flags["pack_dir"] = flags["pack_dir"] or None
     settings = load_settings(**flags)
     check_exposure(settings)
+    check_isolation(settings)
     in_memory = settings.store_url.startswith("memory:")
     if in_memory and settings.workers > 1:
         raise SettingsError(
             f"{settings.workers} workers can't share memory: use the default store or redis://, or one worker."
         )
+    protect(settings)
     catalog = load_catalog(settings.pack_dir, settings.packs)
     configure_logging(settings.log_calls, settings.log_level)
     with listen(settings.host, settings.port) as listener:

@@ -167,9 +167,12 @@ class Lanes:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.functions = Lane(settings.max_threads, settings.max_threads_per_name)
+        threads, computing = settings.max_threads, COMPUTING
+        if settings.isolation == "process":  # functions don't share an interpreter, but their processes
+            threads = computing = min(threads, settings.executors)
+        self.functions = Lane(threads, settings.max_threads_per_name)
         self.reads = Lane(HEAVY_READS, HEAVY_READS)
-        self.computing = Lane(COMPUTING, COMPUTING, attrgetter("name", "kind"))
+        self.computing = Lane(computing, computing, attrgetter("name", "kind"))
         self.max_threads = settings.max_threads + HEAVY_READS + SPARE_THREADS
 
     @property

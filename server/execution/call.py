@@ -31,6 +31,7 @@ class Failure(StrEnum):
     RAISED = "raised"
     TOO_LARGE = "too_large"
     DEADLINE = "deadline"
+    LOST = "lost"
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class Outcome:
         similar: Names of functions that may have been meant, if there is no such function.
         changes: The call may have changed the environment, so the version increases.
         blobs: The new blob id and bytes of each part that it may have changed.
-        live: The objects of the parts that it used, equal to their bytes.
+        live: The objects of the parts that it used, equal to their bytes, or where an executor holds them.
         toolpack: The toolpack of the function; "" if there is no such function.
         compared_seconds: The time spent on comparing what read-only functions left behind; None if nothing was.
         broken: The toolpack and the name of a falsely read-only function, and what it has changed.

@@ -1,10 +1,10 @@
 """Where toolpacks' code runs, as the rest of the server sees it.
 
 The rule: whatever runs code of a toolpack after its import is a method of `Runner`. `LocalRunner` runs it in this
-process, on the thread that asks.
+process, on the thread that asks; `executors` has one that runs it in processes of its own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -18,13 +18,19 @@ from server.leftovers import Watch
 
 
 class Runner(Protocol):
-    """Runs toolpacks' code. Its methods block, so they are called in threads only."""
+    """Runs toolpacks' code. Its methods block, so they are called in threads only.
 
-    def call(self, plan: Plan, sent: bytes, snapshot: Snapshot, start: Callable[[], None]) -> Outcome:
+    Beside what they document, all of them may raise `OverloadedError`: then nothing has run.
+    """
+
+    def call(
+        self, plan: Plan, toolpacks: Sequence[str], sent: bytes, snapshot: Snapshot, start: Callable[[], None]
+    ) -> Outcome:
         """Run a function; see `execution.call.call`.
 
         Args:
             plan: What to run.
+            toolpacks: The toolpacks of the session.
             sent: The arguments of the function, as JSON text.
             snapshot: The session's environments.
             start: Called when the function is about to start.
@@ -42,8 +48,11 @@ class Runner(Protocol):
     def export(self, snapshot: Snapshot) -> bytes:
         """Get all environments, by toolpack, as one exact snapshot; see `execution.views.export`."""
 
+    def end_unused(self) -> None:
+        """End what it has started and nobody has needed for a while. Brief."""
+
     def close(self) -> None:
-        """Let go of what it has started."""
+        """End all that it has started."""
 
 
 class LocalRunner:
@@ -62,7 +71,14 @@ class LocalRunner:
         self._max_result_bytes = max_result_bytes
         self._interruptible = interruptible
 
-    def call(self, plan: Plan, sent: bytes, snapshot: Snapshot, start: Callable[[], None]) -> Outcome:  # noqa: ARG002
+    def call(
+        self,
+        plan: Plan,
+        toolpacks: Sequence[str],  # noqa: ARG002 - known to the plan
+        sent: bytes,  # noqa: ARG002 - as above
+        snapshot: Snapshot,
+        start: Callable[[], None],
+    ) -> Outcome:
         """See `Runner.call`."""
         start()
         watch = Watch()
@@ -86,6 +102,9 @@ class LocalRunner:
     def export(self, snapshot: Snapshot) -> bytes:
         """See `Runner.export`."""
         return export(self._codec, snapshot)
+
+    def end_unused(self) -> None:
+        """See `Runner.end_unused`."""
 
     def close(self) -> None:
         """See `Runner.close`."""

@@ -65,6 +65,9 @@ class SessionRuntime(FunctionsRuntime):
         timeout_seconds: The deadline for functions that set none.
         promises: Says which functions count as read-only, and when to compare.
         tracebacks: See `Plan`.
+
+    Attributes:
+        distrusted: The functions that have broken their promise to be read-only.
     """
 
     def __init__(
@@ -84,6 +87,9 @@ class SessionRuntime(FunctionsRuntime):
             name
             for name, function in functions.items()
             if function.read_only and promises.is_trusted(function.toolpack, function.registered_name)
+        )
+        self.distrusted = tuple(
+            name for name, function in functions.items() if function.read_only and name not in self._trusted
         )
         self._timeout_seconds = timeout_seconds
         self._footprints: dict[str, Footprint] = {

@@ -24,7 +24,7 @@ class Snapshot:
     Attributes:
         parts: The blob id of each part.
         blobs: The bytes of each part.
-        live: Objects that are equal to the bytes of their part.
+        live: Objects that are equal to the bytes of their part, or where an executor holds them.
         bound: No blob may have the format of version 0.1.0; see `Codec.decode`.
     """
 

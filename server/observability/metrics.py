@@ -29,6 +29,8 @@ GAUGES = {
     "stuck_threads": "Threads still running a function that passed its deadline.",
     "cached_sessions": "Sessions in the workers' caches.",
 }
+EXECUTORS = ("busy", "idle")  # the states of executors
+ENDS = ("deadline", "lost", "retired", "idle")  # why executors end
 NUMBER_BYTES = 8
 
 
@@ -69,8 +71,12 @@ class Metrics(Collector):
         pairs = [*functions, ("", "")]
         self.running = RunningFunctions(functions, rows)
         series = [(*pair, outcome) for pair in pairs for outcome in outcomes]
-        self._calls = {labels: place for place, labels in enumerate(series, len(GAUGES))}
-        self._commit_seconds = _Histogram(SECONDS, len(GAUGES) + len(series))
+        self._executors = {state: place for place, state in enumerate(EXECUTORS, len(GAUGES))}
+        self._started = len(GAUGES) + len(EXECUTORS)
+        self._ended = {why: place for place, why in enumerate(ENDS, self._started + 1)}
+        first = self._started + 1 + len(ENDS)
+        self._calls = {labels: place for place, labels in enumerate(series, first)}
+        self._commit_seconds = _Histogram(SECONDS, first + len(series))
         self._snapshot_bytes = _Histogram(BYTES, self._commit_seconds.end)
         self._seconds: dict[str, _Histogram] = {}
         width = self._snapshot_bytes.end
@@ -101,6 +107,18 @@ class Metrics(Collector):
                 for blob in commit.blobs.values():
                     self._snapshot_bytes.observe(self._row, len(blob))
 
+    def executors(self, busy: int, idle: int) -> None:
+        """Set how many executors this worker has; called under a lock, like the next two."""
+        self._row[self._executors["busy"]], self._row[self._executors["idle"]] = busy, idle
+
+    def executor_started(self) -> None:
+        """Count an executor that was started."""
+        self._row[self._started] += 1
+
+    def executor_ended(self, why: str) -> None:
+        """Count an executor that has ended."""
+        self._row[self._ended[why]] += 1
+
     def measured(self, *gauges: float) -> None:
         """Set the gauges of this worker to their current values."""
         for place, value in enumerate(gauges):
@@ -128,6 +146,8 @@ class Metrics(Collector):
         sums = [sum(column) for column in zip(*self._rows, strict=True)]
         for place, (name, text) in enumerate(GAUGES.items()):
             yield GaugeMetricFamily(f"toolpack_{name}", text, sums[place])
+        if sums[self._started]:
+            yield from self._collect_executors(sums)
         calls = CounterMetricFamily("toolpack_calls", "Calls, by outcome.", labels=["toolpack", "function", "outcome"])
         for labels, place in self._calls.items():
             if sums[place]:
@@ -145,6 +165,17 @@ class Metrics(Collector):
         snapshots = HistogramMetricFamily("toolpack_snapshot_bytes", "Size of a snapshot.")
         self._snapshot_bytes.add_to(snapshots, [], sums)
         yield snapshots
+
+    def _collect_executors(self, sums: Sequence[float]) -> Iterator[Metric]:
+        executors = GaugeMetricFamily("toolpack_executors", "Processes for toolpacks' code.", labels=["state"])
+        for state, place in self._executors.items():
+            executors.add_metric([state], sums[place])
+        yield executors
+        yield CounterMetricFamily("toolpack_executors_started", "Processes that were started.", sums[self._started])
+        ended = CounterMetricFamily("toolpack_executors_ended", "Processes that have ended.", labels=["why"])
+        for why, place in self._ended.items():
+            ended.add_metric([why], sums[place])
+        yield ended
 
 
 class MeasuredStore:

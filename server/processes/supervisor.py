@@ -170,7 +170,9 @@ class Supervisor:
         at = self._at(child)
         child.end()
         self._children.remove(child)
-        self._metrics.of_row(child.row).measured(0, 0, 0)
+        metrics = self._metrics.of_row(child.row)
+        metrics.measured(0, 0, 0)
+        metrics.executors(0, 0)
         # After any worker has served, the likely cause is an unreachable store, which is temporary.
         if child.exit_code == START_FAILED and not self._served:
             raise StartError(child.failure or "A worker could not start: see the log.")

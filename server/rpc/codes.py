@@ -53,6 +53,7 @@ FAILURE_CODES = {
     Failure.ARGUMENTS: -32004,
     Failure.TOO_LARGE: -32007,
     Failure.DEADLINE: -32010,
+    Failure.LOST: -32002,
 }
 
 # Further details of an error: the attribute of the exception, which is also the member of `data`.

@@ -92,7 +92,7 @@ class CallOperation:
         if request.problem is None:
             place = context.running.begin(plan.toolpack, plan.registered_name)
             try:
-                outcome = context.runner.call(plan, request.sent, snapshot, start)
+                outcome = context.runner.call(plan, state.session.toolpacks, request.sent, snapshot, start)
             finally:
                 context.running.end(place)
         else:

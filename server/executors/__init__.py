@@ -1,0 +1,11 @@
+"""Toolpacks' code in processes of its own, the *executors*, for `TOOLPACK_ISOLATION=process`.
+
+A worker starts one *zygote*: a fresh interpreter, which imports the toolpacks and from which executors are forked.
+
+    worker:    runner → pool → child → channel      what is run, where, how its process is ended, how bytes get there
+    zygote:    zygote                               forks executors, and says how they have ended
+    executor:  executor → work → sandbox            one request after the other; what it does; what it can't reach
+
+The rule: an executor gets nothing that it could betray: no key, no token, no store, no connection of a client. What
+comes back from it is bytes and plain JSON, which are checked and never unpickled.
+"""

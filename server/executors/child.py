@@ -1,0 +1,249 @@
+"""A worker's end of its zygote and of one executor.
+
+The rule: an executor is killed through a file descriptor of its process, never by its id, which may belong to another
+process by then.
+"""
+
+import contextlib
+import itertools
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from server.errors import ExecutorGoneError, StartError
+from server.executors import system
+from server.executors.channel import Channel, Frame
+from server.executors.executor import Configuration
+from server.executors.zygote import MAX_CONFIGURATION
+from server.jsonio.strict import dumps, loads
+from server.settings import PREFIX
+
+# The module path is that of this process, so that the same modules are found. It comes through the socket, as the
+# command line of a process should stay short.
+_COMMAND = """
+import json, socket, sys
+control = socket.socket(fileno=int(sys.argv[2]))
+sys.path[:] = json.loads(control.recv(2**17))
+from server.executors.zygote import main
+main(control)
+"""
+_numbers = itertools.count(1)
+STATUS_SECONDS = 2.0  # until the zygote has said how an executor has ended
+END_SECONDS = 2.0  # until the zygote has ended with all that it has started
+
+
+class Zygote:
+    """Starts the zygote, and forks executors from it; see `zygote.py`.
+
+    Args:
+        configuration: What it needs to know.
+        expected: What `describe` gives in this process.
+
+    Raises:
+        StartError: The toolpacks can't be loaded there, or are others than here.
+    """
+
+    def __init__(self, configuration: Configuration, expected: object) -> None:
+        self._configuration = configuration
+        self._expected = expected
+        self._lock = threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        with theirs:
+            # No shell, and nothing that a client has sent.
+            self._process = subprocess.Popen(  # noqa: S603
+                [
+                    *(sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions)),
+                    *("-c", _COMMAND.strip(), "executors", str(theirs.fileno())),
+                ],
+                env={"TZ": "UTC", "PYTHONHASHSEED": "0", **environment},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        try:
+            self._control.send(dumps([path or str(Path.cwd()) for path in sys.path]))
+            self._control.send(dumps(vars(self._configuration)))
+            answer = loads(self._control.recv(MAX_CONFIGURATION))
+        except (OSError, ValueError):
+            answer = {"error": "the process in which they are loaded has ended"}
+        if answer.get("toolpacks") != self._expected:
+            self.close()
+            problem = answer.get("error", "their classes or functions differ from those of the server: start it again.")
+            raise StartError(f"the toolpacks can't be used in processes of their own: {problem}")
+
+    @property
+    def process(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def fork(self, *, again: bool = True) -> "Child | None":
+        """Fork an executor. If the zygote has ended, start another one `again`, or get None.
+
+        Raises:
+            StartError: Another zygote can't be started.
+        """
+        with self._lock:
+            child = self._fork()
+            if child is None and again:
+                self.close()
+                self._start()
+                child = self._fork()
+            return child
+
+    def _fork(self) -> "Child | None":
+        end, theirs = socket.socketpair()
+        ended, status = os.pipe()
+        try:
+            socket.send_fds(self._control, [b"fork"], [theirs.fileno(), status])
+        except OSError:
+            end.close()
+            os.close(ended)
+            return None
+        finally:
+            theirs.close()
+            os.close(status)
+        return Child(end, ended, self._process.pid, self._configuration.max_answer_bytes)
+
+    def close(self) -> None:
+        """End it, and with it all executors."""
+        self._control.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Child:
+    """One executor, as its worker sees it.
+
+    Args:
+        end: The socket to it.
+        ended: The pipe through which the zygote says how it has ended.
+        zygote: The process id of the zygote.
+        max_answer_bytes: The largest answer that it may give.
+
+    Attributes:
+        number: Its number, which no other executor of this process has had.
+        calls: How many requests it has answered.
+        owes: It was asked, and hasn't answered.
+        rested: When it was used last, on the monotonic clock.
+        retired: It is to be replaced.
+    """
+
+    def __init__(self, end: socket.socket, ended: int, zygote: int, max_answer_bytes: int) -> None:
+        self._channel = Channel(end, max_answer_bytes + MAX_CONFIGURATION)
+        self.number = next(_numbers)
+        self.calls = 0
+        self.owes = False
+        self._begun = False  # it has said something to the request that it was given last
+        self.rested = time.monotonic()
+        self.retired = False
+        self._ended = ended
+        self._zygote = zygote
+        self._process: int | None = None  # a file descriptor
+
+    def greet(self) -> None:
+        """Wait until it is there, if it has just been forked.
+
+        Raises:
+            ExecutorGoneError: It has ended.
+        """
+        if self._process is not None:
+            return
+        try:
+            process = self._channel.receive().head["process"]
+            descriptor = os.pidfd_open(process)
+        except (KeyError, OSError, TypeError, ValueError, OverflowError):
+            raise ExecutorGoneError from None
+        # What it says must be true: this process must never kill another one.
+        if system.parent_of(process) != self._zygote or _is_ready(descriptor):
+            os.close(descriptor)
+            raise ExecutorGoneError
+        self._process = descriptor
+
+    def ask(self, head: Mapping[str, Any], pieces: Sequence[bytes] = ()) -> None:
+        """Send it a request, or what it needs for that.
+
+        Raises:
+            ExecutorGoneError: It has ended.
+        """
+        self._begun &= self.owes
+        self.owes = True
+        try:
+            self._channel.send(head, pieces)
+        except ExecutorGoneError:
+            raise ExecutorGoneError(unread=not self._begun) from None
+
+    def answer(self) -> Frame:
+        """Wait for its answer, which may be that it needs something.
+
+        Raises:
+            ExecutorGoneError: It has ended; `unread` is only true if it hasn't begun.
+            ValueError: What it has sent is no answer.
+        """
+        try:
+            frame = self._channel.receive()
+        except ExecutorGoneError as gone:
+            raise ExecutorGoneError(unread=gone.unread and not self._begun) from None
+        self._begun = True
+        if "need" not in frame.head:
+            self.owes = False
+            self.calls += 1
+        return frame
+
+    def is_alive(self) -> bool:
+        """Whether it hasn't ended, and says nothing unasked."""
+        if self._process is None:
+            return True
+        poller = select.poll()
+        poller.register(self._channel.fileno(), select.POLLIN)
+        poller.register(self._process, select.POLLIN)
+        return not poller.poll(0)
+
+    def kill(self) -> None:
+        """Kill it, and let nobody wait for it any longer. From any thread, while it isn't closed; brief."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        self._channel.shutdown()
+
+    def how_it_ended(self) -> str | None:
+        """Get how it has ended, like "signal 11"; None if that is unknown, because the zygote has ended as well."""
+        poller = select.poll()
+        poller.register(self._ended, select.POLLIN)
+        if not poller.poll(STATUS_SECONDS * 1000):
+            self.kill()
+            return "without an answer"
+        status = os.read(self._ended, 16)
+        if not status:
+            return None
+        return f"exit status {int(status)}" if int(status) >= 0 else f"signal {-int(status)}"
+
+    def close(self) -> None:
+        """Kill it if it lives, and let go of it."""
+        self.kill()
+        self._channel.close()
+        os.close(self._ended)
+        if self._process is not None:
+            os.close(self._process)
+            self._process = None
+
+
+def _is_ready(descriptor: int) -> bool:
+    """Whether there is something to read: of a process, that it has ended."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))

@@ -1,0 +1,116 @@
+"""An executor: a process that does one request after the other, in its main thread.
+
+The rule: it ends when nobody listens to it any more. What it has after a request that it had not before, it says: then
+the worker replaces it.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NoReturn
+
+from server.coroutines import keep_main_loop
+from server.errors import ExecutorGoneError
+from server.executors import system
+from server.executors.channel import Channel
+from server.executors.work import Work
+from server.leftovers import Watch
+from server.packs.catalog import Catalog
+
+ANY_LENGTH = 2**33  # a worker's requests have been limited before
+
+
+@dataclass
+class Configuration:
+    """What a zygote and its executors need to know, as plain JSON.
+
+    Attributes:
+        pack_dirs: Folders with toolpacks.
+        packs: Names of the toolpacks.
+        max_environment_bytes: The largest snapshot of a part of an environment.
+        max_result_bytes: The largest result of a call as JSON.
+        max_answer_bytes: The largest answer to a request.
+        memory_bytes: How much memory an executor may take beyond what it starts with; 0 for any.
+    """
+
+    pack_dirs: list[str]
+    packs: list[str]
+    max_environment_bytes: int
+    max_result_bytes: int
+    max_answer_bytes: int
+    memory_bytes: int
+
+
+def run_executor(end: socket.socket, zygote: int, catalog: Catalog, configuration: Configuration) -> NoReturn:
+    """Become an executor, and do what comes until nobody listens any more.
+
+    Args:
+        end: The socket to the worker.
+        zygote: The process id of the zygote.
+        catalog: The toolpacks.
+        configuration: See `Configuration`.
+    """
+    system.end_with_parent(zygote)
+    system.adopt_orphans()
+    signal.signal(signal.SIGTERM, _for_children_only(os.getpid()))
+    # A process that a function forks doesn't keep the worker waiting.
+    os.register_at_fork(after_in_child=end.close)
+    _draw_other_numbers()
+    system.limit_memory(configuration.memory_bytes)
+    keep_main_loop()
+    channel = Channel(end, ANY_LENGTH)
+    channel.send({"process": os.getpid()})
+    work = Work(channel, catalog, configuration.max_environment_bytes, configuration.max_result_bytes)
+    executor, folder = os.getpid(), os.getcwd()  # noqa: PTH109 - asked after every call
+    while True:
+        try:
+            request = channel.receive()
+        except ExecutorGoneError:
+            os._exit(0)
+        watch = Watch()
+        head, pieces = work.do(request)
+        if os.getpid() != executor:  # a process that a function has forked returns from it, too
+            os._exit(0)
+        if sum(map(len, pieces)) > configuration.max_answer_bytes:
+            head, pieces = work.too_large(configuration.max_answer_bytes)
+        head["retire"] = _has_leftovers(watch, catalog.toolpacks, folder)
+        with contextlib.suppress(Exception):  # a function may have closed or replaced them
+            sys.stdout.flush()
+            sys.stderr.flush()
+        channel.send(head, pieces)
+
+
+def _has_leftovers(watch: Watch, toolpacks: Iterable[str], folder: str) -> bool:
+    """Whether there are threads, child processes or another working directory that weren't there before."""
+    try:
+        moved = os.getcwd() != folder  # noqa: PTH109 - as above
+    except OSError:
+        moved = True
+    return moved or system.has_children() or watch.leaves_work(toolpacks)
+
+
+def _for_children_only(executor: int) -> Any:
+    """Get a handler of SIGTERM: whoever stops a service may send it to all its processes, which would lose calls.
+
+    Processes that a function forks have the usual handler, as soon as the signal comes.
+    """
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != executor:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    return handle
+
+
+def _draw_other_numbers() -> None:
+    """Let numpy's generator differ between executors, as Python's own does."""
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None and threading.current_thread() is threading.main_thread():
+        numpy.seed()

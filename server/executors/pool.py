@@ -1,0 +1,183 @@
+"""The executors of a worker: who gets which, and when there are more or fewer.
+
+The rule: an executor belongs to one request at a time, and is given to none that has ended or is to be replaced. One is
+kept spare, so that a request needn't wait for a fork.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+from server.errors import ExecutorGoneError, Interrupted, OverloadedError, StartError
+from server.executors.child import Child, Zygote
+from server.observability.metrics import Metrics
+from server.settings import Settings
+
+log = logging.getLogger("toolpack_server")
+
+IDLE_SECONDS = 60.0  # until an executor that nobody has needed ends
+STOPPING = "The server is stopping; nothing was changed. Send it again, with its call_id."
+
+
+class Pool:
+    """The executors of a worker.
+
+    Args:
+        zygote: Where they are forked.
+        settings: How many there may be, and for how many calls.
+        metrics: Counts them.
+    """
+
+    def __init__(self, zygote: Zygote, settings: Settings, metrics: Metrics) -> None:
+        self._zygote = zygote
+        self._settings = settings
+        self._metrics = metrics
+        self._changed = threading.Condition()
+        self._children: dict[int, Child] = {}
+        self._idle: list[int] = []  # the one that was used last comes last
+        self._starting = 0
+        self._closed = False
+        self._start_spare()
+
+    @contextlib.contextmanager
+    def executor(self, prefer: int | None) -> Iterator[Child]:
+        """Have an executor for one request. If it still owes the answer in the end, it is ended.
+
+        Args:
+            prefer: The number of the executor to take if it is idle.
+
+        Raises:
+            OverloadedError: None has become free in time, or none can be started.
+        """
+        child = self._take(prefer)
+        why = "lost"
+        try:
+            yield child
+        except Interrupted:
+            why = "deadline"
+            raise
+        finally:
+            limit = self._settings.executor_calls
+            if child.owes:
+                self._end(child, why)
+            elif child.retired or (limit and child.calls >= limit):
+                self._end(child, "retired")
+            else:
+                self._give_back(child)
+
+    def _take(self, prefer: int | None) -> Child:
+        deadline = time.monotonic() + self._settings.queue_timeout_seconds
+        while True:
+            child = self._take_idle(prefer, deadline) or self._start()
+            try:
+                child.greet()
+            except ExecutorGoneError:
+                self._end(child, "lost")
+                if time.monotonic() > deadline:
+                    raise OverloadedError(
+                        "No process for toolpacks' code can be started; nothing was changed. Send it again."
+                    ) from None
+                time.sleep(0.01)  # the system may allow no more processes
+                continue
+            if child.is_alive():
+                return child
+            self._end(child, "lost")
+
+    def _take_idle(self, prefer: int | None, deadline: float) -> Child | None:
+        """Take an idle executor, or get None if one may be started."""
+        with self._changed:
+            while True:
+                if self._closed:
+                    raise OverloadedError(STOPPING)
+                if self._idle:
+                    number = prefer if prefer in self._idle else self._idle[-1]
+                    self._idle.remove(number)
+                    self._count()
+                    break
+                if len(self._children) + self._starting < self._settings.executors:
+                    self._starting += 1
+                    return None
+                if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
+                    raise OverloadedError(
+                        f"The call waited {self._settings.queue_timeout_seconds:g} s for a process; nothing was "
+                        "changed. Send it again."
+                    )
+        if not self._idle:
+            self._start_spare()
+        return self._children[number]
+
+    def _start(self, *, again: bool = True) -> Child:
+        """Start an executor, for which there is room."""
+        child = None
+        try:
+            child = self._zygote.fork(again=again)
+        except StartError as error:
+            log.error("Executors can't be started: %s", error)  # noqa: TRY400 - it says all there is to say
+        with self._changed:
+            self._starting -= 1
+            if child is not None:
+                self._children[child.number] = child
+                self._metrics.executor_started()
+                if self._closed:
+                    child.kill()
+            self._count()
+        if child is None:
+            raise OverloadedError("No process for toolpacks' code can be started; nothing was changed. Send it again.")
+        return child
+
+    def _start_spare(self) -> None:
+        """Start an executor that nobody needs yet, unless there are enough."""
+        with self._changed:
+            if self._closed or self._idle or len(self._children) + self._starting >= self._settings.executors:
+                return
+            self._starting += 1
+        with contextlib.suppress(OverloadedError):
+            spare = self._start(again=False)
+            with self._changed:
+                self._idle.insert(0, spare.number)
+                self._count()
+                self._changed.notify()
+
+    def _give_back(self, child: Child) -> None:
+        with self._changed:
+            child.rested = time.monotonic()
+            self._idle.append(child.number)
+            self._count()
+            self._changed.notify()
+
+    def _end(self, child: Child, why: str) -> None:
+        """End an executor that belongs to no request any more."""
+        with self._changed:
+            del self._children[child.number]
+            self._metrics.executor_ended(why)
+            self._count()
+            self._changed.notify()
+        child.close()
+        self._start_spare()
+
+    def _count(self) -> None:
+        self._metrics.executors(len(self._children) - len(self._idle), len(self._idle))
+
+    def end_unused(self) -> None:
+        """End executors that nobody has needed for a while; one stays, as a spare."""
+        with self._changed:
+            before = time.monotonic() - IDLE_SECONDS
+            unused = [number for number in self._idle[:-1] if self._children[number].rested < before]
+            self._idle = [number for number in self._idle if number not in unused]
+        for number in unused:
+            self._end(self._children[number], "idle")
+
+    def close(self) -> None:
+        """End all executors, busy ones too."""
+        with self._changed:
+            self._closed = True
+            for child in self._children.values():
+                child.kill()
+            idle = [self._children[number] for number in self._idle]
+            self._idle = []
+            self._changed.notify_all()
+        for child in idle:
+            self._end(child, "idle")
+        self._zygote.close()

@@ -1,0 +1,32 @@
+"""Whether this system can keep toolpacks' code apart as the settings want it.
+
+The rule: what can't be done is refused before the server starts; it is never left out silently. Only this module of the
+package is imported where there are no executors.
+"""
+
+import sys
+
+from server.errors import SettingsError
+from server.settings import Settings
+
+
+def check_isolation(settings: Settings) -> None:
+    """Check that this system can do what the settings want.
+
+    Raises:
+        SettingsError: It can't.
+    """
+    if settings.isolation == "thread":
+        return
+    if sys.platform != "linux":
+        raise SettingsError(
+            "TOOLPACK_ISOLATION=process needs Linux: leave it out, and toolpacks' code runs in threads."
+        )
+
+
+def protect(settings: Settings) -> None:
+    """Keep executors from reading the memory of this process, and of those that it forks, where they could."""
+    if settings.isolation == "process":
+        from server.executors import system  # noqa: PLC0415 - only Linux has what it imports
+
+        system.hide_memory()

@@ -1,0 +1,93 @@
+"""What Linux offers to watch and end processes, and Python's standard library doesn't.
+
+The rule: each function is one call of the system; nothing here knows what it is for.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise_errno()
+
+
+def raise_errno() -> None:
+    """Raise what the last call of the system has said.
+
+    Raises:
+        OSError: Always.
+    """
+    number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number))
+
+
+def end_with_parent(parent: int) -> None:
+    """Let this process be killed when its parent ends; it ends at once if that has happened already."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes whose own parent, a descendant of this process, ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def hide_memory() -> None:
+    """Let no process of the same user read this process's memory or environment."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def give_up_new_privileges() -> None:
+    """Let no program that this process starts have more rights than it has itself."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def children() -> list[int]:
+    """Get the process ids of this process's children, ended ones included."""
+    process = os.getpid()
+    try:
+        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:  # not every kernel has this file
+        return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if parent_of(int(entry.name)) == process]
+
+
+def parent_of(process: int) -> int:
+    """Get the id of a process's parent; 0 if there is no such process."""
+    try:
+        # The name, which is in brackets, may contain anything.
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def has_children() -> bool:
+    """Whether this process has children, ended ones that nobody has waited for included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def kill(process: int) -> None:
+    """Kill a child that nobody has waited for yet, so that its id belongs to no other process."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(process, signal.SIGKILL)
+
+
+def limit_memory(more: int) -> None:
+    """Limit the address space of this process to what it has now and so many bytes more; write no core dumps."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if more:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,0 +1,153 @@
+"""The zygote: a fresh interpreter that has imported the toolpacks, from which executors are forked.
+
+It was started by a worker and not forked from it, so that no key, token or connection is in its memory. The rule: it
+has one thread, runs no function of a toolpack, and ends with its worker; its executors, and whatever processes they
+have left behind, end with it.
+"""
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+from server.errors import StartError
+from server.executors import system
+from server.executors.executor import Configuration, run_executor
+from server.jsonio.strict import dumps, loads
+from server.packs.catalog import Catalog
+from server.packs.loading import load_catalog
+
+MAX_CONFIGURATION = 2**17
+
+
+def main(control: socket.socket) -> NoReturn:
+    """Load the toolpacks, say what they are, and fork executors until the worker is gone.
+
+    Args:
+        control: The socket to the worker.
+    """
+    configuration = Configuration(**loads(control.recv(MAX_CONFIGURATION)))
+    catalog: Catalog | None = None
+    try:
+        catalog = load_catalog([*map(Path, configuration.pack_dirs)], configuration.packs)
+        answer: dict[str, Any] = {"toolpacks": describe(catalog)}
+    except StartError as error:
+        answer = {"error": str(error)}
+    try:
+        control.send(dumps(answer))
+    except BrokenPipeError:  # the worker has ended meanwhile
+        catalog = None
+    if catalog is None:
+        os._exit(1)
+    gc.collect()
+    gc.freeze()  # a collection in an executor would copy every page of what they share
+    _Zygote(control, catalog, configuration).serve()
+
+
+def describe(catalog: Catalog) -> dict[str, list[Any]]:
+    """Get what must be the same in a worker and its zygote: the classes of each toolpack, and its functions."""
+    return {name: [catalog.fingerprints[name], [*pack.functions]] for name, pack in catalog.toolpacks.items()}
+
+
+class _Zygote:
+    """Forks executors, and says how they have ended.
+
+    Args:
+        control: The socket to the worker.
+        catalog: The toolpacks.
+        configuration: What executors need to know.
+    """
+
+    def __init__(self, control: socket.socket, catalog: Catalog, configuration: Configuration) -> None:
+        self._process = os.getpid()
+        self._control = control
+        self._catalog = catalog
+        self._configuration = configuration
+        self._executors: dict[int, int] = {}  # by process id, the pipe for its exit status
+        self._own = set(system.children())  # processes that a toolpack has started at import
+        self._woken, self._wake = socket.socketpair()
+        for end in (self._woken, self._wake):
+            end.setblocking(False)
+
+    def serve(self) -> NoReturn:
+        """Fork an executor for each message, until the worker is gone."""
+        system.adopt_orphans()
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # with a handler, each end of a child wakes `poll`
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._woken, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poller.poll()}
+            if self._woken.fileno() in ready:
+                self._woken.recv(4096)
+                self._reap()
+            if self._control.fileno() in ready:
+                message, descriptors, _, _ = socket.recv_fds(self._control, 16, 2)
+                if not message:
+                    self._end()
+                if len(descriptors) == 2:  # noqa: PLR2004 - else this process has too many open files
+                    self._fork(*descriptors)
+
+    def _fork(self, end: int, status: int) -> None:
+        """Fork an executor.
+
+        Args:
+            end: Its socket to the worker.
+            status: The pipe that gets its exit status.
+        """
+        try:
+            with warnings.catch_warnings():  # a thread that a toolpack has started at import isn't there after a fork
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process = os.fork()
+        except OSError:
+            os.close(status)  # which tells the worker
+        else:
+            if process == 0:
+                self._become_executor(end, status)
+            self._executors[process] = status
+        os.close(end)
+
+    def _become_executor(self, end: int, status: int) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for inherited in (self._control, self._woken, self._wake):
+                inherited.close()
+            for descriptor in (status, *self._executors.values()):
+                os.close(descriptor)
+            run_executor(socket.socket(fileno=end), self._process, self._catalog, self._configuration)
+        finally:
+            os._exit(1)
+
+    def _reap(self) -> None:
+        """Say how executors have ended, and end what they have left behind."""
+        while True:
+            try:
+                process, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if process == 0:
+                break
+            self._own.discard(process)
+            pipe = self._executors.pop(process, None)
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # the worker knows why, or is gone
+                    os.write(pipe, b"%d" % os.waitstatus_to_exitcode(status))
+                os.close(pipe)
+        for orphan in set(system.children()) - self._executors.keys() - self._own:
+            system.kill(orphan)  # its end wakes this process, which then looks again
+
+    def _end(self) -> NoReturn:
+        """End with all executors and all that they have left behind."""
+        signal.set_wakeup_fd(-1)
+        while children := system.children():
+            for child in children:
+                system.kill(child)
+            os.waitpid(-1, 0)
+        os._exit(0)

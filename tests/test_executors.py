@@ -1,0 +1,332 @@
+"""In processes of its own, a toolpack's code hurts nobody: not the worker, not other sessions, not its own world."""
+
+import contextlib
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+import server_process
+import serving
+from serving import PACKS, PATIENCE, refused, wait_until
+
+from server.errors import StartError
+from server.executors.system import parent_of
+from server.packs.loading import load_catalog
+
+PACK_NAMES = ("ledger", "rough")
+CATALOG = load_catalog((PACKS,), PACK_NAMES)
+
+
+@contextlib.contextmanager
+def rough_bench(**settings):
+    made = serving.Bench(CATALOG, isolation="process", pack_dir=(PACKS,), packs=PACK_NAMES, **settings)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A server whose executors other tests have used before."""
+    with rough_bench(executor_memory_bytes=400 * 2**20) as made:
+        yield made
+
+
+def executors(bench):
+    """Get the numbers of executors that were started, and that have ended, by reason."""
+    numbers = {}
+    for line in bench.service.metrics.exposition(None).decode().splitlines():
+        if line.startswith("toolpack_executors"):
+            name, _, value = line.rpartition(" ")
+            numbers[name.removeprefix("toolpack_executors")] = int(float(value))
+    return numbers
+
+
+def ended(bench, why):
+    return executors(bench)[f'_ended_total{{why="{why}"}}']
+
+
+def is_running(process):
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+
+
+def goes_on(bench, session_id, marks=()):
+    assert bench.result(session_id, "mark", text="after") == [*marks, "after"]
+
+
+WAYS_TO_END = {"exit": "exit status 3", "crash": "signal 11", "kill": "signal 9", "close": "exit status 1"}
+
+
+@pytest.mark.parametrize("how", WAYS_TO_END)
+def test_a_function_that_ends_its_process_fails_alone(shared, how):
+    session_id = shared.create("rough")
+    shared.result(session_id, "mark", text="before")
+    lost = ended(shared, "lost")
+    text = f"ExecutorLostError: `ends` ended its process ({WAYS_TO_END[how]}); nothing has changed."
+    assert shared.call(session_id, "ends", {"call_id": "once"}, how=how) == {"result": "", "error": text}
+    assert ended(shared, "lost") == lost + 1
+    assert shared.call(session_id, "ends", {"call_id": "once"}, how=how)["error"] == text  # from the record
+    assert ended(shared, "lost") == lost + 1
+    goes_on(shared, session_id, ["before"])
+    records = shared.rpc("get_trace", session_id=session_id)
+    assert [(record["function"], record["error"], record["version"]) for record in records] == [
+        ("mark", None, 1),
+        ("ends", text, 1),
+        ("mark", None, 2),
+    ]
+
+
+def test_with_raise_on_error_it_is_an_error_of_the_function(shared):
+    session_id = shared.create("rough")
+    error = refused(-32002, shared.call, session_id, "ends", {"raise_on_error": True}, how="exit")
+    assert error.message == "`ends` ended its process (exit status 3); nothing has changed."
+    assert error.data == {"type": "ExecutorLostError"}
+
+
+@pytest.mark.parametrize("how", ["answer", "lie"])
+def test_an_executor_that_says_what_none_would_say_is_ended(shared, how):
+    session_id = shared.create("rough")
+    assert shared.call(session_id, "ends", how=how)["error"] == (
+        "ExecutorLostError: `ends` made its process unusable; nothing has changed."
+    )
+    goes_on(shared, session_id)
+
+
+@pytest.mark.parametrize("how", ["interpreter", "sleep", "swallow", "stop"])
+def test_at_its_deadline_a_call_is_ended_whatever_it_does(shared, how):
+    session_id = shared.create("rough")
+    deadline = ended(shared, "deadline")
+    late = shared.later_call(session_id, "hang", how=how)
+    other = shared.create("rough")
+    assert shared.result(other, "mark", text="meanwhile") == ["meanwhile"]
+    assert late.result(PATIENCE)["error"] == (
+        "TimeoutError: `hang` took longer than 0.3 s and was given up; nothing has changed."
+    )
+    goes_on(shared, session_id)
+    wait_until(lambda: ended(shared, "deadline") == deadline + 1)
+    wait_until(lambda: shared.sessions.stuck_threads() == 0)
+
+
+def test_memory_beyond_the_limit_is_the_calls_own_error(shared):
+    session_id = shared.create("rough")
+    assert shared.call(session_id, "eat", size=2**20)["result"] == 2**20
+    assert shared.call(session_id, "eat", size=2**30)["error"] == "MemoryError: "
+    goes_on(shared, session_id, ["eaten"])
+
+
+@pytest.mark.parametrize("what", ["thread", "child", "grandchild", "fork", "folder"])
+def test_an_executor_with_something_left_behind_is_replaced_and_that_ends_with_it(shared, what):
+    session_id = shared.create("rough")
+    retired = ended(shared, "retired")
+    left = shared.result(session_id, "leave", what=what)
+    assert ended(shared, "retired") == retired + 1
+    wait_until(lambda: not is_running(left), f"the end of process {left}")
+    goes_on(shared, session_id, [what])
+
+
+def test_a_process_that_a_function_forks_answers_nothing(shared):
+    session_id = shared.create("rough")
+    assert shared.result(session_id, "return_twice") is False
+    goes_on(shared, session_id, ["twice"])
+
+
+def test_a_session_goes_on_in_any_executor(shared):
+    one, other = shared.create("rough"), shared.create("rough")
+    shared.result(one, "mark", text="a")
+    for n in range(3):
+        process = shared.result(one, "process")
+        os.kill(process, signal.SIGKILL)  # between two calls: nobody notices
+        wait_until(lambda process=process: not is_running(process))
+        assert shared.result(other, "mark", text=str(n)) == [*map(str, range(n + 1))]
+        assert shared.result(one, "process") != process
+    assert shared.result(one, "mark", text="b") == ["a", "b"]
+
+
+def test_an_executor_keeps_worlds_and_takes_those_of_forks_for_others(shared):
+    session_id = shared.create("rough")
+    shared.result(session_id, "mark", text="a")
+    fork = shared.rpc("fork_session", session_id=session_id)[0]["session_id"]
+    for n in range(3):
+        assert shared.result(session_id, "mark", text="b") == ["a", *"b" * (n + 1)]
+        assert shared.result(fork, "mark", text="c") == ["a", *"c" * (n + 1)]
+
+
+def test_executors_have_no_settings_and_fixed_hashes(shared):
+    variables = shared.result(shared.create("rough"), "variables")
+    assert not [name for name in variables if name.startswith("TOOLPACK_")]
+    assert (variables["TZ"], variables["PYTHONHASHSEED"]) == ("UTC", "0")
+    assert variables["PATH"] == os.environ["PATH"]
+
+
+def test_settings_of_the_server_do_not_reach_executors(monkeypatch):
+    monkeypatch.setenv("TOOLPACK_SECRET_KEY", "a secret that nobody may see")
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    with rough_bench() as bench:
+        variables = bench.result(bench.create("rough"), "variables")
+    assert "TOOLPACK_SECRET_KEY" not in variables
+    assert variables["TZ"] == "Europe/Berlin"
+
+
+def test_one_call_for_each_executor():
+    with rough_bench(executor_calls=1) as bench:
+        session_id = bench.create("rough")
+        assert [bench.result(session_id, "remember", value=value) for value in "ab"] == [["a"], ["b"]]
+        assert len({bench.result(session_id, "process") for _ in range(3)}) == 3
+        assert bench.rpc("get_environment", session_id=session_id, pointer="/rough/pit/marks") == ["a", "b"]
+
+
+def test_without_that_limit_an_executor_stays():
+    with rough_bench(executors=1) as bench:
+        session_id = bench.create("rough")
+        assert [bench.result(session_id, "remember", value=value) for value in "ab"] == [["a"], ["a", "b"]]
+
+
+def test_calls_run_beside_each_other_and_wait_for_an_executor():
+    with rough_bench(executors=2) as bench, ThreadPoolExecutor(3) as threads:
+        sessions = [bench.create("rough") for _ in range(3)]
+        hanging = [threads.submit(bench.call, session, "hang", how="sleep") for session in sessions]
+        ends = [call.result(PATIENCE)["error"] for call in hanging]
+        assert [end.partition(":")[0] for end in ends] == ["TimeoutError"] * 3
+        assert executors(bench)['{state="busy"}'] <= 2
+        assert executors(bench)["_started_total"] <= 6
+
+
+def test_a_call_that_finds_no_executor_in_time_is_refused():
+    with rough_bench(executors=1, queue_timeout_seconds=0.1) as bench:
+        busy, waiting = bench.create("rough"), bench.create("rough")
+        process = bench.result(busy, "process")
+        hanging = bench.later_call(busy, "wait")
+        wait_until(lambda: executors(bench)['{state="busy"}'] == 1)
+        error = refused(-32006, bench.call, waiting, "mark", text="late")
+        assert "waited 0.1 s" in error.message
+        os.kill(process, signal.SIGKILL)
+        assert hanging.result(PATIENCE)["error"].startswith("ExecutorLostError: ")
+        goes_on(bench, waiting)
+
+
+def test_factories_and_validators_run_there_too(shared):
+    lost = refused(-32002, shared.create, "rough", options={"rough": {"trap": "exit"}})
+    assert lost.message == "The toolpack 'rough' ended its process (exit status 7); nothing has changed."
+    lost = refused(-32002, shared.create, "rough", environment={"rough": {"trap": "exit"}})
+    assert "exit status 7" in lost.message
+    wrong = refused(-32602, shared.create, "rough", environment={"rough": {"pit": 1}})
+    assert wrong.data["detail"].startswith("The environment of toolpack 'rough' doesn't fit: pit: ")
+
+
+def test_what_hangs_while_a_session_is_created_is_ended_at_the_deadline():
+    with rough_bench(timeout_seconds=0.3) as bench:
+        refused(-32010, bench.create, "rough", options={"rough": {"trap": "spin"}})
+        wait_until(lambda: ended(bench, "deadline") == 1)
+        goes_on(bench, bench.create("rough"))
+
+
+def test_views_are_made_there(shared):
+    session_id = shared.create("rough", "ledger")
+    shared.result(session_id, "mark", text="a")
+    shared.result(session_id, "add", amount=2)
+    assert shared.rpc("get_environment", session_id=session_id, pointer="/rough/pit/marks") == ["a"]
+    patch = shared.rpc("diff_environment", session_id=session_id)
+    assert {change["path"] for change in patch} == {"/rough/pit/marks/0", "/ledger/ledger/entries/0"}
+    assert set(shared.world(session_id, 2)) == {"rough", "ledger"}
+    assert shared.rpc("export_session", session_id=session_id)["version"] == 2
+
+
+def zygote_of(bench):
+    return bench.service.runner._pool._zygote.process
+
+
+def test_a_zygote_that_ends_is_replaced_with_all_executors():
+    with rough_bench() as bench:
+        session_id = bench.create("rough")
+        executor = bench.result(session_id, "process")
+        hanging = bench.later_call(bench.create("rough"), "wait")
+        wait_until(lambda: executors(bench)['{state="busy"}'] == 1)
+        os.kill(zygote_of(bench), signal.SIGKILL)
+        assert refused(-32006, hanging.result, PATIENCE).data["retry_after_seconds"] == 1
+        wait_until(lambda: not is_running(executor))
+        goes_on(bench, session_id)
+
+
+def test_closing_ends_zygote_executors_and_what_they_left():
+    with rough_bench() as bench:
+        session_id = bench.create("rough")
+        processes = [
+            zygote_of(bench),
+            bench.result(session_id, "process"),
+            bench.result(session_id, "leave", what="fork"),
+        ]
+        hanging = bench.later_call(bench.create("rough"), "wait")
+        wait_until(lambda: executors(bench)['{state="busy"}'] == 1)
+    for process in processes:
+        wait_until(lambda process=process: not is_running(process))
+    assert hanging.done()
+
+
+def test_executors_that_nobody_needs_end():
+    with rough_bench() as bench, ThreadPoolExecutor(4) as threads:
+        sessions = [bench.create("rough") for _ in range(4)]
+        for call in [threads.submit(bench.call, session, "leave", what="nothing") for session in sessions]:
+            call.result(PATIENCE)
+        pool = bench.service.runner._pool
+        wait_until(lambda: executors(bench)['{state="busy"}'] == 0)
+        for child in pool._children.values():
+            child.rested = time.monotonic() - 1000
+        bench.service.runner.end_unused()
+        assert executors(bench)['{state="idle"}'] == 1
+        goes_on(bench, sessions[0], ["nothing"])
+
+
+def test_other_toolpacks_than_the_servers_are_refused(tmp_path):
+    changed = (
+        (PACKS / "rough.py")
+        .read_text()
+        .replace('trap: str = ""\n\n    @model', 'trap: str = ""\n    more: int = 1\n\n    @model')
+    )
+    (tmp_path / "rough.py").write_text(changed)
+    with pytest.raises(StartError) as problem:
+        serving.Bench(load_catalog((PACKS,), ("rough",)), isolation="process", pack_dir=(tmp_path,), packs=("rough",))
+    assert "their classes or functions differ from those of the server" in str(problem.value)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_server_with_executors_survives_the_loss_of_workers_and_stops_without_a_trace(tmp_path, workers):
+    variables = {"TOOLPACK_ISOLATION": "process", "TOOLPACK_SECRET_KEY": "a key that executors don't have"}
+    flags = ["--workers", str(workers), "--packs", "ledger,rough"]
+    with server_process.served(tmp_path, *flags, **variables) as server:
+        session_id = server.rpc("create_session", toolpacks=["rough"])["session_id"]
+        call = partial(server.call, session_id)
+        assert call("mark", text="a")["result"] == ["a"]
+        assert not {name for name in call("variables")["result"] if name.startswith("TOOLPACK_")}
+        assert call("ends", how="crash")["error"].endswith("(signal 11); nothing has changed.")
+        assert call("hang", how="interpreter")["error"].startswith("TimeoutError: ")
+        executor = call("process")["result"]
+        worker = parent_of(parent_of(executor))
+        assert parent_of(worker) == server.process.pid
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: not is_running(executor), "the end of the executor")
+
+        def go_on():
+            try:
+                return call("mark", {"call_id": "b"}, text="b")["result"]
+            except (httpx.TransportError, serving.RpcError):  # the worker is being replaced
+                return None
+
+        assert wait_until(go_on) == ["a", "b"]
+        executor = call("process")["result"]
+        os.kill(parent_of(executor), signal.SIGKILL)  # the zygote
+        wait_until(lambda: not is_running(executor))
+        assert call("mark", text="c")["result"] == ["a", "b", "c"]
+        left = call("leave", what="nothing")["result"]
+        os.kill(server.process.pid, signal.SIGTERM)
+        assert server.process.wait(PATIENCE) == 0
+        wait_until(lambda: not is_running(left))
+    assert "Traceback" not in (tmp_path / "server.log").read_text()
