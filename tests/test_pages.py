@@ -203,6 +203,10 @@ def test_write_a_toolpack(folder, name):
     check_console(*TOOLPACKS[name], folder)
 
 
+def test_a_client_that_launches_its_server(folder):
+    check_console("docs/mcp.md", "Clients that launch servers", folder)
+
+
 def test_a_toolpack_with_content(folder):
     (source,) = blocks("docs/mcp.md", "Content", "python")
     (folder / "packs").mkdir()
@@ -316,6 +320,7 @@ RUN = {
     ("docs/develop.md", "Checks"),
     ("docs/isolation.md", "Turn it on"),
     ("docs/mcp.md", "A first call"),
+    ("docs/mcp.md", "Clients that launch servers"),
     ("docs/mcp.md", "Content"),
     ("docs/operate.md", "Tokens"),
     ("docs/operate.md", "Health"),

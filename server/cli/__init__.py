@@ -8,6 +8,7 @@ import sys
 import click
 
 from server.cli.call import call
+from server.cli.mcp import mcp
 from server.cli.new import new
 from server.cli.packs import check, list_toolpacks
 from server.cli.schemas import schemas
@@ -22,7 +23,7 @@ def cli() -> None:
     """Serve functions, and the worlds they change, to agents."""
 
 
-for command in (serve, new, check, list_toolpacks, call, schemas, token):
+for command in (serve, new, check, list_toolpacks, call, mcp, schemas, token):
     cli.add_command(command)
 
 

@@ -23,6 +23,7 @@ HEADER_MISMATCH = -32020
 UNSUPPORTED_VERSION = -32022
 
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+CALL_ID_KEY = "toolpack-server/call_id"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 

@@ -11,7 +11,7 @@ from jsonrpcserver.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, ERR
 from server.errors import InvalidParamsError, McpRefusedError
 from server.execution.call import Failure
 from server.jsonio.strict import dumps
-from server.mcp.messages import LEGACY, VERSIONS, Message, read_message
+from server.mcp.messages import CALL_ID_KEY, LEGACY, VERSIONS, Message, read_message
 from server.mcp.results import (
     CACHE,
     CAPABILITIES,
@@ -32,7 +32,6 @@ from server.sessions.calls import CallRequest
 from server.sessions.manager import SessionManager
 from server.settings import Settings
 
-CALL_ID_KEY = "toolpack-server/call_id"
 NESTED = {"$call"}
 
 Check = Callable[[Message, Mapping[Path, str]], None]

@@ -7,7 +7,7 @@ from enum import Enum
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from jsonrpcserver.codes import ERROR_METHOD_NOT_FOUND
+from jsonrpcserver.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND
 
 from server.errors import McpRefusedError
 from server.execution.call import Outcome
@@ -79,6 +79,12 @@ def failure(message: Message, error: Exception) -> Reply:
     described = shifted(describe(error))
     fault = Fault.NO_METHOD if described[0] == ERROR_METHOD_NOT_FOUND and message.modern else None
     return Reply(error_reply(message.id, *described), fault)
+
+
+def too_long(max_bytes: int) -> McpRefusedError:
+    """Get what refuses a message that is larger than allowed."""
+    detail = f"The message is larger than {max_bytes} bytes: send less, or raise TOOLPACK_MAX_BODY_BYTES."
+    return McpRefusedError((ERROR_INVALID_REQUEST, f"Invalid Request: {detail}", {"detail": detail}))
 
 
 def refusal_reply(error: McpRefusedError) -> Reply:

@@ -120,6 +120,19 @@ def _decoded(header: str) -> str | None:
         return None
 
 
+def encoded(text: str) -> str:
+    """Get a text as a header can carry it: as it is, or in base64."""
+    if text.isascii() and text.isprintable() and text == text.strip() and not _ENCODED.fullmatch(text):
+        return text
+    return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
+
+
+def parameter_headers(marked: Mapping[Path, str], arguments: Any) -> dict[str, str]:
+    """Get the headers of a call for its marked parameters."""
+    values = {header: _value(arguments, path) for path, header in marked.items()}
+    return {f"Mcp-Param-{header}": encoded(_text(value)) for header, value in values.items() if value is not None}
+
+
 def cross_origin(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     """Get the headers that let the web page read an answer; none if the request comes from no web page.
 

@@ -1,0 +1,118 @@
+"""Lines from one descriptor and to another, each in a thread, because a pipe can block for as long as it likes.
+
+The rule: no line is held that is longer than allowed, and the next one is taken only when the last was.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from queue import SimpleQueue
+
+READ_BYTES = 64 * 1024
+CLOSE_SECONDS = 2.0
+
+
+def take_standard_streams() -> tuple[int, int]:
+    """Put standard input and output aside, and get their new descriptors.
+
+    From here on, what is printed goes to standard error, and what is read is empty: also in the processes that
+    functions start.
+    """
+    source, sink = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    try:
+        os.dup2(2, 1)
+    except OSError:  # standard error is closed
+        os.dup2(null, 1)
+    os.close(null)
+    with contextlib.suppress(AttributeError, ValueError):  # some programs replace it
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    return source, sink
+
+
+class LineReader:
+    """Reads lines.
+
+    Args:
+        source: The descriptor.
+        max_bytes: The largest size of a line.
+    """
+
+    def __init__(self, source: int, max_bytes: int) -> None:
+        self._source = source
+        self.max_bytes = max_bytes
+
+    async def each(self, take: Callable[[bytes | None], Awaitable[None]]) -> None:
+        """Take each line, one after the other, until the input ends; None for a line that is too long."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def read() -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits for lines any more
+                for line in self._lines():
+                    asyncio.run_coroutine_threadsafe(_taken(take, line), loop).result()
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=read, name="input", daemon=True).start()
+        await ended.wait()
+
+    def _lines(self) -> Iterator[bytes | None]:
+        rest, too_long = bytearray(), False
+        while piece := self._piece():
+            start = 0
+            while (end := piece.find(b"\n", start)) >= 0:
+                rest += piece[start:end]
+                yield None if too_long or len(rest) > self.max_bytes else bytes(rest)
+                rest.clear()
+                start, too_long = end + 1, False
+            rest += piece[start:]
+            if len(rest) > self.max_bytes:
+                rest.clear()
+                too_long = True
+        if too_long or rest:
+            yield None if too_long else bytes(rest)
+
+    def _piece(self) -> bytes:
+        try:
+            return os.read(self._source, READ_BYTES)
+        except OSError:
+            return b""
+
+
+async def _taken(take: Callable[[bytes | None], Awaitable[None]], line: bytes | None) -> None:
+    await take(line)
+
+
+class LineWriter:
+    """Writes lines, from any thread.
+
+    Args:
+        sink: The descriptor.
+    """
+
+    def __init__(self, sink: int) -> None:
+        self._sink = sink
+        self._lines: SimpleQueue[bytes | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="output", daemon=True)
+        self._thread.start()
+
+    def write(self, line: bytes) -> None:
+        """Write a line, as soon as those before it are written."""
+        self._lines.put(line)
+
+    def close(self) -> None:
+        """Wait until all lines are written, unless nobody reads them."""
+        self._lines.put(None)
+        self._thread.join(CLOSE_SECONDS)
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            data = memoryview(line + b"\n")
+            try:
+                while data:
+                    data = data[os.write(self._sink, data) :]
+            except OSError:  # nobody reads any more
+                return

@@ -1,0 +1,56 @@
+"""A session in this process, in memory, for one client.
+
+The rule: it lives as long as the conversation, and nothing of it is kept.
+"""
+
+import json
+from collections.abc import Sequence
+
+from server.errors import StartError
+from server.mcp.messages import Message
+from server.packs.catalog import Catalog
+from server.rpc.methods import Caller
+from server.rpc.parameters import MAX_TTL_SECONDS
+from server.service import Service
+from server.settings import Settings
+from server.stdio.conversation import Conversation
+from server.stdio.lines import LineReader, LineWriter
+
+
+async def converse(settings: Settings, catalog: Catalog, source: int, sink: int) -> None:
+    """Create a session, and answer the messages that come from one descriptor on another.
+
+    Args:
+        settings: The settings; the store is in memory.
+        catalog: The loaded toolpacks; the session has those that the settings name, or all that are not opt-in.
+        source: Where messages come from.
+        sink: Where answers go.
+
+    Raises:
+        StartError: The session can't be created.
+    """
+    service = Service(settings, catalog)
+    async with service.running():
+        session_id = await _create(service, settings.packs or None)
+        caller = Caller("", session_id)
+
+        async def read(line: bytes) -> Message:
+            return await service.mcp.read(line, "")
+
+        async def answer(message: Message) -> bytes:
+            return (await service.mcp.answer(caller, message)).body
+
+        reader, writer = LineReader(source, settings.max_body_bytes), LineWriter(sink)
+        conversation = Conversation(reader, writer, read, answer, tells_progress=True)
+        await conversation.hold(settings.drain_seconds, service.sessions.stop)
+
+
+async def _create(service: Service, toolpacks: Sequence[str] | None) -> str:
+    params = {"toolpacks": toolpacks and list(toolpacks), "ttl_seconds": MAX_TTL_SECONDS}
+    request = {"jsonrpc": "2.0", "id": 1, "method": "create_session", "params": params}
+    reply = json.loads(await service.rpc.answer(Caller(), json.dumps(request).encode()) or b"{}")
+    if "error" in reply:
+        detail = reply["error"]["data"].get("detail", reply["error"]["message"])
+        raise StartError(f"No session can be created: {detail}")
+    session_id: str = reply["result"]["session_id"]
+    return session_id

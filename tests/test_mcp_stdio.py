@@ -1,0 +1,366 @@
+"""MCP on standard input and output: a session in memory, or one on a server."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+
+import mcp_endpoint
+import pytest
+import server_process
+from mcp_endpoint import META, MODERN
+from serving import PATIENCE, wait_until
+
+LEGACY = "2025-06-18"
+PACK = '''
+"""Functions that disturb."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from server import EmptyEnv, Toolpack
+
+print("printed on import")
+toolpack = Toolpack("noisy", EmptyEnv)
+
+
+@toolpack.function
+def shout(text: str) -> str:
+    """Print in every way.
+
+    :param text: What.
+    """
+    print(text, flush=True)
+    sys.stdout.write(text + "\\n")
+    os.write(1, text.encode())
+    subprocess.run(["echo", text], check=True)
+    return repr(sys.stdin.read()) + repr(subprocess.run(["cat"], check=True, capture_output=True).stdout)
+
+
+@toolpack.function(timeout_seconds=60)
+def wait_for(path: str, text: str = "done") -> str:
+    """Wait until a file is there.
+
+    :param path: The file.
+    :param text: What to say then.
+    """
+    Path(path + ".started").touch()
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return text
+'''
+
+
+class Client:
+    """A client that has launched the command."""
+
+    def __init__(self, process):
+        self.process = process
+        self.number = 0
+
+    def write(self, text):
+        self.process.stdin.write(text if isinstance(text, bytes) else text.encode())
+        self.process.stdin.flush()
+
+    def send(self, method, /, era=LEGACY, *, notify=False, **params):
+        if era == MODERN:
+            params["_meta"] = META | params.get("_meta", {})
+        message = {"jsonrpc": "2.0", "method": method, "params": params}
+        if not notify:
+            self.number += 1
+            message["id"] = self.number
+        self.write(json.dumps(message) + "\n")
+        return self.number
+
+    def read(self):
+        line = self.process.stdout.readline()
+        assert line.endswith(b"\n"), self.process.stderr.read()
+        return json.loads(line)
+
+    def ask(self, method, /, era=LEGACY, **params):
+        number = self.send(method, era, **params)
+        reply = self.read()
+        assert reply["id"] == number, reply
+        return reply
+
+    def call(self, name, era=LEGACY, /, **arguments):
+        return self.ask("tools/call", era, name=name, arguments=arguments)["result"]
+
+    def end(self):
+        """End the input, and get what is still written and printed."""
+        rest, printed = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, rest, printed
+
+
+@contextlib.contextmanager
+def launched(*arguments, **variables):
+    process = subprocess.Popen(
+        server_process.command("mcp", *arguments),
+        env=server_process.environment(**variables),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield Client(process)
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+@pytest.fixture
+def packs(tmp_path):
+    (tmp_path / "noisy.py").write_text(PACK)
+    return ["--pack-dir", str(tmp_path)]
+
+
+def test_a_client_of_each_era_lists_and_calls_tools():
+    with launched("--packs", "bank") as client:
+        assert client.ask("initialize", protocolVersion="2025-03-26")["result"]["protocolVersion"] == "2025-03-26"
+        client.send("notifications/initialized", notify=True)
+        assert client.ask("ping")["result"] == {}
+        tools = client.ask("tools/list")["result"]["tools"]
+        assert client.ask("tools/list", MODERN)["result"]["tools"] == tools
+        assert client.ask("server/discover", MODERN)["result"]["supportedVersions"][0] == MODERN
+        assert client.call("get_balance")["content"] == [{"type": "text", "text": "1840.25"}]
+        moved = client.call("move_to_savings", MODERN, amount="40.25")
+        assert moved["structuredContent"]["amount"] == "-40.25"
+        assert client.call("get_balance")["content"][0]["text"] == "1800.00"
+        assert client.ask("tools/call", name="nothing")["error"]["code"] == -32602
+        assert client.ask("prompts/list", MODERN)["error"]["code"] == -32601
+        status, rest, _ = client.end()
+    assert (status, rest) == (0, b"")
+
+
+def test_the_session_has_all_toolpacks_that_are_not_opt_in_or_those_named(packs):
+    with launched() as client:
+        names = {tool["name"] for tool in client.ask("tools/list")["result"]["tools"]}
+    assert {"get_balance", "list_emails"} & names
+    with launched("--packs", "agentdojo-banking") as client:
+        assert "get_iban" in {tool["name"] for tool in client.ask("tools/list")["result"]["tools"]}
+    with launched(*packs) as client:
+        assert {tool["name"] for tool in client.ask("tools/list")["result"]["tools"]} == {"shout", "wait_for"}
+
+
+def test_what_functions_print_never_reaches_the_client(packs):
+    with launched(*packs) as client:
+        assert client.call("shout", text="a stray line")["content"][0]["text"] == "''b''"
+        status, rest, printed = client.end()
+    assert (status, rest) == (0, b"")
+    assert printed.count(b"a stray line") == 4
+    assert b"printed on import" in printed
+    assert b'"function":"shout"' in printed  # the log
+
+
+def test_a_line_that_is_no_message_is_answered_without_an_id():
+    with launched("--packs", "bank", TOOLPACK_MAX_BODY_BYTES="4096") as client:
+        for line, code in [
+            ("no JSON", -32700),
+            ("", -32700),
+            ("[]", -32600),
+            ("{}", -32600),
+            ('{"jsonrpc":"2.0","id":null,"method":"ping"}', -32600),
+            ("x" * 5000, -32600),
+            (" " * 200_000, -32600),
+        ]:
+            client.write(line + "\n")
+            reply = client.read()
+            assert (reply["id"], reply["error"]["code"]) == (None, code), line[:50]
+        assert client.ask("ping")["result"] == {}
+        client.write('{"jsonrpc":"2.0","id":"last","method":"ping"}\r')  # no line break at the end
+        _, rest, _ = client.end()
+    assert json.loads(rest) == {"jsonrpc": "2.0", "id": "last", "result": {}}
+
+
+def started(path):
+    wait_until(path.with_name(path.name + ".started").exists, "the function")
+
+
+def test_requests_run_side_by_side_and_calls_in_order(packs, tmp_path):
+    path = tmp_path / "go"
+    with launched(*packs) as client:
+        first = client.send("tools/call", name="wait_for", arguments={"path": str(path), "text": "first"})
+        started(path)
+        second = client.send("tools/call", MODERN, name="wait_for", arguments={"path": str(path), "text": "second"})
+        assert client.ask("tools/list")["result"]["tools"]  # meanwhile
+        path.touch()
+        answers = [client.read(), client.read()]
+    assert [answer["id"] for answer in answers] == [first, second]
+    assert [answer["result"]["content"][0]["text"] for answer in answers] == ["first", "second"]
+
+
+@pytest.mark.parametrize("era", [LEGACY, MODERN])
+def test_a_cancelled_request_is_not_answered(packs, tmp_path, era):
+    path = tmp_path / "go"
+    with launched(*packs) as client:
+        running = client.send("tools/call", era, name="wait_for", arguments={"path": str(path)})
+        started(path)
+        waiting = client.send("tools/call", era, name="wait_for", arguments={"path": str(path)})
+        behind = client.send("tools/call", era, name="wait_for", arguments={"path": str(path), "text": "behind"})
+        for request_id in (waiting, running, "unknown", None, [1]):
+            client.send("notifications/cancelled", era, notify=True, requestId=request_id)
+        assert client.ask("tools/list", era)["result"]["tools"]  # the cancellations have been read
+        path.touch()
+        answer = client.read()
+        assert (answer["id"], answer["result"]["content"][0]["text"]) == (behind, "behind")
+        assert client.end()[:2] == (0, b"")
+
+
+def test_whoever_gives_a_token_is_told_the_progress(packs, tmp_path):
+    path = tmp_path / "go"
+    with launched(*packs) as client:
+        meta = {"progressToken": "t"}
+        client.send("tools/call", name="wait_for", arguments={"path": str(path)}, _meta=meta)
+        progress = client.read()
+        path.touch()
+        assert client.read()["result"]["content"][0]["text"] == "done"
+    assert progress["method"] == "notifications/progress"
+    assert progress["params"]["progressToken"] == "t"
+    assert progress["params"]["progress"] == 2
+
+
+def test_at_the_end_of_input_what_runs_is_finished(packs, tmp_path):
+    path = tmp_path / "go"
+    with launched(*packs) as client:
+        client.send("tools/call", name="wait_for", arguments={"path": str(path)})
+        started(path)
+        client.process.stdin.close()
+        path.touch()
+        rest = client.process.stdout.read()
+        assert client.process.wait(PATIENCE) == 0
+    assert json.loads(rest)["result"]["content"][0]["text"] == "done"
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+def test_what_does_not_end_is_given_up(packs, tmp_path, number):
+    path = tmp_path / "go"
+    with launched(*packs, TOOLPACK_DRAIN_SECONDS="0.1") as client:
+        client.send("tools/call", name="wait_for", arguments={"path": str(path)})
+        started(path)
+        if number is not None:
+            client.process.send_signal(number)
+        status, rest, _ = client.end()
+    assert status == 0
+    assert json.loads(rest)["error"]["code"] == -33006
+
+
+def test_a_client_that_is_gone_ends_the_process(packs):
+    with launched(*packs) as client:
+        client.ask("ping")
+        client.process.stdout.close()
+        client.write('{"jsonrpc":"2.0","id":1,"method":"ping"}\n')
+        client.process.stdin.close()
+        assert client.process.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--packs", "nothing"], b"nothing"),
+        (["--url", "ftp://x/mcp/y"], b"--url is not of the form http://host:port/mcp/<key>"),
+        (["--url", "http://127.0.0.1:1/agents/x"], b"--url is not of the form http://host:port/mcp/<key>"),
+        (["--url", "http://127.0.0.1:1/mcp/x", "--packs", "bank"], b"leave out the others"),
+    ],
+)
+def test_a_start_that_fails_says_why_on_standard_error(arguments, why):
+    with launched(*arguments) as client:
+        status, rest, printed = client.end()
+    assert status != 0
+    assert rest == b""
+    assert why in printed
+    assert b"Traceback" not in printed
+
+
+# Carried to a server
+
+
+@pytest.fixture(scope="module")
+def server():
+    with mcp_endpoint.served() as served:
+        yield served
+
+
+@pytest.fixture
+def mcp(server):
+    return mcp_endpoint.Mcp(server.endpoint)
+
+
+def url(mcp):
+    return f"http://127.0.0.1:{mcp.endpoint.port}{mcp.path}"
+
+
+@pytest.mark.parametrize("era", [LEGACY, MODERN])
+def test_messages_are_carried_to_a_session_on_a_server(mcp, era):
+    for number in (1, 2):  # its world outlives the client
+        with launched("--url", url(mcp)) as client:
+            if era == LEGACY:
+                assert client.ask("initialize", protocolVersion=LEGACY)["result"]["protocolVersion"] == LEGACY
+                client.send("notifications/initialized", notify=True)
+            assert len(client.ask("tools/list", era)["result"]["tools"]) > 5
+            counted = client.call("count", era, number=number)
+            assert counted["structuredContent"] == {"counts": [1, 2][:number]}
+            assert client.call("marked", era, region="Ü", shard=3)["content"][0]["text"] == "Ü 3 False"
+            assert client.ask("tools/call", era, name="nothing", arguments={})["error"]["code"] == -32602
+            assert client.ask("nonsense", era)["error"]["code"] == -32601
+            client.write("no JSON\n")
+            assert client.read()["error"]["code"] == -32700
+            assert client.end()[:2] == (0, b"")
+    assert mcp.counts() == [1, 2]
+
+
+def test_a_server_that_is_away_is_asked_again_and_the_call_happens_once(tmp_path):
+    with server_process.served(tmp_path) as served:
+        session = served.rpc("create_session", toolpacks=["ledger"])
+        port = served.url.rpartition(":")[2]
+        with launched("--url", served.url + session["mcp_path"]) as client:
+            assert client.call("add", amount=1)["content"][0]["text"] == "1"
+            served.kill()
+            number = client.send("tools/call", name="add", arguments={"amount": 2})
+            with server_process.served(tmp_path, "--port", port) as again:
+                answer = client.read()
+                assert (answer["id"], answer["result"]["content"][0]["text"]) == (number, "3")
+                records = again.rpc("get_trace", session_id=session["session_id"])
+    assert [record["kwargs"]["amount"] for record in records] == [1, 2]
+    assert None not in {record["call_id"] for record in records}
+
+
+def test_a_session_that_is_gone_and_a_place_that_is_none(mcp):
+    with launched("--url", url(mcp)) as client:
+        mcp.rpc("close_session")
+        assert client.ask("initialize", protocolVersion=LEGACY)["error"]["code"] == -33001
+    with launched("--url", f"http://127.0.0.1:{mcp.endpoint.port}/x/mcp/y") as client:
+        error = client.ask("ping")["error"]
+    assert error["code"] == -32603
+    assert "There is nothing at this path" in error["message"]
+
+
+def test_progress_and_cancelling_are_carried_too(mcp):
+    conformance = __import__("sys").modules["toolpacks.conformance"]
+    conformance.gates["carried"] = conformance.threading.Event()
+    with launched("--url", url(mcp)) as client:
+        meta = {"progressToken": 5}
+        arguments = {"number": 1, "gate": "carried"}
+        running = client.send("tools/call", MODERN, name="count_and_wait", arguments=arguments, _meta=meta)
+        assert client.read()["params"]["progressToken"] == 5
+        client.send("notifications/cancelled", MODERN, notify=True, requestId=running)
+        queues = mcp.endpoint.app.state.gateway.service.sessions.queues
+        wait_until(lambda: not queues.threads.stuck_threads() and queues.is_idle(), "the end of the call")
+        conformance.gates["carried"].set()
+        assert client.call("count", MODERN, number=2)["structuredContent"] == {"counts": [2]}
+        assert client.end()[:2] == (0, b"")
+
+
+def test_it_leaves_no_process_behind():
+    with launched("--packs", "bank") as client:
+        client.ask("ping")
+        pid = client.process.pid
+        assert client.end()[0] == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
