@@ -1,14 +1,35 @@
-"""The pytest fixture of Toolpack Server.
+"""The pytest plugin of Toolpack Server: `--pack-dir`, and the fixture `toolpack_session`.
 
 The rule: pytest loads this module in every project that has Toolpack Server installed, so it imports nothing of the
-server before a test asks for a session, and isn't in the package `server`, whose name a project may use itself.
+server before somebody asks for it, and isn't in the package `server`, whose name a project may use itself.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag, and the setting `pack_dir` for pytest's own configuration file."""
+    text = "Folder with toolpacks, which tests import as `toolpacks.<module>`; may be repeated."
+    parser.getgroup("toolpack-server").addoption("--pack-dir", action="append", type=Path, default=[], help=text)
+    parser.addini("pack_dir", text, type="paths", default=[])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the modules of these folders importable, as the server does."""
+    folders = config.getoption("--pack-dir") or config.getini("pack_dir")
+    if not folders:
+        return
+    from server.packs.loading import extend_namespace  # noqa: PLC0415 - see above
+
+    problems: list[Any] = []
+    extend_namespace(folders, problems)
+    if problems:
+        raise pytest.UsageError(*map(str, problems))
 
 
 @pytest.fixture

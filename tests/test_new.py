@@ -50,9 +50,7 @@ def test_it_overwrites_nothing(tmp_path):
     assert not (tmp_path / "packs").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["my-pack", "1st", "class", "_hidden", "", "a.b", "é", "x" * 65, "json", "server", "toolpacks"]
-)
+@pytest.mark.parametrize("name", ["my-pack", "1st", "class", "_hidden", "", "a.b", "é", "x" * 65])
 def test_a_name_that_no_module_should_have_is_refused(tmp_path, name):
     refused = invoke("--dir", tmp_path, "--", name)
     assert refused.exit_code == 2

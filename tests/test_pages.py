@@ -186,21 +186,45 @@ def test_a_first_session_takes_under_ten_lines():
     assert before_the_agent.count("$ ") - before_the_agent.count('"$ ') < 10
 
 
-TOOLPACKS = {"wallet": ("README.md", "Write a toolpack"), "shop": ("docs/toolpacks.md", "A larger example")}
-
-
-def write_toolpack(folder, name):
-    page, heading = TOOLPACKS[name]
-    assert f"`packs/{name}.py`" in section(page, heading)
+def write_wallet(folder):
+    assert "`packs/wallet.py`" in section("README.md", "Write a toolpack")
+    (source,) = blocks("README.md", "Write a toolpack", "python")
     (folder / "packs").mkdir()
-    (source,) = blocks(page, heading, "python")
-    (folder / "packs" / f"{name}.py").write_text(source)
+    (folder / "packs" / "wallet.py").write_text(source)
 
 
-@pytest.mark.parametrize("name", TOOLPACKS)
-def test_write_a_toolpack(folder, name):
-    write_toolpack(folder, name)
-    check_console(*TOOLPACKS[name], folder)
+def test_write_a_toolpack(folder):
+    write_wallet(folder)
+    check_console("README.md", "Write a toolpack", folder)
+
+
+LESSONS = ("Plain functions", "An environment", "Classes as environments", "Test a toolpack", "Port a collection")
+
+
+def work_through(page, headings, folder):
+    """Do what a page says, in its order: save each program where the text before it says, run each command."""
+    for heading in headings:
+        text = section(page, heading)
+        for block in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            language, content = block.groups()
+            if language == "python":
+                path = folder / re.findall(r"`([\w/]+\.py)`", text[: block.start()])[-1]
+                assert not path.exists(), f"{heading}: two programs are saved as {path}"
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(content)
+            elif language == "console":
+                pairs = commands_and_outputs(content)
+                assert "".join(run_console(pairs, folder)) == "".join(output for _, output in pairs), heading
+            else:
+                (printed,) = run_console([(content.strip(), "")], folder)
+                assert " passed" in printed, printed
+                assert "failed" not in printed, printed
+
+
+def test_the_lessons_on_toolpacks(folder):
+    work_through("docs/toolpacks.md", LESSONS, folder)
+    (printed,) = run_console([(".venv/bin/pytest -q --pack-dir packs tests", "")], folder)
+    assert "4 passed" in printed
 
 
 def test_a_client_that_launches_its_server(folder):
@@ -216,7 +240,7 @@ def test_a_toolpack_with_content(folder):
 
 
 def test_serve_a_toolpack(folder):
-    write_toolpack(folder, "wallet")
+    write_wallet(folder)
     (line,) = blocks("README.md", "Write a toolpack", "sh")
     with serving(line.strip(), folder) as banner:
         assert "wallet: 2 functions" in banner
@@ -224,23 +248,12 @@ def test_serve_a_toolpack(folder):
 
 
 def test_serve_a_toolpack_beside_a_bundled_one(folder):
-    write_toolpack(folder, "shop")
-    flags = re.search(r"`(--pack-dir packs --packs [\w,]+)`", section("docs/toolpacks.md", "How toolpacks are found"))[
-        1
-    ]
+    write_wallet(folder)
+    text = section("docs/toolpacks.md", "How toolpacks are found")
+    flags = re.search(r"`(--pack-dir packs --packs [\w,]+)`", text)[1]
     with serving(f".venv/bin/toolpack-server serve {flags}", folder) as banner:
-        assert "shop: 2 functions" in banner
+        assert "wallet: 2 functions" in banner
         assert "workspace: " in banner
-
-
-def test_test_a_toolpack(folder):
-    write_toolpack(folder, "shop")
-    (folder / "tests").mkdir()
-    (source,) = blocks("docs/toolpacks.md", "Test a toolpack", "python")
-    (folder / "tests" / "test_shop.py").write_text(source)
-    (line,) = blocks("docs/toolpacks.md", "Test a toolpack", "sh")
-    (printed,) = run_console([(line.strip(), "")], folder)
-    assert "2 passed" in printed
 
 
 def test_a_toolpack_may_have_the_name_of_a_bundled_one(folder):
@@ -327,8 +340,7 @@ RUN = {
     ("docs/operate.md", "A `server.py` of your own"),
     ("docs/protocol.md", "Examples"),
     ("docs/replay.md", "Replay a session"),
-    ("docs/toolpacks.md", "A larger example"),
-    ("docs/toolpacks.md", "Test a toolpack"),
+    *(("docs/toolpacks.md", heading) for heading in LESSONS),
 }
 NOT_RUN = {("docs/operate.md", "Containers")}
 ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints that has been called 2,000 times

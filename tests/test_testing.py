@@ -188,15 +188,34 @@ def test_the_fixture_opens_sessions_and_closes_them(tmp_path):
     # A project may have a package `server` of its own, so the plugin must not import this one.
     (tmp_path / "conftest.py").write_text("import sys\n\nassert 'server' not in sys.modules\n")
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
-    assert scripts == {"toolpack-server": "toolpack_server_pytest"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "toolpack_server_pytest", "-p", "no:cacheprovider"]
+    assert scripts == {"toolpack_server_pytest": "toolpack_server_pytest"}
+    printed = run_pytest(tmp_path)
+    assert "2 passed" in printed, printed
+
+
+def run_pytest(folder, *flags):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "toolpack_server_pytest", "-p", "no:cacheprovider", *flags]
     ended = subprocess.run(
         command,
-        cwd=tmp_path,
+        cwd=folder,
         env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
-    assert "2 passed" in ended.stdout, ended.stdout
+    return ended.stdout
+
+
+def test_tests_import_toolpacks_as_the_server_does(tmp_path):
+    (tmp_path / "packs").mkdir()
+    (tmp_path / "packs" / "_helper.py").write_text("VALUE = 5\n")
+    (tmp_path / "packs" / "mine.py").write_text("from toolpacks._helper import VALUE\n")
+    (tmp_path / "test_it.py").write_text(
+        "from toolpacks.bank import toolpack\nfrom toolpacks.mine import VALUE\n\n\ndef test():\n    assert VALUE\n"
+    )
+    assert "No module named 'toolpacks.mine'" in run_pytest(tmp_path)
+    assert "1 passed" in run_pytest(tmp_path, "--pack-dir", "packs")
+    assert "nowhere is not a folder" in run_pytest(tmp_path, "--pack-dir", "nowhere")
+    (tmp_path / "pytest.ini").write_text("[pytest]\npack_dir = packs\n")
+    assert "1 passed" in run_pytest(tmp_path)

@@ -4,12 +4,9 @@ The rule: no file is ever overwritten.
 """
 
 import keyword
-import sys
 from pathlib import Path
 
 import click
-
-from server.packs.loading import NAMESPACE
 
 PACKS, TESTS = "packs", "tests"
 
@@ -78,15 +75,12 @@ def tick_off(items: Items, number: int) -> Item:
 _TEST = '''"""The toolpack `{name}`, called as agents call it."""
 
 import pytest
-from {name} import toolpack
-
-from server.testing import Session
+from toolpacks.{name} import toolpack
 
 
 @pytest.fixture
-def session():
-    with Session(toolpack, options={{"{name}": {{"first": "write a toolpack"}}}}) as session:
-        yield session
+def session(toolpack_session):
+    return toolpack_session(toolpack, options={{"{name}": {{"first": "write a toolpack"}}}})
 
 
 def test_items_are_added_and_ticked_off(session):
@@ -136,17 +130,15 @@ def new(name: str, directory: Path) -> None:
     click.echo("Try:")
     click.echo(f"  toolpack-server check --pack-dir {packs}")
     click.echo(f"  toolpack-server call --pack-dir {packs} list_items")
-    click.echo(f"  python -m pytest -o pythonpath={packs} {tests}")
+    click.echo(f"  python -m pytest --pack-dir {packs} {tests}")
     click.echo(f"  toolpack-server serve --pack-dir {packs}")
 
 
 def _check(name: str) -> None:
-    """Refuse names that can't be those of a module, or would hide one."""
+    """Refuse names that can't be those of a module."""
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or name.startswith("_"):
         raise click.UsageError(
             f"{name!r} can't be the name of a Python module: use letters, digits and `_`, and a letter first."
         )
     if len(name) > 64:  # noqa: PLR2004 - the limit of a toolpack's name
         raise click.UsageError(f"{name!r} is too long: use at most 64 characters.")
-    if name in sys.stdlib_module_names or name in {"server", NAMESPACE, "pydantic", "pytest"}:
-        raise click.UsageError(f"{name!r} is the name of a module that toolpacks or tests import: choose another.")

@@ -73,7 +73,7 @@ def inspect_toolpacks(
 def _find(
     pack_dirs: Sequence[Path], names: Sequence[str], problems: list[RegistrationError]
 ) -> tuple[dict[str, Toolpack], list[str]]:
-    bundled = _extend_namespace(pack_dirs, problems)
+    bundled = extend_namespace(pack_dirs, problems)
     folders = list(pack_dirs) if pack_dirs and not names else [*pack_dirs, *bundled]
     found: dict[str, Toolpack] = {}
     unsound: set[str] = set()  # left out of further checks, which would report their problems again
@@ -109,7 +109,7 @@ def _find(
     return {name: pack for name, pack in found.items() if name not in unsound}, notices
 
 
-def _extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationError]) -> list[Path]:
+def extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationError]) -> list[Path]:
     """Put the folders on the namespace package's path, before the bundled ones, and return those.
 
     Before, so that a folder's `bank.py` may replace the bundled one.
