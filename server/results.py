@@ -136,6 +136,14 @@ class Replay(TypedDict):
     diverged: Difference | None
 
 
+class Bundle(TypedDict):
+    """A session as one file, in base64, and its size in bytes."""
+
+    format: str
+    size: int
+    bundle: str
+
+
 RESULTS: dict[str, Any] = {
     "create_session": Session,
     "list_toolpacks": list[ToolpackDescription],
@@ -152,6 +160,8 @@ RESULTS: dict[str, Any] = {
     "list_sessions": list[Session],
     "export_session": Export,
     "replay_session": Replay,
+    "export_bundle": Bundle,
+    "import_bundle": Session | Replay,
     "rpc.discover": dict[str, Json],
 }
 """The result of each method."""

@@ -28,6 +28,7 @@ from server.rpc.openrpc import openrpc_document
 from server.rpc.parsing import Parser
 from server.rpc.replay_methods import ReplayMethods
 from server.secret_key import secret_key
+from server.sessions.bundles import Bundles
 from server.sessions.calls import CallRequest
 from server.sessions.context import SessionContext
 from server.sessions.manager import SessionManager
@@ -118,8 +119,15 @@ class Service:
         )
         self.sessions = SessionManager(context)
         self._methods = Methods(self.sessions, settings, self.document, self._observe)
-        replays = Replays(context, self.sessions)
-        self.methods = [*self._methods.all(), *ReplayMethods(replays).all()]
+        bundle_key = settings.bundle_key.get_secret_value().encode() if settings.bundle_key else key
+        replay = ReplayMethods(
+            self.sessions,
+            Replays(context, self.sessions),
+            Bundles(context, self.sessions.factory, bundle_key),
+            settings,
+            self._methods.create_session,
+        )
+        self.methods = [*self._methods.all(), *replay.all()]
         parser = Parser(settings, self._parse)
         self.rpc = JsonRpc([*map(with_log_line, self.methods)], settings, parser)
         self.agents = JsonRpc(self._methods.agents(), settings, parser)

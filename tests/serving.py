@@ -38,7 +38,8 @@ nasty: Any = sys.modules["toolpacks.nasty"]
 def all_methods() -> list[Method]:
     """Get the methods of `/rpc`, to look at and not to call."""
     nothing: Any = None
-    return [*Methods(nothing, nothing, nothing, nothing).all(), *ReplayMethods(nothing).all()]
+    replay = ReplayMethods(nothing, nothing, nothing, nothing, nothing)
+    return [*Methods(nothing, nothing, nothing, nothing).all(), *replay.all()]
 
 
 def wait_until(condition: Callable[[], Any], what: str = "what the test waits for") -> Any:

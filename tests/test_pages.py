@@ -174,6 +174,7 @@ def test_the_first_command_sets_up_and_serves(tmp_path):
         ("docs/mcp.md", "A first call"),
         ("docs/protocol.md", "Examples"),
         ("docs/replay.md", "Replay a session"),
+        ("docs/replay.md", "Bundles"),
     ],
 )
 def test_a_session_in_curl(folder, page, heading):
@@ -341,6 +342,7 @@ RUN = {
     ("docs/protocol.md", "Examples"),
     ("docs/replay.md", "Replay a session"),
     *(("docs/toolpacks.md", heading) for heading in LESSONS),
+    ("docs/replay.md", "Bundles"),
 }
 NOT_RUN = {("docs/operate.md", "Containers")}
 ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints that has been called 2,000 times

@@ -33,7 +33,7 @@ from server.errors import (
     VersionNotRetainedError,
 )
 from server.stores import open_store
-from server.stores.base import Commit, Head, Lease, Record, StoredSession
+from server.stores.base import Commit, Head, History, Lease, Record, StoredSession
 from server.stores.sqlite import checkpoints, deletion
 from server.stores.sqlite.file import SqliteFile
 
@@ -401,6 +401,62 @@ class TestHistory:
             store.parts_at(one.id, -1)
         with pytest.raises(SessionNotFoundError):
             store.parts_at("gone", 0)
+
+    @pytest.mark.parametrize(("versions", "kept"), [(0, 99), (6, 99), (6, 2), (6, 0)])
+    def test_a_history_is_taken_over(self, store, versions, kept):
+        grown = session(owner="grown")
+        store.create([grown], {"bank": "b0", "mail": "m0"}, {"b0": b"bank 0", "m0": b"mail 0"})
+        for index in range(versions):
+            part = "bank" if index % 2 else "mail"
+            call_id = f"c{index}" if index < 3 else None
+            assert store.commit([change(grown, index, f"blob {index}", part=part, call_id=call_id)]) == [True]
+        if versions:
+            assert store.commit([commit(grown, versions, version=versions)]) == [True]
+        store.trim(grown.id, kept, 10**6)
+        head = store.get(grown.id)[1]
+        oldest = max(1, versions - kept)
+        parts = {version: store.parts_at(grown.id, version) for version in (0, *range(oldest, versions + 1))}
+        records = store.records(grown.id, -1, 99)
+        changes, before = {}, parts[0]
+        for version in list(parts)[1:]:
+            changes[version] = {part: blob for part, blob in parts[version].items() if before[part] != blob}
+            before = parts[version]
+        names = {blob for each in parts.values() for blob in each.values()}
+        blobs = {f"new {blob}": body for blob, body in store.blobs(sorted(names)).items()}
+
+        def renamed(mapping):
+            return {part: f"new {blob}" for part, blob in mapping.items()}
+
+        history = History({version: renamed(each) for version, each in changes.items()}, records)
+        moved = session(owner="moved")
+        missing = dict([*blobs.items()][1:])
+        with pytest.raises(MissingBlobError):
+            store.create([moved], renamed(parts[0]), missing, {}, history)
+        assert store.get(moved.id) is None
+        assert store.stored_bytes("moved") == 0
+        for _ in range(2):
+            store.create([moved], renamed(parts[0]), blobs, {}, history)
+        found = store.get(moved.id)[1]
+        assert found == replace(head, parts=renamed(head.parts))
+        assert found.size == pytest.approx(head.size, abs=100)
+        assert store.stored_bytes("moved") == pytest.approx(store.stored_bytes("grown"), abs=400)
+        assert store.records(moved.id, -1, 99) == records
+        assert store.record_of_call(moved.id, "c1") == store.record_of_call(grown.id, "c1")
+        for version in range(versions + 2):
+            if version in parts:
+                assert store.parts_at(moved.id, version) == renamed(parts[version])
+            else:
+                with pytest.raises(VersionNotRetainedError):
+                    store.parts_at(moved.id, version)
+        store.delete([grown.id])
+        next_one = commit(moved, len(records), version=versions + 1, after=found.last)
+        assert store.commit([next_one]) == [True]
+        assert store.get(moved.id)[1].version == versions + 1
+        store.trim(moved.id, 0, 0)
+        store.delete([moved.id])
+        assert store.stored_bytes("moved") == 0
+        with pytest.raises(MissingBlobError):
+            store.blobs(["new b0"])
 
     def test_records(self, store, one):
         kept = [commit(one, index, call_id=f"c{index}" if index % 2 else None) for index in range(7)]

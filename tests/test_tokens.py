@@ -169,7 +169,7 @@ def every_method(session_id):
     """A request for each method that is about one session, and some more for those that look at it first."""
     asked = {name: {"session_id": session_id} for name in (
         "list_functions", "get_session", "get_environment", "diff_environment", "get_trace", "fork_session",
-        "reset_session", "close_session", "export_session", "replay_session")}  # fmt: skip
+        "reset_session", "close_session", "export_session", "replay_session", "export_bundle")}  # fmt: skip
     taking = {method.name for method in all_methods() if "session_id" in method.params.model_fields}
     assert taking == {*asked, "run_function"}
     run = {"session_id": session_id, "function": "add", "kwargs": {"amount": 1}}

@@ -216,5 +216,25 @@ class ReplaySession(Params):
     labels: Labels | None = Field(None, description="The labels of the new session; default: this session's.")
 
 
+class ExportBundle(Params):
+    """Get a session as one file, which `import_bundle` takes here or on another server."""
+
+    session_id: SessionId
+    versions: Literal["all", "ends"] = Field(
+        "all", description="The versions in it: all that are kept, or the first and the current one."
+    )
+
+
+class ImportBundle(Params):
+    """Create a session from a bundle: exactly the one that was exported, or by running its records again."""
+
+    bundle: str = Field(description="What `export_bundle` gave, in base64.")
+    mode: Literal["exact", "replay"] = Field(
+        "exact", description="`replay` takes bundles of strangers: nothing but arguments is used, and then compared."
+    )
+    labels: Labels | None = Field(None, description="The labels of the session; default: those in the bundle.")
+    ttl_seconds: TtlSeconds
+
+
 class Discover(Params):
     """Get the OpenRPC document of this server."""

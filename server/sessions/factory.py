@@ -5,7 +5,7 @@ The rule: a new session costs a row and references to blobs; an owner never has 
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from server.sessions.context import SessionContext
 from server.sessions.identity import DIGITS, OLD_DIGITS, Creation, is_bound, pack
 from server.sessions.reader import SessionReader
 from server.sessions.views import session_view
-from server.stores.base import StoredSession
+from server.stores.base import NO_ORIGIN, History, StoredSession
 from server.times import expiry
 
 RECOUNT_SECONDS = 1.0
@@ -109,6 +109,34 @@ class SessionFactory:
             newest = self._reader.find(session_id, owner)[1].version
             raise VersionNotRetainedError(at, newest, newest) from None
         return [*map(_view, self._created(owner, creation, count) or forks)]
+
+    def restore(
+        self,
+        template: StoredSession,
+        changes: Mapping[int, Mapping[str, str]],
+        blobs: Mapping[str, bytes],
+        records: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]],
+    ) -> Session:
+        """Create a session that has a history already.
+
+        Args:
+            template: The session, without id, agent key and times.
+            changes: For each version that is kept, the blob id of each part that differs from the one before.
+            blobs: The blobs.
+            records: The two lines of each record; see `Records`.
+        """
+        self._check_quota(template.owner, 1)
+        (session,) = self._sessions(template, 1, DIGITS, None)
+        written = [self._context.records.write(session.id, *lines) for lines in records]
+        added = sum(map(len, blobs.values())) + sum(len(record.body) for record in written)
+        allowed = self._context.settings.max_session_bytes
+        if added > allowed:
+            raise TooLargeError(f"The session has {added} bytes; {allowed} are allowed.")
+        recipe_bytes = len(dumps([template.options, template.environment, template.labels]))
+        self._context.room.check_name(template.owner, added + recipe_bytes)
+        later = {version: parts for version, parts in changes.items() if version > 0}
+        self._context.store.create([session], changes[0], blobs, NO_ORIGIN, History(later, written))
+        return session_view(session, max(changes), called_at=session.created_at)
 
     def _created(self, owner: str, creation: Creation | None, count: int) -> list[StoredSession]:
         """Get the sessions that exist already because the same request was sent before.

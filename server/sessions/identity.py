@@ -24,12 +24,18 @@ OLD_DIGITS = 32
 _COMMON = 16  # digits with which all ids begin that were made from one call_id
 _DIGEST = 12  # digits for the parameters of the request
 _NUMBER = 4  # digits for the number of a fork
+FORK = "fork"  # among the details of a session that was imported, and began as a fork
 _TEXT = "$json"  # no toolpack can have this name
 
 
 def is_bound(session_id: str) -> bool:
     """Whether the hashes of a session, its records and its blobs say where they belong."""
     return len(session_id) == DIGITS
+
+
+def began_as_fork(session: StoredSession) -> bool:
+    """Whether only a snapshot shows how a session began; also one that was imported, and has no parent here."""
+    return session.parent is not None or FORK in session.details
 
 
 def pack(value: Mapping[str, Any]) -> Mapping[str, str]:

@@ -59,8 +59,8 @@ class SessionManager:
         self._agent_keys: dict[str, str] = {}  # by session, of those in `_agents`
         self.queues = Queues(context.store, context.settings)
         self._reader = SessionReader(context, self.queues.cache, HEAVY_BYTES)
-        self._heavy_reader = SessionReader(context, self.queues.cache)
-        self._factory = SessionFactory(context, self._reader)
+        self.heavy_reader = SessionReader(context, self.queues.cache)
+        self.factory = SessionFactory(context, self._reader)
 
     # Creating sessions
 
@@ -92,7 +92,7 @@ class SessionManager:
 
         def create() -> Session:
             creation = self._creation(owner, call_id, asked)
-            return self._factory.create(owner, chosen, options, environment, labels, ttl_seconds, creation)
+            return self.factory.create(owner, chosen, options, environment, labels, ttl_seconds, creation)
 
         # Building or validating an environment may take long; most often it has been built already.
         return await (self.compute(create, owner, "create") if options or environment else self._do(create))
@@ -112,7 +112,7 @@ class SessionManager:
 
         def fork() -> list[Session]:
             creation = self._creation(owner, call_id, asked)
-            return self._factory.fork(session_id, owner, version, count, labels, ttl_seconds, creation)
+            return self.factory.fork(session_id, owner, version, count, labels, ttl_seconds, creation)
 
         return await self._do(fork)
 
@@ -153,7 +153,7 @@ class SessionManager:
         try:
             return await self._do(lambda: read(self._reader))
         except HeavyReadError:
-            return await self.compute(lambda: read(self._heavy_reader), name, "read")
+            return await self.compute(lambda: read(self.heavy_reader), name, "read")
 
     async def compute(self, work: Callable[[], T], name: str, kind: str) -> T:
         """Do work that takes much of the processor, in a thread; see `read`.

@@ -16,7 +16,7 @@ from server.results import Difference, Replay, Session
 from server.sessions.calls import CallRequest
 from server.sessions.context import SessionContext
 from server.sessions.copies import CopyOperation
-from server.sessions.identity import is_bound, unpack
+from server.sessions.identity import began_as_fork, is_bound, unpack
 from server.sessions.manager import SessionManager
 from server.sessions.records import cut, cut_error
 from server.stores.base import StoredSession
@@ -68,7 +68,7 @@ class Replays:
         """Create a session with the environments with which another one began."""
         if await self._sessions.read(lambda _: self._fits(session)):
             return (await self._sessions.fork(session.id, owner, 0, 1, labels, None, None))[0]
-        if session.parent is not None:
+        if began_as_fork(session):
             raise ClassesChangedError(
                 "The session is a fork, and other classes wrote the environment with which it began: it can't be built "
                 "again. Load the classes that wrote it."

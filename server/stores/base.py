@@ -13,11 +13,14 @@ Numbers come back when a store loses its newest data, as after the failover of a
 same index, and another lease the same epoch. So each record has a random id, and a commit names the record before it.
 """
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
+
+from server.stores.records import NO_HISTORY, History, Record
+
+__all__ = ["NO_HISTORY", "NO_ORIGIN", "Commit", "Head", "History", "Lease", "Record", "SessionStore", "StoredSession"]
 
 NO_ORIGIN: Mapping[str, str] = MappingProxyType({})
 
@@ -80,25 +83,6 @@ class Head:
     size: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One line of a session's trace.
-
-    Attributes:
-        index: Its position in the trace, from 0, without gaps.
-        version: The session's version after it: the one before or the next.
-        call_id: The call_id that the client sent; None where it sent none.
-        body: The record as JSON text; opaque to the store.
-        id: A random id, by which the next commit names it; "" in data that was stored before records had one.
-    """
-
-    index: int
-    version: int
-    call_id: str | None
-    body: bytes
-    id: str = field(default_factory=lambda: os.urandom(8).hex())
-
-
 class Commit(NamedTuple):
     """A record and the changes of its call, to be committed together or not at all.
 
@@ -159,15 +143,16 @@ class SessionStore(Protocol):
         parts: Mapping[str, str],
         blobs: Mapping[str, bytes],
         origin: Mapping[str, str] = NO_ORIGIN,
+        history: History = NO_HISTORY,
     ) -> None:
-        """Add sessions, each at version 0 with these parts and with this origin.
+        """Add sessions, each at version 0 with these parts and with this origin; then with this history.
 
         `blobs` holds the blobs among those that may be new. Idempotent: blobs and sessions that are stored already are
         left unchanged.
 
         Raises:
-            MissingBlobError: A part or the origin refers to a blob that is neither in the store nor in `blobs`; nothing
-                was added.
+            MissingBlobError: One of all these refers to a blob that is neither in the store nor in `blobs`; nothing was
+                added.
         """
 
     def origin(self, session_id: str) -> Mapping[str, str]:

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from server.stores.base import Head, Record, StoredSession
-from server.stores.history import Change
+from server.stores.base import Head, History, Record, StoredSession
+from server.stores.history import Change, parts_at
 
 
 @dataclass(slots=True)
@@ -26,6 +26,15 @@ class Row:
     recorded: int = 0
     records: list[Record] = field(default_factory=list)
     calls: dict[str, Record] = field(default_factory=dict)
+
+    def begin(self, history: History) -> None:
+        """Take over what the session has gone through elsewhere; its changes are there already."""
+        if history.changes:
+            self.version, self.oldest = history.version, history.oldest
+            self.parts = parts_at(self.changes, self.version)
+        self.records = [*history.records]
+        self.recorded = sum(len(record.body) for record in self.records)
+        self.calls = {record.call_id: record for record in self.records if record.call_id is not None}
 
     def current(self) -> StoredSession:
         """Get the session with its present time of expiry."""

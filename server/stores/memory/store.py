@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
 from server.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
-from server.stores.base import NO_ORIGIN, Commit, Head, Lease, Record, StoredSession
+from server.stores.base import NO_HISTORY, NO_ORIGIN, Commit, Head, History, Lease, Record, StoredSession
 from server.stores.history import ORIGIN, Change, fitting, origin_of, parts_at, trim, uncounted
 from server.stores.memory.orders import Orders
 from server.stores.memory.row import Row
@@ -40,17 +40,20 @@ class MemoryStore:
         parts: Mapping[str, str],
         blobs: Mapping[str, bytes],
         origin: Mapping[str, str] = NO_ORIGIN,
+        history: History = NO_HISTORY,
     ) -> None:
-        """Add sessions, each at version 0 with these parts and with this origin."""
+        """Add sessions, each at version 0 with these parts and with this origin; then with this history."""
         parts = dict(parts)  # one copy, shared by all of them until they change something
         changes = [Change(ORIGIN, name, blob) for name, blob in origin.items()]
         changes += [Change(0, part, blob) for part, blob in parts.items()]
+        changes += [Change(*row) for row in history.rows()]
         with self._lock:
             if any(change.blob not in blobs and change.blob not in self._blobs for change in changes):
                 raise MissingBlobError
             new = [session for session in sessions if session.id not in self._rows]
             for session in new:
-                self._rows[session.id] = Row(session, session.expires_at, parts, changes.copy())
+                self._rows[session.id] = row = Row(session, session.expires_at, parts, changes.copy())
+                row.begin(history)
                 self._agents[session.agent_key] = session.id
                 self._owners[session.owner] += 1
                 self._add_references(changes, blobs)

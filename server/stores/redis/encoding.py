@@ -6,8 +6,21 @@ The rule: pure functions; nothing here talks to Redis.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from server.stores.base import Commit, Head, Lease, Record, StoredSession
+from server.stores.base import Commit, Head, History, Lease, Record, StoredSession
 from server.stores.rows import dump, load
+
+
+def encode_history(history: History) -> Iterator[str | bytes | float]:
+    """Encode what a session has gone through elsewhere."""
+    rows = history.rows()
+    yield len(rows)
+    for row in rows:
+        yield from row
+    yield len(history.records)
+    for record in history.records:
+        yield from (dump(record.call_id), encode_record(record))
+    last = history.records[-1].id if history.records else ""
+    yield from (history.version, history.oldest, last)
 
 
 def encode_facts(session: StoredSession) -> bytes:
@@ -42,12 +55,17 @@ def encode_commit(commit: Commit) -> Iterator[str | bytes | float]:
     """Encode a commit as the script's arguments."""
     record = commit.record
     yield from (commit.session_id, commit.epoch, record.index, record.version, dump(record.call_id))
-    yield dump([record.version, record.call_id, record.id]) + b"\n" + record.body
+    yield encode_record(record)
     yield from (record.id, commit.after, commit.holder or "")
     yield "" if commit.expires_at is None else commit.expires_at
     yield "release" if commit.release else ""
     yield from pairs(commit.parts)
     yield from pairs(commit.blobs)
+
+
+def encode_record(record: Record) -> bytes:
+    """Encode a record as it is stored."""
+    return dump([record.version, record.call_id, record.id]) + b"\n" + record.body
 
 
 def decode_record(index: int, text: bytes) -> Record:

@@ -59,6 +59,19 @@ local function take_map()
   return map
 end
 
+-- What a session has gone through elsewhere: changes, records, and what then stands in its head.
+local function take_history()
+  local history = {rows = {}, records = {}}
+  for i = 1, tonumber(take()) do
+    history.rows[i] = {tonumber(take()), take(), take()}
+  end
+  for i = 1, tonumber(take()) do
+    history.records[i] = {take(), take()}
+  end
+  history.version, history.oldest, history.last = take(), take(), take()
+  return history
+end
+
 local function blobs_exist(parts, blobs)
   for _, pair in ipairs(parts) do
     if not blobs[pair[2]] and call('EXISTS', key('blob', pair[2])) == 0 then
@@ -188,10 +201,38 @@ end
 
 local steps = {}
 
+local function add_history(session, owner, history, later_bytes)
+  local head, recorded = key('head', session), 0
+  for index, record in ipairs(history.records) do
+    call('RPUSH', key('records', session), record[2])
+    if record[1] ~= 'null' then
+      call('HSET', key('calls', session), record[1], index - 1)
+    end
+    recorded = recorded + #record[2]
+  end
+  if recorded > 0 then
+    count_bytes(owner, recorded)
+    call('HINCRBY', head, 'recorded', recorded)
+    call('HSET', head, 'last', history.last)
+  end
+  if history.version ~= '0' then
+    call('HSET', head, 'version', history.version, 'oldest', history.oldest)
+  end
+  if later_bytes > 0 then
+    call('HINCRBY', head, 'added', later_bytes)
+  end
+end
+
 function steps.create()
-  local parts, origin, blobs, first_owner, added = take_pairs(), take_pairs(), take_map(), take(), 0
+  local parts, origin, history, blobs, first_owner = take_pairs(), take_pairs(), take_history(), take_map(), take()
+  local added, later_bytes = 0, 0
   if not blobs_exist(parts, blobs) or not blobs_exist(origin, blobs) then
     return 0
+  end
+  for _, row in ipairs(history.rows) do
+    if not blobs_exist({{row[2], row[3]}}, blobs) then
+      return 0
+    end
   end
   local rows = {}
   for _, pair in ipairs(origin) do
@@ -200,9 +241,13 @@ function steps.create()
   for _, pair in ipairs(parts) do
     rows[#rows + 1] = {0, pair[1], pair[2]}
   end
+  for _, row in ipairs(history.rows) do
+    rows[#rows + 1] = row
+  end
   -- References first: add_change needs the size of the stored blob.
   for _, row in ipairs(rows) do
-    add_references(row[3], blobs, 1, first_owner)
+    local bytes = add_references(row[3], blobs, 1, first_owner)
+    later_bytes = later_bytes + (row[1] > 0 and bytes or 0)
   end
   for i = 1, tonumber(take()) do
     local session, agent_key, owner, recipe, facts, expires_at = take(), take(), take(), take(), take(), take()
@@ -220,6 +265,7 @@ function steps.create()
       for _, row in ipairs(rows) do
         add_change(session, unpack(row))
       end
+      add_history(session, owner, history, later_bytes)
     end
   end
   for _, row in ipairs(rows) do

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from server.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
-from server.stores.base import NO_ORIGIN, Commit, Head, Lease, Record, StoredSession
+from server.stores.base import NO_HISTORY, NO_ORIGIN, Commit, Head, History, Lease, Record, StoredSession
 from server.stores.history import GAP_SECONDS, NOTE_SECONDS, ORIGIN, Change, fitting, parts_at, trim
 from server.stores.redis.connection import RedisConnection
 from server.stores.redis.encoding import (
@@ -22,6 +22,7 @@ from server.stores.redis.encoding import (
     decode_record,
     encode_commit,
     encode_facts,
+    encode_history,
     has_labels,
     pairs,
 )
@@ -55,8 +56,9 @@ class RedisStore:
         parts: Mapping[str, str],
         blobs: Mapping[str, bytes],
         origin: Mapping[str, str] = NO_ORIGIN,
+        history: History = NO_HISTORY,
     ) -> None:
-        """Add sessions, each at version 0 with these parts and with this origin."""
+        """Add sessions, each at version 0 with these parts and with this origin; then with this history."""
         recipes = Recipes()
         texts: dict[str, bytes] = {}
         rows: list[str | bytes | float] = []
@@ -68,7 +70,7 @@ class RedisStore:
             rows += (session.id, session.agent_key, session.owner, recipe, facts, session.expires_at)
             rows += (session.created_at, session.parent[0] if session.parent else "")
         owner = sessions[0].owner if sessions else ""
-        given = chain(pairs(parts), pairs(origin), pairs({**blobs, **texts}))
+        given = chain(pairs(parts), pairs(origin), encode_history(history), pairs({**blobs, **texts}))
         if not self._redis.run("create", *given, owner, len(sessions), *rows):
             raise MissingBlobError
 

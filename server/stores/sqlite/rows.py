@@ -8,11 +8,11 @@ can't be, the transaction is rolled back and they are inserted one by one.
 import sqlite3
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 from server.errors import MissingBlobError, NotTogetherError
-from server.stores.base import Commit, StoredSession
+from server.stores.base import Commit, History, StoredSession
 from server.stores.rows import dump
 from server.stores.sqlite import statements as sql
 
@@ -54,6 +54,21 @@ def add_blob(writer: sqlite3.Connection, blob: str, blobs: Mapping[str, bytes]) 
     if found is None:
         raise MissingBlobError(blob)
     return found
+
+
+def add_history(writer: sqlite3.Connection, after: int, history: History) -> None:
+    """Insert the records of sessions whose key is above `after`, and note which of their versions are kept."""
+    if history.oldest > 1:
+        writer.execute("UPDATE sessions SET oldest = ? WHERE key > ?", (history.oldest, after))
+    totals = accumulate(len(record.body) for record in history.records)
+    writer.executemany(
+        "INSERT INTO records (session, place, version, call_id, id, total, body)"
+        " SELECT key, ?, ?, ?, ?, ?, ? FROM sessions WHERE key > ?",
+        (
+            (record.index, record.version, record.call_id, record.id, total, record.body, after)
+            for record, total in zip(history.records, totals, strict=True)
+        ),
+    )
 
 
 def add_commit(writer: sqlite3.Connection, commit: Commit) -> bool:

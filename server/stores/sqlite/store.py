@@ -19,14 +19,14 @@ from server.errors import (
     SessionNotFoundError,
     VersionNotRetainedError,
 )
-from server.stores.base import NO_ORIGIN, Commit, Head, Lease, Record, StoredSession
+from server.stores.base import NO_HISTORY, NO_ORIGIN, Commit, Head, History, Lease, Record, StoredSession
 from server.stores.history import NOTE_SECONDS, ORIGIN, Change, fitting, trim, uncounted
 from server.stores.rows import RecipeCache, Recipes, load
 from server.stores.sqlite import deletion
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.file import SqliteFile
 from server.stores.sqlite.listing import Listing
-from server.stores.sqlite.rows import add_blob, add_commit, add_together, session_row
+from server.stores.sqlite.rows import add_blob, add_commit, add_history, add_together, session_row
 
 PAGE = 100  # sessions that `list` reads at a time, at least, as most may lack the labels
 
@@ -50,9 +50,10 @@ class SqliteStore:
         parts: Mapping[str, str],
         blobs: Mapping[str, bytes],
         origin: Mapping[str, str] = NO_ORIGIN,
+        history: History = NO_HISTORY,
     ) -> None:
-        """Add sessions, each at version 0 with these parts and with this origin."""
-        changes = [(ORIGIN, *row) for row in origin.items()] + [(0, *row) for row in parts.items()]
+        """Add sessions, each at version 0 with these parts and with this origin; then with this history."""
+        changes = [*((ORIGIN, *row) for row in origin.items()), *((0, *row) for row in parts.items()), *history.rows()]
         recipes = Recipes()
         rows = [(recipes.dump(session), session) for session in sessions]
         with self._file.write() as writer:
@@ -69,6 +70,7 @@ class SqliteStore:
                     "INSERT INTO changes SELECT key, ?, ?, ?, ? FROM sessions WHERE key > ?",
                     (version, part, *stored[blob], last),
                 )
+            add_history(writer, last, history)
             # If all sessions existed already, nothing refers to a new blob.
             writer.executemany(sql.FREE_BLOB, ((key,) for key, _ in stored.values()))
 

@@ -1,0 +1,95 @@
+"""What a bundle holds, checked line by line while it is read.
+
+The rule: its keyed hash is right, but that only says who wrote it. Nothing that doesn't fit together is stored.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from server.errors import ClassesChangedError, InvalidParamsError, shown
+from server.execution.parts import toolpack_of
+from server.execution.world import Snapshot
+from server.sessions.bundle_format import Head, Line, record_of
+from server.sessions.context import SessionContext
+
+
+class Content:
+    """What an exact bundle holds, checked line by line.
+
+    Args:
+        context: What sessions work with.
+        head: Its head.
+
+    Attributes:
+        changes: For each version, the blob id of each part that it changes.
+        blobs: The blobs, sealed anew.
+        records: The records, as the two lines of each.
+    """
+
+    def __init__(self, context: SessionContext, head: Head) -> None:
+        self.head = head
+        self.changes: dict[int, dict[str, str]] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.records: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
+        self._context = context
+        self._ids: dict[int, tuple[str, str]] = {}
+        self._call_ids: set[str] = set()
+        loaded = context.catalog.fingerprints
+        for name in head.toolpacks:
+            if name not in loaded:
+                raise InvalidParamsError(f"The bundle needs the toolpack {shown(name)!r}, which isn't loaded: load it.")
+            if head.fingerprints.get(name) != loaded[name]:
+                raise ClassesChangedError(
+                    f"The bundle was written by other classes of the toolpack {name!r} than those that are loaded: "
+                    "load the classes that wrote it, or import it with the mode `replay`."
+                )
+
+    def add(self, line: Line) -> None:
+        """Take a line in."""
+        if line.blob is not None:
+            self._add_blob(*line.blob)
+        elif line.version is not None:
+            self._add_version(*line.version)
+        elif line.record is not None:
+            self._add_record(*line.record)
+        else:
+            raise InvalidParamsError("The bundle has two heads.")
+
+    def _add_blob(self, number: int, part: str, text: str) -> None:
+        if number in self._ids or toolpack_of(part) not in self.head.toolpacks:
+            raise InvalidParamsError(f"Blob {number} of the bundle is there twice, or belongs to no toolpack.")
+        try:
+            payload = text.encode("latin-1")
+        except UnicodeEncodeError:
+            raise InvalidParamsError(f"Blob {number} of the bundle isn't written as bytes.") from None
+        blob_id, blob = self._context.codec.seal(part, payload)
+        self._ids[number] = part, blob_id
+        self.blobs[blob_id] = blob
+        # Read once: what can't be read here is refused now, not at some call.
+        self._context.runner.export(Snapshot({part: blob_id}, {part: blob}))
+
+    def _add_version(self, version: int, parts: Mapping[str, int]) -> None:
+        newest = max(self.changes, default=None)
+        follows = version == 0 if newest is None else version == newest + 1 or (newest == 0 and version > 0)
+        if not follows or any(self._ids.get(number, ("",))[0] != part for part, number in parts.items()):
+            raise InvalidParamsError(f"Version {version} of the bundle doesn't follow the one before, or lacks a blob.")
+        self.changes[version] = {part: self._ids[number][1] for part, number in parts.items()}
+
+    def _add_record(self, shown_line: dict[str, Any], private: dict[str, Any] | None) -> None:
+        record = record_of(shown_line)
+        before = self.records[-1][0]["version"] if self.records else 0
+        follows = record.index == len(self.records) and record.version in (before, before + 1)
+        if not follows or record.call_id in self._call_ids:
+            raise InvalidParamsError(f"Record {record.index} of the bundle doesn't follow the one before.")
+        if record.call_id is not None:
+            self._call_ids.add(record.call_id)
+        self.records.append((shown_line, private))
+
+    def check(self) -> None:
+        """Check that nothing is missing."""
+        last = self.records[-1][0]["version"] if self.records else 0
+        if not (max(self.changes, default=-1) == last == self.head.version and len(self.records) == self.head.records):
+            raise InvalidParamsError("The bundle lacks versions or records that its head names.")
+        toolpacks = {toolpack_of(part) for part in self.changes[0]}
+        if toolpacks != {*self.head.toolpacks}:
+            raise InvalidParamsError("The bundle lacks the environment of a toolpack.")

@@ -1,0 +1,232 @@
+"""The format of a bundle: a session as one file, which can be moved to another server.
+
+A line with the format's name, a line with a keyed hash of all that follows, then JSON lines, compressed by xz:
+
+    {"head": {…}}                     what the session is; the first line
+    {"blob": [number, part, text]}    a frozen part of an environment; each byte is a character (Latin-1), because that
+                                      compresses far better than base64
+    {"version": [number, {part: …}]}  for each kept version, the blobs of the parts that differ from the one before
+    {"record": [{…}, {…}]}            what clients see of a record, and what only the repeat of its call_id needs
+
+The rule: the hash is checked before anything is unpacked, or nothing but JSON is taken from the lines. Either way
+memory and size are limited.
+"""
+
+import hmac
+import lzma
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
+
+from server.errors import InvalidParamsError, StateDamagedError, TooLargeError
+from server.jsonio.strict import loads
+from server.snapshots.seal import KeyedHash
+
+FORMAT = "toolpack-bundle-1"
+
+_START = FORMAT.encode() + b"\n"
+_HASH_DIGITS = 64
+_PRESET = 3  # its dictionary, 4 MiB, holds some dozens of versions of a large environment
+_XZ_MEMORY = 64 * 2**20
+_PIECE = 2**16
+_BLOB = b'{"blob":'
+
+Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
+_JsonObject = dict[str, Any]
+_LIST = Strict(False)  # JSON has no tuples
+
+
+class Head(BaseModel):
+    """What the session is.
+
+    Attributes:
+        server: The version of the server that wrote the bundle.
+        python: The version of Python, without the last number.
+        fork: The session began as a fork.
+        version: Its current version.
+        records: How many records it has.
+        details: As in `StoredSession`.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    server: str
+    python: str
+    toolpacks: list[str]
+    fingerprints: dict[str, str]
+    options: dict[str, _JsonObject]
+    environment: _JsonObject
+    task: str | None
+    labels: dict[str, str]
+    ttl_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    fork: bool
+    version: Count
+    records: Count
+    details: _JsonObject
+
+
+class Line(BaseModel):
+    """One line; exactly one of its fields is there."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    head: Head | None = None
+    blob: Annotated[tuple[Count, str, str], _LIST] | None = None
+    version: Annotated[tuple[Count, dict[str, Count]], _LIST] | None = None
+    record: Annotated[tuple[_JsonObject, _JsonObject | None], _LIST] | None = None
+
+
+class RecordLine(BaseModel):
+    """What is needed of every record."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    index: Count
+    kind: str
+    version: Count
+    call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+
+
+class CallLine(RecordLine):
+    """What is needed of a call to run it again."""
+
+    kind: Literal["call"]
+    function: str
+    result: Any
+    error: str | None
+
+
+class ResetLine(RecordLine):
+    """What is needed of a reset to do it again."""
+
+    kind: Literal["reset"]
+    to_version: Count
+
+
+_RECORDS: dict[str, type[RecordLine]] = {"call": CallLine, "reset": ResetLine}
+
+
+def pack(lines: Iterable[bytes], keyed: KeyedHash, max_bytes: int, max_raw_bytes: int) -> bytes:
+    """Make a bundle of lines.
+
+    Raises:
+        TooLargeError: It would be larger than it may be, packed or not.
+    """
+    compressor = lzma.LZMACompressor(preset=_PRESET)
+    packed: list[bytes] = []
+    raw = size = 0
+    for line in lines:
+        raw += len(line) + 1
+        packed.append(compressor.compress(line + b"\n"))
+        size += len(packed[-1])
+        if raw > max_raw_bytes or size > max_bytes:
+            break
+    packed.append(compressor.flush())
+    size += len(packed[-1])
+    if raw > max_raw_bytes or size > max_bytes:
+        raise TooLargeError(
+            f"The bundle would be larger than {max_bytes} bytes, or unpacked than {max_raw_bytes}, which is more than "
+            "a server takes: export the versions `ends` only, or raise TOOLPACK_MAX_BODY_BYTES there and here."
+        )
+    compressed = b"".join(packed)
+    return _START + keyed.of(compressed).encode() + b"\n" + compressed
+
+
+def sealed(bundle: bytes, keyed: KeyedHash | None) -> bytes:
+    """Get the compressed part of a bundle.
+
+    Args:
+        bundle: The bundle.
+        keyed: Makes the hash that it must have; None if any will do.
+
+    Raises:
+        InvalidParamsError: It isn't a bundle.
+        StateDamagedError: Its hash is wrong.
+    """
+    start = len(_START) + _HASH_DIGITS + 1
+    if not bundle.startswith(_START) or bundle[start - 1 : start] != b"\n":
+        raise InvalidParamsError(f"This is no bundle: its first line isn't {FORMAT!r}, or its second one isn't a hash.")
+    compressed = bundle[start:]
+    if keyed and not hmac.compare_digest(bundle[len(_START) : start - 1], keyed.of(compressed).encode()):
+        raise StateDamagedError(
+            "The bundle fails its keyed hash: it was damaged or forged, or another server made it. Servers that have "
+            "the same TOOLPACK_BUNDLE_KEY take each other's bundles; the mode `replay` takes any."
+        )
+    return compressed
+
+
+def unpack(compressed: bytes, max_bytes: int) -> Iterator[bytes]:
+    """Get the lines of a bundle, unpacked piece by piece.
+
+    Raises:
+        InvalidParamsError: They can't be unpacked.
+        TooLargeError: They are larger than they may be.
+    """
+    decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+    size = 0
+    pending: list[bytes] = []
+    piece = compressed
+    while not decompressor.eof:
+        try:
+            found = decompressor.decompress(piece, _PIECE)
+        except lzma.LZMAError as error:
+            raise InvalidParamsError(f"The bundle can't be unpacked: {error}. It is damaged.") from None
+        if not found and decompressor.needs_input and not decompressor.eof:
+            raise InvalidParamsError("The bundle can't be unpacked: its end is missing.")
+        piece = b""
+        size += len(found)
+        if size > max_bytes:
+            raise TooLargeError(f"Unpacked, the bundle has more than {max_bytes} bytes, which is more than is taken.")
+        first, *rest = found.split(b"\n")
+        pending.append(first)
+        for text in rest:
+            yield b"".join(pending)
+            pending = [text]
+    if decompressor.unused_data or any(pending):
+        raise InvalidParamsError("The bundle can't be unpacked: there is something behind its end.")
+
+
+def is_blob(line: bytes) -> bool:
+    """Whether a line is that of a blob, without reading it."""
+    return line.startswith(_BLOB)
+
+
+def read_line(line: bytes, read: Callable[[bytes], Any] = loads) -> Line:
+    """Read a line.
+
+    Args:
+        line: The line.
+        read: Reads its JSON.
+
+    Raises:
+        InvalidParamsError: It hasn't the form of one.
+    """
+    try:
+        parsed = Line.model_validate(read(line))
+    except ValidationError as error:
+        place = ".".join(str(part)[:40] for part in error.errors(include_url=False, include_input=False)[0]["loc"][:4])
+        raise InvalidParamsError(f"A line of the bundle hasn't its form, at {place or 'its start'}.") from None
+    except ValueError:
+        raise InvalidParamsError("A line of the bundle isn't JSON.") from None
+    if len(parsed.model_fields_set) != 1:
+        raise InvalidParamsError("A line of the bundle is not one of head, blob, version or record.")
+    return parsed
+
+
+def record_of(shown: dict[str, Any]) -> RecordLine:
+    """Check what clients see of a record; nothing of it is changed, nor the order of its members.
+
+    Raises:
+        InvalidParamsError: Something is missing that is needed to show it, or to repeat it.
+    """
+    record: RecordLine | None
+    try:
+        kind: type[RecordLine] = _RECORDS.get(str(shown.get("kind")), RecordLine)
+        record = kind.model_validate(shown)
+    except ValidationError:
+        record = None
+    # `kwargs` can't be a field: pydantic's plugin for mypy has no room for that name.
+    if record is None or (record.kind == "call" and not isinstance(shown.get("kwargs"), dict)):
+        raise InvalidParamsError("A record of the bundle lacks what is needed to show it or to repeat it.")
+    return record

@@ -1,0 +1,58 @@
+"""The records of a session, and the history of one that is moved from another store.
+
+The rule: as in `base`, a store doesn't know what they mean.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of a session's trace.
+
+    Attributes:
+        index: Its position in the trace, from 0, without gaps.
+        version: The session's version after it: the one before or the next.
+        call_id: The call_id that the client sent; None where it sent none.
+        body: The record as JSON text; opaque to the store.
+        id: A random id, by which the next commit names it; "" in data that was stored before records had one.
+    """
+
+    index: int
+    version: int
+    call_id: str | None
+    body: bytes
+    id: str = field(default_factory=lambda: os.urandom(8).hex())
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a session has gone through elsewhere.
+
+    Attributes:
+        changes: For each version above 0 that is kept, in order and without gaps, the blob id of each part that differs
+            from the version kept before it. The last one is the current version.
+        records: All its records.
+    """
+
+    changes: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    records: Sequence[Record] = ()
+
+    @property
+    def version(self) -> int:
+        """The current version."""
+        return max(self.changes, default=0)
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version that is kept, besides version 0."""
+        return min(self.changes, default=1)
+
+    def rows(self) -> list[tuple[int, str, str]]:
+        """Get the changes as version, part and blob, in order."""
+        return [(version, *change) for version in sorted(self.changes) for change in self.changes[version].items()]
+
+
+NO_HISTORY = History()

@@ -1,0 +1,477 @@
+"""A bundle moves a session to another server exactly; one that was damaged or forged changes nothing."""
+
+import base64
+import json
+import lzma
+import random
+from typing import Annotated, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, PrivateAttr
+from serving import KEY, Bench, refused
+
+from server import Depends, TaskEnvironment, Toolpack
+from server.packs.catalog import Catalog
+from server.sessions.bundle_format import FORMAT
+from server.snapshots.graph import difference
+from server.snapshots.seal import KeyedHash
+
+START = FORMAT.encode() + b"\n"
+
+
+class Entry(BaseModel):
+    text: str
+    _seen: int = PrivateAttr(default=0)
+
+
+class Notes(TaskEnvironment):
+    entries: list[Entry] = []  # noqa: RUF012 - pydantic copies it
+    favourite: Entry | None = None
+    tags: set[str] = set()  # noqa: RUF012
+    title: str = "none"
+
+
+def build(title: str = "untitled") -> Notes:
+    """Begin a book of notes.
+
+    :param title: Its title.
+    """
+    return Notes(title=title)
+
+
+def catalog_of(environment=build, name="notes"):
+    toolpack = Toolpack(name, environment)
+
+    @toolpack.function
+    def write(
+        entries: Annotated[list[Any], Depends("entries")], tags: Annotated[set[str], Depends("tags")], text: str
+    ) -> int:
+        """Write a note.
+
+        :param text: What to write.
+        """
+        entries.append(Entry(text=text))
+        entries[-1]._seen = len(entries)
+        tags.add(text)
+        return len(entries)
+
+    @toolpack.function
+    def like(environment: Annotated[Any, Depends(lambda environment: environment)]) -> None:
+        """Like the last note."""
+        environment.favourite = environment.entries[-1]
+
+    @toolpack.function(read_only=True)
+    def read(entries: Annotated[list[Any], Depends("entries")]) -> list[str]:
+        """Read all notes."""
+        return [entry.text for entry in entries]
+
+    return Catalog({name: toolpack})
+
+
+CATALOG = catalog_of()
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def make_bench(store="memory:", **more):
+        made.append(Bench(**{"catalog": CATALOG, "store": store, **more}))
+        return made[-1]
+
+    yield make_bench
+    for bench in made:
+        bench.close()
+
+
+def url(kind, tmp_path, request):
+    if kind == "redis":
+        return request.getfixturevalue("redis_url")
+    return "memory:" if kind == "memory" else f"sqlite:///{tmp_path}/{kind}.db"
+
+
+def busy(bench, owner=""):
+    own = {"owner": owner}
+    session_id = bench.create("notes", labels={"run": "1"}, options={"notes": {"title": "mine"}}, **own)
+    bench.call(session_id, "write", {"call_id": "first", **own}, text="one")
+    bench.call(session_id, "read", own)
+    bench.call(session_id, "like", own)
+    bench.call(session_id, "none", {"call_id": "failed", **own})
+    bench.call(session_id, "write", own, text=5)
+    bench.rpc("reset_session", session_id=session_id, version=1, call_id="back", **own)
+    bench.call(session_id, "write", own, text="two")
+    bench.call(session_id, "like", own)
+    return session_id
+
+
+def export(bench, session_id, **params):
+    exported = bench.rpc("export_bundle", session_id=session_id, **params)
+    assert exported["format"] == FORMAT
+    bundle = base64.b64decode(exported["bundle"], validate=True)
+    assert exported["size"] == len(bundle)
+    return bundle
+
+
+def imported(bench, bundle, **params):
+    return bench.rpc("import_bundle", bundle=base64.b64encode(bundle).decode(), **params)
+
+
+def lines_of(bundle):
+    return [json.loads(line) for line in lzma.decompress(bundle.split(b"\n", 2)[2]).splitlines()]
+
+
+def bundle_of(lines, key=KEY):
+    """Make a bundle as somebody would who has the key."""
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    return sealed(lzma.compress(text), key)
+
+
+def sealed(compressed, key=KEY):
+    return START + KeyedHash(key, "bundle").of(compressed).encode() + b"\n" + compressed
+
+
+def state_of(bench):
+    """All that the store of a bench holds."""
+    sessions = bench.rpc("list_sessions", limit=1000)
+    return [(each, bench.rpc("get_trace", session_id=each["session_id"])) for each in sessions]
+
+
+@pytest.mark.parametrize("target", ["memory", "sqlite", "redis"])
+def test_an_imported_session_is_the_one_that_was_exported(make, target, tmp_path, request):
+    here, there = make(), make(url(target, tmp_path, request))
+    session_id = busy(here)
+    session = imported(there, export(here, session_id))
+    new = session["session_id"]
+    original = here.rpc("get_session", session_id=session_id)
+    changed = {"session_id", "agent_path", "mcp_path", "created_at", "expires_at"}
+    assert {**session, **dict.fromkeys(changed)} == {**original, **dict.fromkeys(changed)}
+    assert session["session_id"] != session_id
+    assert session["agent_path"] != original["agent_path"]
+    assert there.rpc("get_session", session_id=new)["version"] == original["version"]
+    assert there.rpc("get_trace", session_id=new) == here.rpc("get_trace", session_id=session_id)
+    for version in range(original["version"] + 1):
+        assert difference(here.world(session_id, version), there.world(new, version)) is None
+    # Repeats of its calls are answered, not run.
+    assert there.call(new, "write", {"call_id": "first"}, text="one") == {"result": 1, "error": None}
+    assert there.call(new, "none", {"call_id": "failed"})["error"].startswith("ToolNotFoundError")
+    refused(-32009, there.call, new, "write", {"call_id": "first"}, text="other")
+    assert there.rpc("reset_session", session_id=new, version=1, call_id="back")["version"] == 3
+    assert len(there.rpc("get_trace", session_id=new)) == 8
+    # It goes on, by its agent's path too.
+    agent = session["agent_path"].removeprefix("/agents/")
+    assert there.rpc("run_function", agent_key=agent, function="read")["result"] == ["one", "two"]
+    assert there.result(new, "write", text="three") == 3
+    assert there.version(new) == original["version"] + 1
+    assert there.rpc("reset_session", session_id=new, version=2)["version"] == original["version"] + 2
+    assert there.rpc("replay_session", session_id=new)["complete"] is True
+    assert there.rpc("fork_session", session_id=new, version=0)[0]["version"] == 0
+    assert export(there, new)
+
+
+def test_it_survives_a_restart(make, tmp_path):
+    here, there = make(), make(f"sqlite:///{tmp_path}/s.db")
+    session_id = busy(here)
+    new = imported(there, export(here, session_id))["session_id"]
+    there.store.close()
+    later = make(f"sqlite:///{tmp_path}/s.db")
+    assert difference(here.world(session_id, 5), later.world(new, 5)) is None
+    assert later.result(new, "read") == ["one", "two"]
+
+
+def test_a_bundle_holds_nothing_by_which_a_session_is_found(make):
+    bench = make()
+    session_id = busy(bench, owner="ann-the-owner")
+    session = bench.rpc("get_session", session_id=session_id, owner="ann-the-owner")
+    bundle = base64.b64decode(bench.rpc("export_bundle", session_id=session_id, owner="ann-the-owner")["bundle"])
+    text = lzma.decompress(bundle.split(b"\n", 2)[2])
+    for secret in (session_id, session["agent_path"].removeprefix("/agents/"), "ann-the-owner", KEY.decode()):
+        assert secret.encode() not in text
+        assert secret.encode() not in bundle
+    head = lines_of(bundle)[0]["head"]
+    assert head["toolpacks"] == ["notes"]
+    assert head["options"] == {"notes": {"title": "mine"}}
+    assert (head["version"], head["records"], head["fork"], head["labels"]) == (5, 8, False, {"run": "1"})
+
+
+def test_only_the_ends(make):
+    here, there = make(), make()
+    session_id = busy(here)
+    ends = export(here, session_id, versions="ends")
+    assert len(ends) < len(export(here, session_id))
+    new = imported(there, ends)["session_id"]
+    for version in (0, 5):
+        assert difference(here.world(session_id, version), there.world(new, version)) is None
+    for version in (1, 4, 6):
+        assert refused(-32011, there.rpc, "get_environment", session_id=new, version=version).data["oldest"] == 5
+    assert there.rpc("get_trace", session_id=new) == here.rpc("get_trace", session_id=session_id)
+    fresh = here.create("notes")
+    assert imported(there, export(here, fresh, versions="ends"))["version"] == 0
+
+
+def test_versions_that_are_gone_stay_gone(make):
+    here, there = make(keep_versions=2), make()
+    session_id = here.create("notes")
+    for number in range(70):  # old versions are deleted every 64 commits
+        here.call(session_id, "write", text=f"note {number}")
+    new = imported(there, export(here, session_id))["session_id"]
+    oldest = refused(-32011, here.rpc, "get_environment", session_id=session_id, version=1).data["oldest"]
+    assert refused(-32011, there.rpc, "get_environment", session_id=new, version=1).data["oldest"] == oldest > 1
+    for version in (0, oldest, 70):
+        assert difference(here.world(session_id, version), there.world(new, version)) is None
+
+
+def test_labels_ttl_and_owner_are_the_importers(make):
+    here, there = make(), make(max_sessions=1)
+    bundle = export(here, busy(here))
+    session = imported(there, bundle, labels={"a": "b"}, ttl_seconds=60, owner="bob")
+    assert session["labels"] == {"a": "b"}
+    assert session["parent"] is None
+    refused(-32001, there.rpc, "get_session", session_id=session["session_id"], owner="ann")
+    refused(-32006, imported, there, bundle, owner="bob")
+    assert imported(there, bundle, owner="ann")["labels"] == {"run": "1"}
+    refused(-32001, here.rpc, "export_bundle", session_id="0" * 48)
+    refused(-32602, imported, there, bundle, owner="eve", mode="other")
+
+
+def test_keys(make):
+    here = make()
+    bundle = export(here, busy(here))
+    stranger = make(key=b"another key, of another server!!")
+    refused(-32012, imported, stranger, bundle)
+    assert state_of(stranger) == []
+    shared = {"bundle_key": "a key that two servers share"}
+    one, other = make(**shared), make(**shared, key=b"another key, of another server!!")
+    bundle = export(one, busy(one))
+    assert imported(other, bundle)["version"] == 5
+    refused(-32012, imported, here, bundle)
+
+
+def test_other_classes_and_toolpacks(make):
+    here = make()
+    bundle = export(here, busy(here))
+
+    class More(Notes):
+        more: int = 1
+
+    def build_more(title: str = "untitled") -> More:
+        """Begin.
+
+        :param title: Its title.
+        """
+        return More(title=title)
+
+    other = make(catalog=catalog_of(build_more))
+    refused(-32008, imported, other, bundle)
+    refused(-32602, imported, make(catalog=catalog_of(name="another")), bundle)
+    assert state_of(other) == []
+    replayed = imported(other, bundle, mode="replay")
+    assert replayed["complete"] is True
+    assert other.rpc("get_environment", session_id=replayed["session"]["session_id"])["notes"]["more"] == 1
+
+
+def test_replay_of_a_bundle(make):
+    here, there = make(), make(key=b"another key, of another server!!")
+    session_id = busy(here)
+    bundle = export(here, session_id)
+    forged = bundle.replace(bundle.split(b"\n")[1], b"0" * 64)
+    for one in (bundle, forged):
+        replayed = imported(there, one, mode="replay", labels={"x": "y"})
+        assert (replayed["replayed"], replayed["complete"], replayed["diverged"]) == (8, True, None)
+        new = replayed["session"]["session_id"]
+        assert replayed["session"]["labels"] == {"x": "y"}
+        assert difference(here.world(session_id, 5), there.world(new, 5)) is None
+    lines = lines_of(bundle)
+    next(line for line in lines if "record" in line)["record"][0]["result"] = 2
+    found = imported(there, bundle_of(lines), mode="replay")
+    assert found["diverged"] == {"index": 0, "what": "result", "recorded": "2", "replayed": "1"}
+
+
+def test_a_fork_moves_exactly_and_is_not_replayed_from_its_bundle(make):
+    here, there = make(), make()
+    fork = here.rpc("fork_session", session_id=busy(here))[0]["session_id"]
+    here.call(fork, "write", text="more")
+    bundle = export(here, fork)
+    refused(-32602, imported, there, bundle, mode="replay")
+    new = imported(there, bundle)["session_id"]
+    assert difference(here.world(fork, 1), there.world(new, 1)) is None
+    assert there.rpc("replay_session", session_id=new)["complete"]
+    again = export(there, new)
+    refused(-32602, imported, there, again, mode="replay")
+    assert imported(there, again)["version"] == 1
+
+
+def test_a_given_environment_moves_too(make):
+    here, there = make(), make()
+    session_id = here.create("notes", environment={"notes": {"title": "given"}})
+    here.call(session_id, "write", text="one")
+    bundle = export(here, session_id)
+    for mode in ("exact", "replay"):
+        session = imported(there, bundle, mode=mode)
+        session = session.get("session", session)
+        assert difference(here.world(session_id, 1), there.world(session["session_id"], 1)) is None
+
+
+def test_sizes(make):
+    small = make(max_body_bytes=6000)
+    session_id = small.create("notes")
+    small.call(session_id, "write", text="".join(random.Random(1).choices("abcdefghij", k=4000)))
+    for number in range(60):
+        small.call(session_id, "write", text=f"{number} {random.Random(number).random()}")
+    refused(-32007, small.rpc, "export_bundle", session_id=session_id)
+    here, there = make(), make(max_session_bytes=30_000)
+    session_id = here.create("notes")
+    for _ in range(20):
+        here.call(session_id, "write", text="x" * 1000)
+    bundle = export(here, session_id)
+    assert len(bundle) < 10_000
+    refused(-32007, imported, there, bundle)
+    assert state_of(there) == []
+
+
+# Hostile bundles
+
+
+@pytest.fixture(scope="module")
+def server():
+    bench = Bench(CATALOG, max_body_bytes=2**16)
+    bench.create("notes")
+    yield bench
+    bench.close()
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    bench = Bench(CATALOG)
+    made = export(bench, busy(bench))
+    bench.close()
+    return made
+
+
+def changes_nothing(server, bundle, *codes, mode="exact"):
+    before = state_of(server)
+    text = bundle if isinstance(bundle, str) else base64.b64encode(bundle).decode()
+    reply = json.loads(
+        server.answer(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "import_bundle",
+                                  "params": {"bundle": text, "mode": mode}}))
+    )  # fmt: skip
+    assert reply["error"]["code"] in codes, reply
+    assert state_of(server) == before
+    return reply["error"]
+
+
+FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+@given(st.data())
+@FUZZ
+def test_a_flipped_bit_is_noticed(server, bundle, data):
+    place = data.draw(st.integers(0, len(bundle) - 1))
+    damaged = bytearray(bundle)
+    damaged[place] ^= 1 << data.draw(st.integers(0, 7))
+    changes_nothing(server, bytes(damaged), -32012, -32602)
+
+
+@given(st.data())
+@FUZZ
+def test_a_bundle_that_was_cut_or_extended_is_noticed(server, bundle, data):
+    cut = bundle[: data.draw(st.integers(0, len(bundle) - 1))]
+    changes_nothing(server, cut, -32012, -32602)
+    changes_nothing(server, bundle + data.draw(st.binary(min_size=1, max_size=9)), -32012)
+
+
+@given(st.binary(max_size=200), st.sampled_from(["exact", "replay"]))
+@FUZZ
+def test_what_is_no_bundle_is_refused(server, garbage, mode):
+    for one in (garbage, START + garbage, START + b"0" * 64 + b"\n" + garbage, sealed(garbage)):
+        changes_nothing(server, one, -32602, -32012, mode=mode)
+    for one in (garbage, garbage + b"\n"):
+        changes_nothing(server, sealed(lzma.compress(one)), -32602, mode=mode)
+
+
+@pytest.mark.parametrize("text", ["", "é", "AAAA=AAA", "****", "A", "QQ==QQ=="])
+def test_what_is_not_base64_is_refused(server, text):
+    changes_nothing(server, text, -32602)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value, path=()):
+    yield path
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(item, (*path, key))
+
+
+@given(st.data(), st.sampled_from(["exact", "replay"]))
+@FUZZ
+def test_whoever_has_the_key_gets_no_nonsense_stored(server, bundle, data, mode):
+    lines = lines_of(bundle)
+    path = data.draw(st.sampled_from([path for path in places(lines) if path]))
+    target: Any = lines
+    for step in path[:-1]:
+        target = target[step]
+    what = data.draw(st.sampled_from(["replace", "remove", "repeat"]))
+    if what == "replace":
+        target[path[-1]] = data.draw(json_values)
+    elif what == "remove":
+        del target[path[-1]]
+    elif isinstance(target, list):
+        target.insert(path[-1], target[path[-1]])
+    text = base64.b64encode(bundle_of(lines)).decode()
+    request = {"jsonrpc": "2.0", "id": 1, "method": "import_bundle", "params": {"bundle": text, "mode": mode}}
+    before = state_of(server)
+    reply = json.loads(server.answer(json.dumps(request)))
+    if "error" in reply:
+        assert reply["error"]["code"] in {-32602, -32008, -32012, -32007}, reply
+        assert state_of(server) == before
+        return
+    session = reply["result"].get("session", reply["result"])
+    # What was taken in is a whole session: all of it can be read, and it goes on.
+    found = {"session_id": session["session_id"]}
+    server.rpc("get_trace", **found)
+    server.rpc("get_environment", **found)
+    server.rpc("run_function", function="read", **found)
+    server.rpc("close_session", **found)
+
+
+@pytest.mark.parametrize("mode", ["exact", "replay"])
+def test_a_bomb_is_not_unpacked(server, mode):
+    head = lines_of(export(server, server.rpc("list_sessions")[0]["session_id"]))[0]
+    bomb = json.dumps(head).encode() + b"\n" + b" " * 2**27
+    packed = lzma.compress(bomb, preset=1)
+    assert len(packed) < 2**15
+    assert changes_nothing(server, sealed(packed), -32007, mode=mode)["data"]["type"] == "TooLargeError"
+
+
+@pytest.mark.parametrize("mode", ["exact", "replay"])
+def test_a_large_dictionary_is_not_allocated(server, bundle, mode):
+    text = lzma.decompress(bundle.split(b"\n", 2)[2])
+    greedy = lzma.compress(text, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 2**28}])
+    changes_nothing(server, sealed(greedy), -32602, mode=mode)
+
+
+@pytest.mark.parametrize("part", ["notes", "other", "notes/entries", "../notes"])
+def test_a_snapshot_is_read_before_anything_is_stored(server, bundle, part):
+    lines = lines_of(bundle)
+    for line in lines:
+        if "blob" in line:
+            line["blob"][2] = "not a snapshot"
+            line["blob"][1] = part
+    changes_nothing(server, bundle_of(lines), -32012, -32602)
+
+
+def test_deep_and_wide_lines_of_strangers_are_refused(server, bundle):
+    lines = lines_of(bundle)
+    record = next(line["record"][0] for line in lines if "record" in line)
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    for value in (deep, [0] * 300_000):
+        record["kwargs"] = {"text": value}
+        changes_nothing(server, bundle_of(lines), -32602, mode="replay")
