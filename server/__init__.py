@@ -14,17 +14,25 @@ from server.functions_runtime import (
     TaskEnvironment,
     make_function,
 )
+from server.packs.rollouts import Check, Evaluation, Rollout
+from server.packs.solutions import reached_solution
+from server.packs.tasks import Task
 from server.packs.toolpack import Toolpack
 
 __all__ = [
+    "Check",
     "Content",
     "Depends",
     "EmptyEnv",
+    "Evaluation",
     "Function",
     "FunctionCall",
     "FunctionsRuntime",
+    "Rollout",
+    "Task",
     "TaskEnvironment",
     "ToolNotFoundError",
     "Toolpack",
     "make_function",
+    "reached_solution",
 ]

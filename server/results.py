@@ -26,7 +26,10 @@ class Parent(TypedDict):
 
 
 class Session(TypedDict):
-    """A session; the agent under test gets `agent_path`, or `mcp_path` if it speaks MCP."""
+    """A session; the agent under test gets `agent_path`, or `mcp_path` if it speaks MCP.
+
+    `task` is the name of its task.
+    """
 
     session_id: str
     agent_path: str
@@ -37,6 +40,7 @@ class Session(TypedDict):
     created_at: str
     expires_at: str
     parent: Parent | None
+    task: str | None
 
 
 class Function(TypedDict):
@@ -74,6 +78,7 @@ class CallRecord(TypedDict):
 
     In place of long arguments and of a long result it has `{"$cut": {"bytes": ..., "digest": ...}}`; arguments that
     came as a text that isn't JSON are `{"$text": ...}`. On a path it has a `place`, and says whose record it is.
+    `by` is missing in records of version 0.1.0.
     """
 
     index: int
@@ -88,6 +93,7 @@ class CallRecord(TypedDict):
     duration_ms: float
     place: NotRequired[int]
     session_id: NotRequired[str]
+    by: NotRequired[Literal["agent", "client"]]
 
 
 class ResetRecord(TypedDict):
@@ -102,7 +108,104 @@ class ResetRecord(TypedDict):
     duration_ms: float
 
 
-Record = CallRecord | ResetRecord
+class MessageRecord(TypedDict):
+    """The record of a message of the conversation."""
+
+    index: int
+    kind: Literal["message"]
+    call_id: NotRequired[str]
+    role: Literal["system", "user", "assistant"]
+    content: str
+    version: int
+    started_at: str
+    duration_ms: float
+
+
+class AnswerRecord(TypedDict):
+    """The record of the agent's answer, which ends its part."""
+
+    index: int
+    kind: Literal["answer"]
+    answer: str
+    version: int
+    started_at: str
+    duration_ms: float
+
+
+Record = CallRecord | ResetRecord | MessageRecord | AnswerRecord
+
+
+class Message(TypedDict):
+    """A message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class TaskDescription(TypedDict):
+    """A task; `toolpacks` and `options` are those of its sessions, `functions` those of the agent's address."""
+
+    task: str
+    index: int
+    prompt: str | list[Message]
+    toolpacks: list[str]
+    options: dict[str, dict[str, Json]]
+    functions: list[str] | None
+    max_calls: int | None
+    split: str
+    tags: list[str]
+    metadata: dict[str, Json]
+    has_solution: bool
+
+
+class TaskPage(TypedDict):
+    """Some tasks; `total` counts all that match, `splits` those of each split."""
+
+    total: int
+    splits: dict[str, int]
+    tasks: list[TaskDescription]
+
+
+class AgentTask(TypedDict):
+    """What an agent sees of its task; `calls` counts those that it has used, and `done` says that its part is over."""
+
+    prompt: str | list[Message] | None
+    max_calls: int | None
+    calls: int
+    done: bool
+
+
+class TaskCheck(TypedDict):
+    """Something that an evaluator has looked at."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+class Verdict(TypedDict):
+    """The verdict on a session: its reward, and whether the task counts as done."""
+
+    task: str
+    version: int
+    reward: float
+    passed: bool
+    checks: list[TaskCheck]
+    metrics: dict[str, Json]
+
+
+class SolutionCall(TypedDict):
+    """A call as `run_function` takes it."""
+
+    function: str
+    kwargs: dict[str, Json]
+
+
+class Solution(TypedDict):
+    """One way to do a task."""
+
+    calls: list[SolutionCall]
+    answer: str
 
 
 class Export(TypedDict):
@@ -162,6 +265,12 @@ RESULTS: dict[str, Any] = {
     "replay_session": Replay,
     "export_bundle": Bundle,
     "import_bundle": Session | Replay,
+    "list_tasks": TaskPage,
+    "get_task": TaskDescription,
+    "add_message": Literal[True],
+    "submit_answer": Literal[True],
+    "evaluate_session": Verdict,
+    "get_solution": Solution,
     "rpc.discover": dict[str, Json],
 }
 """The result of each method."""

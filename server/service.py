@@ -23,16 +23,19 @@ from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.events import with_log_line
 from server.rpc.jsonrpc import JsonRpc
-from server.rpc.methods import Caller, Methods
+from server.rpc.method import Caller
+from server.rpc.methods import Methods
 from server.rpc.openrpc import openrpc_document
 from server.rpc.parsing import Parser
 from server.rpc.replay_methods import ReplayMethods
+from server.rpc.task_methods import TaskMethods
 from server.secret_key import secret_key
 from server.sessions.bundles import Bundles
 from server.sessions.calls import CallRequest
 from server.sessions.context import SessionContext
 from server.sessions.manager import SessionManager
 from server.sessions.replay import Replays
+from server.sessions.tasks import Tasks
 from server.settings import Settings
 from server.stores import open_store
 from server.stores.base import SessionStore
@@ -118,7 +121,8 @@ class Service:
             tracebacks=settings.log_level == "debug" or on_call is not None,
         )
         self.sessions = SessionManager(context)
-        self._methods = Methods(self.sessions, settings, self.document, self._observe)
+        tasks = Tasks(context, self.sessions)
+        self._methods = Methods(self.sessions, tasks, settings, self.document, self._observe)
         bundle_key = settings.bundle_key.get_secret_value().encode() if settings.bundle_key else key
         replay = ReplayMethods(
             self.sessions,
@@ -127,10 +131,11 @@ class Service:
             settings,
             self._methods.create_session,
         )
-        self.methods = [*self._methods.all(), *replay.all()]
+        task_methods = TaskMethods(tasks)
+        self.methods = [*self._methods.all(), *replay.all(), *task_methods.all()]
         parser = Parser(settings, self._parse)
         self.rpc = JsonRpc([*map(with_log_line, self.methods)], settings, parser)
-        self.agents = JsonRpc(self._methods.agents(), settings, parser)
+        self.agents = JsonRpc([*self._methods.agents(), *task_methods.agents()], settings, parser)
         self.mcp = Mcp(self._methods, self.sessions, settings, parser)
         self._log = CallLog(settings.log_calls, arguments=settings.log_arguments, level=settings.log_level)
         self._on_call = on_call

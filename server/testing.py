@@ -26,7 +26,7 @@ from server.packs.catalog import Catalog
 from server.packs.checks import initial_problem
 from server.packs.pack_function import PackFunction
 from server.packs.toolpack import Toolpack
-from server.rpc.methods import Caller
+from server.rpc.method import Caller
 from server.service import Service
 from server.settings import Settings
 from server.snapshots.pickling import thaw

@@ -18,8 +18,10 @@ from server.execution.views import thawed
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.codes import describe, error_reply
-from server.rpc.methods import Caller, Method, Methods
+from server.rpc.method import Caller, Method
+from server.rpc.methods import Methods
 from server.rpc.replay_methods import ReplayMethods
+from server.rpc.task_methods import TaskMethods
 from server.service import Service
 from server.settings import Settings
 from server.stores import open_store
@@ -39,7 +41,17 @@ def all_methods() -> list[Method]:
     """Get the methods of `/rpc`, to look at and not to call."""
     nothing: Any = None
     replay = ReplayMethods(nothing, nothing, nothing, nothing, nothing)
-    return [*Methods(nothing, nothing, nothing, nothing).all(), *replay.all()]
+    return [
+        *Methods(nothing, nothing, nothing, nothing, nothing).all(),
+        *replay.all(),
+        *TaskMethods(nothing).all(),
+    ]
+
+
+def agents_methods() -> list[Method]:
+    """Get the methods of agents' addresses, to look at and not to call."""
+    nothing: Any = None
+    return [*Methods(nothing, nothing, nothing, nothing, nothing).agents(), *TaskMethods(nothing).agents()]
 
 
 def wait_until(condition: Callable[[], Any], what: str = "what the test waits for") -> Any:

@@ -67,17 +67,40 @@ def test_a_forks_path_begins_with_that_of_its_parent(stored_bench):
     assert path(bench, grandchild["session_id"], after=3) == []
 
 
-def test_the_path_begins_with_the_oldest_ancestor_that_still_exists(stored_bench):
+def test_a_path_begins_with_those_of_closed_ancestors_too(stored_bench):
     bench = stored_bench
     root = bench.create()
+    for amount in (1, 2, 3):
+        bench.call(root, "add", amount=amount)
+    (child,) = bench.rpc("fork_session", session_id=root, version=2)
+    bench.call(child["session_id"], "add", amount=10)
+    children = bench.rpc("fork_session", session_id=child["session_id"], count=2)
+    before = path(bench, children[0]["session_id"])
+    assert [record["session_id"] for record in before] == [root, root, child["session_id"]]
+    bench.rpc("close_session", session_id=root)
+    bench.rpc("close_session", session_id=child["session_id"])
+    assert path(bench, children[0]["session_id"]) == path(bench, children[1]["session_id"]) == before
+    assert path(bench, children[0]["session_id"], after=0, limit=1) == before[1:2]
+    (last,) = bench.rpc("fork_session", session_id=children[0]["session_id"])
+    assert path(bench, last["session_id"]) == before
+
+
+def test_a_fork_of_an_older_version_begins_with_the_oldest_ancestor_that_still_exists(bench):
+    root = bench.create()
     bench.call(root, "add", amount=1)
+    create = bench.store.create
+    bench.store.create = lambda sessions, parts, blobs, _origin: create(sessions, parts, blobs)
     (child,) = bench.rpc("fork_session", session_id=root)
     bench.call(child["session_id"], "add", amount=2)
     (grandchild,) = bench.rpc("fork_session", session_id=child["session_id"])
+    bench.store.create = create
+    assert amounts(bench, grandchild["session_id"]) == [1, 2]
+    (newer,) = bench.rpc("fork_session", session_id=grandchild["session_id"])
     bench.rpc("close_session", session_id=root)
     assert amounts(bench, grandchild["session_id"]) == [2]
     bench.rpc("close_session", session_id=child["session_id"])
     assert amounts(bench, grandchild["session_id"]) == []
+    assert amounts(bench, newer["session_id"]) == [1, 2]
 
 
 def test_a_long_path_is_read_in_pages(monkeypatch):

@@ -67,7 +67,7 @@ def test_a_new_session_tells_all_about_itself(stored_bench, clock):
         "parent": None,
     }
     assert session["mcp_path"] == f"/mcp/{key}"
-    assert len(session) == 9
+    assert len(session) == 10
     assert moment(session["created_at"]) == datetime.fromtimestamp(clock.time(), UTC)
     assert moment(session["expires_at"]) - moment(session["created_at"]) == timedelta(seconds=60)
     clock.move(10)
@@ -504,12 +504,12 @@ def test_a_record_tells_a_call_as_it_was(stored_bench):
     stored_bench.call(session_id, "add", amount="x")
     first, second = stored_bench.rpc("get_trace", session_id=session_id)
     assert list(first) == ["index", "kind", "call_id", "function", "kwargs", "result", "error", "version",
-                           "started_at", "duration_ms"]  # fmt: skip
+                           "started_at", "duration_ms", "by"]  # fmt: skip
     moment(first.pop("started_at"))
     assert 0 <= first.pop("duration_ms") < 10_000
     assert first == {
         "index": 0, "kind": "call", "call_id": "mine", "function": "add", "kwargs": {"amount": 2}, "result": 2,
-        "error": None, "version": 1,
+        "error": None, "version": 1, "by": "client",
     }  # fmt: skip
     assert (second["result"], second["kwargs"], second["call_id"], second["version"]) == ("", {"amount": "x"}, None, 1)
     assert second["error"].startswith("ValidationError: ")

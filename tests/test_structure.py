@@ -40,15 +40,20 @@ def test_a_file_has_at_most_300_lines_and_says_why_it_exists(path):
 
 def test_authors_import_these_names():
     assert set(server.__all__) == {
+        "Check",
         "Content",
         "Depends",
         "EmptyEnv",
+        "Evaluation",
         "Function",
         "FunctionCall",
         "FunctionsRuntime",
+        "Rollout",
+        "Task",
         "TaskEnvironment",
         "ToolNotFoundError",
         "Toolpack",
         "make_function",
+        "reached_solution",
     }
     assert all(hasattr(server, exported) for exported in server.__all__)

@@ -169,7 +169,9 @@ def every_method(session_id):
     """A request for each method that is about one session, and some more for those that look at it first."""
     asked = {name: {"session_id": session_id} for name in (
         "list_functions", "get_session", "get_environment", "diff_environment", "get_trace", "fork_session",
-        "reset_session", "close_session", "export_session", "replay_session", "export_bundle")}  # fmt: skip
+        "reset_session", "close_session", "export_session", "replay_session", "export_bundle", "evaluate_session",
+        "get_solution", "submit_answer")}  # fmt: skip
+    asked["add_message"] = {"session_id": session_id, "role": "user", "content": "Hello"}
     taking = {method.name for method in all_methods() if "session_id" in method.params.model_fields}
     assert taking == {*asked, "run_function"}
     run = {"session_id": session_id, "function": "add", "kwargs": {"amount": 1}}
@@ -216,17 +218,20 @@ def test_lists_and_closings_reach_ones_own_sessions_alone(ann, bob):
 # The agent's address
 
 
-def test_an_agent_has_two_methods_and_no_word_about_others(server, ann):
+AGENTS = ("list_functions", "run_function", "get_task", "submit_answer")
+
+
+def test_an_agent_has_four_methods_and_no_word_about_others(server, ann):
     session = ann.rpc("create_session", toolpacks=["ledger"])
     agent = Client(server)
     for method in all_methods():
         told = agent.post(session["agent_path"], request(method.name)).json()
-        if method.name in {"list_functions", "run_function"}:
+        if method.name in AGENTS:
             continue
         error = told["error"]
         assert (error["code"], error["message"]) == (-32601, "Method not found")
-        assert error["data"] == {"detail": f"There is no method {method.name!r} here: list_functions, run_function."}
-    for method in ("list_functions", "run_function"):
+        assert error["data"] == {"detail": f"There is no method {method.name!r} here: {', '.join(AGENTS)}."}
+    for method in AGENTS:
         for session_id in (session["session_id"], UNKNOWN, None):
             error = agent.post(session["agent_path"], request(method, session_id=session_id, function="add")).json()[
                 "error"

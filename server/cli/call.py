@@ -19,7 +19,7 @@ from server.cli.options import packs_options
 from server.execution.call import Outcome
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
-from server.rpc.methods import Caller
+from server.rpc.method import Caller
 from server.service import Service
 from server.sessions.calls import CallRequest
 from server.settings import Settings, load_settings

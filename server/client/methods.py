@@ -3,21 +3,17 @@
 The rule: everything else about them, `requests.method` adds.
 """
 
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from server.client.requests import Request, method
+from server.client.requests import Request, call_id_or_new, method
+from server.client.task_methods import AgentTaskMethods, ClientTaskMethods
 from server.results import Envelope, Export, FunctionList, Json, Record, Session, ToolpackDescription
 
 Format = Literal["native", "openai", "anthropic", "gemini", "mcp"]
 
 
-def _call_id(given: str | None) -> str:
-    return str(uuid.uuid4()) if given is None else given
-
-
-class AgentMethods:
+class AgentMethods(AgentTaskMethods):
     """The JSON-RPC methods of an agent's address, where the session is implied."""
 
     @method
@@ -43,14 +39,14 @@ class AgentMethods:
                 "function": function,
                 "kwargs": {} if kwargs is None else kwargs,
                 "raise_on_error": raise_on_error,
-                "call_id": _call_id(call_id),
+                "call_id": call_id_or_new(call_id),
                 "expected_version": expected_version,
                 "timeout_seconds": timeout_seconds,
             },
         )
 
 
-class ClientMethods:
+class ClientMethods(ClientTaskMethods):
     """The JSON-RPC methods, with their parameters and results; the server's OpenRPC document describes each."""
 
     @method
@@ -63,6 +59,7 @@ class ClientMethods:
         ttl_seconds: float | None = None,
         labels: Mapping[str, str] | None = None,
         call_id: str | None = None,
+        task: str | None = None,
     ) -> Request[Session]:
         """Create a session: a private world of the chosen toolpacks."""
         return Request(
@@ -73,7 +70,8 @@ class ClientMethods:
                 "environment": environment,
                 "ttl_seconds": ttl_seconds,
                 "labels": labels,
-                "call_id": _call_id(call_id),
+                "call_id": call_id_or_new(call_id),
+                "task": task,
             },
         )
 
@@ -110,7 +108,7 @@ class ClientMethods:
                 "function": function,
                 "kwargs": {} if kwargs is None else kwargs,
                 "raise_on_error": raise_on_error,
-                "call_id": _call_id(call_id),
+                "call_id": call_id_or_new(call_id),
                 "expected_version": expected_version,
                 "timeout_seconds": timeout_seconds,
             },
@@ -173,7 +171,7 @@ class ClientMethods:
                 "count": count,
                 "labels": labels,
                 "ttl_seconds": ttl_seconds,
-                "call_id": _call_id(call_id),
+                "call_id": call_id_or_new(call_id),
             },
         )
 
@@ -183,7 +181,7 @@ class ClientMethods:
         params = {
             "session_id": session_id,
             "version": version,
-            "call_id": _call_id(call_id),
+            "call_id": call_id_or_new(call_id),
         }
         return Request("reset_session", params)
 

@@ -7,6 +7,7 @@ of one, and in a batch the same method a `Reply`.
 
 import inspect
 import json
+import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_args, overload
@@ -40,6 +41,11 @@ class Request(Generic[T]):
     def _message(self, number: int) -> dict[str, Any]:
         params = {name: value for name, value in self.params.items() if value is not None}
         return {"jsonrpc": "2.0", "id": number, "method": self.method, "params": params}
+
+
+def call_id_or_new(given: str | None) -> str:
+    """Get the call_id that a caller gives, or a new one, so that the request can be repeated."""
+    return str(uuid.uuid4()) if given is None else given
 
 
 class Sends(Protocol):

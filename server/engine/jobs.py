@@ -157,18 +157,26 @@ class Errand(Task):
     Args:
         work: The work.
         timeout_seconds: Its deadline.
+        given_up: What the waiter is told if it passes that; "": that it may still change something.
         lane: The lane that limits it; None for what is always quick.
         kind: See `Job`.
         name: See `Job`.
     """
 
     def __init__(
-        self, work: Callable[[], Any], timeout_seconds: float, lane: Lane | None = None, kind: str = "", name: str = ""
+        self,
+        work: Callable[[], Any],
+        timeout_seconds: float,
+        lane: Lane | None = None,
+        kind: str = "",
+        name: str = "",
+        given_up: str = "",
     ) -> None:
         super().__init__()
         self.lane, self.kind, self.name = lane, kind, name
         self._work = work
         self._timeout_seconds = timeout_seconds
+        self._given_up = given_up
 
     def work(self) -> Any:
         """See `Task.work`."""
@@ -179,7 +187,8 @@ class Errand(Task):
         """See `Job.complete`."""
         if timed_out:
             self.error = DeadlineError(
-                f"The request took longer than {self._timeout_seconds:g} s and was given up. What it was to "
+                self._given_up
+                or f"The request took longer than {self._timeout_seconds:g} s and was given up. What it was to "
                 "change may still change: send it again with the same call_id."
             )
         else:

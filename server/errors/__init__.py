@@ -15,6 +15,7 @@ knows nothing of JSON-RPC or HTTP statuses other than its own; `rpc/codes.py` al
     │   ├── ResultError             the result has no JSON form
     │   ├── ReadOnlyError           a function promised to be read-only, but changed the environment
     │   ├── ExecutorLostError       a toolpack's code has ended the process that it ran in
+    │   ├── EpisodeOverError        the agent has answered, or used up the calls of its task
     │   └── TooLargeError           a result, an environment or a request is over its limit
     ├── RequestError                refuses the request: a programmer or an operator can mend it
     │   ├── InvalidParamsError      wrong parameters, unknown toolpacks, bad options, bad pointer
@@ -25,9 +26,12 @@ knows nothing of JSON-RPC or HTTP statuses other than its own; `rpc/codes.py` al
     │   ├── CallIdReusedError       the call_id belongs to another call
     │   ├── DeadlineError           the request itself took too long
     │   ├── VersionNotRetainedError the version is gone from the history, or has never existed
-    │   └── StateDamagedError       stored state fails its keyed hash, or can't be read back
+    │   ├── StateDamagedError       stored state fails its keyed hash, or can't be read back
+    │   ├── EvaluationError         the evaluator, the solution or the loader of a task failed
+    │   └── AnsweredError           the agent has submitted another answer before
     ├── InternalError               a fault of the server, which has logged it
     ├── HttpRefusedError            refuses the request before it reaches JSON-RPC, with an HTTP status
+    ├── ReplayError                 a call failed that an evaluator, or a solution, replays
     ├── ClientError                 raised by the Python client
     │   ├── ReplyError              the server answered with an error: code, message, data
     │   ├── NoReplyError            no answer came, however often the request was sent
@@ -142,6 +146,10 @@ class ExecutorLostError(CallError):
     """A toolpack's code has ended the process that it ran in."""
 
 
+class EpisodeOverError(CallError):
+    """The agent has submitted its answer, or has used up the calls of its task."""
+
+
 class RequestError(ToolpackServerError):
     """Refuses a request; nothing has changed and nothing is recorded."""
 
@@ -209,6 +217,40 @@ class VersionNotRetainedError(RequestError):
 
 class StateDamagedError(RequestError):
     """Stored state fails its keyed hash, or can't be read back."""
+
+
+class EvaluationError(RequestError):
+    """The evaluator, the solution or the loader of a task failed; that is never a reward of 0.
+
+    Args:
+        message: The sentence.
+        kind: The name of the class of the exception that it has raised.
+    """
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class AnsweredError(RequestError):
+    """Another answer was submitted before, on the same path."""
+
+
+class ReplayError(ToolpackServerError):
+    """A call failed that an evaluator replays.
+
+    Attributes:
+        error: `ErrorType: message`, as in the call's envelope.
+    """
+
+    def __init__(self, function: str, error: str) -> None:
+        super().__init__(f"the call of `{function}` failed: {error}")
+        self.error = error
+
+    @property
+    def kind(self) -> str:
+        """The name of the exception's class."""
+        return self.error.partition(":")[0]
 
 
 class InternalError(ToolpackServerError):

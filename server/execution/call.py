@@ -32,6 +32,7 @@ class Failure(StrEnum):
     TOO_LARGE = "too_large"
     DEADLINE = "deadline"
     LOST = "lost"
+    EPISODE_OVER = "episode_over"
 
 
 @dataclass(slots=True)

@@ -105,10 +105,13 @@ class Codec(PlainCodec):
         self._ids = f"{int(time.time()):08x}{secrets.token_hex(6)}"
         self._serial = itertools.count()
 
+    def new_blob_id(self) -> str:
+        """Make a unique blob id; ids increase with time, which keeps a store's index compact."""
+        return f"{self._ids}{next(self._serial):010x}"
+
     def seal(self, part: str, payload: bytes) -> tuple[str, bytes]:
         """See `PlainCodec.seal`."""
-        # Ids increase with time, which keeps a store's index compact.
-        blob_id = f"{self._ids}{next(self._serial):010x}"
+        blob_id = self.new_blob_id()
         return blob_id, seal(payload, self.catalog.fingerprints[toolpack_of(part)], self._key, _place(part, blob_id))
 
     def unseal(self, part: str, blob_id: str, blob: bytes, *, bound: bool = True) -> bytes:

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 
 from server.execution.call import Outcome, call
 from server.execution.codec import Codec
+from server.execution.evaluation import Evidence, Means, evaluate, solve
 from server.execution.initial import Built, build, parse
 from server.execution.runtime import Plan
 from server.execution.views import export, view
 from server.execution.world import Snapshot
 from server.leftovers import Watch
+from server.results import Solution, Verdict
 
 
 class Runner(Protocol):
@@ -47,6 +49,12 @@ class Runner(Protocol):
 
     def export(self, snapshot: Snapshot) -> bytes:
         """Get all environments, by toolpack, as one exact snapshot; see `execution.views.export`."""
+
+    def evaluate(self, task: str, evidence: Evidence) -> Verdict:
+        """Get the verdict on a task; see `execution.evaluation.evaluate`."""
+
+    def solve(self, task: str, evidence: Evidence) -> Solution:
+        """Get a task's solution; see `execution.evaluation.solve`."""
 
     def end_unused(self) -> None:
         """End what it has started and nobody has needed for a while. Brief."""
@@ -102,6 +110,17 @@ class LocalRunner:
     def export(self, snapshot: Snapshot) -> bytes:
         """See `Runner.export`."""
         return export(self._codec, snapshot)
+
+    def evaluate(self, task: str, evidence: Evidence) -> Verdict:
+        """See `Runner.evaluate`."""
+        return evaluate(task, evidence, self._means())
+
+    def solve(self, task: str, evidence: Evidence) -> Solution:
+        """See `Runner.solve`."""
+        return solve(task, evidence, self._means())
+
+    def _means(self) -> Means:
+        return Means(self._codec, self._max_result_bytes, self._interruptible())
 
     def end_unused(self) -> None:
         """See `Runner.end_unused`."""

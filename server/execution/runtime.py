@@ -17,6 +17,7 @@ from server.execution.promises import Promises
 from server.execution.world import World
 from server.functions_runtime import FunctionCall, FunctionsRuntime
 from server.packs.pack_function import PackFunction
+from server.packs.tasks import is_offered
 
 Footprint = Mapping[str, frozenset[str] | None]
 """For each toolpack, the attributes of its environment that a call uses; None means unknown."""
@@ -65,6 +66,7 @@ class SessionRuntime(FunctionsRuntime):
         timeout_seconds: The deadline for functions that set none.
         promises: Says which functions count as read-only, and when to compare.
         tracebacks: See `Plan`.
+        offered: The names of the functions that there are; None: all.
 
     Attributes:
         distrusted: The functions that have broken their promise to be read-only.
@@ -77,8 +79,12 @@ class SessionRuntime(FunctionsRuntime):
         promises: Promises | None = None,
         *,
         tracebacks: bool = False,
+        offered: frozenset[str] | None = None,
     ) -> None:
         super().__init__()
+        if offered is not None:
+            functions = {name: function for name, function in functions.items() if is_offered(function, offered)}
+        self.offered = offered
         self.functions = {name: function.function for name, function in functions.items()}
         self._registered = functions
         self._promises = promises = promises or Promises()

@@ -19,6 +19,7 @@ from server.errors import (
 )
 from server.execution.call import Failure, Outcome
 from server.execution.codec import Codec
+from server.execution.evaluation import Evidence
 from server.execution.initial import Built
 from server.execution.parts import toolpack_of, wanted
 from server.execution.runtime import Plan
@@ -27,10 +28,12 @@ from server.executors.answers import Held, check, raise_refusal, read_built, rea
 from server.executors.channel import Frame
 from server.executors.child import Child, Zygote
 from server.executors.executor import Configuration
+from server.executors.judged import Judged, read_solution, read_verdict
 from server.executors.pool import Pool
 from server.executors.zygote import describe
 from server.jsonio.strict import Fragment, loads
 from server.observability.metrics import Metrics
+from server.results import Solution, Verdict
 from server.settings import Settings
 
 T = TypeVar("T")
@@ -101,6 +104,7 @@ class ExecutorRunner:
                 "toolpacks": toolpacks,
                 "function": plan.function,
                 "kwargs": Fragment(sent),
+                "offered": None if plan.runtime.offered is None else sorted(plan.runtime.offered),
                 "distrusted": plan.runtime.distrusted,
                 "read_only": plan.read_only,
                 "compares": plan.compares,
@@ -147,6 +151,24 @@ class ExecutorRunner:
     def export(self, snapshot: Snapshot) -> bytes:
         """See `Runner.export`."""
         return self._read("export", snapshot)
+
+    def evaluate(self, task: str, evidence: Evidence) -> Verdict:
+        """See `Runner.evaluate`."""
+        return read_verdict(self._judge("evaluate", task, evidence), task, evidence)
+
+    def solve(self, task: str, evidence: Evidence) -> Solution:
+        """See `Runner.solve`."""
+        return read_solution(self._judge("solve", task, evidence))
+
+    def _judge(self, what: str, task: str, evidence: Evidence) -> Mapping[str, Any]:
+        """Let an executor evaluate or solve a task, and get the head of its answer."""
+        asked = Judged(what, task, evidence, self._opened)
+
+        def ask(child: Child) -> Frame:
+            with self._interruptible().waiting(child.kill):
+                return asked.ask(child)
+
+        return self._run(ask, lambda answer, _child: asked.read(answer), f"The task {task!r}")
 
     def _read(self, what: str, snapshot: Snapshot) -> bytes:
         parts = [*snapshot.parts]

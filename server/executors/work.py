@@ -18,6 +18,7 @@ from server.execution.runtime import SessionRuntime
 from server.execution.views import export, view
 from server.execution.world import Snapshot
 from server.executors.channel import Channel, Frame
+from server.executors.judge import Judge
 from server.packs.catalog import Catalog
 
 LIVE_BYTES = 4 * 2**20  # of snapshots; the environments take four to eight times as much
@@ -41,12 +42,15 @@ class Work:
         self._codec = PlainCodec(catalog, max_environment_bytes)
         self._max_result_bytes = max_result_bytes
         self._live = _Live()
+        self._judge = Judge(channel, self._codec, max_result_bytes)
         self._runtime = lru_cache(maxsize=RUNTIMES)(self._make_runtime)
         self._kinds: Mapping[str, Callable[[Frame], Answer]] = {
             "call": self._call,
             "build": lambda frame: _built(build(self._codec, frame.head["toolpack"], frame.head["options"])),
             "parse": lambda frame: _built(parse(self._codec, frame.head["toolpack"], frame.head["environment"])),
             "view": lambda frame: ({}, [view(self._codec, self._snapshot(frame))]),
+            "evaluate": lambda frame: (self._judge.do(frame), []),
+            "solve": lambda frame: (self._judge.do(frame), []),
             "export": lambda frame: ({}, [export(self._codec, self._snapshot(frame))]),
         }
 
@@ -67,7 +71,8 @@ class Work:
 
     def _call(self, request: Frame) -> Answer:
         head = request.head
-        plan = self._runtime(tuple(head["toolpacks"])).plan(head["function"], head["kwargs"])
+        offered = None if head["offered"] is None else frozenset(head["offered"])
+        plan = self._runtime(tuple(head["toolpacks"]), offered).plan(head["function"], head["kwargs"])
         # The worker knows what has been seen of the functions in all executors.
         plan.trusted -= frozenset(head["distrusted"])
         plan.read_only, plan.compares, plan.tracebacks = head["read_only"], head["compares"], head["tracebacks"]
@@ -91,8 +96,8 @@ class Work:
         given = dict(zip(request.head["given"], request.pieces, strict=True))
         return Snapshot(dict.fromkeys(request.head["parts"], ""), _Parts(self._channel, given))
 
-    def _make_runtime(self, toolpacks: tuple[str, ...]) -> SessionRuntime:
-        return SessionRuntime(self._codec.catalog.functions(toolpacks), timeout_seconds=0)
+    def _make_runtime(self, toolpacks: tuple[str, ...], offered: frozenset[str] | None) -> SessionRuntime:
+        return SessionRuntime(self._codec.catalog.functions(toolpacks), timeout_seconds=0, offered=offered)
 
 
 class _Parts(dict[str, bytes]):

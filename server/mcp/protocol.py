@@ -25,7 +25,8 @@ from server.mcp.results import (
 )
 from server.packs.header_parameters import Path
 from server.rpc.jsonrpc import Reserve, reply_too_large
-from server.rpc.methods import Caller, Methods
+from server.rpc.method import Caller
+from server.rpc.methods import Methods
 from server.rpc.parameters import MAX_CALL_ID
 from server.rpc.parsing import Parser
 from server.sessions.calls import CallRequest

@@ -19,6 +19,7 @@ from server.packs.environments import environment_and_options, problems
 from server.packs.header_parameters import header_parameters
 from server.packs.pack_function import PackFunction
 from server.packs.registration import caller_description, caller_place, located
+from server.packs.tasks import TaskAuthor, TaskList
 
 Plain = TypeVar("Plain", bound=Callable[..., Any])
 Registered = TypeVar("Registered")
@@ -26,7 +27,7 @@ Registered = TypeVar("Registered")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
-class Toolpack:
+class Toolpack(TaskAuthor):
     """Functions plus the environment they act on.
 
     Args:
@@ -58,6 +59,7 @@ class Toolpack:
         self.opt_in = opt_in
         self.state_types = tuple(state_types)
         self.functions: dict[str, PackFunction] = {}
+        self.task_list = TaskList(name)
         self.environment_class: type[BaseModel] = EmptyEnv
         self._build: Callable[..., BaseModel] = environment
         self._options: Any = None
@@ -199,7 +201,7 @@ class Toolpack:
     @property
     def task_count(self) -> int:
         """How many tasks it has."""
-        return 0
+        return self.task_list.count()
 
     @property
     def options(self) -> type[BaseModel] | None:

@@ -45,6 +45,8 @@ CODES: dict[type[Exception], int] = {
     errors.DeadlineError: -32010,
     errors.VersionNotRetainedError: -32011,
     errors.StateDamagedError: -32012,
+    errors.EvaluationError: -32013,
+    errors.AnsweredError: -32014,
 }
 
 FAILURE_CODES = {
@@ -54,6 +56,7 @@ FAILURE_CODES = {
     Failure.TOO_LARGE: -32007,
     Failure.DEADLINE: -32010,
     Failure.LOST: -32002,
+    Failure.EPISODE_OVER: -32002,
 }
 
 # Further details of an error: the attribute of the exception, which is also the member of `data`.
@@ -75,7 +78,7 @@ def describe(error: Exception) -> Described:
     message = str(error).encode("utf-8", "replace").decode()
     if code in STANDARD:
         return standard(code, message)
-    data: dict[str, Any] = {"type": type(error).__name__}
+    data: dict[str, Any] = {"type": error.kind if isinstance(error, errors.EvaluationError) else type(error).__name__}
     detail = DETAILS.get(type(error))
     if detail:
         data[detail] = getattr(error, detail)

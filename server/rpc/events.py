@@ -11,7 +11,7 @@ from typing import Any
 
 from server.errors import ToolpackServerError
 from server.observability.log import event, shown_id
-from server.rpc.methods import Caller, Method
+from server.rpc.method import Caller, Method
 
 MOST_SHOWN = 10  # sessions of one request
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from server import errors
 from server.jsonio.strict import dumps
 from server.rpc.codes import Described, describe, error_reply, standard
-from server.rpc.methods import Caller, Method
+from server.rpc.method import Caller, Method
 from server.rpc.parameters import Params
 from server.rpc.parsing import Parser
 from server.settings import Settings

@@ -4,16 +4,17 @@ The rule: every operation gets the caller's owner, which must own the session. A
 """
 
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from server.errors import CallFailedError
 from server.execution.call import Outcome
 from server.jsonio.strict import Fragment, dumps
 from server.packs.formats import FORMATS, described
+from server.packs.tasks import is_offered
 from server.rpc.arguments import read_arguments
 from server.rpc.limits import QUICK_BYTES
+from server.rpc.method import Caller, Method, session_of
 from server.rpc.parameters import (
     AgentListFunctions,
     AgentRunFunction,
@@ -30,42 +31,16 @@ from server.rpc.parameters import (
     ListFunctions,
     ListSessions,
     ListToolpacks,
-    Params,
     ResetSession,
     RunFunction,
 )
 from server.sessions.calls import CallRequest
 from server.sessions.manager import SessionManager
 from server.sessions.reader import SessionReader
+from server.sessions.tasks import Tasks
 from server.settings import Settings
 
 MAX_LISTINGS = 256
-
-
-class Caller(NamedTuple):
-    """The authenticated sender of a request.
-
-    Attributes:
-        owner: The name of the request's token, or the owner of the agent's session; "" if the server has no tokens.
-        session_id: The session of the agent's path to which the request was sent; None for other callers.
-    """
-
-    owner: str = ""
-    session_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A method: its name, its parameters' class, and the function that answers it."""
-
-    name: str
-    params: type[Params]
-    answer: Callable[[Caller, Any], Awaitable[Any]]
-
-    @property
-    def summary(self) -> str:
-        """The method's description: the docstring of its parameters' class."""
-        return (self.params.__doc__ or "").strip()
 
 
 Observe = Callable[[str, str | None, CallRequest, Outcome | None, float], None]
@@ -79,25 +54,27 @@ def envelope(outcome: Outcome) -> Fragment:
     return Fragment(b'{"result":"","error":%b}' % dumps(outcome.error))
 
 
-def _session_id(caller: Caller, params: Any) -> Any:
-    """Get the session that a request is about; an agent's path stands for it."""
-    return params.session_id if caller.session_id is None else caller.session_id
-
-
 class Methods:
     """The methods of a server.
 
     Args:
         sessions: The sessions.
         settings: The limits.
+        tasks: Says which functions an agent has.
         document: Returns the OpenRPC document.
         observe: Called after each call.
     """
 
     def __init__(
-        self, sessions: SessionManager, settings: Settings, document: Callable[[], Fragment], observe: Observe
+        self,
+        sessions: SessionManager,
+        tasks: Tasks,
+        settings: Settings,
+        document: Callable[[], Fragment],
+        observe: Observe,
     ) -> None:
         self._sessions = sessions
+        self._tasks = tasks
         self._settings = settings
         self._observe = observe
         self._document = document
@@ -144,8 +121,9 @@ class Methods:
             params.expected_version,
             params.timeout_seconds,
             problem,
+            by_agent=caller.session_id is not None,
         )
-        outcome = await self.call(caller, _session_id(caller, params), request)
+        outcome = await self.call(caller, session_of(caller, params), request)
         if params.raise_on_error and outcome.error is not None:
             raise CallFailedError(outcome)
         return envelope(outcome)
@@ -175,7 +153,7 @@ class Methods:
 
     async def list_functions(self, caller: Caller, params: ListFunctions | AgentListFunctions) -> Fragment:
         """List functions; see `ListFunctions`."""
-        listed = await self.functions(caller, _session_id(caller, params), params.format)
+        listed = await self.functions(caller, session_of(caller, params), params.format)
         return Fragment(b'{"result":%b,"error":null}' % listed)
 
     async def functions(self, caller: Caller, session_id: str | None, form: str) -> bytes:
@@ -188,6 +166,10 @@ class Methods:
             toolpacks = tuple(self._sessions.catalog.toolpacks)
         else:
             toolpacks = await self._sessions.toolpacks(session_id, caller.owner)
+        offered = None if caller.session_id is None else await self._tasks.offered(caller.session_id, caller.owner)
+        if offered is not None:
+            listed = self._sessions.catalog.listed(toolpacks)
+            return dumps([FORMATS[form](function) for function in listed if is_offered(function, offered)])
         return self._listed(toolpacks, form, in_session=session_id is not None)
 
     def _listed(self, toolpacks: tuple[str, ...], form: str, *, in_session: bool) -> bytes:
@@ -204,8 +186,10 @@ class Methods:
 
     async def list_toolpacks(self, caller: Caller, params: ListToolpacks) -> Fragment:  # noqa: ARG002
         """See `ListToolpacks`."""
-        if self._toolpacks is None:
-            self._toolpacks = Fragment(dumps([*map(described, self._sessions.catalog.toolpacks.values())]))
+        packs = self._sessions.catalog.toolpacks.values()
+        if self._toolpacks is None:  # in a thread, as toolpacks may have to load their tasks
+            listed = await self._sessions.compute(lambda: dumps([*map(described, packs)]), caller.owner, "toolpacks")
+            self._toolpacks = Fragment(listed)
         return self._toolpacks
 
     async def create_session(self, caller: Caller, params: CreateSession) -> Any:
@@ -218,6 +202,7 @@ class Methods:
             params.ttl_seconds,
             params.labels,
             params.call_id,
+            params.task,
         )
 
     async def get_session(self, caller: Caller, params: GetSession) -> Any:

@@ -13,7 +13,7 @@ from server.packs.formats import native
 from server.packs.toolpack import Toolpack
 from server.results import RESULTS, Envelope
 from server.rpc.codes import CODES, FAILURE_CODES, STANDARD
-from server.rpc.methods import Method
+from server.rpc.method import Method
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -45,7 +45,8 @@ def openrpc_document(methods: list[Method]) -> dict[str, Any]:
         "info": {
             "title": "Toolpack Server",
             "description": "Functions, and the worlds they change, for agents. POST /rpc accepts all methods; "
-            "POST /agents/<key> accepts list_functions and run_function, without session_id. "
+            "POST /agents/<key> accepts list_functions, run_function, get_task and submit_answer, without session_id; "
+            "get_task answers there with the prompt, and takes no task. "
             "POST /mcp/<key> speaks MCP instead.",
             "version": version("toolpack-server"),
             "license": {"name": "MIT"},

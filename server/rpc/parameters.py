@@ -114,6 +114,11 @@ class CreateSession(Params):
     ttl_seconds: TtlSeconds
     labels: Labels = Field(default_factory=dict, description="Labels, to find and close sessions by.")
     call_id: CallId
+    task: str | None = Field(
+        None,
+        description="A task, as toolpack/name: its toolpacks and options, over which the given options are laid; "
+        "the given toolpacks are added.",
+    )
 
 
 class GetSession(Params):

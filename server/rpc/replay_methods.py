@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from server.errors import InvalidParamsError
 from server.jsonio.strict import loads
 from server.rpc.limits import has_more_values, is_deeper
-from server.rpc.methods import Caller, Method
+from server.rpc.method import Caller, Method
 from server.rpc.parameters import CreateSession, ExportBundle, ImportBundle, ReplaySession
 from server.sessions.bundle_format import FORMAT, Head
 from server.sessions.bundles import Bundles

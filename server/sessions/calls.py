@@ -15,7 +15,9 @@ from server.execution.call import Failure, Outcome
 from server.execution.runtime import Plan
 from server.execution.world import Snapshot
 from server.jsonio.strict import Fragment, dumps
+from server.packs.tasks import Task
 from server.sessions.context import SessionContext
+from server.sessions.episodes import Progress, offered, with_progress
 from server.sessions.identity import is_bound
 from server.sessions.records import cut, cut_arguments, cut_error, request_digest
 from server.stores.base import Record, SessionStore
@@ -31,6 +33,7 @@ class CallRequest(NamedTuple):
         kwargs: The arguments, which the function gets and may change.
         sent: The same as JSON text, which nobody changes: what is recorded, compared and logged.
         problem: Why the arguments, which came as text, aren't a JSON object; then the call fails.
+        by_agent: It came to the agent's address, so its task's limits hold for it.
     """
 
     function: str
@@ -40,6 +43,7 @@ class CallRequest(NamedTuple):
     expected_version: int | None = None
     timeout_seconds: float | None = None
     problem: str | None = None
+    by_agent: bool = False
 
 
 class CallOperation:
@@ -58,18 +62,24 @@ class CallOperation:
         self._digest: str | None = None
         self._shown_kwargs = b""
         self._started_at = 0.0
+        self._progress: Progress | None = None
 
     def run(self, state: SessionState, start_clock: StartClock) -> Result:
         """Answer from the record if there is one, else run the function."""
         request, context = self._request, self._context
         context.check(state)
-        plan = context.runtime(state.session.toolpacks).plan(request.function, request.kwargs, request.timeout_seconds)
+        task = context.episodes.task(state.session) if request.by_agent else None
+        runtime = context.runtime(state.session.toolpacks, offered(task))
+        plan = runtime.plan(request.function, request.kwargs, request.timeout_seconds)
         if request.call_id is not None:
             self._digest = request_digest("run_function", request.function, request.kwargs)
         recorded = self._recorded(state)
         if recorded is not None:
             recorded.toolpack, recorded.content = plan.toolpack, plan.content
             return Result(recorded)
+        over = self._over(state, task)
+        if over is not None:
+            return Result(over)
         if request.expected_version is not None and request.expected_version != state.version:
             raise VersionConflictError(request.expected_version, state.version)
         context.keep_alive(state, plan.timeout_seconds)
@@ -82,6 +92,37 @@ class CallOperation:
                 context.room.check_session(state, len(self._shown_kwargs), at_least=True)
             except TooLargeError as error:
                 return Result(_no_room(plan, error))
+        outcome, seconds = self._call(plan, state.session.toolpacks, snapshot, start_clock)
+        record = self._record(state, outcome, seconds)
+        snapshot.live.update(outcome.live)
+        new_blobs = dict(outcome.blobs.values())
+        try:
+            context.room.check_session(state, added_bytes(record, new_blobs))
+        except TooLargeError as error:
+            return Result(_no_room(plan, error))
+        if not outcome.blobs:
+            return Result(outcome, record, blobs=blobs, live=snapshot.live, progress=self._progress)
+        parts = {part: blob_id for part, (blob_id, _) in outcome.blobs.items()}
+        blobs.update({part: blob for part, (_, blob) in outcome.blobs.items()})
+        return Result(outcome, record, parts, new_blobs, blobs, snapshot.live, self._progress)
+
+    def _over(self, state: SessionState, task: Task | None) -> Outcome | None:
+        """Get the answer to an agent whose part is over; None if the call is to be run, which counts then."""
+        episodes = self._context.episodes
+        progress = episodes.progress(state)
+        if progress is None:
+            return None
+        why = None if task is None else episodes.over(task, progress)
+        if why is not None:
+            return Outcome(error=f"EpisodeOverError: {why}", failure=Failure.EPISODE_OVER)
+        self._progress = progress._replace(calls=progress.calls + self._request.by_agent)
+        return None
+
+    def _call(
+        self, plan: Plan, toolpacks: tuple[str, ...], snapshot: Snapshot, start_clock: StartClock
+    ) -> tuple[Outcome, float]:
+        """Run the function, and get the outcome and the seconds that it took."""
+        request, context = self._request, self._context
         began = time.perf_counter()
 
         def start() -> None:
@@ -92,7 +133,7 @@ class CallOperation:
         if request.problem is None:
             place = context.running.begin(plan.toolpack, plan.registered_name)
             try:
-                outcome = context.runner.call(plan, state.session.toolpacks, request.sent, snapshot, start)
+                outcome = context.runner.call(plan, toolpacks, request.sent, snapshot, start)
             finally:
                 context.running.end(place)
         else:
@@ -103,18 +144,7 @@ class CallOperation:
             context.promises.called(plan.toolpack, plan.registered_name, seconds, outcome.compared_seconds)
         if outcome.broken:
             context.broke_promise(*outcome.broken)
-        record = self._record(state, outcome, seconds)
-        snapshot.live.update(outcome.live)
-        new_blobs = dict(outcome.blobs.values())
-        try:
-            context.room.check_session(state, added_bytes(record, new_blobs))
-        except TooLargeError as error:
-            return Result(_no_room(plan, error))
-        if not outcome.blobs:
-            return Result(outcome, record, blobs=blobs, live=snapshot.live)
-        parts = {part: blob_id for part, (blob_id, _) in outcome.blobs.items()}
-        blobs.update({part: blob for part, (_, blob) in outcome.blobs.items()})
-        return Result(outcome, record, parts, new_blobs, blobs, snapshot.live)
+        return outcome, seconds
 
     def on_timeout(self, state: SessionState) -> Result:
         """Record that the deadline has passed; nothing has changed."""
@@ -127,7 +157,7 @@ class CallOperation:
             failure=Failure.DEADLINE,
             toolpack=plan.toolpack,
         )
-        return Result(outcome, self._record(state, outcome, plan.timeout_seconds))
+        return Result(outcome, self._record(state, outcome, plan.timeout_seconds), progress=self._progress)
 
     def _recorded(self, state: SessionState) -> Outcome | None:
         """Get the outcome that is recorded under the request's call_id."""
@@ -166,11 +196,12 @@ class CallOperation:
             "version": state.version + outcome.changes,
             "started_at": timestamp(self._started_at),
             "duration_ms": round(seconds * 1000, 3),
+            "by": "agent" if self._request.by_agent else "client",
         }
         private = None
         if self._digest is not None:
             private = {"digest": self._digest, "failure": outcome.failure, "errors": outcome.errors, **whole}
-        return self._context.records.write(self.session_id, shown, private)
+        return self._context.records.write(self.session_id, shown, with_progress(private, self._progress))
 
 
 def _unreadable(problem: str) -> Outcome:

@@ -19,7 +19,9 @@ from server.execution.runtime import SessionRuntime
 from server.observability.running import RunningFunctions
 from server.packs.catalog import Catalog
 from server.packs.registration import place
+from server.sessions.episodes import Episodes
 from server.sessions.identity import Identities
+from server.sessions.origins import Origins
 from server.sessions.paths import Paths
 from server.sessions.records import Records
 from server.sessions.room import Room
@@ -71,14 +73,16 @@ class SessionContext:
         self.paths = Paths(store, self.records, self.identities)
         self.codec = codec
         self.runner = runner
+        self.origins = Origins(store, self.paths, key)
+        self.episodes = Episodes(catalog, store, self.records, self.paths, self.origins)
         self.room = Room(store, settings)
         self._initial = InitialEnvironments(runner.build, INITIAL_BYTES)
         self.functions = catalog.spellings()
         # The order of its toolpacks is the client's choice, so there are more than can be kept.
         self.runtime = lru_cache(maxsize=RUNTIMES)(self._runtime)
 
-    def _runtime(self, toolpacks: tuple[str, ...]) -> SessionRuntime:
-        """Get the functions of a session with these toolpacks.
+    def _runtime(self, toolpacks: tuple[str, ...], offered: frozenset[str] | None = None) -> SessionRuntime:
+        """Get the functions of a session with these toolpacks: those that are offered, or all.
 
         Raises:
             ClassesChangedError: One of the toolpacks is not loaded any more.
@@ -89,7 +93,11 @@ class SessionContext:
                 f"The session's toolpack {missing[0]!r} is not loaded any more: load it, or close the session."
             )
         return SessionRuntime(
-            self.catalog.functions(toolpacks), self.settings.timeout_seconds, self.promises, tracebacks=self._tracebacks
+            self.catalog.functions(toolpacks),
+            self.settings.timeout_seconds,
+            self.promises,
+            tracebacks=self._tracebacks,
+            offered=offered,
         )
 
     def broke_promise(self, toolpack: str, function: str, change: str) -> None:

@@ -49,6 +49,7 @@ class SessionFactory:
         environment: Mapping[str, Any],
         labels: Mapping[str, str],
         ttl_seconds: float | None,
+        task: str | None,
         creation: Creation | None,
     ) -> Session:
         """Create a session; see `rpc.parameters.CreateSession`."""
@@ -66,6 +67,7 @@ class SessionFactory:
             environment=pack(environment),
             labels=labels,
             ttl_seconds=self._context.settings.ttl_seconds if ttl_seconds is None else ttl_seconds,
+            task=task,
         )
         sessions = self._sessions(template, 1, DIGITS, creation)
         try:
@@ -100,11 +102,13 @@ class SessionFactory:
         )
         self._check_reply(template, count)
         self._check_quota(parent.owner, count)
-        self._context.room.check_name(parent.owner, count * len(dumps(template.labels)))
+        path_id = self._context.codec.new_blob_id()
+        origin, blobs = self._context.origins.continued(parent, at, path_id)
+        self._context.room.check_name(parent.owner, count * len(dumps(template.labels)) + len(blobs[path_id]))
         # Some of the blobs of an old session may have the old format, which only old sessions may have.
         forks = self._sessions(template, count, DIGITS if is_bound(parent.id) else OLD_DIGITS, creation)
         try:
-            self._context.store.create(forks, parts, {})
+            self._context.store.create(forks, parts, blobs, origin)
         except MissingBlobError:  # trimmed in between
             newest = self._reader.find(session_id, owner)[1].version
             raise VersionNotRetainedError(at, newest, newest) from None

@@ -1,8 +1,8 @@
 """Ids and agent keys of sessions, and what proves that a stored session is the one that was created.
 
 The agent key is a keyed hash of everything that never changes in a session: its id, owner, toolpacks, options,
-environment, labels, TTL, parent and details. So whoever can write to the store, but hasn't the key, can't change these
-without changing the agent key, and can't find out the agent key that would fit.
+environment, labels, TTL, parent, task and details. So whoever can write to the store, but hasn't the key, can't change
+these without changing the agent key, and can't find out the agent key that would fit.
 
 The rule: a session is used only if its agent key fits. Sessions of version 0.1.0 and their forks have shorter ids and
 agent keys, which fit nothing; a client that asks for a session by its longer id is never given one of those.
@@ -103,6 +103,7 @@ class Identities:
             *(float(session.ttl_seconds), session.created_at, session.parent),
             *([session.details] if session.details else []),  # once there were none
         ]
+        facts += [] if session.task is None else [session.task]  # without: as before there were tasks
         texts = map(_text, (session.options, session.environment))
         return self._keyed.of(dumps(facts, sort_keys=True), *texts)[:DIGITS]
 

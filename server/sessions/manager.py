@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from server.engine.jobs import Errand
-from server.engine.lanes import Lane
 from server.engine.queues import Queues
 from server.errors import (
     HeavyReadError,
@@ -30,6 +30,7 @@ from server.sessions.factory import SessionFactory
 from server.sessions.identity import Creation
 from server.sessions.reader import SessionReader
 from server.sessions.resets import ResetOperation
+from server.sessions.task_recipes import task_recipe
 
 T = TypeVar("T")
 
@@ -73,13 +74,17 @@ class SessionManager:
         ttl_seconds: float | None,
         labels: Mapping[str, str],
         call_id: str | None,
+        task: str | None = None,
     ) -> Session:
         """Create a session; with the call_id of an earlier request, get the session that it has created.
 
         Raises:
             InvalidParamsError: Toolpacks, options or environment don't fit.
         """
-        asked = ["create_session", toolpacks, options, environment, ttl_seconds, labels]
+        asked = ["create_session", toolpacks, options, environment, ttl_seconds, labels, *([task] if task else [])]
+        if task is not None:
+            recipe = partial(task_recipe, self.catalog, task, toolpacks, options, environment)
+            toolpacks, options = await self.compute(recipe, owner, "tasks")
         chosen = self.catalog.choose(toolpacks)
         for given in [*options, *environment]:
             if given not in chosen:
@@ -92,7 +97,7 @@ class SessionManager:
 
         def create() -> Session:
             creation = self._creation(owner, call_id, asked)
-            return self.factory.create(owner, chosen, options, environment, labels, ttl_seconds, creation)
+            return self.factory.create(owner, chosen, options, environment, labels, ttl_seconds, task, creation)
 
         # Building or validating an environment may take long; most often it has been built already.
         return await (self.compute(create, owner, "create") if options or environment else self._do(create))
@@ -155,15 +160,21 @@ class SessionManager:
         except HeavyReadError:
             return await self.compute(lambda: read(self.heavy_reader), name, "read")
 
-    async def compute(self, work: Callable[[], T], name: str, kind: str) -> T:
+    async def compute(
+        self, work: Callable[[], T], name: str, kind: str, timeout_seconds: float | None = None, given_up: str = ""
+    ) -> T:
         """Do work that takes much of the processor, in a thread; see `read`.
 
         Args:
             work: The work.
             name: Whose work it is.
             kind: Work of one kind takes about the same time.
+            timeout_seconds: Its deadline; None: that of a call.
+            given_up: What the waiter is told if it passes that.
         """
-        return await self._do(work, self.queues.lanes.reads, kind, name)
+        seconds = self._settings.timeout_seconds if timeout_seconds is None else timeout_seconds
+        errand = Errand(work, seconds, self.queues.lanes.reads, kind, name, given_up)
+        return cast("T", await self.queues.do(errand))
 
     async def toolpacks(self, session_id: str, owner: str | None) -> tuple[str, ...]:
         """Get the names of a session's toolpacks, all of which are loaded."""
@@ -283,7 +294,6 @@ class SessionManager:
         """Stop the threads: what still runs will not be committed."""
         self.queues.stop()
 
-    async def _do(self, work: Callable[[], T], lane: Lane | None = None, kind: str = "", name: str = "") -> T:
-        """Do work that blocks, in a thread; see `Job` for the arguments."""
-        errand = Errand(work, self._settings.timeout_seconds, lane, kind, name)
-        return cast("T", await self.queues.do(errand))
+    async def _do(self, work: Callable[[], T]) -> T:
+        """Do work that blocks but is quick, in a thread."""
+        return cast("T", await self.queues.do(Errand(work, self._settings.timeout_seconds)))

@@ -3,8 +3,8 @@
 A reset goes back on the path: what came after the version that it names is no longer on it. A fork's path begins with
 its parent's, up to the version that was forked. Calls that change nothing belong to the version that they read.
 
-The rule: nothing is stored for a path; it follows from the records. It begins with the oldest ancestor that still
-exists.
+The rule: what is here follows from the records alone. Forks also have what `origins` keeps for them of their ancestors,
+which may be closed; those that were made before there were origins begin with the oldest ancestor that still exists.
 """
 
 from collections.abc import Iterator, Sequence
@@ -94,6 +94,10 @@ class Paths:
             if found is None or not self._identities.fits(found[0]):
                 return [step for part in reversed(parts) for step in part]
             session = found[0]
+
+    def own(self, session: StoredSession, version: int) -> list[Step]:
+        """Get that part of the path of a version that is the session's own; raises as `steps`."""
+        return [Step(session.id, index) for index in self._history(session.id).path(version)]
 
     def read(self, steps: Sequence[Step]) -> Iterator[tuple[Step, bytes]]:
         """Read the records of some steps, as clients see them; it ends at one that was deleted meanwhile."""

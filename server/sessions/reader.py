@@ -54,7 +54,7 @@ class SessionReader:
         self._cache = cache
         self._identities = context.identities
         self._records = context.records
-        self._paths = context.paths
+        self._origins = context.origins
         self._max_list_bytes = context.settings.max_list_bytes
 
     def get(self, session_id: str, owner: str | None) -> tuple[StoredSession, Head]:
@@ -216,12 +216,11 @@ class SessionReader:
         session, head = self.find(session_id, owner)
         shown: list[Fragment] = []
         size = 0
-        steps = self._paths.steps(session, head.version)[after + 1 :][:limit]
-        for place, (step, text) in enumerate(self._paths.read(steps), after + 1):
+        for place, (of, text) in enumerate(self._origins.lines(session, head.version, after), after + 1):
             size += len(text)
-            if shown and size > self._max_list_bytes:
+            if len(shown) == limit or (shown and size > self._max_list_bytes):
                 break
-            shown.append(Fragment(b'%b,"place":%d,"session_id":%b}' % (text[:-1], place, dumps(step.session_id))))
+            shown.append(Fragment(b'%b,"place":%d,"session_id":%b}' % (text[:-1], place, dumps(of))))
         return shown
 
     def export(self, session_id: str, owner: str, version: int | None) -> Export:
@@ -246,9 +245,18 @@ class SessionReader:
         """
         parts = self.parts(session_id, head, version)
         try:
-            blobs = self._store.blobs([*parts.values()])
+            return self.read_parts(session_id, parts)
         except MissingBlobError:  # trimmed in between
             raise VersionNotRetainedError(version, head.version, head.version) from None
+
+    def read_parts(self, session_id: str, parts: Mapping[str, str]) -> Snapshot:
+        """Get environments of a session or of its family, as bytes.
+
+        Raises:
+            MissingBlobError: A part is not in the store, or no longer.
+            HeavyReadError: They are larger than this reader reads.
+        """
+        blobs = self._store.blobs([*parts.values()])
         if self._max_bytes is not None and sum(map(len, blobs.values())) > self._max_bytes:
             raise HeavyReadError
         return Snapshot(parts, {part: blobs[blob_id] for part, blob_id in parts.items()}, bound=is_bound(session_id))

@@ -11,6 +11,7 @@ from server.engine.state import Result, SessionState, added_bytes
 from server.errors import ClassesChangedError, DeadlineError
 from server.execution.parts import emptied, toolpack_of
 from server.sessions.context import SessionContext
+from server.sessions.episodes import Progress, with_progress
 from server.sessions.identity import is_bound, unpack
 from server.sessions.records import request_digest
 from server.stores.base import Record, StoredSession
@@ -57,7 +58,8 @@ class ResetOperation:
                 raise
             parts, blobs = self._built_again(state.session, parts)
             new_blobs = blobs
-        record = self._record(state)
+        progress = context.episodes.at(state, self._to_version)
+        record = self._record(state, progress)
         context.room.check_session(state, added_bytes(record, new_blobs))
         return Result(
             state.version + 1,
@@ -65,6 +67,7 @@ class ResetOperation:
             parts=parts,
             new_blobs=new_blobs,
             blobs={part: blobs[blob_id] for part, blob_id in parts.items()},
+            progress=progress,
         )
 
     def on_timeout(self, state: SessionState) -> Result:  # noqa: ARG002 - an operation's signature
@@ -95,7 +98,7 @@ class ResetOperation:
         self._context.records.read_repeated(self.session_id, record, self._digest)
         return record.version
 
-    def _record(self, state: SessionState) -> Record:
+    def _record(self, state: SessionState, progress: Progress | None) -> Record:
         shown = {
             "index": state.index + 1,
             "kind": "reset",
@@ -105,4 +108,5 @@ class ResetOperation:
             "started_at": timestamp(time.time()),
             "duration_ms": 0.0,
         }
-        return self._context.records.write(self.session_id, shown, {"digest": self._digest} if self._digest else None)
+        private = {"digest": self._digest} if self._digest else None
+        return self._context.records.write(self.session_id, shown, with_progress(private, progress))

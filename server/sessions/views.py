@@ -28,6 +28,7 @@ def session_view(session: StoredSession, version: int, *, called_at: float | Non
         "created_at": timestamp(session.created_at),
         "expires_at": timestamp(called_at + session.ttl_seconds),
         "parent": {"session_id": session.parent[0], "version": session.parent[1]} if session.parent else None,
+        "task": session.task,
     }
 
 

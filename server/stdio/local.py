@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from server.errors import StartError
 from server.mcp.messages import Message
 from server.packs.catalog import Catalog
-from server.rpc.methods import Caller
+from server.rpc.method import Caller
 from server.rpc.parameters import MAX_TTL_SECONDS
 from server.service import Service
 from server.settings import Settings

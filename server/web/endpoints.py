@@ -16,7 +16,7 @@ from server.jsonio.strict import dumps
 from server.observability.call_log import accept_request_id
 from server.rpc.codes import describe, error_reply
 from server.rpc.jsonrpc import JsonRpc
-from server.rpc.methods import Caller
+from server.rpc.method import Caller
 from server.service import Service
 from server.settings import PREFIX
 from server.web.auth import TokenGate

@@ -15,7 +15,7 @@ from server.mcp.results import Fault, Reply, failure, refusal_reply, shifted
 from server.observability.call_log import accept_request_id
 from server.rpc.codes import describe
 from server.rpc.limits import QUICK_BYTES
-from server.rpc.methods import Caller
+from server.rpc.method import Caller
 from server.settings import PREFIX
 from server.web.bodies import Reservation, check_headers, read_body
 from server.web.endpoints import CUT_OFF, Gateway

@@ -16,7 +16,7 @@ OWNER, OTHER = "fuzz", "another"
 # own time on the processor, whatever else the machine does.
 STALL_SECONDS = 2.0
 MAGNIFIED = 100
-CHANGING = {"run_function", "reset_session"}
+CHANGING = {"run_function", "reset_session", "add_message"}
 
 
 class Attack:

@@ -8,9 +8,7 @@ import json
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
-from serving import all_methods
-
-from server.rpc.methods import AgentListFunctions, AgentRunFunction
+from serving import agents_methods, all_methods
 
 ODD_NAMES = [
     "", " ", "a", "ledger", "nasty", "halves", "vault", "__proto__", "__class__", "__init__", "__dict__", "constructor",
@@ -162,6 +160,13 @@ def _plausible(target):
         "after": st.sampled_from([-1, 0, 5, 2**53 - 1, "", "f" * 32]),
         "limit": st.sampled_from([1, 1000]),
         "count": st.sampled_from([1, 2]),
+        "task": st.sampled_from(["ledger/none", "none/x", "ledger", "/", None]),
+        "toolpack": st.sampled_from(["ledger", "none", None]),
+        "split": st.sampled_from(["test", ""]) | st.none(),
+        "tags": st.lists(texts, max_size=2),
+        "role": st.sampled_from(["system", "user", "assistant"]),
+        "content": texts,
+        "answer": texts,
     }  # fmt: skip
 
 
@@ -190,7 +195,7 @@ ids = mostly(st.sampled_from([1, "a", 0, -1, 1.5, "", 2**60, 10**25, "\x00", "ðŸ
 def requests(target, *, agent=False):
     """Get single requests, most of them of a valid shape."""
     if agent:
-        models = {"list_functions": AgentListFunctions, "run_function": AgentRunFunction}
+        models = {method.name: method.params for method in agents_methods()}
     else:
         models = {method.name: method.params for method in all_methods()}
 

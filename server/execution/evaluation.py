@@ -1,0 +1,231 @@
+"""Evaluate what a session has left: its first environments, those of one version, and the records that led there.
+
+The rule: pure, as `call` is. The verdict follows from bytes, records and the task's name; everything is thawed anew,
+and what an evaluator does to it reaches nobody. Whatever goes wrong in an author's code is an `EvaluationError`.
+"""
+
+import inspect
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from server.coroutines import run_coroutine
+from server.errors import EvaluationError, Interrupted, InvalidParamsError, MissingBlobError, ReplayError, RequestError
+from server.execution.call import call
+from server.execution.codec import PlainCodec
+from server.execution.runtime import SessionRuntime
+from server.execution.views import thawed
+from server.execution.world import Snapshot
+from server.functions_runtime import error_text
+from server.packs.rollouts import Rollout, RolloutCall, RolloutMessage, Worlds, verdict
+from server.packs.solutions import plain_calls, reached_solution, solution_calls
+from server.packs.tasks import Task
+from server.results import Solution, Verdict
+
+log = logging.getLogger("toolpack_server")
+
+
+@dataclass(frozen=True, slots=True)
+class PathRecord:
+    """A record on the path that led to a version.
+
+    Attributes:
+        shown: What clients see of it.
+        own: It is the session's own, not one of a parent.
+    """
+
+    shown: Mapping[str, Any]
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a session has left for an evaluator.
+
+    Attributes:
+        toolpacks: The session's toolpacks.
+        options: Their options, as they were given.
+        initial: The environments with which its family began.
+        final: Those of the version that is evaluated.
+        version: That version.
+        path: The records that led there.
+        answer: The answer that counts instead of the recorded one, or None.
+        at: Gets the environments of another version.
+    """
+
+    toolpacks: tuple[str, ...]
+    options: Mapping[str, Mapping[str, Any]]
+    initial: Snapshot
+    final: Snapshot
+    version: int
+    path: Sequence[PathRecord]
+    answer: str | None
+    at: Callable[[int], Snapshot]
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What evaluating takes.
+
+    Attributes:
+        codec: Reads and writes environments.
+        max_result_bytes: The largest size of a call's result as JSON.
+        interruptible: Surrounds the author's code, the only code that a passed deadline interrupts.
+    """
+
+    codec: PlainCodec
+    max_result_bytes: int
+    interruptible: AbstractContextManager[object]
+
+
+def evaluate(name: str, evidence: Evidence, means: Means) -> Verdict:
+    """Get the verdict on a task by its evaluator.
+
+    Args:
+        name: The task's full name.
+        evidence: What the session has left.
+        means: What evaluating takes.
+
+    Raises:
+        EvaluationError: The evaluator, or the solution, failed.
+        RequestError: The stored environments can't be used, or a version that it asks for is no longer kept.
+    """
+    pack, task = means.codec.catalog.task(name)
+    rollout = _rollout(pack.name, task, evidence, means)
+    evaluator = task.evaluate or (reached_solution() if task.solution is not None else None)
+    with _faults(f"The evaluator of {name!r}"):
+        if evaluator is None:
+            raise TypeError("the task has neither an evaluator nor a solution")
+        try:
+            with means.interruptible:
+                returned = evaluator(rollout)
+                if inspect.isawaitable(returned):
+                    returned = run_coroutine(_awaited(returned))
+        except AssertionError as error:
+            rollout.check("assert", passed=False, detail=_assertion(error))
+            returned = 0.0
+        return verdict(name, evidence.version, returned, rollout.checks)
+
+
+def solve(name: str, evidence: Evidence, means: Means) -> Solution:
+    """Get a task's solution in the environment with which a session began.
+
+    Raises:
+        InvalidParamsError: It has none.
+        EvaluationError: The solution failed.
+        RequestError: The stored environments can't be used.
+    """
+    pack, task = means.codec.catalog.task(name)
+    if task.solution is None:
+        raise InvalidParamsError(f"The task {name!r} has no solution.")
+    with _faults(f"The solution of {name!r}"), means.interruptible:
+        calls = solution_calls(task, _Thawed(evidence, means).initial()[pack.name])
+    answer = task.answer if isinstance(task.answer, str) else "\n".join(task.answer)
+    return {"calls": [{"function": function, "kwargs": kwargs} for function, kwargs in calls], "answer": answer}
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+@contextmanager
+def _faults(what: str) -> Iterator[None]:
+    """Make what an author's code raises an `EvaluationError`, and log it with its traceback."""
+    try:
+        yield
+    except (RequestError, MissingBlobError, Interrupted):
+        raise
+    except BaseException as error:  # SystemExit too
+        log.warning("%s failed", what, exc_info=error)
+        kind = error.kind if isinstance(error, ReplayError) else type(error).__name__
+        raise EvaluationError(f"{what} failed: {error_text(error)}", kind) from error
+
+
+def _assertion(error: AssertionError) -> str:
+    """Describe an assertion that failed: by its message, else by its line."""
+    if str(error):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    return (frames[-1].line or "") if frames else ""
+
+
+def _rollout(toolpack: str, task: Task, evidence: Evidence, means: Means) -> Rollout[Any]:
+    calls, messages, answer = [], [], ""
+    for index, record in enumerate(evidence.path):
+        shown, version = record.shown, record.shown["version"] if record.own else None
+        match shown["kind"]:
+            case "call":
+                what = {name: shown[name] for name in ("function", "kwargs", "result", "error")}
+                calls.append(RolloutCall(index=index, version=version, by=shown.get("by", "client"), **what))
+            case "message":
+                messages.append(RolloutMessage(index, shown["role"], shown["content"], version))
+    if evidence.answer is not None:
+        answer = evidence.answer
+    else:
+        said = [message.content for message in messages if message.role == "assistant"]
+        submitted = [record.shown["answer"] for record in evidence.path if record.own and "answer" in record.shown]
+        answer = next(iter([*submitted[-1:], *said[-1:]]), "")
+    return Rollout(
+        _Thawed(evidence, means),
+        toolpack,
+        task,
+        options=evidence.options.get(toolpack, {}),
+        calls=calls,
+        messages=messages,
+        answer=answer,
+        version=evidence.version,
+    )
+
+
+class _Thawed(Worlds):
+    """See `Worlds`. While it reads and writes bytes, a passed deadline interrupts nothing."""
+
+    def __init__(self, evidence: Evidence, means: Means) -> None:
+        self._evidence = evidence
+        self._means = means
+
+    def initial(self) -> dict[str, BaseModel]:
+        """See `Worlds.initial`."""
+        with self._uninterrupted():
+            return thawed(self._means.codec, self._evidence.initial)
+
+    def at(self, version: int | None) -> dict[str, BaseModel]:
+        """See `Worlds.at`."""
+        evidence = self._evidence
+        with self._uninterrupted():
+            if version is None or version == evidence.version:
+                return thawed(self._means.codec, evidence.final)
+            return thawed(self._means.codec, evidence.at(version))
+
+    def replay(self, calls: Sequence[Any], *, raise_on_error: bool) -> dict[str, BaseModel]:
+        """See `Worlds.replay`."""
+        means, initial = self._means, self._evidence.initial
+        plain = plain_calls(calls)
+        with self._uninterrupted():
+            # No deadline of their own: that of the evaluator holds for all of them together.
+            runtime = SessionRuntime(means.codec.catalog.functions(self._evidence.toolpacks), float("inf"))
+            snapshot = Snapshot(dict(initial.parts), dict(initial.blobs), bound=initial.bound)
+            for function, kwargs in plain:
+                plan = runtime.plan(function, kwargs)
+                outcome = call(plan, snapshot, means.codec, means.max_result_bytes, means.interruptible)
+                if outcome.error is not None and raise_on_error:
+                    raise ReplayError(function, outcome.error)
+                parts = {**snapshot.parts, **{part: blob_id for part, (blob_id, _) in outcome.blobs.items()}}
+                blobs = {**snapshot.blobs, **{part: blob for part, (_, blob) in outcome.blobs.items()}}
+                snapshot = Snapshot(parts, blobs, bound=initial.bound)
+            return thawed(means.codec, snapshot)
+
+    @contextmanager
+    def _uninterrupted(self) -> Iterator[None]:
+        """Leave the author's code for a while."""
+        interruptible = self._means.interruptible
+        interruptible.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            interruptible.__enter__()

@@ -1,0 +1,265 @@
+"""What an evaluator gets, and what it may answer: a `Rollout`, its checks, and an `Evaluation`.
+
+The rule: nothing here runs a function or reads bytes; `execution.evaluation` hands in what does. An answer that means
+nothing is the evaluator's fault and never a reward.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Number
+from typing import Any, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel
+
+from server.jsonio.strict import loads
+from server.jsonio.view import to_json
+from server.results import Json, TaskCheck, Verdict
+
+E = TypeVar("E", bound=BaseModel)
+
+PASSED = 1.0  # this reward, and any above it, has passed
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutCall:
+    """A call on the path that is evaluated.
+
+    Attributes:
+        index: Its place on the path.
+        function: The name of the function.
+        kwargs: Its arguments, as JSON values.
+        result: Its result, as a JSON value; "" after an error. What was too long for its record is cut.
+        error: `ErrorType: message`, or None.
+        version: The session's version after it; None in the record of a parent.
+        by: Who called: `agent`, at its own address, or `client`.
+    """
+
+    index: int
+    function: str
+    kwargs: Mapping[str, Json]
+    result: Json
+    error: str | None
+    version: int | None
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutMessage:
+    """A message on the path that is evaluated; see `RolloutCall` for `index` and `version`."""
+
+    index: int
+    role: str
+    content: str
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Something that an evaluator has looked at.
+
+    Attributes:
+        name: What should be the case.
+        passed: It is.
+        detail: What was found instead.
+    """
+
+    name: str
+    passed: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What an evaluator may return if a reward alone says too little.
+
+    Attributes:
+        reward: A finite number.
+        passed: Whether the task counts as done; None: if the reward is 1 or more.
+        checks: What was looked at, besides what `Rollout.check` has noted.
+        metrics: Further values, as JSON, by name.
+    """
+
+    reward: float
+    passed: bool | None = None
+    checks: Sequence[Check] = ()
+    metrics: Mapping[str, Json] = field(default_factory=dict)
+
+
+class RolloutTask(Protocol):
+    """What a rollout shows of its task; see `packs.tasks.Task`."""
+
+    name: str
+    data: Any
+    metadata: Mapping[str, Json]
+
+
+class Worlds(ABC):
+    """The environments of a rollout, by toolpack, each time thawed anew from what is committed."""
+
+    @abstractmethod
+    def initial(self) -> dict[str, BaseModel]:
+        """Get those with which the family of the session began."""
+
+    @abstractmethod
+    def at(self, version: int | None) -> dict[str, BaseModel]:
+        """Get those of a version of the session; None: of the one that is evaluated."""
+
+    @abstractmethod
+    def replay(self, calls: Sequence[Any], *, raise_on_error: bool) -> dict[str, BaseModel]:
+        """Get what calls make of the initial ones."""
+
+
+class Rollout(Generic[E]):
+    """One agent's attempt at a task, as its evaluator sees it. Whatever is done to it reaches nobody.
+
+    Attributes:
+        task: The task.
+        toolpack: The name of its toolpack.
+        options: The options with which this toolpack's environment was built, as they were given.
+        calls: The calls on the path, in order.
+        messages: The messages on the path, in order.
+        answer: The agent's answer: the submitted one, else its last message, else "".
+        version: The version that is evaluated.
+        checks: What `check` has noted so far.
+    """
+
+    def __init__(
+        self,
+        worlds: Worlds,
+        toolpack: str,
+        task: Any,
+        *,
+        options: Mapping[str, Json],
+        calls: Sequence[RolloutCall],
+        messages: Sequence[RolloutMessage],
+        answer: str,
+        version: int,
+    ) -> None:
+        self._worlds = worlds
+        self.toolpack = toolpack
+        self.task = task
+        self.options = options
+        self.calls = calls
+        self.messages = messages
+        self.answer = answer
+        self.version = version
+        self.checks: list[Check] = []
+
+    @cached_property
+    def initials(self) -> dict[str, BaseModel]:
+        """The environments with which the session began, before any fork, by toolpack."""
+        return self._worlds.initial()
+
+    @cached_property
+    def environments(self) -> dict[str, BaseModel]:
+        """The environments of the version that is evaluated, by toolpack."""
+        return self._worlds.at(None)
+
+    @property
+    def initial(self) -> E:
+        """The environment of the task's toolpack at the beginning."""
+        return self.initials[self.toolpack]  # type: ignore[return-value] # only the task's author knows its class
+
+    @property
+    def environment(self) -> E:
+        """The environment of the task's toolpack at the version that is evaluated."""
+        return self.environments[self.toolpack]  # type: ignore[return-value] # as above
+
+    def at(self, version: int) -> E:
+        """Get the environment of the task's toolpack at an older version of this session.
+
+        Raises:
+            VersionNotRetainedError: The version is no longer kept.
+        """
+        return self._worlds.at(version)[self.toolpack]  # type: ignore[return-value] # as above
+
+    def replay(self, calls: Sequence[Any], raise_on_error: bool = True) -> E:
+        """Get what calls make of a copy of `initial`.
+
+        Args:
+            calls: Each a `FunctionCall` or `(name, arguments)`.
+            raise_on_error: Raise if a call fails. Otherwise it changes nothing, and the next one is run.
+
+        Raises:
+            ReplayError: A call has failed.
+        """
+        return self.replay_all(calls, raise_on_error)[self.toolpack]  # type: ignore[return-value] # as above
+
+    def replay_all(self, calls: Sequence[Any], raise_on_error: bool = True) -> dict[str, BaseModel]:
+        """Get what calls make of a copy of `initials`; see `replay`."""
+        return self._worlds.replay(calls, raise_on_error=raise_on_error)
+
+    def check(self, name: str, passed: object, detail: str = "") -> bool:
+        """Note whether something is as it should be.
+
+        Args:
+            name: What should be the case.
+            passed: A true value if it is.
+            detail: What was found instead.
+        """
+        noted = Check(name, bool(passed), detail)
+        self.checks.append(noted)
+        return noted.passed
+
+
+Evaluator = Callable[[Any], Any]
+"""A plain or async function of one `Rollout`; see docs/tasks.md for what it may return."""
+
+
+def verdict(name: str, version: int, returned: object, checks: Sequence[Check]) -> Verdict:
+    """Get the verdict that an evaluator means by what it returned.
+
+    Args:
+        name: The task's name.
+        version: The version that was evaluated.
+        returned: What the evaluator returned.
+        checks: What it has checked.
+
+    Raises:
+        TypeError: It returned nothing that is a verdict.
+        ValueError: Its reward is no finite number.
+        ResultError: Its metrics have no JSON form.
+    """
+    evaluation = returned if isinstance(returned, Evaluation) else _evaluation(returned, checks)
+    reward = _finite(evaluation.reward)
+    passed = reward >= PASSED if evaluation.passed is None else bool(evaluation.passed)
+    return {
+        "task": name,
+        "version": version,
+        "reward": reward,
+        "passed": passed,
+        "checks": [_check_view(check) for check in [*checks, *evaluation.checks]],
+        "metrics": loads(to_json(dict(evaluation.metrics))),
+    }
+
+
+def _evaluation(returned: object, checks: Sequence[Check]) -> Evaluation:
+    if returned is None:
+        if not checks:
+            raise TypeError(
+                "it returned None and checked nothing: call rollout.check, or return a bool, a number or an Evaluation"
+            )
+        return Evaluation(float(all(check.passed for check in checks)))
+    if isinstance(returned, Number) or hasattr(returned, "__float__"):
+        return Evaluation(returned)  # type: ignore[arg-type] # `_finite` makes it a float
+    raise TypeError(
+        f"it returned a {type(returned).__name__}: return a bool, a finite number, an Evaluation, or None after checks"
+    )
+
+
+def _finite(reward: Any) -> float:
+    if isinstance(reward, str | bytes) or not hasattr(reward, "__float__"):
+        raise TypeError(f"its reward is a {type(reward).__name__}: give a finite number")
+    number = float(reward)
+    if not math.isfinite(number):
+        raise ValueError(f"its reward is {number}: give a finite number")
+    return number
+
+
+def _check_view(check: Any) -> TaskCheck:
+    if not isinstance(check, Check):
+        raise TypeError(f"one of its checks is a {type(check).__name__}: use rollout.check, or server.Check")
+    return {"name": str(check.name), "passed": bool(check.passed), "detail": str(check.detail)}

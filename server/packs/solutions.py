@@ -1,0 +1,142 @@
+"""Solutions of tasks: their calls in one form, and the evaluator that compares a world with what they make of it.
+
+The rule: a solution is one way to do a task. The calls are given as a client would send them, so their arguments are
+JSON values.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jsonpointer
+
+from server.jsonio.strict import dumps, loads
+from server.jsonio.view import to_json
+from server.packs.rollouts import Evaluator, Rollout
+
+MAX_SHOWN = 80
+_PAIR = 2
+
+Call = tuple[str, dict[str, Any]]
+"""The name of a function and its arguments as JSON values, with `{"$call": …}` for nested calls."""
+
+
+def solution_calls(task: Any, initial: Any) -> list[Call]:
+    """Get the calls of a task's solution.
+
+    Args:
+        task: The task.
+        initial: The environment with which a session of it begins.
+    """
+    solution = task.solution
+    return plain_calls(solution(initial) if callable(solution) else solution or ())
+
+
+def plain_calls(calls: Sequence[Any]) -> list[Call]:
+    """Get calls in one form.
+
+    Args:
+        calls: Each a `FunctionCall`, ours or AgentDojo's, or `(name, arguments)`.
+
+    Raises:
+        TypeError: One of them is neither.
+        ResultError: An argument has no JSON form.
+    """
+    return [_plain(call) for call in calls]
+
+
+def _plain(call: Any) -> Call:
+    if _is_function_call(call):
+        name, arguments = call.function, call.args
+    elif isinstance(call, list | tuple) and len(call) == _PAIR:
+        name, arguments = call
+    else:
+        raise TypeError(f"a call is a {type(call).__name__}: give a FunctionCall or (name, arguments)")
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise TypeError("a call is no FunctionCall and not (name, arguments): the name is a string, the rest a dict")
+    nested = {name: _argument(value) for name, value in arguments.items()}
+    plain: dict[str, Any] = loads(to_json(nested))
+    return name, plain
+
+
+def _argument(value: Any) -> Any:
+    if not _is_function_call(value):
+        return value
+    inner = {name: _argument(argument) for name, argument in value.args.items()}
+    return {"$call": {"function": value.function, "args": inner}}
+
+
+def _is_function_call(value: Any) -> bool:
+    return isinstance(getattr(value, "function", None), str) and isinstance(getattr(value, "args", None), Mapping)
+
+
+def answer_texts(answer: str | Sequence[str]) -> list[str]:
+    """Get the texts that must occur in an answer."""
+    return [text for text in ([answer] if isinstance(answer, str) else answer) if text]
+
+
+def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
+    """Make an evaluator that compares the world with what the task's solution makes of the initial one.
+
+    The worlds are compared as JSON. Each text of the task's `answer` must occur in the agent's, case and commas apart.
+    For functions that read a clock or draw ids, use an evaluator of your own.
+
+    Args:
+        ignore: JSON Pointers (RFC 6901) to what may differ, such as `/bank/account/transactions`.
+        raise_on_error: A call of the solution that fails is a fault; otherwise it changes nothing.
+    """
+    pointers = [jsonpointer.JsonPointer(pointer) for pointer in ignore]
+
+    def reached(rollout: Rollout[Any]) -> None:
+        calls = solution_calls(rollout.task, rollout.initial)
+        wanted = _view(rollout.replay_all(calls, raise_on_error), pointers)
+        found = _view(rollout.environments, pointers)
+        difference = _difference("", wanted, found)
+        rollout.check("the environment is as after the solution", difference is None, difference or "")
+        said = _normal(rollout.answer)
+        for text in answer_texts(rollout.task.answer):
+            rollout.check(f"the answer has {text!r}", _normal(text) in said, "" if said else "there is no answer")
+
+    return reached
+
+
+def _view(environments: Mapping[str, Any], ignore: Sequence[Any]) -> Any:
+    """Get environments as JSON values, without what is ignored."""
+    view = {toolpack: loads(to_json(environment)) for toolpack, environment in environments.items()}
+    for pointer in ignore:
+        try:
+            holder, last = pointer.to_last(view)
+            del holder[last]
+        except (jsonpointer.JsonPointerException, LookupError, TypeError):
+            continue  # what isn't there differs in nothing
+    return view
+
+
+def _difference(path: str, wanted: Any, found: Any) -> str | None:
+    """Describe the first difference between two JSON values; None if there is none."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for name in [*wanted, *(name for name in found if name not in wanted)]:
+            step = f"{path}/{jsonpointer.escape(name)}"
+            if name not in found:
+                return f"{step} is missing"
+            if name not in wanted:
+                return f"{step} should not be there"
+            if (difference := _difference(step, wanted[name], found[name])) is not None:
+                return difference
+        return None
+    if isinstance(wanted, list) and isinstance(found, list):
+        for index, (one, other) in enumerate(zip(wanted, found, strict=False)):
+            if (difference := _difference(f"{path}/{index}", one, other)) is not None:
+                return difference
+        return None if len(wanted) == len(found) else f"{path} has {len(found)} elements, not {len(wanted)}"
+    same = dumps(wanted) == dumps(found)  # 1, 1.0 and true are equal in Python only
+    return None if same else f"{path} is {_shown(found)}, not {_shown(wanted)}"
+
+
+def _shown(value: Any) -> str:
+    text = dumps(value).decode("utf-8", "replace")
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def _normal(text: str) -> str:
+    return re.sub(r",", "", text).lower()

@@ -1,0 +1,269 @@
+"""Tasks: what there is to do in a toolpack's environment, and how they are registered and loaded.
+
+The rule: a task says nothing about sessions. What a loader gives is fixed after its first use in a process; a mistake
+is reported with the place where the task, or its loader, is defined.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, TypeVar
+
+from typing_extensions import TypedDict, Unpack
+
+from server.errors import EvaluationError, RegistrationError, shown
+from server.functions_runtime import error_text
+from server.jsonio.strict import dumps
+from server.packs.pack_function import PackFunction
+from server.packs.registration import located
+from server.packs.rollouts import Evaluator
+
+Plain = TypeVar("Plain", bound=Callable[..., Any])
+Prompt = str | Sequence[Mapping[str, str]]
+Solution = Sequence[Any] | Callable[[Any], Sequence[Any]]
+Loader = Callable[[], Iterable["Task"]]
+
+ROLES = ("system", "user", "assistant")
+SEPARATOR = "/"  # in a task's full name, after its toolpack's
+
+_NAME = re.compile(r"[A-Za-z0-9_.@:+-]{1,128}")
+
+
+class TaskSettings(TypedDict, total=False):
+    """Everything about a task but its name, its prompt and its evaluator; `Task` describes each."""
+
+    options: Mapping[str, Any]
+    toolpacks: Mapping[str, Mapping[str, Any]]
+    functions: Sequence[str] | None
+    max_calls: int | None
+    solution: Solution | None
+    answer: str | Sequence[str]
+    split: str
+    tags: Sequence[str]
+    metadata: Mapping[str, Any]
+    data: Any
+    nop_passes: bool
+    timeout_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """Something to do in a toolpack's environment.
+
+    Attributes:
+        name: 1-128 letters, digits or `_.@:+-`; unique in its toolpack.
+        prompt: What the agent is asked: a text, or messages with `role` and `content`.
+        evaluate: The evaluator; None: `reached_solution()`.
+        options: The options of its toolpack.
+        toolpacks: The options of the other toolpacks that its sessions have, by name.
+        functions: The functions that the agent's address has; None: all.
+        max_calls: How many calls the agent has, failed ones too; None: any number.
+        solution: One way to do it: calls, or a function of the initial environment that returns calls. A call is a
+            `FunctionCall` or `(name, arguments)`.
+        answer: What the agent says in this solution; of several texts each must occur.
+        split: Which part of the tasks it belongs to, such as `train`.
+        tags: Words to find it by.
+        metadata: Anything for clients, as JSON.
+        data: Anything for the evaluator, which nobody else sees.
+        nop_passes: An agent that does nothing is right.
+        timeout_seconds: The evaluator's deadline, in seconds; None: that of a call.
+
+    Raises:
+        RegistrationError: One of these can't be used.
+    """
+
+    name: str
+    prompt: Prompt
+    evaluate: Evaluator | None = None
+    _: KW_ONLY
+    options: Mapping[str, Any] = field(default_factory=dict)
+    toolpacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    functions: Sequence[str] | None = None
+    max_calls: int | None = None
+    solution: Solution | None = None
+    answer: str | Sequence[str] = ""
+    split: str = "test"
+    tags: Sequence[str] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    data: Any = None
+    nop_passes: bool = False
+    timeout_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise RegistrationError(
+                f"{shown(str(self.name))!r} is no valid name of a task: use 1-128 letters, digits or `_.@:+-`."
+            )
+        problem = self._problem()
+        if problem:
+            raise RegistrationError(f"task {self.name!r}: {problem}.")
+
+    def _problem(self) -> str | None:
+        """Say what is wrong with the task as far as that can be seen without its toolpack."""
+        if not _is_prompt(self.prompt):
+            return "its prompt is neither a text nor a list of {role, content}, the role system, user or assistant"
+        if self.evaluate is not None and not callable(self.evaluate):
+            return "its evaluator can't be called: give a function of one Rollout"
+        for name in ("tags", "functions", "answer"):
+            value = getattr(self, name)
+            if name == "answer" and isinstance(value, str):
+                continue
+            if isinstance(value, str) or not all(isinstance(text, str) for text in value or ()):
+                return f"its {name} is no list of texts"
+        if self.max_calls is not None and (not isinstance(self.max_calls, int) or self.max_calls < 0):
+            return f"its max_calls is {self.max_calls!r}: give a number of calls"
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
+            return f"its timeout_seconds is {self.timeout_seconds}: give a number of seconds above 0"
+        for name in ("options", "toolpacks", "metadata"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping):
+                return f"its {name} is a {type(value).__name__}: give a dict"
+            try:
+                dumps(dict(value))
+            except (TypeError, ValueError, RecursionError):
+                return f"its {name} has no JSON form: use texts, numbers, lists and dicts"
+        return None
+
+
+def _is_prompt(prompt: Any) -> bool:
+    return isinstance(prompt, str) or (
+        isinstance(prompt, list | tuple)
+        and all(
+            isinstance(each, Mapping)
+            and each.keys() == {"role", "content"}
+            and each["role"] in ROLES
+            and isinstance(each["content"], str)
+            for each in prompt
+        )
+    )
+
+
+def is_offered(function: PackFunction, offered: frozenset[str]) -> bool:
+    """Whether a function is among these names, with or without its toolpack's."""
+    registered = function.registered_name
+    return not offered.isdisjoint({function.name, registered, f"{function.toolpack}.{registered}"})
+
+
+class TaskList:
+    """The tasks of one toolpack: those that were given, and those of its loaders, in the order of their registration.
+
+    Args:
+        toolpack: The name of the toolpack.
+    """
+
+    def __init__(self, toolpack: str) -> None:
+        self._toolpack = toolpack
+        self._sources: list[Task | Loader] = []
+        self._names: set[str] = set()
+        self._loaded: dict[str, Task] | None = None
+        self._lock = threading.RLock()
+
+    def __bool__(self) -> bool:
+        return bool(self._sources)
+
+    def add(self, task: Task) -> None:
+        """Add a task.
+
+        Raises:
+            RegistrationError: There is a task of this name already, or it isn't a task.
+        """
+        if not isinstance(task, Task):
+            raise RegistrationError(f"a {type(task).__name__} is no task: make a server.Task of it.")
+        if task.name in self._names:
+            raise RegistrationError(f"toolpack {self._toolpack!r} has a task {task.name!r} already: rename one.")
+        self._names.add(task.name)
+        self._sources.append(task)
+
+    def add_loader(self, loader: Loader) -> None:
+        """Add a function that gives tasks; it is called when somebody first asks for tasks."""
+        self._sources.append(loader)
+
+    def is_loaded(self) -> bool:
+        """Whether the loaders have run."""
+        return self._loaded is not None
+
+    def all(self) -> Mapping[str, Task]:
+        """Get all tasks by name, in their order; the loaders run at the first time.
+
+        Raises:
+            EvaluationError: A loader raised, or gave what can't be used.
+        """
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = self._load()
+            return self._loaded
+
+    def count(self) -> int:
+        """Count the tasks; where a loader fails, only those that were given otherwise."""
+        try:
+            return len(self.all())
+        except EvaluationError:
+            return sum(isinstance(source, Task) for source in self._sources)
+
+    def _load(self) -> dict[str, Task]:
+        found: dict[str, Task] = {}
+        for source in self._sources:
+            if isinstance(source, Task):
+                found[source.name] = source
+                continue
+            try:
+                for task in source():
+                    if not isinstance(task, Task):
+                        raise TypeError(f"it gave a {type(task).__name__}: give Task objects")
+                    if task.name in found or task.name in self._names:
+                        raise ValueError(f"there is a task {task.name!r} already: rename one")
+                    found[task.name] = task
+            except Exception as error:
+                raise EvaluationError(
+                    f"The tasks of toolpack {self._toolpack!r} can't be loaded: `{_name(source)}` failed: "
+                    f"{error_text(error)}",
+                    type(error).__name__,
+                ) from error
+        return found
+
+
+def _name(loader: Loader) -> str:
+    return getattr(loader, "__qualname__", type(loader).__qualname__)
+
+
+class TaskAuthor:
+    """What a toolpack offers to the author of its tasks.
+
+    Attributes:
+        task_list: The tasks.
+    """
+
+    task_list: TaskList
+
+    def task(self, name: str, prompt: Prompt, **settings: Unpack[TaskSettings]) -> Callable[[Plain], Plain]:
+        """Decorator: register a task with its evaluator, and return the evaluator unchanged; see `Task`.
+
+        Raises:
+            RegistrationError: The task can't be used; the text says what to change.
+        """
+
+        def register(evaluate: Plain) -> Plain:
+            with located(evaluate):
+                self.task_list.add(Task(name, prompt, evaluate, **settings))
+            return evaluate
+
+        return register
+
+    def tasks(self, loader: Plain) -> Plain:
+        """Decorator: register a function without arguments that gives tasks, and return it unchanged.
+
+        It runs once in each process, when somebody first asks for tasks, and must give the same tasks in the same
+        order everywhere.
+        """
+        self.task_list.add_loader(loader)
+        return loader
+
+    def add_task(self, task: Task) -> Task:
+        """Register a task and return it.
+
+        Raises:
+            RegistrationError: There is a task of this name already.
+        """
+        self.task_list.add(task)
+        return task

@@ -1,0 +1,221 @@
+"""Tasks as clients and agents meet them: listed, begun, answered and evaluated.
+
+The rule: whatever runs an author's code, a loader, a solution or an evaluator, takes its turn among the heavy reads and
+has a deadline. Nothing here changes an environment.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from server.errors import InvalidParamsError, shown
+from server.execution.evaluation import Evidence
+from server.jsonio.strict import dumps
+from server.packs.catalog import Catalog
+from server.packs.tasks import SEPARATOR, Task
+from server.packs.toolpack import Toolpack
+from server.results import AgentTask, Solution, TaskDescription, TaskPage, Verdict
+from server.sessions.context import SessionContext
+from server.sessions.episodes import Progress, offered
+from server.sessions.identity import unpack
+from server.sessions.manager import SessionManager
+from server.sessions.notes import AnswerOperation, MessageOperation
+from server.sessions.reader import SessionReader
+
+
+class Wanted(NamedTuple):
+    """Which tasks a client asks for; None or no tags: any."""
+
+    toolpack: str | None
+    split: str | None
+    tags: Sequence[str]
+
+
+class Tasks:
+    """All that can be done with tasks.
+
+    Args:
+        context: What sessions work with.
+        sessions: The sessions.
+    """
+
+    def __init__(self, context: SessionContext, sessions: SessionManager) -> None:
+        self._context = context
+        self._catalog = context.catalog
+        self._sessions = sessions
+
+    # Tasks alone
+
+    async def list(self, owner: str, wanted: Wanted, after: int, limit: int) -> TaskPage:
+        """List the tasks that a client asks for, after an index."""
+        return await self._sessions.compute(lambda: self._page(wanted, after, limit), owner, "tasks")
+
+    async def describe(self, owner: str, name: str) -> TaskDescription:
+        """Describe a task.
+
+        Raises:
+            InvalidParamsError: There is none of this name.
+        """
+
+        def describe() -> TaskDescription:
+            pack, task = self._catalog.task(name)
+            index = next(index for index, (_, found) in enumerate(all_tasks(self._catalog)) if found is task)
+            return _description(index, pack, task)
+
+        return await self._sessions.compute(describe, owner, "tasks")
+
+    def _page(self, wanted: Wanted, after: int, limit: int) -> TaskPage:
+        if wanted.toolpack is not None and wanted.toolpack not in self._catalog.toolpacks:
+            raise InvalidParamsError(
+                f"There is no toolpack {shown(wanted.toolpack)!r}: choose from {', '.join(self._catalog.toolpacks)}."
+            )
+        splits: Counter[str] = Counter()
+        matching = []
+        for index, (pack, task) in enumerate(all_tasks(self._catalog)):
+            if wanted.toolpack in {None, pack.name} and set(wanted.tags) <= {*task.tags}:
+                splits[task.split] += 1
+                if wanted.split in {None, task.split}:
+                    matching.append((index, pack, task))
+        tasks: list[TaskDescription] = []
+        size, most = 0, self._context.settings.max_list_bytes
+        for found in [found for found in matching if found[0] > after][:limit]:
+            tasks.append(_description(*found))
+            size += len(dumps(tasks[-1]))
+            if size > most and len(tasks) > 1:
+                tasks.pop()
+                break
+        return {"total": len(matching), "splits": dict(splits), "tasks": tasks}
+
+    # A session's task
+
+    async def agent_task(self, session_id: str, owner: str) -> AgentTask:
+        """Describe a session's task to its agent."""
+
+        def describe(reader: SessionReader) -> AgentTask:
+            session, head = reader.find(session_id, owner)
+            task = self._context.episodes.task(session)
+            if task is None:
+                return {"prompt": None, "max_calls": None, "calls": 0, "done": False}
+            progress = self._context.episodes.stored(session, head.index)
+            return _agents_view(task, progress, done=self._context.episodes.over(task, progress) is not None)
+
+        return await self._sessions.read(describe, owner)
+
+    async def offered(self, session_id: str, owner: str) -> frozenset[str] | None:
+        """Get the names of the functions that a session's task leaves to its agent; None: all."""
+        session, _ = await self._sessions.read(lambda reader: reader.find(session_id, owner))
+        if session.task is None:
+            return None
+        task = await self._sessions.compute(lambda: self._context.episodes.task(session), session.owner, "tasks")
+        return offered(task)
+
+    async def add_message(self, session_id: str, owner: str, role: str, content: str, call_id: str | None) -> bool:
+        """Record a message of the conversation, once for each call_id."""
+        operation = MessageOperation(self._context, session_id, owner, role, content, call_id)
+        return bool(await self._sessions.queues.run(operation))
+
+    async def submit_answer(self, session_id: str, owner: str, answer: str) -> bool:
+        """Record the agent's answer, which ends its part.
+
+        Raises:
+            InvalidParamsError: The session has no task.
+            AnsweredError: Another answer was submitted before.
+        """
+        return bool(await self._sessions.queues.run(AnswerOperation(self._context, session_id, owner, answer)))
+
+    async def evaluate(
+        self, session_id: str, owner: str, name: str | None, version: int | None, answer: str | None
+    ) -> Verdict:
+        """Evaluate a session; see `rpc.task_parameters.EvaluateSession`.
+
+        Raises:
+            InvalidParamsError: There is no such task, or it isn't of the session's toolpacks.
+            EvaluationError: The evaluator, or the solution, failed.
+        """
+        task, seconds = await self._sessions.read(lambda reader: self._chosen(reader, session_id, owner, name), owner)
+        heavy = self._sessions.heavy_reader
+        return await self._sessions.compute(
+            lambda: self._context.runner.evaluate(task, self._evidence(heavy, session_id, owner, version, answer)),
+            *(owner, f"evaluate {task}", seconds),
+            f"The evaluator of {task!r} took longer than {seconds:g} s and was given up; nothing has changed.",
+        )
+
+    async def solution(self, session_id: str, owner: str) -> Solution:
+        """Get the solution of a session's task.
+
+        Raises:
+            InvalidParamsError: The session has no task, or that has no solution.
+            EvaluationError: The solution failed.
+        """
+        name, _ = await self._sessions.read(lambda reader: self._chosen(reader, session_id, owner, None), owner)
+        heavy = self._sessions.heavy_reader
+        return await self._sessions.compute(
+            lambda: self._context.runner.solve(name, self._evidence(heavy, session_id, owner, 0, None)), owner, "solve"
+        )
+
+    def _chosen(self, reader: SessionReader, session_id: str, owner: str, name: str | None) -> tuple[str, float]:
+        """Get the name of the task to evaluate, and the deadline of its evaluator."""
+        session, _ = reader.find(session_id, owner)
+        if name is None:
+            if session.task is None:
+                raise InvalidParamsError("The session has no task: name one of its toolpacks', or create one with it.")
+            name = session.task
+        pack, task = self._catalog.task(name)
+        if pack.name not in session.toolpacks:
+            raise InvalidParamsError(
+                f"The task {shown(name)!r} needs the toolpack {pack.name!r}; the session has "
+                f"{', '.join(session.toolpacks) or 'none'}."
+            )
+        return name, task.timeout_seconds or self._context.settings.timeout_seconds
+
+    def _evidence(
+        self, reader: SessionReader, session_id: str, owner: str, version: int | None, answer: str | None
+    ) -> Evidence:
+        session, head = reader.find(session_id, owner)
+        at = head.version if version is None else version
+        final = reader.snapshot(session_id, head, at)
+        origin, path = self._context.origins.path(session, at)
+        return Evidence(
+            toolpacks=session.toolpacks,
+            options=unpack(session.options),
+            initial=reader.read_parts(session_id, origin.first),
+            final=final,
+            version=at,
+            path=path,
+            answer=answer,
+            at=lambda other: reader.snapshot(session_id, head, other),
+        )
+
+
+def all_tasks(catalog: Catalog) -> Sequence[tuple[Toolpack, Task]]:
+    """Get all tasks, in their fixed order; may run loaders.
+
+    Raises:
+        EvaluationError: The tasks of a toolpack can't be loaded.
+    """
+    return [(pack, task) for pack in catalog.toolpacks.values() for task in pack.task_list.all().values()]
+
+
+def _description(index: int, pack: Toolpack, task: Task) -> TaskDescription:
+    options = {pack.name: task.options, **task.toolpacks}
+    return {
+        "task": f"{pack.name}{SEPARATOR}{task.name}",
+        "index": index,
+        "prompt": _prompt(task),
+        "toolpacks": [*options],
+        "options": {toolpack: dict(given) for toolpack, given in options.items() if given},
+        "functions": None if task.functions is None else [*task.functions],
+        "max_calls": task.max_calls,
+        "split": task.split,
+        "tags": [*task.tags],
+        "metadata": dict(task.metadata),
+        "has_solution": task.solution is not None,
+    }
+
+
+def _agents_view(task: Task, progress: Progress, *, done: bool) -> AgentTask:
+    return {"prompt": _prompt(task), "max_calls": task.max_calls, "calls": progress.calls, "done": done}
+
+
+def _prompt(task: Task) -> Any:
+    return task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]

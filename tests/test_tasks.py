@@ -1,0 +1,648 @@
+"""Tasks: what a session is worth, judged from where its family began, and never by the agent itself."""
+
+import contextlib
+import sqlite3
+import sys
+from typing import Any
+
+import pytest
+import serving
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving import PACKS, Bench, refused
+
+from server.errors import RegistrationError
+from server.packs.loading import load_catalog
+from server.packs.tasks import Task
+from server.packs.toolpack import Toolpack
+
+CATALOG = load_catalog((PACKS,), ("chores", "ledger"))
+chores: Any = sys.modules["toolpacks.chores"]
+DO = {"chore": "dishes"}
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def bench(request, tmp_path):
+    if request.param == "redis":
+        redis = pytest.importorskip("redis")
+        url = request.getfixturevalue("redis_url")
+        with redis.Redis.from_url(url) as client:
+            client.flushall()
+    else:
+        url = "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/sessions.db"
+    made = Bench(CATALOG, store=url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def quick():
+    made = Bench(CATALOG)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def isolated():
+    made = Bench(CATALOG, isolation="process", pack_dir=(PACKS,), packs=("chores", "ledger"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["quick", "isolated"])
+def anywhere(request):
+    """A server whose toolpacks' code runs in its own threads, and one where it runs in other processes."""
+    return request.getfixturevalue(request.param)
+
+
+def begin(bench, task="chores/dishes", **more):
+    """Create a session with a task, and get its id and its agent's key."""
+    session = bench.rpc("create_session", task=task, **more)
+    assert session["task"] == task
+    return session["session_id"], session["agent_path"].removeprefix("/agents/")
+
+
+def agent(bench, key, method="run_function", **params):
+    return bench.rpc(method, agent_key=key, **params)
+
+
+def verdict(bench, session_id, **more):
+    return bench.rpc("evaluate_session", session_id=session_id, **more)
+
+
+# What there is to do
+
+
+def test_tasks_are_listed_in_their_order_by_toolpack_split_and_tags(bench):
+    first = bench.rpc("list_tasks", toolpack="chores", limit=2)
+    assert [task["task"] for task in first["tasks"]] == ["chores/dishes", "chores/as-the-solution"]
+    assert (first["total"], first["splits"]["train"], first["splits"]["made"]) == (first["total"], 1, 250)
+    assert first["total"] == sum(first["splits"].values())
+    found, after = [], -1
+    while page := bench.rpc("list_tasks", split="made", after=after, limit=100)["tasks"]:
+        found += page
+        after = page[-1]["index"]
+    assert [task["task"] for task in found] == [f"chores/made-{number}" for number in range(250)]
+    names = [task["task"] for task in bench.rpc("list_tasks", tags=["wet"])["tasks"]]
+    assert names == ["chores/dishes", "chores/ignoring"]
+    assert [task["task"] for task in bench.rpc("list_tasks", tags=["easy", "wet"])["tasks"]] == ["chores/ignoring"]
+    assert bench.rpc("list_tasks", split="none") == {"total": 0, "splits": first["splits"], "tasks": []}
+    assert bench.rpc("list_tasks", toolpack="ledger")["total"] == 0
+    assert "choose from chores, ledger" in refused(-32602, bench.rpc, "list_tasks", toolpack="x").data["detail"]
+    (described,) = [pack for pack in bench.rpc("list_toolpacks") if pack["name"] == "chores"]
+    assert described["tasks"] == first["total"]
+
+
+def test_a_task_tells_all_but_its_evaluator_its_data_and_its_solution(quick):
+    told = quick.rpc("get_task", task="chores/as-the-solution")
+    assert told == {
+        "task": "chores/as-the-solution",
+        "index": 1,
+        "prompt": [{"role": "user", "content": "Do the dishes, then say how often."}],
+        "toolpacks": ["chores", "ledger"],
+        "options": {"chores": {"money": 20}},
+        "functions": None,
+        "max_calls": None,
+        "split": "test",
+        "tags": [],
+        "metadata": {"level": 3},
+        "has_solution": True,
+    }
+    assert quick.rpc("list_tasks", after=0, limit=1)["tasks"] == [told]
+    assert quick.rpc("get_task", task="chores/looks")["has_solution"] is False
+    for unknown in ("chores/none", "none/dishes", "dishes", ""):
+        assert "There is no task" in refused(-32602, quick.rpc, "get_task", task=unknown).data["detail"]
+
+
+def test_a_loader_runs_once_and_only_when_it_is_asked_for():
+    loads: list[int] = []
+    pack = Toolpack("lazy")
+
+    @pack.tasks
+    def many():
+        loads.append(1)
+        yield from (Task(str(number), "Do it.", solution=[]) for number in range(10_000))
+
+    assert not loads
+    assert len(pack.task_list.all()) == len(pack.task_list.all()) == pack.task_count == 10_000
+    assert loads == [1]
+
+
+def test_a_loader_that_fails_is_an_error_that_names_it(quick, monkeypatch):
+    def missing():
+        raise KeyError("prompt")
+        yield
+
+    broken = Toolpack("chores", chores.chores)
+    broken.tasks(missing)
+    broken.add_task(Task("there", "Do it.", solution=[]))
+    monkeypatch.setitem(CATALOG.toolpacks, "chores", broken)
+    for method, params in (("list_tasks", {}), ("get_task", {"task": "chores/there"})):
+        error = refused(-32013, quick.rpc, method, **params)
+        assert error.data == {"type": "KeyError"}
+        assert "missing` failed: KeyError: 'prompt'" in error.message
+        assert "toolpack 'chores'" in error.message
+    assert {pack["name"]: pack["tasks"] for pack in quick.rpc("list_toolpacks")} == {"chores": 1, "ledger": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "a/b"}, "'a/b' is no valid name of a task"),
+        ({"name": ""}, "is no valid name"),
+        ({"name": "x" * 129}, "is no valid name"),
+        ({"prompt": None}, "its prompt is neither a text nor a list"),
+        ({"prompt": [{"role": "tool", "content": ""}]}, "its prompt is neither"),
+        ({"evaluate": 3}, "its evaluator can't be called"),
+        ({"tags": "easy"}, "its tags is no list of texts"),
+        ({"functions": [1]}, "its functions is no list"),
+        ({"answer": [2]}, "its answer is no list"),
+        ({"max_calls": -1}, "its max_calls is -1"),
+        ({"timeout_seconds": 0}, "its timeout_seconds is 0"),
+        ({"options": {"x": object()}}, "its options has no JSON form"),
+        ({"metadata": [1]}, "its metadata is a list"),
+    ],
+)
+def test_a_task_that_can_not_be_used_is_refused(given, message):
+    with pytest.raises(RegistrationError) as error:
+        Task(**{"name": "a", "prompt": "Do it.", **given})
+    assert message in str(error.value)
+
+
+def test_a_name_is_used_once():
+    pack = Toolpack("twice")
+    pack.add_task(Task("a", "Do it.", solution=[]))
+    with pytest.raises(RegistrationError, match=r"test_tasks\.py:\d+: .*has a task 'a' already: rename one"):
+        pack.task("a", "Do it.")(lambda _rollout: True)
+    pack.tasks(lambda: [Task("b", "", solution=[]), Task("b", "", solution=[])])
+    with pytest.raises(Exception, match="there is a task 'b' already"):
+        pack.task_list.all()
+
+
+# Sessions with a task
+
+
+def test_a_session_gets_the_toolpacks_and_options_of_its_task_and_those_that_are_given_count_more(bench):
+    session_id, _ = begin(bench, "chores/as-the-solution")
+    assert bench.rpc("get_session", session_id=session_id)["toolpacks"] == ["chores", "ledger"]
+    assert bench.rpc("get_environment", session_id=session_id, pointer="/chores/money") == 20
+    richer, _ = begin(bench, "chores/as-the-solution", options={"chores": {"money": 70}})
+    assert bench.rpc("get_environment", session_id=richer, pointer="/chores/money") == 70
+    with_more, _ = begin(bench, "chores/dishes", toolpacks=["ledger"])
+    assert bench.rpc("get_session", session_id=with_more)["toolpacks"] == ["chores", "ledger"]
+    given, _ = begin(bench, "chores/as-the-solution", environment={"chores": {"money": 3}})
+    assert bench.rpc("get_environment", session_id=given, pointer="/chores/money") == 3
+    (fork,) = bench.rpc("fork_session", session_id=session_id)
+    assert fork["task"] == "chores/as-the-solution"
+    assert bench.rpc("get_session", session_id=bench.create("ledger"))["task"] is None
+    assert "There is no task" in refused(-32602, bench.rpc, "create_session", task="chores/none").data["detail"]
+
+
+def test_the_agent_sees_its_prompt_and_how_far_it_is_and_nothing_else(bench):
+    session_id, key = begin(bench)
+    told = agent(bench, key, "get_task")
+    assert told == {"prompt": "Do the dishes, once.", "max_calls": 3, "calls": 0, "done": False}
+    assert [each["name"] for each in agent(bench, key, "list_functions")["result"]] == ["do", "look"]
+    assert len(bench.rpc("list_functions", session_id=session_id)["result"]) == 3
+    assert agent(bench, key, function="rest")["error"].startswith("ToolNotFoundError: The requested function `rest`")
+    bench.result(session_id, "rest")  # the client has all
+    agent(bench, key, function="do", kwargs=DO)
+    assert agent(bench, key, "get_task") == told | {"calls": 2}
+    for method in ("evaluate_session", "get_solution", "list_tasks", "add_message", "get_session"):
+        refused(-32601, agent, bench, key, method)
+    refused(-32602, agent, bench, key, "get_task", task="chores/dishes")
+    refused(-32602, agent, bench, key, "get_task", session_id=session_id)
+    key = bench.rpc("create_session", toolpacks=["ledger"])["agent_path"].removeprefix("/agents/")
+    assert agent(bench, key, "get_task") == {"prompt": None, "max_calls": None, "calls": 0, "done": False}
+    assert "takes no answer" in refused(-32602, agent, bench, key, "submit_answer", answer="x").data["detail"]
+
+
+def test_after_its_last_call_the_agent_is_told_so_and_the_client_goes_on(bench):
+    session_id, key = begin(bench)
+    for chore in ("dishes", "nothing", "laundry"):  # a failed call counts, too
+        agent(bench, key, function="do", kwargs={"chore": chore}, call_id=chore)
+    why = "all 3 calls of the task are used, so no further one is run: submit an answer."
+    over = {"result": "", "error": f"EpisodeOverError: {why}"}
+    before = bench.rpc("get_trace", session_id=session_id)
+    assert agent(bench, key, function="do", kwargs=DO) == over
+    error = refused(-32002, agent, bench, key, function="do", kwargs=DO, raise_on_error=True)
+    assert error.data["type"] == "EpisodeOverError"
+    assert bench.rpc("get_trace", session_id=session_id) == before
+    assert [record["by"] for record in before] == ["agent"] * 3
+    assert agent(bench, key, function="do", kwargs={"chore": "dishes"}, call_id="dishes")["error"] is None  # a repeat
+    assert agent(bench, key, "get_task") == {"prompt": "Do the dishes, once.", "max_calls": 3, "calls": 3, "done": True}
+    bench.result(session_id, "do", **DO)
+    assert bench.rpc("get_trace", session_id=session_id)[-1]["by"] == "client"
+
+
+def test_an_answer_ends_the_agents_part_once_on_a_path(bench):
+    session_id, key = begin(bench)
+    agent(bench, key, function="do", kwargs=DO)
+    assert agent(bench, key, "submit_answer", answer="Done.") is True
+    assert agent(bench, key, "submit_answer", answer="Done.") is True
+    assert bench.rpc("submit_answer", session_id=session_id, answer="Done.") is True
+    error = refused(-32014, agent, bench, key, "submit_answer", answer="Not done.")
+    assert error.data == {"type": "AnsweredError"}
+    assert agent(bench, key, function="look")["error"].startswith("EpisodeOverError: the answer has been submitted")
+    assert agent(bench, key, "get_task")["done"] is True
+    trace = bench.rpc("get_trace", session_id=session_id)
+    assert [(record["kind"], record["version"]) for record in trace] == [("call", 1), ("answer", 1)]
+    assert trace[1]["answer"] == "Done."
+    assert bench.result(session_id, "look") == {"dishes": 1}
+    assert verdict(bench, session_id)["passed"]
+    bench.rpc("reset_session", session_id=session_id, version=0)
+    assert agent(bench, key, "get_task") == {
+        "prompt": "Do the dishes, once.",
+        "max_calls": 3,
+        "calls": 0,
+        "done": False,
+    }
+    assert agent(bench, key, "submit_answer", answer="Another.") is True
+    bench.rpc("reset_session", session_id=session_id, version=1)  # after which the first answer was given
+    assert agent(bench, key, "get_task")["calls"] == 1
+    refused(-32014, agent, bench, key, "submit_answer", answer="A third.")
+
+
+def test_messages_are_recorded_once_for_each_call_id(bench):
+    session_id, _ = begin(bench)
+    said = {"session_id": session_id, "role": "assistant", "content": "I begin.", "call_id": "m"}
+    assert bench.rpc("add_message", **said) is bench.rpc("add_message", **said) is True
+    refused(-32009, bench.rpc, "add_message", **(said | {"content": "I end."}))
+    (record,) = bench.rpc("get_trace", session_id=session_id)
+    assert {name: record[name] for name in ("kind", "role", "content", "call_id", "version")} == {
+        "kind": "message", "role": "assistant", "content": "I begin.", "call_id": "m", "version": 0,
+    }  # fmt: skip
+    refused(-32602, bench.rpc, "add_message", session_id=session_id, role="tool", content="x")
+    refused(-32007, bench.rpc, "add_message", session_id=session_id, role="user", content="x" * (2**18 + 1))
+    plain = bench.create("ledger")
+    assert bench.rpc("add_message", session_id=plain, role="user", content="Hello") is True
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize(
+    ("task", "reward", "passed"),
+    [("true", 1, True), ("false", 0, False), ("number", 0.25, False), ("more", 2, True), ("evaluation", 0.5, True)],
+)
+def test_an_evaluator_may_return_a_bool_a_number_or_an_evaluation(anywhere, task, reward, passed):
+    session_id, _ = begin(anywhere, f"chores/returns-{task}")
+    told = verdict(anywhere, session_id)
+    assert (told["task"], told["version"], told["reward"], told["passed"]) == (
+        *(f"chores/returns-{task}", 0, reward, passed),
+    )
+    if task == "evaluation":
+        assert told["checks"] == [{"name": "half", "passed": True, "detail": "of it"}]
+        assert told["metrics"] == {"steps": [1, None]}
+    else:
+        assert (told["checks"], told["metrics"]) == ([], {})
+
+
+def test_checks_make_the_reward_where_nothing_is_returned(anywhere):
+    session_id, _ = begin(anywhere)
+    assert verdict(anywhere, session_id) == {
+        "task": "chores/dishes",
+        "version": 0,
+        "reward": 0,
+        "passed": False,
+        "checks": [
+            {"name": "the dishes are done", "passed": False, "detail": ""},
+            {"name": "nothing else is", "passed": False, "detail": "{}"},
+        ],
+        "metrics": {},
+    }
+    anywhere.result(session_id, "do", **DO)
+    assert verdict(anywhere, session_id)["reward"] == 1
+
+
+def test_a_failed_assertion_is_a_failed_check(anywhere):
+    session_id, _ = begin(anywhere, "chores/asserts")
+    told = verdict(anywhere, session_id)
+    assert (told["reward"], told["passed"]) == (0, False)
+    check = {"name": "assert", "passed": False, "detail": 'assert rollout.environment.done == {"dishes": 1}'}
+    assert told["checks"] == [check]
+    anywhere.result(session_id, "do", **DO)
+    assert verdict(anywhere, session_id)["reward"] == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        ("returns-none", "TypeError"),
+        ("returns-nan", "ValueError"),
+        ("returns-text", "TypeError"),
+        ("returns-list", "TypeError"),
+        ("returns-no-json", "ResultError"),
+        ("raises", "KeyError"),
+        ("exits", "SystemExit"),
+        ("neither", "TypeError"),
+        ("unsolvable", "ValueError"),
+        ("replays-a-fault", "ValueError"),
+    ],
+)
+def test_an_evaluators_fault_is_an_error_and_never_a_reward(anywhere, task, kind):
+    session_id, _ = begin(anywhere, f"chores/{task}")
+    error = refused(-32013, verdict, anywhere, session_id)
+    assert error.data == {"type": kind}
+    assert error.message.startswith(f"The evaluator of 'chores/{task}' failed: ")
+    assert anywhere.version(session_id) == 0
+    assert anywhere.result(session_id, "do", **DO) == 1  # the session goes on
+
+
+def test_an_evaluator_may_be_async(anywhere):
+    session_id, _ = begin(anywhere, "chores/async")
+    for _ in range(2):
+        anywhere.result(session_id, "look")
+    assert verdict(anywhere, session_id)["reward"] == 2
+
+
+def test_an_evaluator_that_takes_too_long_is_given_up_and_ended(anywhere):
+    session_id, _ = begin(anywhere, "chores/slow")
+    error = refused(-32010, verdict, anywhere, session_id)
+    assert "The evaluator of 'chores/slow' took longer than 0.2 s and was given up" in error.message
+    assert anywhere.result(session_id, "do", **DO) == 1
+    serving.wait_until(lambda: not anywhere.sessions.stuck_threads(), "the end of the evaluator")
+
+
+def test_an_evaluator_sees_all_that_was_done_and_changes_nothing(bench):
+    session_id, key = begin(bench, "chores/looks", options={"chores": {"money": 4}})
+    bench.rpc("add_message", session_id=session_id, role="user", content="Go.")
+    agent(bench, key, function="do", kwargs=DO, call_id="one")
+    bench.call(session_id, "do", chore="nothing")
+    bench.rpc("add_message", session_id=session_id, role="assistant", content="Gone.")
+    before = bench.store.get(session_id)[1], bench.rpc("get_trace", session_id=session_id)
+    told = verdict(bench, session_id)
+    assert verdict(bench, session_id) == told
+    assert (bench.store.get(session_id)[1], bench.rpc("get_trace", session_id=session_id)) == before
+    assert bench.result(session_id, "look") == {"dishes": 1}
+    first, second = chores.seen["calls"]
+    assert (first.index, first.function, first.kwargs, first.result, first.error, first.version, first.by) == (
+        *(1, "do", DO, 1, None, 1, "agent"),
+    )
+    assert (second.index, second.error, second.version, second.by) == (
+        2,
+        "ValueError: nothing is no chore",
+        1,
+        "client",
+    )
+    assert [(m.index, m.role, m.content, m.version) for m in chores.seen["messages"]] == [
+        (0, "user", "Go.", 0),
+        (3, "assistant", "Gone.", 1),
+    ]
+    assert {name: chores.seen[name] for name in ("answer", "options", "version", "data", "initial", "done", "all")} == {
+        "answer": "Gone.",
+        "options": {"money": 4},
+        "version": 1,
+        "data": {"secret": 7},
+        "initial": {},
+        "done": {"dishes": 1},
+        "all": ["chores"],
+    }
+    assert (chores.seen["replayed"], chores.seen["failed"]) == ({"dishes": 2}, {"dishes": 1})
+
+
+def test_an_answer_is_the_submitted_one_or_the_last_message_or_the_given_one(bench):
+    session_id, _ = begin(bench, "chores/looks")
+    verdict(bench, session_id)
+    assert chores.seen["answer"] == ""
+    for content in ("First.", "Last."):
+        bench.rpc("add_message", session_id=session_id, role="assistant", content=content)
+    bench.rpc("add_message", session_id=session_id, role="user", content="Thanks.")
+    verdict(bench, session_id)
+    assert chores.seen["answer"] == "Last."
+    bench.rpc("submit_answer", session_id=session_id, answer="Submitted.")
+    verdict(bench, session_id)
+    assert chores.seen["answer"] == "Submitted."
+    verdict(bench, session_id, answer="Given.")
+    assert chores.seen["answer"] == "Given."
+    bench.result(session_id, "do", **DO)
+    verdict(bench, session_id, version=0)
+    assert chores.seen["answer"] == "Submitted."
+
+
+def test_any_kept_version_can_be_evaluated_and_looked_at():
+    bench = Bench(CATALOG, keep_versions=1)
+    session_id, _ = begin(bench, "chores/looks-back")
+    bench.result(session_id, "do", **DO)
+    assert verdict(bench, session_id)["reward"] == 1
+    assert verdict(bench, session_id, task="chores/dishes", version=0)["passed"] is False
+    for _ in range(130):
+        bench.result(session_id, "rest")
+    serving.wait_until(lambda: bench.store._rows[session_id].oldest > 1, "the deletion of old versions")
+    assert refused(-32011, verdict, bench, session_id).data["type"] == "VersionNotRetainedError"
+    refused(-32011, verdict, bench, session_id, version=1, task="chores/dishes")
+    bench.close()
+
+
+def test_the_functions_that_a_task_leaves_to_its_agent_are_all_that_it_can_run(anywhere):
+    session_id, key = begin(anywhere)
+    assert agent(anywhere, key, function="rest")["error"].startswith("ToolNotFoundError")
+    nested = {"chore": {"$call": {"function": "rest", "args": {}}}}
+    assert agent(anywhere, key, function="do", kwargs=nested)["error"].startswith("ToolNotFoundError")
+    assert anywhere.rpc("get_environment", session_id=session_id, pointer="/chores/log/lines") == []
+    assert agent(anywhere, key, function="do", kwargs=DO)["result"] == 1
+    assert anywhere.call(session_id, "rest")["error"] is None
+
+
+def test_an_evaluator_looks_back_wherever_it_runs(anywhere):
+    session_id, _ = begin(anywhere, "chores/looks-back")
+    error = refused(-32011, verdict, anywhere, session_id)
+    assert error.data["type"] == "VersionNotRetainedError"
+    anywhere.result(session_id, "do", **DO)
+    assert verdict(anywhere, session_id)["reward"] == 1
+    assert anywhere.rpc("get_solution", session_id=begin(anywhere)[0])["calls"] == [{"function": "do", "kwargs": DO}]
+
+
+def test_any_task_of_its_toolpacks_may_judge_a_session_and_no_other(anywhere):
+    session_id = anywhere.create("chores")
+    assert verdict(anywhere, session_id, task="chores/dishes")["passed"] is False
+    assert "has no task" in refused(-32602, verdict, anywhere, session_id).data["detail"]
+    ledger = anywhere.create("ledger")
+    told = refused(-32602, verdict, anywhere, ledger, task="chores/dishes").data["detail"]
+    assert "needs the toolpack 'chores'; the session has ledger" in told
+    refused(-32602, verdict, anywhere, session_id, task="chores/none")
+    refused(-32001, verdict, anywhere, session_id, owner="bob", task="chores/dishes")
+
+
+def test_a_session_that_reached_the_solution_has_its_environment_and_says_what_it_should(bench):
+    session_id, _ = begin(bench, "chores/as-the-solution")
+    solution = bench.rpc("get_solution", session_id=session_id)
+    call = {"function": "do", "kwargs": DO}
+    assert solution == {"calls": [call, call], "answer": "1,000 times\nDISHES"}
+    told = verdict(bench, session_id)
+    assert [check["passed"] for check in told["checks"]] == [False, False, False]
+    assert told["checks"][0]["detail"] == "/chores/done/dishes is missing"
+    for step in solution["calls"]:
+        bench.rpc("run_function", session_id=session_id, **step)
+    assert [check["passed"] for check in verdict(bench, session_id)["checks"]] == [True, False, False]
+    assert verdict(bench, session_id, answer="The Dishes? 1000 TIMES!")["passed"]
+    bench.result(session_id, "do", **DO)
+    told = verdict(bench, session_id, answer=solution["answer"])
+    assert told["checks"][0]["detail"] == "/chores/done/dishes is 3, not 2"
+    assert refused(-32602, bench.rpc, "get_solution", session_id=begin(bench, "chores/looks")[0])
+
+
+def test_what_is_ignored_may_differ_and_a_patient_solution_may_fail(anywhere):
+    session_id, _ = begin(anywhere, "chores/ignoring")
+    anywhere.result(session_id, "rest")
+    anywhere.result(session_id, "do", **DO)
+    assert verdict(anywhere, session_id)["passed"]
+    session_id, _ = begin(anywhere, "chores/patient")
+    assert verdict(anywhere, session_id)["passed"]
+    session_id, _ = begin(anywhere, "chores/question")
+    assert not verdict(anywhere, session_id)["passed"]
+    assert verdict(anywhere, session_id, answer="Nothing!")["passed"]
+
+
+# Forks
+
+
+def test_forks_are_judged_from_where_their_family_began(bench):
+    session_id, key = begin(bench)
+    agent(bench, key, function="do", kwargs=DO)
+    bench.rpc("add_message", session_id=session_id, role="assistant", content="One.")
+    bench.rpc("submit_answer", session_id=session_id, answer="Done.")
+    forks = bench.rpc("fork_session", session_id=session_id, count=3)
+    keys = [fork["agent_path"].removeprefix("/agents/") for fork in forks]
+    bench.rpc("close_session", session_id=session_id)
+    told = {"prompt": "Do the dishes, once.", "max_calls": 3, "calls": 1, "done": False}
+    assert agent(bench, keys[0], "get_task") == told  # the answer stays with the parent
+    agent(bench, keys[0], function="do", kwargs=DO)
+    agent(bench, keys[1], "submit_answer", answer="I leave it at that.")
+    rewards = [verdict(bench, fork["session_id"])["reward"] for fork in forks]
+    assert rewards == [0, 1, 1]
+    assert agent(bench, keys[0], "get_task")["calls"] == 2
+    verdict(bench, forks[0]["session_id"], task="chores/looks")
+    assert [(c.index, c.version, c.by) for c in chores.seen["calls"]] == [(0, None, "agent"), (2, 1, "agent")]
+    assert [(m.index, m.version) for m in chores.seen["messages"]] == [(1, None)]
+    assert (chores.seen["initial"], chores.seen["done"], chores.seen["answer"]) == ({}, {"dishes": 2}, "One.")
+    path = bench.rpc("get_trace", session_id=forks[0]["session_id"], path=True)
+    assert [(record["kind"], record["session_id"]) for record in path] == [
+        ("call", session_id),
+        ("message", session_id),
+        ("call", forks[0]["session_id"]),
+    ]
+
+
+def test_forks_of_forks_from_any_step_are_judged_alike_when_all_before_are_closed(bench):
+    session_id, key = begin(bench)
+    agent(bench, key, function="do", kwargs={"chore": "laundry"})
+    agent(bench, key, function="do", kwargs={"chore": "windows"})
+    (child,) = bench.rpc("fork_session", session_id=session_id, version=0)
+    bench.rpc("run_function", session_id=child["session_id"], function="do", kwargs=DO)
+    bench.rpc("run_function", session_id=child["session_id"], function="rest")
+    (grandchild,) = bench.rpc("fork_session", session_id=child["session_id"], version=1)
+    bench.rpc("reset_session", session_id=child["session_id"], version=0)
+    (cleaned,) = bench.rpc("fork_session", session_id=child["session_id"])
+    for closed in (session_id, child["session_id"]):
+        bench.rpc("close_session", session_id=closed)
+    assert verdict(bench, grandchild["session_id"])["passed"]
+    assert not verdict(bench, cleaned["session_id"])["passed"]
+    verdict(bench, cleaned["session_id"], task="chores/looks")
+    assert (chores.seen["calls"], chores.seen["done"]) == ([], {})
+
+
+def test_a_fork_costs_no_more_for_a_long_past_than_that_past_takes(quick):
+    session_id, _ = begin(quick)
+    for _ in range(20):
+        quick.result(session_id, "do", **DO)
+    before = quick.store.stored_bytes("")
+    quick.rpc("fork_session", session_id=session_id, count=100)
+    assert quick.store.stored_bytes("") - before < 4000
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_calls_and_answer_always_follow_from_the_path(data):
+    """Whatever is done, by whom, in which fork, and however often the session is reset."""
+    bench = Bench(CATALOG)
+    session_id, key = begin(bench, "chores/looks")
+    sessions = [(session_id, key)]
+    for number in range(data.draw(st.integers(1, 15))):
+        session_id, key = data.draw(st.sampled_from(sessions))
+        match data.draw(st.sampled_from(["agent", "client", "look", "message", "answer", "reset", "fork"])):
+            case "agent":
+                agent(bench, key, function="do", kwargs=DO)
+            case "client":
+                bench.result(session_id, "do", **DO)
+            case "look":
+                agent(bench, key, function="look")
+            case "message":
+                bench.rpc("add_message", session_id=session_id, role="user", content=str(number))
+            case "answer":
+                with contextlib.suppress(serving.RpcError):
+                    agent(bench, key, "submit_answer", answer=str(number))
+            case "reset":
+                version = data.draw(st.integers(0, bench.version(session_id)))
+                bench.rpc("reset_session", session_id=session_id, version=version)
+            case "fork":
+                version = data.draw(st.integers(0, bench.version(session_id)))
+                (fork,) = bench.rpc("fork_session", session_id=session_id, version=version)
+                sessions.append((fork["session_id"], fork["agent_path"].removeprefix("/agents/")))
+    for session_id, key in sessions:
+        path = bench.rpc("get_trace", session_id=session_id, path=True, limit=1000)
+        told = agent(bench, key, "get_task")
+        assert told["calls"] == sum(record.get("by") == "agent" for record in path)
+        answers = [record["answer"] for record in path if record["kind"] == "answer"]
+        assert len(answers) <= 1
+        assert told["done"] == bool(answers)
+        verdict(bench, session_id)
+        assert chores.seen["answer"] == "".join(answers)
+        assert chores.seen["done"] == bench.result(session_id, "look")
+        changes = [r for r in path if r["kind"] == "call" and r["function"] == "do" and r["error"] is None]
+        assert chores.seen["done"].get("dishes", 0) == len(changes)
+    bench.close()
+
+
+# Restarts and damage
+
+
+def test_another_server_judges_as_the_first_did(tmp_path):
+    url = f"sqlite:///{tmp_path}/sessions.db"
+    bench = Bench(CATALOG, store=url)
+    session_id, key = begin(bench)
+    agent(bench, key, function="do", kwargs=DO)
+    (fork,) = bench.rpc("fork_session", session_id=session_id)
+    bench.rpc("submit_answer", session_id=session_id, answer="Done.")
+    bench.rpc("close_session", session_id=bench.create("ledger"))
+    told = verdict(bench, session_id), verdict(bench, fork["session_id"])
+    bench.close()
+    bench = Bench(CATALOG, store=url)
+    assert (verdict(bench, session_id), verdict(bench, fork["session_id"])) == told
+    assert agent(bench, key, function="look")["error"].startswith("EpisodeOverError")
+    fork_key = fork["agent_path"].removeprefix("/agents/")
+    assert agent(bench, fork_key, "get_task")["calls"] == 1
+    bench.close()
+
+
+def test_a_past_that_was_changed_in_the_store_judges_nobody(tmp_path):
+    bench = Bench(CATALOG, store=f"sqlite:///{tmp_path}/sessions.db")
+    families = []
+    for chore in ("dishes", "laundry"):
+        session_id, _ = begin(bench)
+        bench.result(session_id, "do", chore=chore)
+        families.append(bench.rpc("fork_session", session_id=session_id)[0]["session_id"])
+    good, bad = families
+    assert [verdict(bench, each)["passed"] for each in families] == [True, False]
+    with contextlib.closing(sqlite3.connect(tmp_path / "sessions.db")) as store, store:
+        key = "(SELECT key FROM sessions WHERE id = ?)"
+        ((blob,),) = store.execute(
+            f"SELECT blob FROM changes WHERE version = -1 AND part LIKE '$path%' AND session = {key}", (good,)
+        ).fetchall()
+        store.execute(
+            f"UPDATE changes SET blob = ? WHERE version = -1 AND part LIKE '$path%' AND session = {key}", (blob, bad)
+        )
+    assert "belongs to another one" in refused(-32012, verdict, bench, bad).message
+    assert "belongs to another one" in refused(-32012, bench.rpc, "get_trace", session_id=bad, path=True).message
+    with contextlib.closing(sqlite3.connect(tmp_path / "sessions.db")) as store, store:
+        store.execute("UPDATE blobs SET body = CAST(substr(body, 1, 99) || x'00' AS BLOB) WHERE key = ?", (blob,))
+    assert "fails its keyed hash" in refused(-32012, verdict, bench, good).message
+    bench.close()
+
+
+def test_a_task_that_is_no_longer_loaded_stops_the_agent_and_not_the_client(quick, monkeypatch):
+    session_id, key = begin(quick)
+    monkeypatch.setitem(CATALOG.toolpacks, "chores", Toolpack("chores", chores.chores, [chores.do, chores.look]))
+    assert "is not loaded any more" in refused(-32008, agent, quick, key, function="look").message
+    refused(-32602, verdict, quick, session_id)
+    assert quick.result(session_id, "do", **DO) == 1
