@@ -1,0 +1,84 @@
+"""The conformance suite of MCP, for both eras, and the TypeScript SDK; they need Node.js and npm's packages."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import mcp_clients
+import mcp_endpoint
+import pytest
+
+from server.web import event_stream
+
+FOLDER = Path(__file__).parent / "mcp_conformance"
+REVISIONS = [path.stem for path in sorted(FOLDER.glob("*.yml"))]
+
+# A client that connects twice, lists the tools, and calls one each time.
+SCRIPT = """
+import { Client } from "@modelcontextprotocol/sdk/client/index.js";
+import { StreamableHTTPClientTransport } from "@modelcontextprotocol/sdk/client/streamableHttp.js";
+for (const number of [1, 2]) {
+    const client = new Client({ name: "script", version: "1" });
+    await client.connect(new StreamableHTTPClientTransport(new URL(process.argv[2])));
+    const { tools } = await client.listTools();
+    const long = await client.callTool({ name: "test_tool_with_progress", arguments: { seconds: 0.3 } });
+    const result = await client.callTool({ name: "count", arguments: { number } });
+    const image = await client.callTool({ name: "test_image_content", arguments: {} });
+    console.log(JSON.stringify([tools.length, long.content, result.structuredContent, image.content[0].mimeType]));
+    await client.close();
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    return mcp_clients.packages(tmp_path_factory.mktemp("npm"))
+
+
+@pytest.fixture(scope="module")
+def server():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(event_stream, "SIGN_SECONDS", 0.15)
+        with mcp_endpoint.served() as served:
+            yield served
+
+
+@pytest.fixture
+def mcp(server):
+    return mcp_endpoint.Mcp(server.endpoint)
+
+
+def run(command, folder):
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-3000:]
+    return ended.stdout
+
+
+def test_there_is_a_list_for_each_era():
+    assert REVISIONS == ["2025-11-25", mcp_endpoint.MODERN]
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_what_does_not_apply_is_listed_and_all_else_passes(packages, mcp, tmp_path, revision):
+    node, modules = packages
+    suite = modules / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
+    url = f"http://127.0.0.1:{mcp.endpoint.port}{mcp.path}"
+    listed = FOLDER / f"{revision}.yml"
+    told = run(
+        [node, suite, "server", "--url", url, "--requirements", revision, "--expected-failures", listed], tmp_path
+    )
+    passed = re.findall(r"✓ ([\w-]+): [1-9]\d* passed, 0 failed", told)
+    assert {"tools-list", "tools-call-simple-text", "tools-call-with-progress", "dns-rebinding-protection"} <= set(
+        passed
+    )
+
+
+def test_the_typescript_sdk_keeps_its_world(packages, mcp):
+    node, modules = packages
+    script = modules.parent / "client.mjs"
+    script.write_text(SCRIPT)
+    url = f"http://127.0.0.1:{mcp.endpoint.port}{mcp.path}"
+    first, second = run([node, script, url], modules.parent).splitlines()
+    long = '[{"type":"text","text":"waited 0.3 s"}]'
+    assert first.endswith(f',{long},{{"counts":[1,1]}},"image/png"]')
+    assert second.endswith(f',{long},{{"counts":[1,1,1,2]}},"image/png"]')
