@@ -10,9 +10,10 @@ no JSON form in them, but can be kept, is shown as `{"$type": "<its class>"}`.
 """
 
 import dataclasses
+import itertools
 import json
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -69,7 +70,7 @@ def _with_sorted_sets(value: Any, inside: dict[int, Any], depth: int, plain: Con
     if isinstance(value, _SCALARS):
         return value
     is_inside = id(value) in inside
-    if type(value) in plain and (is_inside or not dataclasses.is_dataclass(value)):
+    if type(value) in plain:
         raise PlainObjectError
     if depth > _MAX_DEPTH or is_inside:
         raise ResultError(_ENDLESS)
@@ -107,24 +108,23 @@ class _Objects:
             self._path.pop()
 
     def _copy(self, value: Any) -> Any:
-        is_data = dataclasses.is_dataclass(value)
-        if type(value) in self._plain and not is_data:
+        if type(value) in self._plain:
             self._shown[id(value)] = self._pointer(len(self._path))
             self._plain_depth += 1
             try:
                 return {name: self.copy(item, name) for name, item in _public_attributes(value).items()}
             finally:
                 self._plain_depth -= 1
-        if self._plain_depth and not is_data:
+        if self._plain_depth:
             if isinstance(value, dict):
                 self._check_keys(value)
-            elif not isinstance(value, _CONTAINERS) and not _has_json(value):
+            elif not (isinstance(value, _CONTAINERS) or dataclasses.is_dataclass(value) or _has_json(value)):
                 kind = type(value)
                 return {"$type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")}
         return _copy(value, self.copy)
 
     def _refer(self, value: Any) -> Any:
-        if id(value) in self._inside and (self._plain_depth or type(value) in self._plain):
+        if id(value) in self._inside and self._plain_depth:
             return {"$ref": self._pointer(self._inside[id(value)])}
         raise ResultError(_ENDLESS)
 
@@ -146,6 +146,8 @@ def _key(step: Any) -> str:
 
 
 def _has_json(value: Any) -> bool:
+    if isinstance(value, Iterator):  # pydantic would show its items, and use it up; `itertools.count` has no end
+        return False
     try:
         _ANYTHING.to_json(value, by_alias=True, serialize_as_any=True, warnings=False)
     except Exception:  # noqa: BLE001 - then it has none
@@ -180,6 +182,8 @@ def _copy(value: Any, copy_item: Copy) -> Any:
         return items if any(item is not old for item, old in zip(items, value, strict=True)) else value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _copy_data(value, copy_item)
+    if isinstance(value, itertools.count):
+        raise ResultError("an endless iterator has no JSON form")
     return value
 
 

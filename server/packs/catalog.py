@@ -3,8 +3,8 @@
 The rule: everything here is fixed before the first request, and never changes afterwards.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field, is_dataclass
 
 from pydantic import BaseModel
 
@@ -40,7 +40,8 @@ class Catalog:
         self.classes = ClassTable(
             [pack.environment_class for pack in packs], [kind for pack in packs for kind in pack.state_types]
         )
-        self.plain = frozenset(cls for cls in self.classes.layouts if is_plain(cls))
+        of_classes = {kind for pack in packs if pack.is_of_classes for kind in pack.state_types}
+        self.plain = frozenset(cls for cls in self.classes.layouts if is_plain(cls, of_classes))
         self.fingerprints = {
             name: fingerprint([pack.environment_class], pack.state_types) for name, pack in self.toolpacks.items()
         }
@@ -140,9 +141,15 @@ def _with_prefix(toolpack: str, name: str) -> tuple[str, str]:
     return f"{toolpack}.{name}", without_dots(f"{toolpack}.{name}")
 
 
-def is_plain(cls: type) -> bool:
-    """Return whether the instances of a class are neither models nor values, but plain objects with attributes."""
-    return not (is_foreign(cls) or issubclass(cls, (BaseModel, *BUILTIN_BASES)))
+def is_plain(cls: type, of_classes: Container[type]) -> bool:
+    """Return whether the instances of a class are shown as plain objects: they are neither models nor values.
+
+    Pydantic shows a dataclass as its fields, private ones too, and can't show one that refers to itself. So those of
+    toolpacks that are made of classes are plain objects.
+    """
+    if is_foreign(cls) or issubclass(cls, (BaseModel, *BUILTIN_BASES)):
+        return False
+    return cls in of_classes or not is_dataclass(cls)
 
 
 def ambiguous(packs: Iterable[Toolpack]) -> str:

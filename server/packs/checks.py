@@ -24,7 +24,7 @@ def initial_problem(pack: Toolpack, catalog: Catalog) -> RegistrationError | Non
     try:
         environment = pack.build({})
         lost = difference(environment, thaw(freeze(environment, classes), classes))
-        if pack.source is not pack.environment_class:
+        if pack.is_of_classes:
             to_json(environment, catalog.plain)
     except (InvalidParamsError, ResultError, SnapshotError) as error:
         return RegistrationError(f"{source}: the initial environment of {pack.name!r} can't be used: {error}")

@@ -14,7 +14,7 @@ from server.errors import RegistrationError
 from server.functions_runtime import Depends, Function, error_text, function_of
 from server.packs.loose_signatures import read_loosely
 from server.packs.registration import located
-from server.snapshots.classes import is_foreign
+from server.snapshots.classes import annotations_of, is_foreign
 
 Methods = Iterable[str] | Callable[[Any], object]
 """Names of methods, or a predicate of a method."""
@@ -122,7 +122,7 @@ def _is_method(kind: type, value: Any) -> bool:
 
 def _makes_instances(kind: type, method: Any) -> bool:
     """Return whether a class method is another constructor, by its return annotation."""
-    returned = getattr(method.__func__, "__annotations__", {}).get("return")
+    returned = annotations_of(method.__func__).get("return")
     names = {base.__name__ for base in kind.__mro__[:-1]} | {"Self"}
     return returned is Self or getattr(returned, "__name__", str(returned).strip("'\"")) in names
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, creat
 from pydantic_core import CoreSchema, core_schema
 
 from server.errors import RegistrationError
-from server.functions_runtime import Function, TaskEnvironment, function_of
+from server.functions_runtime import Function, TaskEnvironment
 from server.packs.class_methods import ClassMethods, Methods, check_names, names_of
 from server.packs.loose_signatures import documented, read_loosely
 from server.signatures import FunctionSignature
@@ -123,12 +123,33 @@ def _check_is_class(kind: Any) -> None:
         raise RegistrationError(f"{kind!r} is not a class: pass the class itself, not an instance.")
 
 
+class _Maker:
+    """Makes an instance from options; the parameters of which none is given keep their own defaults.
+
+    Attributes:
+        parameters: The model of the options.
+        run: Makes an instance, from bound options.
+    """
+
+    dependencies: Mapping[str, Any] = {}
+
+    def __init__(self, signature: FunctionSignature, run: Callable[..., Any]) -> None:
+        self.parameters = signature.parameters
+        self.run = run
+        self._unknown_keys = signature.unknown_keys
+
+    def bind(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Validate the options and get the arguments of `run`."""
+        validated = self.parameters.model_validate(options, extra=self._unknown_keys)
+        return {name: validated.__dict__[name] for name in validated.model_fields_set}
+
+
 class _Options:
     """The options of several instances: those of each by the name of its field."""
 
     dependencies: Mapping[str, Any] = {}
 
-    def __init__(self, makers: Mapping[str, Function]) -> None:
+    def __init__(self, makers: Mapping[str, _Maker]) -> None:
         self._makers = makers
         fields: dict[str, Any] = {}
         for field, made in makers.items():
@@ -142,24 +163,20 @@ class _Options:
         return {field: made.bind(options.get(field, {})) for field, made in self._makers.items()}
 
 
-def _instance_maker(kind: type, options: Maker | None) -> Function:
-    """Get a function that makes an instance from options."""
+def _instance_maker(kind: type, options: Maker | None) -> _Maker:
+    """Get what makes an instance from options."""
     name = kind.__name__
     try:
         if options is None:
-            signature = read_loosely(kind, name, name, only=documented(kind))
-            run: Callable[..., Any] = kind
-        elif isinstance(options, str):
-            signature, run = _preparation(kind, options)
-        else:
-            signature = read_loosely(options, name, options.__doc__ or name)
-            run = _checked(kind, options)
+            return _Maker(read_loosely(kind, name, name, only=documented(kind)), kind)
+        if isinstance(options, str):
+            return _Maker(*_preparation(kind, options))
+        return _Maker(read_loosely(options, name, options.__doc__ or name), _checked(kind, options))
     except RegistrationError as error:
         what = f"the constructor of {name}" if options is None else f"options={_shown(options)}"
         raise RegistrationError(
             f"{what}: {error} Pass options=: a function that returns an instance, whose parameters are the options."
         ) from error
-    return function_of(signature, run, "")
 
 
 def _shown(options: Maker) -> str:
@@ -180,10 +197,10 @@ def _preparation(kind: type, method: str) -> tuple[FunctionSignature, Callable[.
 
     def run(**arguments: Any) -> Any:
         instance = kind()
-        missing = [name for name in required if arguments[name] is None]
+        missing = [name for name in required if name not in arguments]
         if not missing:
             getattr(instance, method)(**arguments)
-        elif missing != required:
+        elif arguments:
             raise ValueError(f"the option `{missing[0]}` is missing")
         return instance
 

@@ -5,7 +5,7 @@ an exact docstring. What would make a call fail is refused.
 """
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import Any, Optional, get_type_hints
 
 import docstring_parser
@@ -39,7 +39,7 @@ def read_loosely(
     docstring: str,
     *,
     receiver: bool = False,
-    only: Collection[str] | None = None,
+    only: Mapping[str, str] | None = None,
     optional: bool = False,
 ) -> FunctionSignature:
     """Read a function whose parameters may lack type hints and descriptions.
@@ -49,7 +49,8 @@ def read_loosely(
         name: What agents call it.
         docstring: Its docstring.
         receiver: Its first parameter is the instance, so agents don't pass it.
-        only: The parameters that agents pass; None for all but those whose names begin with `_`.
+        only: The parameters that agents pass, with their descriptions; None for all but those whose names begin
+            with `_`.
         optional: Parameters without a default may be left out; then they are None.
 
     Raises:
@@ -57,7 +58,7 @@ def read_loosely(
     """
     signature, hints = _signature(function)
     docs = parse_docstring(docstring)
-    descriptions = parameter_descriptions(docs.params)
+    descriptions = parameter_descriptions(docs.params) | dict(only or {})
     fields: dict[str, tuple[Any, Any]] = {}
     hidden: dict[str, Any] = {}
     for parameter in [*signature.parameters.values()][receiver:]:
@@ -85,6 +86,8 @@ def read_loosely(
     )
 
 
+# Dataclasses and pydantic each have a class of this name, whose instance stands for a default that is made anew.
+_FACTORY = "_HAS_DEFAULT_FACTORY_CLASS"
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -106,10 +109,13 @@ def _field(parameter: inspect.Parameter, hint: Any, descriptions: dict[str, str]
         raise RegistrationError(f"`{parameter}` takes any argument.")
     if parameter.kind is parameter.POSITIONAL_ONLY:
         raise RegistrationError(f"parameter `{parameter.name}` is positional-only, but agents pass names.")
+    text = descriptions.get(parameter.name) or None
+    if type(parameter.default).__name__ == _FACTORY:
+        return hint, Field(default_factory=lambda: None, description=text)  # it isn't passed: see `_Maker`
     default = ... if parameter.default is parameter.empty else parameter.default
     if default is None:
         hint = Optional[hint]  # noqa: UP045 - `x: str = None` is meant so, and `|` fails for some hints
-    return hint, Field(default=default, description=descriptions.get(parameter.name) or None)
+    return hint, Field(default=default, description=text)
 
 
 def _can_be_offered(parameter: inspect.Parameter, field: tuple[Any, Any]) -> bool:
@@ -124,11 +130,12 @@ def _can_be_offered(parameter: inspect.Parameter, field: tuple[Any, Any]) -> boo
     return True
 
 
-def documented(kind: type) -> list[str]:
-    """Get the parameters of a class's constructor that the class's or the constructor's docstring describes."""
-    names = inspect.signature(kind).parameters
+def documented(kind: type) -> dict[str, str]:
+    """Get the parameters of a class's constructor that its docstring or that of the class describes."""
     texts = [vars(kind).get("__doc__") or "", getattr(kind.__init__, "__doc__", None) or ""]  # type: ignore[misc]
     if issubclass(kind, BaseModel):
         texts.pop()
-    found = [name for text in texts for name in parameter_descriptions(parse_docstring(text).params)]
-    return [name for name in names if name in found]
+    found: dict[str, str] = {}
+    for text in texts:
+        found |= parameter_descriptions(parse_docstring(text).params)
+    return {name: found[name] for name in inspect.signature(kind).parameters if name in found}

@@ -204,6 +204,11 @@ class Toolpack(TaskAuthor):
         return self.task_list.count()
 
     @property
+    def is_of_classes(self) -> bool:
+        """Whether it was made by `from_class` or `from_classes`."""
+        return self.source is not self.environment_class
+
+    @property
     def options(self) -> type[BaseModel] | None:
         """The model of this pack's options, or None if it takes none."""
         return self._options.parameters if self._options else None

@@ -207,14 +207,14 @@ def _hints(cls: type, *, cached_properties: bool) -> Iterator[tuple[Any, type]]:
     for base in cls.__mro__:
         if is_foreign(base):
             continue
-        yield from ((hint, base) for hint in _annotations(base).values())
+        yield from ((hint, base) for hint in annotations_of(base).values())
         for value in vars(base).values() if cached_properties else ():
             inner = getattr(value, "wrapped", value)
             if isinstance(inner, functools.cached_property):
-                yield _annotations(inner.func).get("return"), base
+                yield annotations_of(inner.func).get("return"), base
 
 
-def _annotations(owner: Any) -> dict[str, Any]:
+def annotations_of(owner: Any) -> dict[str, Any]:
     """Get the own annotations of a class or a function; an unknown name stays a forward reference."""
     return typing_extensions.get_annotations(owner, format=typing_extensions.Format.FORWARDREF)
 
@@ -271,7 +271,7 @@ def _describe_class(cls: type) -> Iterator[str]:
     yield from (f"field {name}: {_describe(fields[name].annotation)}" for name in sorted(fields))
     for base in cls.__mro__:
         if not is_foreign(base):
-            hints = _annotations(base)
+            hints = annotations_of(base)
             yield from (f"{name}: {_describe(hints[name])}" for name in sorted(hints) if name not in fields)
     if layout := layout_of(cls, class_name(cls)):
         yield f"{layout.base.__name__} {[slot.__name__ for slot in layout.slots]}"
