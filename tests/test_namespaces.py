@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from server import Depends, TaskEnvironment, Toolpack
-from server.errors import InvalidParamsError
 from server.packs.catalog import Catalog
 from server.packs.names import ambiguous_names, called_names, without_dots
 
@@ -126,17 +125,6 @@ def test_a_fork_and_a_reset_keep_the_names(bench):
     bench.result(session, "red.put", thing="a")
     (fork,) = bench.rpc("fork_session", session_id=session)
     assert bench.result(fork["session_id"], "red.look") == ["a in red"]
-
-
-def test_the_command_asks_which_one_is_meant():
-    catalog = Catalog({pack.name: pack for pack in (box("red"), box("blue.dark", "wash"))})
-    assert catalog.find("wash") == ("blue.dark", "wash")
-    assert catalog.find("red.put") == ("red", "put")
-    assert catalog.find("blue__dark__put") == ("blue.dark", "put")
-    assert catalog.find("nope") == (None, "nope")
-    with pytest.raises(InvalidParamsError) as refused:
-        catalog.find("put")
-    assert str(refused.value) == "2 toolpacks have a function 'put': call red.put or blue.dark.put."
 
 
 words = st.from_regex(r"[ab](_{0,2}[ab]){0,2}", fullmatch=True)

@@ -273,6 +273,23 @@ def test_run_agentdojo(folder):
     assert printed == ["utility: True\n"]
 
 
+def test_call_functions(folder):
+    check_console("docs/command.md", "Call functions", folder)
+
+
+def test_look_at_sessions(folder):
+    with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
+        create = (
+            "from server.client import Client\n"
+            f"client = Client('http://127.0.0.1:{port_of(banner)}')\n"
+            "session_id = client.create_session(['bank'], labels={'run': '7'})['session_id']\n"
+            "client.run_function(session_id, 'move_to_savings', {'amount': '100.00'})\n"
+        )
+        (folder / "create.py").write_text(create)
+        assert run_console([(".venv/bin/python create.py", "")], folder) == [""]
+        check_console("docs/command.md", "Look at sessions", folder, port_of(banner))
+
+
 CLIENT_PROGRAMS = ("A session in Python", "The agent's side", "Batches", "A tree search")
 
 
@@ -330,6 +347,8 @@ RUN = {
     ("README.md", "Write a toolpack"),
     ("README.md", "Test"),
     ("docs/agentdojo.md", "Run AgentDojo against the server"),
+    ("docs/command.md", "Call functions"),
+    ("docs/command.md", "Look at sessions"),
     *(("docs/client.md", heading) for heading in CLIENT_PROGRAMS),
     ("docs/develop.md", "Checks"),
     ("docs/isolation.md", "Turn it on"),

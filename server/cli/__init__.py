@@ -8,6 +8,7 @@ import sys
 import click
 
 from server.cli.call import call
+from server.cli.look import diff, env, sessions, trace
 from server.cli.mcp import mcp
 from server.cli.new import new
 from server.cli.packs import check, list_toolpacks
@@ -23,7 +24,14 @@ def cli() -> None:
     """Serve functions, and the worlds they change, to agents."""
 
 
-for command in (serve, new, check, list_toolpacks, call, mcp, schemas, token):
+COMMANDS = (
+    *(serve, mcp),
+    *(new, check, list_toolpacks, call),
+    *(sessions, env, trace, diff),
+    *(schemas, token),
+)
+
+for command in COMMANDS:
     cli.add_command(command)
 
 

@@ -1,84 +1,154 @@
-"""`toolpack-server call`: runs one function, in this process or on a server.
+"""`toolpack-server call`: runs functions one after the other in one session, in this process or on a server.
 
-The rule: both send the same JSON-RPC requests. A token is sent to the server that the user named and to no other, so
-redirects aren't followed.
+The rule: both send the same JSON-RPC requests.
 """
 
 import asyncio
 import json
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from server.cli.options import packs_options
+from server.cli.options import packs_options, server_options
+from server.cli.remote import Send, remote, request_body, result_of
 from server.execution.call import Outcome
-from server.packs.catalog import Catalog
-from server.packs.loading import load_catalog
 from server.rpc.method import Caller
 from server.service import Service
 from server.sessions.calls import CallRequest
-from server.settings import Settings, load_settings
+from server.settings import load_settings
+
+Step = tuple[str, dict[str, Any]]
+"""The name of a function, and its arguments."""
+
+FURTHER = "further steps"
+SEPARATOR = "--"
 
 
-@click.command()
+class _Steps(click.Command):
+    """A command whose arguments are several steps, with `--` between them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Let click read the first step, which may have options, and keep the others."""
+        steps: list[list[str]] = [[]]
+        for word in args:
+            if word == SEPARATOR:
+                steps.append([])
+            else:
+                steps[-1].append(word)
+        if [] in steps[1:]:
+            raise click.UsageError(
+                f"After each {SEPARATOR} comes a function: call send_money … {SEPARATOR} get_balance."
+            )
+        ctx.meta[FURTHER] = steps[1:]
+        return super().parse_args(ctx, steps[0])
+
+
+@click.command(cls=_Steps, options_metavar="[OPTIONS]")
 @packs_options
-@click.option("--url", help="Server to call, like http://127.0.0.1:8000; default: run the call in this process.")
+@server_options("Server to call, like http://127.0.0.1:8000; default: call in this process.")
 @click.option("--session", help="Session to call in; default: a new one, closed afterwards.")
-@click.option("--token", envvar="TOOLPACK_TOKEN", help="Bearer token for the server.")
+@click.option(
+    "--option", "options", multiple=True, metavar="TOOLPACK.NAME=VALUE", help="Option of the new session's toolpack."
+)
 @click.argument("function")
-@click.argument("arguments", metavar="NAME=VALUE...", nargs=-1)
+@click.argument("arguments", metavar="[NAME=VALUE]... [-- FUNCTION [NAME=VALUE]...]...", nargs=-1)
+@click.pass_context
 def call(
+    ctx: click.Context,
     pack_dir: tuple[Path, ...],
     packs: str | None,
     url: str | None,
-    session: str | None,
     token: str | None,
+    session: str | None,
+    options: tuple[str, ...],
     function: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run one FUNCTION; values are JSON, else strings."""
+    """Run a FUNCTION, and those after each `--`, and print each result as JSON.
+
+    Values are JSON, else strings. The first function that fails ends the command. In this process its traceback is
+    shown.
+    """
     if session and not url:
         raise click.UsageError("--session needs --url: sessions are kept by a server.")
-    kwargs = dict(map(_argument, arguments))
-    if url:
-        envelope = asyncio.run(_call(_remote(url, token), session, None, function, kwargs))
-    else:
-        settings = load_settings(
-            store="memory:",
-            log_calls="off",
-            log_level="warning",
-            compare_read_only=True,
-            pack_dir=pack_dir or None,
-            packs=packs,
-        )
-        catalog = load_catalog(settings.pack_dir, settings.packs)
-        toolpack, function = catalog.find(function)
-        envelope = asyncio.run(_call_here(settings, catalog, [toolpack] if toolpack else None, function, kwargs))
-    if envelope["error"] is not None:
-        click.echo(envelope["error"], err=True)
-        sys.exit(1)
-    click.echo(json.dumps(envelope["result"], indent=2, ensure_ascii=False))
+    if session and options:
+        raise click.UsageError("--option needs a new session: leave out --session.")
+    steps = [_step([function, *arguments]), *map(_step, ctx.meta[FURTHER])]
+    given = _options(options)
+    send = remote(url, token) if url else _here(pack_dir, packs)
+    asyncio.run(_run(send, session, given, steps))
 
 
-REDIRECTS = {301, 302, 303, 307, 308}
-
-Send = Callable[[str, dict[str, Any]], Awaitable[Any]]
-
-
-async def _call(
-    send: Send, session: str | None, toolpacks: list[str] | None, function: str, kwargs: dict[str, Any]
-) -> Any:
-    session_id = session or (await send("create_session", {"toolpacks": toolpacks}))["session_id"]
+async def _run(send: Send, session: str | None, options: dict[str, dict[str, Any]], steps: list[Step]) -> None:
+    session_id = session
+    if session_id is None:
+        session_id, steps = await _create(send, options, steps)
     try:
-        return await send("run_function", {"session_id": session_id, "function": function, "kwargs": kwargs})
+        for function, kwargs in steps:
+            call = {"session_id": session_id, "function": function, "kwargs": kwargs}
+            envelope = await send("run_function", call)
+            if envelope["error"] is not None:
+                click.echo(envelope["error"], err=True)
+                sys.exit(1)
+            click.echo(json.dumps(envelope["result"], indent=2, ensure_ascii=False))
     finally:
-        if not session:
+        if session is None:
             await send("close_session", {"session_id": session_id})
+
+
+async def _create(send: Send, options: dict[str, dict[str, Any]], steps: list[Step]) -> tuple[str, list[Step]]:
+    """Create a session of the toolpacks that the steps need, and get the steps by what functions are called there.
+
+    If no toolpack has any of these functions, the session has the usual ones.
+    """
+    packs = await send("list_toolpacks", {})
+    owned = [(_owner(packs, function, options), function, kwargs) for function, kwargs in steps]
+    wanted = dict.fromkeys([*(owner for owner, _, _ in owned if owner), *options])
+    created = await send("create_session", {"toolpacks": [*wanted] or None, "options": options})
+    listed = (await send("list_functions", {"session_id": created["session_id"]}))["result"]
+    called = {(each["toolpack"], name): each["name"] for each in listed for name in _spellings(each)}
+    return created["session_id"], [(called.get((owner, name), name), kwargs) for owner, name, kwargs in owned]
+
+
+def _spellings(function: dict[str, Any]) -> set[str]:
+    """Get the function's name with its toolpack and without."""
+    plain = function["name"].removeprefix(f"{function['toolpack']}.")
+    return {plain, f"{function['toolpack']}.{plain}"}
+
+
+def _owner(packs: list[dict[str, Any]], function: str, options: dict[str, dict[str, Any]]) -> str | None:
+    """Find the toolpack that has a function; one that gets options comes first, and one that is opt-in last."""
+    owners = [
+        pack for pack in packs if function in {*pack["functions"], *(f"{pack['name']}.{f}" for f in pack["functions"])}
+    ]
+    for chosen in ([p for p in owners if p["name"] in options], [p for p in owners if not p["opt_in"]], owners):
+        if len(chosen) > 1:
+            names = " or ".join(f"{pack['name']}.{function}" for pack in chosen)
+            raise click.UsageError(f"{len(chosen)} toolpacks have a function {function!r}: call {names}.")
+        if chosen:
+            return str(chosen[0]["name"])
+    return None
+
+
+def _here(pack_dir: tuple[Path, ...], packs: str | None) -> Send:
+    settings = load_settings(
+        store="memory:",
+        log_calls="off",
+        log_level="warning",
+        compare_read_only=True,
+        pack_dir=pack_dir or None,
+        packs=packs,
+    )
+    made: list[Service] = []
+
+    async def send(method: str, params: dict[str, Any]) -> Any:
+        if not made:
+            made.append(Service(settings, on_call=_show_traceback))
+        return result_of(await made[0].rpc.answer(Caller(), request_body(method, params)) or b"null")
+
+    return send
 
 
 def _show_traceback(_request: CallRequest, outcome: Outcome) -> None:
@@ -86,63 +156,23 @@ def _show_traceback(_request: CallRequest, outcome: Outcome) -> None:
         click.echo(f"{outcome.traceback}\n", err=True)
 
 
-async def _call_here(
-    settings: Settings, catalog: Catalog, toolpacks: list[str] | None, function: str, kwargs: dict[str, Any]
-) -> Any:
-    service = Service(settings, catalog, on_call=_show_traceback)
-
-    async def send(method: str, params: dict[str, Any]) -> Any:
-        return _result(await service.rpc.answer(Caller(), _request(method, params)) or b"null")
-
-    return await _call(send, None, toolpacks, function, kwargs)
+def _step(words: list[str]) -> Step:
+    return words[0], dict(map(_pair, words[1:]))
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Leaves redirects to the caller: urllib would send all headers, the token too, to any other server."""
-
-    def redirect_request(self, *_args: Any) -> None:
-        """Follow none."""
-
-
-def _remote(url: str, token: str | None) -> Send:
-    opener = urllib.request.build_opener(_NoRedirects)
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-
-    async def send(method: str, params: dict[str, Any]) -> Any:
-        if not url.startswith(("http://", "https://")):
-            raise click.UsageError("--url is not of the form http://host:port.")
-        request = urllib.request.Request(f"{url.rstrip('/')}/rpc", _request(method, params), headers)  # noqa: S310
-        try:
-            with opener.open(request) as reply:
-                return _result(reply.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code in REDIRECTS:
-                    place = error.headers.get("Location", "another address")
-                    raise click.ClickException(f"{url} redirects to {place}: give the server's own address.") from None
-                return _result(error.read())
-        except urllib.error.URLError as error:
-            raise click.ClickException(f"{url} can't be reached: {error.reason}. Is the server running?") from None
-
-    return send
+def _options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Get the options by toolpack; a toolpack's name may have dots, an option's hasn't."""
+    options: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, value = _pair(text)
+        toolpack, dot, option = name.rpartition(".")
+        if not dot:
+            raise click.UsageError(f"{text!r} is not of the form toolpack.name=value.")
+        options.setdefault(toolpack, {})[option] = value
+    return options
 
 
-def _request(method: str, params: dict[str, Any]) -> bytes:
-    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
-
-
-def _result(reply: bytes) -> Any:
-    try:
-        answer = json.loads(reply)
-    except ValueError:
-        raise click.ClickException("the answer is not JSON: is this a Toolpack Server?") from None
-    if "error" in answer:
-        error = answer["error"]
-        raise click.ClickException(f"{error['message']}: {error.get('data', {}).get('detail', '')}".rstrip(": "))
-    return answer["result"]
-
-
-def _argument(text: str) -> tuple[str, Any]:
+def _pair(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise click.UsageError(f"{text!r} is not of the form name=value.")

@@ -3,14 +3,18 @@
 The rule: `check` prints every problem; `list` stops at the first, as `serve` does.
 """
 
+import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from server.cli.options import packs_options
+from server.cli.options import packs_options, server_options
+from server.cli.remote import Send, remote
 from server.cli.shadowing import shadowing_files
 from server.packs.checks import falsely_read_only
+from server.packs.formats import native
 from server.packs.loading import inspect_toolpacks, load_catalog
 from server.settings import load_settings
 
@@ -40,15 +44,29 @@ def check(pack_dir: tuple[Path, ...], packs: str | None) -> None:
 
 @click.command("list")
 @packs_options
-def list_toolpacks(pack_dir: tuple[Path, ...], packs: str | None) -> None:
+@server_options("Server whose toolpacks to show, like http://127.0.0.1:8000; default: those that are found here.")
+def list_toolpacks(pack_dir: tuple[Path, ...], packs: str | None, url: str | None, token: str | None) -> None:
     """Show toolpacks and their functions."""
+    if url:
+        asyncio.run(_list_remote(remote(url, token)))
+        return
     settings = load_settings(pack_dir=pack_dir or None, packs=packs)
     catalog = load_catalog(settings.pack_dir, settings.packs)
     for pack in catalog.toolpacks.values():
-        click.echo(f"{pack.name}{' (opt-in)' if pack.opt_in else ''}")
-        for function in pack.functions.values():
-            parameters = ", ".join(function.function.parameters.model_fields)
-            summary = function.function.description.partition("\n")[0]
-            click.echo(f"  {function.name}({parameters}){' [read-only]' if function.read_only else ''}: {summary}")
+        _show(pack.name, [*map(native, pack.functions.values())], opt_in=pack.opt_in)
     for notice in catalog.notices:
         click.echo(f"note: {notice}")
+
+
+async def _list_remote(send: Send) -> None:
+    listed = (await send("list_functions", {}))["result"]
+    for pack in await send("list_toolpacks", {}):
+        _show(pack["name"], [each for each in listed if each["toolpack"] == pack["name"]], opt_in=pack["opt_in"])
+
+
+def _show(toolpack: str, functions: list[dict[str, Any]], *, opt_in: bool) -> None:
+    click.echo(f"{toolpack}{' (opt-in)' if opt_in else ''}")
+    for function in functions:
+        parameters = ", ".join(function["parameters"].get("properties", {}))
+        summary = function["description"].partition("\n")[0]
+        click.echo(f"  {function['name']}({parameters}){' [read-only]' if function['read_only'] else ''}: {summary}")

@@ -108,24 +108,6 @@ class Catalog:
             return called
         return next((name for name in functions if called in _with_prefix(toolpack, name)), called)
 
-    def find(self, called: str) -> tuple[str | None, str]:
-        """Find the toolpack of a function, and its registered name, by its name with or without the prefix.
-
-        Raises:
-            InvalidParamsError: Several toolpacks have a function of this name.
-        """
-        owners = [name for name, pack in self.toolpacks.items() if called in pack.functions]
-        if len(owners) > 1:
-            names = " or ".join(f"{owner}.{called}" for owner in owners)
-            raise InvalidParamsError(f"{len(owners)} toolpacks have a function {shown(called)!r}: call {names}.")
-        if owners:
-            return owners[0], called
-        for toolpack in self.toolpacks:
-            registered = self.registered_name(toolpack, called)
-            if registered != called:
-                return toolpack, registered
-        return None, called
-
     def spellings(self, chosen: Callable[[PackFunction], bool] = lambda _function: True) -> frozenset[str]:
         """Get all names by which functions, or the chosen ones, can be called in any session."""
         return frozenset(

@@ -1,0 +1,275 @@
+"""`toolpack-server sessions`, `env`, `trace` and `diff`: look at sessions, on a server or in its store.
+
+The rule: they print for people on a terminal, and JSON elsewhere. A store that a running server uses is left alone:
+that server can be asked with `--url`.
+"""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from server.cli.options import packs_options, server_options
+from server.cli.remote import Send, remote
+from server.errors import SettingsError
+from server.jsonio.strict import dumps, loads
+from server.observability.call_log import printable
+from server.packs.catalog import Catalog
+from server.packs.loading import load_catalog
+from server.service import Service
+from server.sessions.identity import OLD_DIGITS
+from server.sessions.reader import SessionReader
+from server.settings import Settings, load_settings
+from server.stores import open_store
+
+MOST_AT_ONCE = 1000
+FORMS = "On a terminal the output is for people, elsewhere (in a pipe or a file) it is JSON."
+
+# What a reader does for the methods of a server; nobody's sessions are left out.
+READS: dict[str, Callable[[SessionReader, dict[str, Any]], Any]] = {
+    "list_sessions": lambda reader, given: reader.list_sessions(
+        None,
+        given["labels"],
+        given["after"],
+        given["limit"],
+        parent=given.get("parent"),
+        newest_first=given.get("order") == "-created",
+    ),
+    "get_environment": lambda reader, given: reader.environment(
+        given["session_id"], None, given["version"], given["pointer"]
+    ),
+    "diff_environment": lambda reader, given: reader.diff(
+        given["session_id"], None, given["from_version"], given["to_version"], given["to_session_id"]
+    ),
+    "get_trace": lambda reader, given: (reader.path if given["path"] else reader.trace)(
+        given["session_id"], None, given["after"], given["limit"]
+    ),
+}
+
+
+def look_options(command: Any) -> Any:
+    """Decorator: add the flags that choose a server or a store."""
+    command = click.option("--store", help="Store to look at.  [default: SQLite in the data directory]")(command)
+    command = click.option("--data-dir", type=Path, help="Folder of a server's data.  [default: .toolpack-server]")(
+        command
+    )
+    return server_options("Server to look at, like http://127.0.0.1:8000; default: look into the data directory.")(
+        command
+    )
+
+
+@click.command(epilog=FORMS)
+@look_options
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only sessions with this label.")
+@click.option("--parent", metavar="SESSION", help="Only forks of this session.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many, at most.")
+def sessions(labels: tuple[str, ...], parent: str | None, limit: int, **where: Any) -> None:
+    """List sessions, the newest first."""
+    wanted = dict(_label(label) for label in labels)
+
+    async def look(send: Send) -> None:
+        within = await _whole(send, parent) if parent else None
+        found: list[Any] = []
+        while len(found) < limit:
+            page = {"labels": wanted, "after": found[-1]["session_id"] if found else "", "parent": within}
+            more = await send("list_sessions", {**page, "order": "-created", "limit": min(limit, MOST_AT_ONCE)})
+            found += more
+            if not more:
+                break
+        _show(found[:limit], _sessions_text)
+
+    _look(look, **where)
+
+
+@click.command(epilog=FORMS)
+@look_options
+@packs_options
+@click.option("--version", type=int, help="The version.  [default: the current one]")
+@click.option("--pointer", default="", help="JSON Pointer to the part to show.  [default: all]")
+@click.argument("session")
+def env(session: str, version: int | None, pointer: str, **where: Any) -> None:
+    """Show the environments of a SESSION; the beginning of its id is enough."""
+
+    async def look(send: Send) -> None:
+        asked = {"session_id": await _whole(send, session), "version": version, "pointer": pointer}
+        _show(await send("get_environment", asked), _json_text)
+
+    _look(look, **where)
+
+
+@click.command(epilog=FORMS)
+@look_options
+@click.option("--path", is_flag=True, help="Only what led to the current version, also in the sessions it came from.")
+@click.argument("session")
+def trace(session: str, path: bool, **where: Any) -> None:
+    """Show the calls and resets of a SESSION; the beginning of its id is enough."""
+
+    async def look(send: Send) -> None:
+        session_id = await _whole(send, session)
+        found: list[Any] = []
+        while more := await send(
+            "get_trace",
+            {"session_id": session_id, "after": len(found) - 1, "limit": MOST_AT_ONCE, "path": path},
+        ):
+            found += more
+        _show(found, _trace_text)
+
+    _look(look, **where)
+
+
+@click.command(epilog=FORMS)
+@look_options
+@packs_options
+@click.option("--from-version", type=int, help="Version of the first.  [default: 0; with OTHER the current one]")
+@click.option("--to-version", type=int, help="Version of the second.  [default: the current one]")
+@click.argument("session")
+@click.argument("other", required=False)
+def diff(session: str, other: str | None, from_version: int | None, to_version: int | None, **where: Any) -> None:
+    """Show what has changed in a SESSION since its start, or in what OTHER differs from it."""
+
+    async def look(send: Send) -> None:
+        asked = {
+            "session_id": await _whole(send, session),
+            "from_version": from_version,
+            "to_version": to_version,
+            "to_session_id": await _whole(send, other) if other else None,
+        }
+        _show(await send("diff_environment", asked), _diff_text)
+
+    _look(look, **where)
+
+
+# Where they look
+
+
+def _look(
+    look: Callable[[Send], Any],
+    url: str | None,
+    token: str | None,
+    store: str | None,
+    data_dir: Path | None,
+    pack_dir: tuple[Path, ...] | None = None,
+    packs: str | None = None,
+) -> None:
+    """Look at a server, or at a store; `pack_dir` and `packs` are None if no toolpack is needed."""
+    if url:
+        asyncio.run(look(remote(url, token)))
+        return
+    settings = load_settings(
+        store=store, data_dir=data_dir, pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning"
+    )
+    _check_exists(settings)
+    catalog = Catalog({}) if pack_dir is None else load_catalog(settings.pack_dir, settings.packs)
+    try:
+        opened = open_store(settings.store_url, exclusive=settings.exclusive)
+    except SettingsError as error:
+        if isinstance(error.__context__, BlockingIOError):  # its lock is held
+            used = settings.store_url.removeprefix("sqlite:///")
+            raise click.ClickException(f"{used} is in use by a running server: look at that, with --url.") from None
+        raise
+    with contextlib.closing(opened):
+        service = Service(settings, catalog, store=opened)
+
+        async def send(method: str, given: dict[str, Any]) -> Any:
+            return loads(dumps(await service.sessions.read(lambda reader: READS[method](reader, given))))
+
+        asyncio.run(look(send))
+
+
+def _check_exists(settings: Settings) -> None:
+    """Check that there is a store, as opening one would create it."""
+    url = settings.store_url
+    if url.startswith("memory:"):
+        raise click.UsageError("A memory: store is in its server's process only: look at that server, with --url.")
+    path = Path(url.removeprefix("sqlite:///"))
+    if url.startswith("sqlite:///") and not path.is_file():
+        raise click.ClickException(f"There is no store {path}: give --data-dir, or look at a server, with --url.")
+
+
+async def _whole(send: Send, beginning: str) -> str:
+    """Get the id of the session whose id begins so; a whole id is taken as it is."""
+    if len(beginning) >= OLD_DIGITS:
+        return beginning
+    # An id comes after its own beginning.
+    found = await send("list_sessions", {"labels": {}, "after": beginning, "limit": 2})
+    ids = [session["session_id"] for session in found if session["session_id"].startswith(beginning)]
+    if len(ids) != 1:
+        raise click.ClickException(f"{'Several' if ids else 'No'} sessions' ids begin with {beginning!r}.")
+    return str(ids[0])
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"{text!r} is not of the form name=value.")
+    return name, value
+
+
+# What they print
+
+
+def _show(value: Any, text: Callable[[Any], str]) -> None:
+    click.echo(text(value) if sys.stdout.isatty() else _json_text(value))
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _short(value: Any, most: int) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _sessions_text(found: list[Any]) -> str:
+    if not found:
+        return "No sessions."
+    rows = [("SESSION", "VERSION", "CREATED", "TOOLPACKS", "")]
+    for session in found:
+        parent = session["parent"]
+        origin = f"fork of {parent['session_id'][:8]}, version {parent['version']}" if parent else ""
+        labels = [printable(f"{name}={value}") for name, value in session["labels"].items()]
+        more = ", ".join(filter(None, [*labels, origin]))
+        created, packs = session["created_at"][:19].replace("T", " "), ",".join(session["toolpacks"])
+        rows.append((session["session_id"], str(session["version"]), created, packs, more))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
+
+
+def _trace_text(found: list[Any]) -> str:
+    return "\n".join(map(_record_text, found)) or "No calls."
+
+
+def _record_text(record: Any) -> str:
+    place = f"{record.get('place', record['index']):>4}"
+    if record["kind"] == "reset":
+        return f"{place}  reset to version {record['to_version']}: version {record['version']}"
+    if record["kind"] != "call":
+        others = {name: value for name, value in record.items() if name not in {"index", "kind", "place"}}
+        return f"{place}  {record['kind']} {_short(others, _width())}"
+    arguments = ", ".join(f"{name}={_short(value, 60)}" for name, value in record["kwargs"].items())
+    outcome = f"✗ {record['error']}" if record["error"] else f"→ {_short(record['result'], _width())}"
+    after = f"[version {record['version']}, {record['duration_ms']:g} ms]"
+    return f"{place}  {printable(record['function'])}({arguments})  {after}\n      {printable(outcome)}"
+
+
+def _diff_text(patch: list[Any]) -> str:
+    signs = {"add": "+", "remove": "-", "replace": "~"}
+    lines = []
+    for step in patch:
+        origin = f" from {step['from']}" if "from" in step else ""
+        value = f": {_short(step['value'], _width())}" if "value" in step else ""
+        lines.append(f"{signs.get(step['op'], step['op'])} {step['path'] or '/'}{origin}{value}")
+    return "\n".join(lines) or "No differences."
+
+
+def _width() -> int:
+    """Get how much of a value is shown: about two lines."""
+    return 2 * shutil.get_terminal_size().columns

@@ -1,0 +1,272 @@
+"""`call` with steps and options, and `sessions`, `env`, `trace`, `diff`, `list --url`: on a server and in its store."""
+
+import json
+import os
+import pty
+import subprocess
+
+import pytest
+import server_process
+import serving
+from click.testing import CliRunner
+
+from server.cli import cli
+
+FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def printed(*arguments):
+    """Run a command that prints JSON, and get its values."""
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    decoder, text, found = json.JSONDecoder(), result.stdout.strip(), []
+    while text:
+        value, end = decoder.raw_decode(text)
+        found.append(value)
+        text = text[end:].strip()
+    return found
+
+
+def on_a_terminal(*arguments):
+    """Run a command whose output is a terminal."""
+    terminal, end = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            server_process.command(*arguments), stdout=end, env=server_process.environment(COLUMNS="60")
+        )
+        os.close(end)
+        text = b""
+        while True:
+            try:
+                more = os.read(terminal, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not more:
+                break
+            text += more
+        assert process.wait(serving.PATIENCE) == 0
+    finally:
+        os.close(terminal)
+    return text.decode().replace("\r\n", "\n")
+
+
+def said(*arguments):
+    """Run a command that fails, and get its sentence."""
+    result = subprocess.run(
+        server_process.command(*arguments),
+        env=server_process.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert result.returncode != 0
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+# call
+
+
+def test_call_runs_several_steps_in_one_session():
+    assert printed("call", *FIXTURES, "add", "amount=4", "--", "add", "amount=5", "--", "total") == [4, 9, 9]
+
+
+def test_call_takes_functions_of_several_toolpacks_and_options():
+    assert printed(
+        "call", *FIXTURES, "--option", "vault.gold=7", "--option", "bank.balance=5", "take_gold", "amount=2", "--",
+        "get_balance", "--", "total",
+    ) == [2, "5", 0]  # fmt: skip
+
+
+def test_call_stops_at_the_first_step_that_fails():
+    result = invoke("call", *FIXTURES, "add", "amount=4", "--", "add", "amount=x", "--", "total")
+    assert result.exit_code == 1
+    assert result.stdout == "4\n"
+    assert "ValidationError" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["add", "amount=1", "--"], "After each -- comes a function: call send_money … -- get_balance."),
+        (["add", "amount=1", "--", "--", "total"], "After each -- comes a function"),
+        (["--option", "gold=7", "total"], "'gold=7' is not of the form toolpack.name=value."),
+        (["--option", "vault.gold", "total"], "'vault.gold' is not of the form name=value."),
+        (["--option", "vault.silver=7", "take_gold"], "The options of toolpack 'vault' don't fit"),
+        (["--option", "cellar.wine=7", "total"], "There is no toolpack 'cellar'"),
+        (["--url", "http://x", "--session", "s", "--option", "a.b=1", "f"], "--option needs a new session"),
+        (["total", "--", "total", "amount"], "'amount' is not of the form name=value."),
+    ],
+)
+def test_call_says_what_is_wrong_with_steps_and_options(arguments, sentence):
+    result = invoke("call", *FIXTURES, *arguments)
+    assert result.exit_code != 0
+    assert sentence in result.output
+    assert result.stdout == ""
+
+
+BOXES = '''"""Boxes."""
+from server import Toolpack
+
+def box(name, opt_in):
+    toolpack = Toolpack(name, opt_in=opt_in)
+
+    @toolpack.function
+    def put(x: int) -> str:
+        """Put.
+
+        :param x: What.
+        """
+        return f"{x} in {name}"
+
+    return toolpack
+
+red, blue, grey = box("red", True), box("blue", True), box("grey", False)
+'''
+
+
+def test_call_asks_which_function_is_meant_if_several_have_its_name(tmp_path):
+    (tmp_path / "boxes.py").write_text(BOXES)
+    here = ["call", "--pack-dir", str(tmp_path)]
+    assert printed(*here, "put", "x=1") == ["1 in grey"]  # the others are opt-in
+    assert printed(*here, "red.put", "x=1", "--", "blue.put", "x=2") == ["1 in red", "2 in blue"]
+    assert printed(*here, "red.put", "x=1") == ["1 in red"]
+    result = invoke(*here, "--packs", "red,blue", "put", "x=1")
+    assert "2 toolpacks have a function 'put': call red.put or blue.put." in result.output
+    assert result.exit_code != 0
+
+
+# looking at sessions
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A server, and three of its sessions: a parent with a reset, its fork, and another's."""
+    folder = tmp_path_factory.mktemp("world")
+    tokens = {"TOOLPACK_TOKENS": "ann:ann-token,bob:bob-token"}
+    with server_process.served(folder, **tokens) as server:
+
+        def rpc(method, token="ann-token", **params):
+            server.http.headers["Authorization"] = f"Bearer {token}"
+            return server.rpc(method, **params)
+
+        parent = rpc("create_session", toolpacks=["ledger"], labels={"run": "7"})["session_id"]
+        rpc("run_function", session_id=parent, function="add", kwargs={"amount": 4})
+        rpc("run_function", session_id=parent, function="add_then", kwargs={"how": "raise"})
+        (fork,) = rpc("fork_session", session_id=parent, labels={})
+        rpc("run_function", session_id=fork["session_id"], function="add", kwargs={"amount": 5})
+        rpc("reset_session", session_id=parent)
+        other = rpc("create_session", token="bob-token", toolpacks=["bank"])["session_id"]
+        server.parent, server.fork, server.other = parent, fork["session_id"], other
+        server.folder = folder
+        yield server
+
+
+@pytest.fixture(params=["server", "store"])
+def place(request, world, tmp_path):
+    """The flags with which the commands look at the server, or at a copy of its data."""
+    if request.param == "server":
+        return ["--url", world.url, "--token", "ann-token"]
+    for name in ("sessions.db", "sessions.db-wal", "secret.key"):
+        (tmp_path / name).write_bytes((world.folder / name).read_bytes())
+        (tmp_path / name).chmod(0o600)
+    return ["--data-dir", str(tmp_path)]
+
+
+def with_packs(place):
+    return [*place, *FIXTURES] if "--data-dir" in place else place
+
+
+def test_sessions_lists_them_newest_first(world, place):
+    (found,) = printed("sessions", *place)
+    seen = [world.other, world.fork, world.parent] if "--data-dir" in place else [world.fork, world.parent]
+    assert [session["session_id"] for session in found] == seen
+    assert [each["session_id"] for each in printed("sessions", *place, "--label", "run=7")[0]] == [world.parent]
+    assert [each["session_id"] for each in printed("sessions", *place, "--parent", world.parent)[0]] == [world.fork]
+    assert [each["session_id"] for each in printed("sessions", *place, "--limit", "1")[0]] == seen[:1]
+
+
+def test_trace_shows_what_a_session_did(world, place):
+    (records,) = printed("trace", *place, world.parent)
+    assert [(record["kind"], record.get("function")) for record in records] == [
+        ("call", "add"),
+        ("call", "add_then"),
+        ("reset", None),
+    ]
+    (path,) = printed("trace", *place, "--path", world.fork)
+    assert [(record["function"], record["session_id"]) for record in path] == [
+        ("add", world.parent),
+        ("add_then", world.parent),
+        ("add", world.fork),
+    ]
+
+
+def test_env_and_diff_show_environments(world, place):
+    flags = with_packs(place)
+    assert printed("env", *flags, world.fork)[0]["ledger"]["ledger"]["entries"] == [4, 5]
+    assert printed("env", *flags, "--pointer", "/ledger/ledger/entries", "--version", "0", world.fork) == [[4]]
+    added = [{"op": "add", "path": "/ledger/ledger/entries/1", "value": 5}]
+    assert printed("diff", *flags, world.fork) == [added]
+    assert printed("diff", *flags, "--from-version", "1", world.parent, world.fork) == [added]
+    assert printed("diff", *flags, world.parent, world.parent) == [[]]
+
+
+def test_the_beginning_of_an_id_is_enough(world, place):
+    assert printed("trace", *place, world.fork[:12]) == printed("trace", *place, world.fork)
+    result = invoke("trace", *place, "")
+    assert result.exit_code == 1
+    assert "Several sessions' ids begin with ''." in result.stderr
+    assert "No sessions' ids begin with 'x'." in invoke("trace", *place, "x").stderr
+
+
+def test_on_a_terminal_the_output_is_for_people(world):
+    place = ["--url", world.url, "--token", "ann-token"]
+    header, fork, parent = on_a_terminal("sessions", *place).splitlines()
+    assert header.split() == ["SESSION", "VERSION", "CREATED", "TOOLPACKS"]
+    assert fork.startswith(f"{world.fork}  1  ")
+    assert fork.endswith(f"ledger     fork of {world.parent[:8]}, version 1")
+    assert parent.endswith("run=7")
+    lines = on_a_terminal("trace", *place, world.parent).splitlines()
+    assert lines[0].startswith("   0  add(amount=4)  [version 1, ")
+    assert lines[1] == "      → 4"
+    assert lines[3] == "      ✗ LookupError: half of it is done"
+    assert lines[4] == "   2  reset to version 0: version 2"
+    assert on_a_terminal("diff", *place, world.fork) == "+ /ledger/ledger/entries/1: 5\n"
+    assert on_a_terminal("diff", *place, world.fork, world.fork) == "No differences.\n"
+    assert json.loads(on_a_terminal("env", *place, world.fork))["ledger"]
+    assert on_a_terminal("sessions", *place, "--label", "run=8") == "No sessions.\n"
+
+
+def test_list_shows_what_a_server_has(world):
+    remote = invoke("list", "--url", world.url, "--token", "ann-token")
+    assert remote.exit_code == 0, remote.output
+    assert remote.output == invoke("list", *FIXTURES).output
+
+
+def test_what_cannot_be_looked_at_is_said_in_one_sentence(world, tmp_path):
+    assert said("sessions", "--data-dir", str(world.folder)) == (
+        f"toolpack-server: {world.folder}/sessions.db is in use by a running server: look at that, with --url."
+    )
+    assert said("sessions", "--data-dir", str(tmp_path)) == (
+        f"toolpack-server: There is no store {tmp_path}/sessions.db: give --data-dir, or look at a server, with --url."
+    )
+    assert not list(tmp_path.iterdir())
+    assert "a memory: store" in said("trace", "--store", "memory:", "x").lower()
+    assert "No session has this id" in said("env", "--url", world.url, "--token", "ann-token", "0" * 48)
+    assert "token" in said("sessions", "--url", world.url)
+    assert "can't be reached" in said("sessions", "--url", "http://127.0.0.1:1")
+
+
+def test_a_session_whose_toolpack_is_not_loaded_is_listed_and_traced_but_not_shown(world, tmp_path):
+    for name in ("sessions.db", "sessions.db-wal", "secret.key"):
+        (tmp_path / name).write_bytes((world.folder / name).read_bytes())
+        (tmp_path / name).chmod(0o600)
+    place = ["--data-dir", str(tmp_path)]
+    assert len(printed("trace", *place, world.fork)[0]) == 1
+    assert "Toolpack 'ledger' is not loaded" in said("env", *place, "--packs", "bank", world.fork)
