@@ -277,6 +277,15 @@ def test_call_functions(folder):
     check_console("docs/command.md", "Call functions", folder)
 
 
+def test_serve_what_you_are_writing(folder):
+    (folder / "packs").mkdir()
+    (source,) = blocks("README.md", "Write a toolpack", "python")
+    (folder / "packs" / "wallet.py").write_text(source)
+    (line,) = blocks("docs/command.md", "Serve what you are writing", "sh")
+    with serving(line.strip(), folder) as banner:
+        assert "wallet: 2 functions" in banner
+
+
 def test_look_at_sessions(folder):
     with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
         create = (
@@ -349,6 +358,7 @@ RUN = {
     ("docs/agentdojo.md", "Run AgentDojo against the server"),
     ("docs/command.md", "Call functions"),
     ("docs/command.md", "Look at sessions"),
+    ("docs/command.md", "Serve what you are writing"),
     *(("docs/client.md", heading) for heading in CLIENT_PROGRAMS),
     ("docs/develop.md", "Checks"),
     ("docs/isolation.md", "Turn it on"),

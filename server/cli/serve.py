@@ -3,7 +3,9 @@
 The rule: settings, toolpacks and the address are checked before any worker starts.
 """
 
+import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.processes.listen import listen
 from server.processes.pipe import SupervisorPipe
+from server.processes.reload import Reloader
 from server.processes.supervisor import Supervisor
 from server.processes.worker import run_worker
 from server.service import Service
@@ -33,9 +36,12 @@ from server.web.auth import check_exposure
 @click.option("--data-dir", type=Path, help="Folder for the store and the key.  [default: .toolpack-server]")
 @packs_options
 @click.option("--no-auth", is_flag=True, default=None, help="Serve without tokens on an address that isn't loopback.")
-def serve(**flags: Any) -> None:
+@click.option("--reload", is_flag=True, help="Start again whenever a Python file in --pack-dir changes.")
+def serve(reload: bool, **flags: Any) -> None:
     """Serve toolpacks until interrupted."""
     flags["pack_dir"] = flags["pack_dir"] or None
+    if reload:
+        flags["compare_read_only"] = True
     settings = load_settings(**flags)
     check_exposure(settings)
     check_isolation(settings)
@@ -45,18 +51,50 @@ def serve(**flags: Any) -> None:
             f"{settings.workers} workers can't share memory: use the default store or redis://, or one worker."
         )
     protect(settings)
+    if reload:
+        _serve_again_and_again(settings)
+        return
     catalog = load_catalog(settings.pack_dir, settings.packs)
     configure_logging(settings.log_calls, settings.log_level)
     with listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
+        _serve(settings, catalog, listener, lambda: banner(settings, catalog, port))
 
-        def serving() -> None:
-            banner(settings, catalog, port)
 
-        if in_memory:
-            run_worker(Service(settings, catalog), listener, SupervisorPipe(serving=serving))
-        else:
-            Supervisor(settings, catalog, listener, serving).run()
+def _serve(settings: Settings, catalog: Catalog, listener: socket.socket, serving: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        settings: The settings.
+        catalog: The loaded toolpacks.
+        listener: Where to listen.
+        serving: Called when it serves.
+    """
+    if settings.store_url.startswith("memory:"):
+        run_worker(Service(settings, catalog), listener, SupervisorPipe(serving=serving))
+    else:
+        Supervisor(settings, catalog, listener, serving).run()
+
+
+def _serve_again_and_again(settings: Settings) -> None:
+    """Serve, and start again whenever a file of the toolpacks changes, until SIGTERM or SIGINT."""
+    if not settings.pack_dir:
+        raise SettingsError("--reload watches the folders of --pack-dir: give one.")
+    configure_logging(settings.log_calls, settings.log_level)
+    with listen(settings.host, settings.port) as listener:
+        port = listener.getsockname()[1]
+
+        def serve_generation(catalog: Catalog, noted: Callable[[], None], first: bool) -> None:
+            def serving() -> None:
+                if first:
+                    banner(settings, catalog, port)
+                noted()
+
+            _serve(settings, catalog, listener, serving)
+
+        if settings.store_url.startswith("memory:"):
+            click.echo("reload: A memory: store loses its sessions when a file changes.", err=True)
+        Reloader(settings, serve_generation, listener).run()
 
 
 def banner(settings: Settings, catalog: Catalog, port: int) -> None:

@@ -50,7 +50,7 @@ class Child:
         sys.stdout.flush()
         sys.stderr.flush()
         try:
-            with _blocked_signals():  # until the child handles them itself
+            with blocked_signals():  # until the child handles them itself
                 self.pid = os.fork()
                 if self.pid == 0:
                     _run(run, child_end, [self.pipe, *others])
@@ -123,7 +123,8 @@ def _run(run: Callable[[Connection], None], pipe: Connection, inherited: list[Co
 
 
 @contextlib.contextmanager
-def _blocked_signals() -> Iterator[None]:
+def blocked_signals() -> Iterator[None]:
+    """Block the signals that end a server, for a child that is forked meanwhile, until it handles them itself."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         yield

@@ -1,0 +1,256 @@
+"""`serve --reload`: a process that starts the server again whenever a file of the toolpacks changes.
+
+It is the parent of *generations*: processes that each load the toolpacks anew and then serve. A generation stops only
+when the next one has loaded its toolpacks. So a broken file stops nothing: its mistake is printed once, and the server
+goes on with the code before. The port stays open, and connections wait from one generation to the next.
+
+The rule: this process imports no toolpack, and starts a generation only when a file has changed.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from types import FrameType
+
+import click
+
+from server.errors import StartError
+from server.packs.catalog import Catalog
+from server.packs.loading import load_catalog
+from server.processes.child import blocked_signals
+from server.processes.supervisor import STOP_SECONDS
+from server.processes.watching import Watch
+from server.processes.worker import PR_SET_PDEATHSIG
+from server.settings import Settings
+
+LOOK_SECONDS = 0.5
+TICK_SECONDS = 0.25
+SERVING, GO = b"serving", b"go"
+
+Serve = Callable[[Catalog, Callable[[], None], bool], None]
+"""Serves toolpacks until SIGTERM; calls the function when it serves. True: as nothing has served before."""
+
+
+class Generation:
+    """A process that loads the toolpacks, and serves them when it is told to.
+
+    Args:
+        settings: The settings.
+        serve: See `Serve`.
+        first: Nothing has served before.
+
+    Attributes:
+        fingerprints: Those of the toolpacks that it has loaded; None before.
+        served: It has served.
+        exit_code: As `subprocess` has it; None while it lives.
+    """
+
+    def __init__(self, settings: Settings, serve: Serve, *, first: bool) -> None:
+        self.fingerprints: Mapping[str, str] | None = None
+        self.served = False
+        self.exit_code: int | None = None
+        self.pipe, end = Pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        with blocked_signals():
+            self.pid = os.fork()
+            if self.pid == 0:
+                self.pipe.close()
+                _live(settings, serve, end, parent, first=first)
+        end.close()
+
+    def look(self) -> None:
+        """Note what it has said, and whether it has ended."""
+        with contextlib.suppress(EOFError, OSError):
+            while self.pipe.poll():
+                message = self.pipe.recv_bytes()
+                if message == SERVING:
+                    self.served = True
+                else:
+                    self.fingerprints = json.loads(message)
+        if self.exit_code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.exit_code = os.waitstatus_to_exitcode(status)
+
+    def go(self) -> None:
+        """Let it serve."""
+        with contextlib.suppress(OSError):  # it has ended
+            self.pipe.send_bytes(GO)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        self.look()
+        if self.exit_code is None:
+            os.kill(self.pid, number)
+
+    def end(self) -> None:
+        """Kill it if it still runs, and release its resources."""
+        self.signal(signal.SIGKILL)
+        if self.exit_code is None:
+            self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.pipe.close()
+
+
+def _live(settings: Settings, serve: Serve, pipe: Connection, parent: int, *, first: bool) -> None:
+    """Be a generation, in a forked process; never returns."""
+    status = 1
+    try:
+        os.setpgid(0, 0)  # Ctrl-C reaches the parent only, which decides
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:
+            # Python doesn't notice that a file was changed twice in one second if it keeps what it has compiled.
+            sys.dont_write_bytecode = True
+            catalog = load_catalog(settings.pack_dir, settings.packs)
+            pipe.send_bytes(json.dumps(catalog.fingerprints).encode())
+            pipe.recv_bytes()
+            serve(catalog, lambda: pipe.send_bytes(SERVING), first)
+            status = 0
+    except StartError as error:
+        click.echo(f"toolpack-server: {error}", err=True)
+    except EOFError:
+        pass  # another generation takes its place
+    except BaseException:  # noqa: BLE001 - the process ends here
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+class Reloader:
+    """Keeps the newest generation that works running.
+
+    Args:
+        settings: The settings.
+        serve: See `Serve`.
+        listener: The socket on which all generations listen.
+    """
+
+    def __init__(self, settings: Settings, serve: Serve, listener: socket.socket) -> None:
+        self._settings = settings
+        self._serve = serve
+        self._listener = listener
+        self._watch = Watch(settings.pack_dir, LOOK_SECONDS)
+        self._current: Generation | None = None
+        self._next: Generation | None = None
+        self._fingerprints: Mapping[str, str] | None = None  # of the generation that served last
+        self._signals: list[int] = []
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT.
+
+        Raises:
+            SystemExit: The first generation that has loaded its toolpacks can't serve, which it has said.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note_signal)
+        try:
+            self._begin()
+            while not self._signals:
+                self._wait()
+                self._look()
+                changed = self._watch.changed()
+                if changed:
+                    self._say(f"Changed: {_listed(changed)}.")
+                    self._begin()
+        finally:
+            self._stop()
+
+    def _note_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _begin(self) -> None:
+        """Start a generation, instead of one that doesn't serve yet."""
+        if self._next is not None:
+            self._next.end()
+        self._next = Generation(self._settings, self._serve, first=self._fingerprints is None)
+
+    def _wait(self) -> None:
+        pipes = [each.pipe for each in (self._current, self._next) if each is not None and each.exit_code is None]
+        if wait(pipes, TICK_SECONDS):
+            time.sleep(TICK_SECONDS / 10)  # a pipe stays ready from its end to that of its process
+
+    def _look(self) -> None:
+        if self._next is not None:
+            self._look_at_next(self._next)
+        if self._current is not None:
+            self._look_at_current(self._current)
+
+    def _look_at_next(self, following: Generation) -> None:
+        """If it has loaded its toolpacks, stop the generation that serves, and let this one serve."""
+        following.look()
+        if following.fingerprints is not None:
+            self._end(self._current)
+            following.go()
+            self._current, self._next = following, None
+        elif following.exit_code is not None:
+            following.end()
+            self._next = None
+            kept = "The server goes on with what it has loaded before" if self._current else "Nothing is served yet"
+            self._say(f"{kept}; correct the file.")
+
+    def _look_at_current(self, current: Generation) -> None:
+        served = current.served
+        current.look()
+        if current.served and not served:
+            self._tell(current.fingerprints or {})
+        if current.exit_code is not None:
+            current.end()
+            self._current = None
+            if self._fingerprints is None:
+                sys.exit(1)
+            self._say("The server has ended; it starts again when a file changes.")
+
+    def _tell(self, fingerprints: Mapping[str, str]) -> None:
+        """Say that a generation serves, unless it is the first, and which sessions can't go on."""
+        before, self._fingerprints = self._fingerprints, fingerprints
+        if before is None:
+            return
+        self._say(f"Serving {', '.join(fingerprints) or 'no toolpack'}.")
+        for toolpack, fingerprint in before.items():
+            if fingerprints.get(toolpack, fingerprint) != fingerprint:
+                self._say(f"Sessions of {toolpack} need reset_session to version 0: its classes have changed.")
+
+    def _end(self, generation: Generation | None) -> None:
+        """Let a generation answer its calls and end; after some seconds, or a further SIGINT, kill it."""
+        if generation is None:
+            return
+        generation.signal(signal.SIGTERM)
+        deadline = time.monotonic() + self._settings.drain_seconds + STOP_SECONDS + 1
+        hurried = False
+        while generation.exit_code is None and time.monotonic() < deadline:
+            time.sleep(TICK_SECONDS / 25)
+            generation.look()
+            if signal.SIGINT in self._signals[1:] and not hurried:
+                hurried = True
+                generation.signal(signal.SIGINT)
+        generation.end()
+
+    def _stop(self) -> None:
+        self._listener.close()
+        if self._next is not None:
+            self._next.end()
+        self._end(self._current)
+
+    @staticmethod
+    def _say(text: str) -> None:
+        click.echo(f"reload: {text}", err=True)
+
+
+def _listed(paths: list[str]) -> str:
+    shown = [os.path.relpath(path) for path in paths[:3]]
+    return ", ".join(shown) + (f" and {len(paths) - len(shown)} more" if len(paths) > len(shown) else "")

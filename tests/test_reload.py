@@ -1,0 +1,286 @@
+"""`serve --reload`: the newest code serves, sessions stay, and a broken file stops nothing."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+
+import httpx
+import pytest
+import server_process
+import serving
+from serving import RpcError, wait_until
+
+from server.processes import watching
+from server.processes.watching import Watch, python_files
+
+SHOP = '''"""A shop."""
+from typing import Annotated
+from pydantic import BaseModel
+from server import Depends, TaskEnvironment, Toolpack
+
+class Till(BaseModel):
+    coins: int = 0
+
+class Shop(TaskEnvironment):
+    till: Till = Till()
+
+toolpack = Toolpack("shop", Shop)
+
+@toolpack.function
+def pay(till: Annotated[Till, Depends("till")], coins: int) -> int:
+    """Pay.
+
+    :param coins: How many.
+    """
+    till.coins += coins * 1
+    return till.coins
+'''
+DOUBLE = SHOP.replace("coins * 1", "coins * 2")
+BROKEN = SHOP.replace("def pay(", "def pay((")
+
+
+class Reloading:
+    """A running `serve --reload`."""
+
+    def __init__(self, process, folder):
+        self.process, self.folder = process, folder
+        self.packs, self.log = folder / "packs", folder / "output"
+        self.url = wait_until(self._url, "the server")
+        self.http = httpx.Client(base_url=self.url, timeout=serving.PATIENCE)
+
+    def _url(self):
+        assert self.process.poll() is None, self.said()
+        found = re.search(r"http://127\.0\.0\.1:\d+", self.said())
+        return found and found[0]
+
+    def said(self):
+        return self.log.read_text()
+
+    def wait_for(self, text, times=1):
+        wait_until(lambda: self.said().count(text) >= times, f"{text!r} in {self.said()}")
+
+    def write(self, source, name="shop.py"):
+        """Write a file as an editor does, and wait until its change was noticed."""
+        seen = self.said().count("reload: Changed: ")
+        (self.packs / name).write_text(source)
+        self.wait_for("reload: Changed: ", seen + 1)
+
+    def rpc(self, method, /, **params):
+        """Send a request, again if its connection or its server ended."""
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        deadline = time.monotonic() + serving.PATIENCE
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                answer = self.http.post("/rpc", json=body)
+                if answer.status_code != 503:
+                    return serving.result_of(answer.content)
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def pay(self, session_id, coins):
+        return self.rpc("run_function", session_id=session_id, function="pay", kwargs={"coins": coins})["result"]
+
+
+@contextlib.contextmanager
+def reloading(folder, *arguments, source=SHOP):
+    (folder / "packs").mkdir(exist_ok=True)
+    if source is not None:
+        (folder / "packs" / "shop.py").write_text(source)
+    flags = ["--port", "0", "--data-dir", str(folder / "data"), "--pack-dir", str(folder / "packs")]
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen(
+            server_process.command("serve", "--reload", *flags, *arguments),
+            env=server_process.environment(TOOLPACK_LOG_CALLS="off"),
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(serving.PATIENCE)
+
+
+@contextlib.contextmanager
+def served(folder, *arguments, **more):
+    with reloading(folder, *arguments, **more) as process:
+        server = Reloading(process, folder)
+        with contextlib.closing(server.http):
+            yield server
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_change_is_served_and_sessions_stay(tmp_path, workers):
+    with served(tmp_path, "--workers", workers) as server:
+        session_id = server.rpc("create_session")["session_id"]
+        assert server.pay(session_id, 1) == 1
+        server.write(DOUBLE)
+        server.wait_for("reload: Serving shop.")
+        assert server.pay(session_id, 1) == 3
+        assert len(server.rpc("get_trace", session_id=session_id)) == 2
+        assert "reload: Changed: " in server.said()
+        assert "packs/shop.py.\n" in server.said()
+        assert server.said().count("Toolpack Server listens on") == 1
+        assert "Traceback" not in server.said()
+
+
+def test_a_broken_file_stops_nothing_and_is_said_once(tmp_path):
+    with served(tmp_path) as server:
+        session_id = server.rpc("create_session")["session_id"]
+        server.write(BROKEN)
+        server.wait_for("reload: The server goes on with what it has loaded before; correct the file.")
+        assert f"{tmp_path}/packs/shop.py:15: SyntaxError" in server.said()
+        assert server.pay(session_id, 1) == 1
+        server.write(BROKEN + "\n")
+        server.wait_for("correct the file.", 2)
+        server.write(DOUBLE)
+        server.wait_for("reload: Serving shop.")
+        assert server.pay(session_id, 1) == 3
+        assert server.said().count("SyntaxError") == server.said().count("correct the file.") == 2
+        assert server.said().count("reload: Changed: ") == 3
+        assert "Traceback" not in server.said()
+
+
+def test_what_is_broken_at_the_start_is_served_once_it_is_mended(tmp_path):
+    with reloading(tmp_path, source=BROKEN) as process:
+        log = tmp_path / "output"
+        wait_until(lambda: "reload: Nothing is served yet; correct the file." in log.read_text(), "the mistake")
+        assert process.poll() is None
+        (tmp_path / "packs" / "shop.py").write_text(SHOP)
+        wait_until(lambda: "Toolpack Server listens on" in log.read_text(), "the server")
+        server = Reloading(process, tmp_path)
+        with contextlib.closing(server.http):
+            assert server.pay(server.rpc("create_session")["session_id"], 1) == 1
+
+
+def test_sessions_whose_classes_have_changed_are_named_and_can_be_reset(tmp_path):
+    with served(tmp_path) as server:
+        session_id = server.rpc("create_session")["session_id"]
+        server.pay(session_id, 1)
+        server.write(SHOP.replace("coins: int = 0", "coins: int = 0\n    notes: int = 0"))
+        server.wait_for("reload: Sessions of shop need reset_session to version 0: its classes have changed.")
+        with pytest.raises(RpcError, match="-32008"):
+            server.pay(session_id, 1)
+        server.rpc("reset_session", session_id=session_id)
+        assert server.pay(session_id, 1) == 1
+
+
+def test_modules_that_toolpacks_import_and_new_files_are_watched(tmp_path):
+    helper = SHOP.replace("from typing", "from toolpacks.prices.table import FACTOR\nfrom typing").replace(
+        "coins * 1", "coins * FACTOR"
+    )
+    (tmp_path / "packs" / "prices").mkdir(parents=True)
+    (tmp_path / "packs" / "prices" / "__init__.py").touch()
+    (tmp_path / "packs" / "prices" / "table.py").write_text("FACTOR = 1\n")
+    with served(tmp_path, source=helper) as server:
+        session_id = server.rpc("create_session")["session_id"]
+        assert server.pay(session_id, 1) == 1
+        server.write("FACTOR = 2\n", "prices/table.py")
+        server.wait_for("reload: Serving shop.")
+        assert server.pay(session_id, 1) == 3
+        server.write(SHOP.replace('"shop"', '"kiosk"').replace("def pay", "def pay_later"), "kiosk.py")
+        server.wait_for("reload: Serving kiosk, shop.")
+        assert {each["name"] for each in server.rpc("list_toolpacks")} == {"kiosk", "shop"}
+
+
+def descendants(pid):
+    """Get the ids of a process's children, and of theirs."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], stdout=subprocess.PIPE, text=True, check=True).stdout
+    children = {}
+    for line in listed.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found, todo = [], [pid]
+    while todo:
+        more = children.get(todo.pop(), [])
+        found += more
+        todo += more
+    return found
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_it_ends_with_all_its_processes(tmp_path, number):
+    with served(tmp_path) as server:
+        others = descendants(server.process.pid)
+        assert len(others) >= 2
+        server.process.send_signal(number)
+        assert server.process.wait(serving.PATIENCE) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+        wait_until(lambda: not any(map(is_running, others)), "the end of all processes")
+        address = httpx.URL(server.url)
+        with pytest.raises(OSError, match="refused"), socket.create_connection((address.host, address.port)):
+            pass
+
+
+def test_a_start_that_cannot_work_is_said_in_one_sentence(tmp_path):
+    def said(*arguments):
+        result = subprocess.run(
+            server_process.command("serve", "--reload", "--port", "0", *arguments),
+            env=server_process.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert result.returncode == 1
+        (line,) = result.stderr.splitlines()
+        return line
+
+    assert said() == "toolpack-server: --reload watches the folders of --pack-dir: give one."
+    with served(tmp_path) as server:
+        packs = ["--pack-dir", str(server.packs), "--data-dir", str(tmp_path / "data")]
+        assert "is in use by another toolpack-server" in said(*packs)
+
+
+def test_in_memory_the_loss_of_sessions_is_said(tmp_path):
+    with served(tmp_path, "--store", "memory:") as server:
+        assert "reload: A memory: store loses its sessions when a file changes." in server.said()
+        session_id = server.rpc("create_session")["session_id"]
+        server.write(DOUBLE)
+        server.wait_for("reload: Serving shop.")
+        with pytest.raises(RpcError, match="-32001"):
+            server.pay(session_id, 1)
+
+
+# What is watched
+
+
+def test_python_files_in_all_folders_are_watched_but_those_of_others(tmp_path):
+    for name in ("a.py", "in/b.py", ".git/c.py", "__pycache__/d.py", "env/e.py", "env/pyvenv.cfg", "data.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert {*python_files([tmp_path, tmp_path / "missing"])} == {f"{tmp_path}/a.py", f"{tmp_path}/in/b.py"}
+
+
+def test_changes_are_told_once_and_together_when_they_have_ended(tmp_path, monkeypatch):
+    clock = serving.Clock(monkeypatch, watching)
+    watch = Watch([tmp_path], 1.0)
+
+    def look():
+        clock.move(1.0)
+        return watch.changed()
+
+    assert look() == []
+    (tmp_path / "a.py").write_text("a")
+    assert look() == []  # more may come
+    (tmp_path / "b.py").write_text("b")
+    assert look() == []
+    assert look() == [f"{tmp_path}/a.py", f"{tmp_path}/b.py"]
+    assert look() == look() == []
+    (tmp_path / "a.py").unlink()
+    look()
+    assert look() == [f"{tmp_path}/a.py"]
+    assert watch.changed() == []  # too soon for another look
