@@ -99,6 +99,9 @@ class Settings(BaseSettings):
         0, ge=0, description="Memory that such a process may take beyond what it starts with; 0 for any."
     )
     executor_calls: int = Field(0, ge=0, description="Calls after which such a process is replaced; 0 for any number.")
+    sandbox: Annotated[tuple[Literal["files", "network"], ...], NoDecode, _split(",")] = Field(
+        (), description="What such a process can't reach: files, network, or both."
+    )
     drain_seconds: float = Field(6, ge=0, description="How long a stopping server waits for running calls.")
     max_stuck_threads: int = Field(
         4, ge=0, description="Threads stuck in functions that a worker holds before it is replaced."

@@ -5,6 +5,7 @@ the worker replaces it.
 """
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -19,9 +20,12 @@ from server.coroutines import keep_main_loop
 from server.errors import ExecutorGoneError
 from server.executors import system
 from server.executors.channel import Channel
+from server.executors.sandbox import Sandbox
 from server.executors.work import Work
 from server.leftovers import Watch
 from server.packs.catalog import Catalog
+
+log = logging.getLogger("toolpack_server")
 
 ANY_LENGTH = 2**33  # a worker's requests have been limited before
 
@@ -36,6 +40,8 @@ class Configuration:
         max_environment_bytes: The largest snapshot of a part of an environment.
         max_result_bytes: The largest result of a call as JSON.
         max_answer_bytes: The largest answer to a request.
+        sandbox: What an executor can't reach.
+        hidden: Files and folders of the server, which it can't read then.
         memory_bytes: How much memory an executor may take beyond what it starts with; 0 for any.
     """
 
@@ -44,10 +50,14 @@ class Configuration:
     max_environment_bytes: int
     max_result_bytes: int
     max_answer_bytes: int
+    sandbox: list[str]
+    hidden: list[str]
     memory_bytes: int
 
 
-def run_executor(end: socket.socket, zygote: int, catalog: Catalog, configuration: Configuration) -> NoReturn:
+def run_executor(
+    end: socket.socket, zygote: int, catalog: Catalog, configuration: Configuration, sandbox: Sandbox
+) -> NoReturn:
     """Become an executor, and do what comes until nobody listens any more.
 
     Args:
@@ -55,6 +65,7 @@ def run_executor(end: socket.socket, zygote: int, catalog: Catalog, configuratio
         zygote: The process id of the zygote.
         catalog: The toolpacks.
         configuration: See `Configuration`.
+        sandbox: What it can't reach.
     """
     system.end_with_parent(zygote)
     system.adopt_orphans()
@@ -62,7 +73,12 @@ def run_executor(end: socket.socket, zygote: int, catalog: Catalog, configuratio
     # A process that a function forks doesn't keep the worker waiting.
     os.register_at_fork(after_in_child=end.close)
     _draw_other_numbers()
-    system.limit_memory(configuration.memory_bytes)
+    try:
+        system.limit_memory(configuration.memory_bytes)
+        sandbox.enter()
+    except OSError as error:
+        log.error("An executor can't be set up: %s.", error.strerror)  # noqa: TRY400 - it says all there is to say
+        os._exit(1)
     keep_main_loop()
     channel = Channel(end, ANY_LENGTH)
     channel.send({"process": os.getpid()})

@@ -40,6 +40,7 @@ class Pool:
         self._starting = 0
         self._closed = False
         self._start_spare()
+        self._prove()
 
     @contextlib.contextmanager
     def executor(self, prefer: int | None) -> Iterator[Child]:
@@ -66,6 +67,21 @@ class Pool:
                 self._end(child, "retired")
             else:
                 self._give_back(child)
+
+    def _prove(self) -> None:
+        """Check that executors can be set up.
+
+        Raises:
+            StartError: They can't.
+        """
+        first = self._children[self._idle[0]] if self._idle else None
+        try:
+            if first is None:
+                raise ExecutorGoneError
+            first.greet()
+        except ExecutorGoneError:
+            self.close()
+            raise StartError("no process for toolpacks' code can be set up; the log says why.") from None
 
     def _take(self, prefer: int | None) -> Child:
         deadline = time.monotonic() + self._settings.queue_timeout_seconds

@@ -17,11 +17,17 @@ def check_isolation(settings: Settings) -> None:
         SettingsError: It can't.
     """
     if settings.isolation == "thread":
+        if settings.sandbox:
+            raise SettingsError("TOOLPACK_SANDBOX needs TOOLPACK_ISOLATION=process: set both, or none of them.")
         return
     if sys.platform != "linux":
         raise SettingsError(
             "TOOLPACK_ISOLATION=process needs Linux: leave it out, and toolpacks' code runs in threads."
         )
+    if settings.sandbox:
+        from server.executors.sandbox import check_sandbox  # noqa: PLC0415 - imports what only Linux has
+
+        check_sandbox()
 
 
 def protect(settings: Settings) -> None:

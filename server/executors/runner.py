@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from server.errors import (
@@ -65,10 +66,20 @@ def start_executors(
         max_environment_bytes=settings.max_environment_bytes,
         max_result_bytes=settings.max_result_bytes,
         max_answer_bytes=settings.max_session_bytes + settings.max_reply_bytes,
+        sandbox=[*settings.sandbox],
+        hidden=[str(path.resolve()) for path in _own_files(settings)],
         memory_bytes=settings.executor_memory_bytes,
     )
     pool = Pool(Zygote(configuration, describe(codec.catalog)), settings, metrics)
     return ExecutorRunner(codec, pool, interruptible)
+
+
+def _own_files(settings: Settings) -> list[Path]:
+    """Get the files and folders in which the server keeps what is its own."""
+    own = [settings.data_dir, *([settings.tokens_file] if settings.tokens_file else [])]
+    if settings.store_url.startswith("sqlite:"):
+        own.append(Path(settings.store_url.removeprefix("sqlite:///")))
+    return own
 
 
 class ExecutorRunner:

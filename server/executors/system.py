@@ -51,6 +51,14 @@ def give_up_new_privileges() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
+def give_up_capabilities() -> None:
+    """Give up the rights that root has beyond those of other users."""
+    version = 0x20080522  # of the interface, capset(2)
+    header, none = (ctypes.c_uint32 * 2)(version, 0), (ctypes.c_uint32 * 6)()
+    if LIBC.capset(header, none):
+        raise_errno()
+
+
 def children() -> list[int]:
     """Get the process ids of this process's children, ended ones included."""
     process = os.getpid()

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from server.errors import StartError
 from server.executors import system
 from server.executors.executor import Configuration, run_executor
+from server.executors.sandbox import Sandbox
 from server.jsonio.strict import dumps, loads
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
@@ -68,6 +69,7 @@ class _Zygote:
         self._control = control
         self._catalog = catalog
         self._configuration = configuration
+        self._sandbox = Sandbox(configuration.sandbox, configuration.pack_dirs, configuration.hidden)
         self._executors: dict[int, int] = {}  # by process id, the pipe for its exit status
         self._own = set(system.children())  # processes that a toolpack has started at import
         self._woken, self._wake = socket.socketpair()
@@ -121,7 +123,7 @@ class _Zygote:
                 inherited.close()
             for descriptor in (status, *self._executors.values()):
                 os.close(descriptor)
-            run_executor(socket.socket(fileno=end), self._process, self._catalog, self._configuration)
+            run_executor(socket.socket(fileno=end), self._process, self._catalog, self._configuration, self._sandbox)
         finally:
             os._exit(1)
 

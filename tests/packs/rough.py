@@ -1,16 +1,22 @@
 """Functions that treat their process badly, in every way."""
 
+import asyncio
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
+import platform
+import resource
 import signal
+import socket
 import stat
 import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -191,6 +197,55 @@ def remember(pit: ThePit, value: str) -> list[Any]:
     return seen
 
 
+def _connect(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as end:
+        end.connect(path)
+
+
+def _send(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+        end.sendto(b"was here", path)
+
+
+def _pair() -> bytes:
+    one, other = socket.socketpair()
+    with one, other:
+        one.sendall(b"here")
+        return other.recv(4)
+
+
+TRIALS: dict[str, Callable[[str, int], Any]] = {
+    "read": lambda path, _: Path(path).read_text()[:100],
+    "list": lambda path, _: sorted(Path(path).iterdir()),
+    "write": lambda path, _: Path(path).write_text("was here"),
+    "signal": lambda _, number: os.kill(number, 0),
+    "thread": lambda _, number: _signal_thread(number),
+    "memory": lambda _, number: Path(f"/proc/{number}/mem").open("rb").close(),
+    "environ": lambda _, number: Path(f"/proc/{number}/environ").read_bytes(),
+    "limits": lambda _, number: resource.prlimit(number, resource.RLIMIT_CPU, (1, 1)),
+    "own limits": lambda _, __: resource.prlimit(0, resource.RLIMIT_CPU),
+    "priority": lambda _, number: os.setpriority(os.PRIO_PROCESS, number, 19),
+    "processors": lambda _, number: os.sched_setaffinity(number, {0}),
+    "connect": lambda _, number: socket.create_connection(("127.0.0.1", number), 5).close(),
+    "datagram": lambda _, __: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close(),
+    "local": lambda path, _: _connect(path),
+    "message": lambda path, _: _send(path),
+    "worlds": lambda _, __: sorted(mark for pit in gc.get_objects() if isinstance(pit, Pit) for mark in pit.marks),
+    "pair": lambda _, __: _pair(),
+    "loop": lambda _, __: asyncio.run(asyncio.sleep(0, "slept")),
+    "root": lambda _, __: os.chroot("/"),
+    "program": lambda path, _: subprocess.run([path], check=True),
+}
+
+
+def _signal_thread(process: int) -> None:
+    """Send a signal to one thread (tkill(2)), which Python can't do in other processes."""
+    call = 200 if platform.machine() == "x86_64" else 130
+    if ctypes.CDLL(None, use_errno=True).syscall(call, process, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 @toolpack.function(read_only=True)
 def try_to(what: str, path: str = "", number: int = 0) -> str:
     """Try something, and get what came of it.
@@ -199,19 +254,7 @@ def try_to(what: str, path: str = "", number: int = 0) -> str:
     :param path: A file or folder.
     :param number: A process or a port.
     """
-    if what == "read":
-        return Path(path).read_text()[:100]
-    if what == "list":
-        return str(sorted(Path(path).iterdir()))
-    if what == "write":
-        Path(path).write_text("was here")
-    if what == "signal":
-        os.kill(number, 0)
-    if what == "memory":
-        Path(f"/proc/{number}/mem").open("rb").close()
-    if what == "environ":
-        return Path(f"/proc/{number}/environ").read_bytes().decode()
-    return "done"
+    return str(TRIALS[what](path, number))
 
 
 if sys.platform != "linux":

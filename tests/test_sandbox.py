@@ -1,0 +1,257 @@
+"""In the sandbox a toolpack's code reaches nothing of the server: no file, no process, no network."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import zoneinfo
+from pathlib import Path
+
+import pytest
+import serving
+from serving import KEY, PACKS
+
+from server.errors import SettingsError, StartError
+from server.executors import requirements, sandbox, system
+from server.packs.loading import load_catalog
+from server.settings import Settings
+
+CATALOG = load_catalog((PACKS,), ("rough",))
+DENIED = "PermissionError: "
+
+
+def problem_here():
+    try:
+        sandbox.check_sandbox()
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+needs_kernel = pytest.mark.skipif(bool(problem_here()), reason=problem_here())
+
+
+@contextlib.contextmanager
+def confined(folder, *kinds, **settings):
+    """A server whose data is in a folder beside a file that belongs to nobody."""
+    (folder / "data").mkdir()
+    (folder / "data" / "secret.key").write_bytes(KEY)
+    settings = {"data_dir": folder / "data", "pack_dir": (PACKS,), "packs": ("rough",), **settings}
+    store = f"sqlite:///{folder / 'data' / 'sessions.db'}"
+    bench = serving.Bench(CATALOG, store, isolation="process", sandbox=kinds, **settings)
+    try:
+        yield bench
+    finally:
+        bench.close()
+
+
+@pytest.fixture(scope="module")
+def thief(tmp_path_factory):
+    """Let a function try something, with all that there is against it."""
+    folder = tmp_path_factory.mktemp("thief")
+    with confined(folder, "files", "network", executor_memory_bytes=2**30) as bench:
+        session_id = bench.create("rough")
+
+        def try_to(what, path="", number=0):
+            envelope = bench.call(session_id, "try_to", what=what, path=str(path), number=number)
+            return envelope["error"] or envelope["result"]
+
+        try_to.folder, try_to.bench, try_to.session_id = folder, bench, session_id
+        yield try_to
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", ["secret.key", "sessions.db", "sessions.db-wal"])
+def test_no_file_of_the_server_can_be_read_or_written(thief, name):
+    path = thief.folder / "data" / name
+    assert path.exists()
+    assert thief("read", path).startswith(DENIED)
+    assert thief("write", path).startswith(DENIED)
+
+
+@needs_kernel
+def test_no_other_file_either(thief, tmp_path):
+    (tmp_path / "note").write_text("of somebody")
+    for what, path in [
+        ("read", tmp_path / "note"),
+        ("list", tmp_path),
+        ("list", "/"),
+        ("list", "/proc"),
+        ("write", tmp_path / "new"),
+        ("write", PACKS / "rough.py"),
+        ("write", "/tmp/new"),
+        ("read", "/etc/passwd"),
+        ("read", f"/proc/{os.getpid()}/environ"),
+        ("read", "/proc/self/environ"),
+    ]:
+        assert thief(what, path).startswith(DENIED), (what, path)
+
+
+@needs_kernel
+def test_what_python_and_toolpacks_need_can_be_read(thief):
+    assert thief("read", PACKS / "rough.py").startswith('"""Functions that treat')
+    assert thief("read", Path(os.__file__))
+    assert thief("read", Path(pytest.__file__))
+    assert thief("list", Path(os.__file__).parent)
+    assert thief("read", "/etc/hosts")
+    assert thief("write", "/dev/null") == "8"
+    assert zoneinfo.TZPATH
+
+
+@needs_kernel
+@pytest.mark.parametrize("what", ["signal", "memory", "environ", "thread", "limits", "priority", "processors"])
+@pytest.mark.parametrize("whose", ["server", "zygote", "executor"])
+def test_no_other_process_can_be_signalled_inspected_or_limited(thief, what, whose):
+    process = {
+        "server": os.getpid(),
+        "zygote": thief.bench.service.runner._pool._zygote.process,
+        "executor": next(
+            child
+            for child in children_of(thief.bench.service.runner._pool._zygote.process)
+            if child != thief.bench.result(thief.session_id, "process")
+        ),
+    }[whose]
+    assert thief(what, number=process).startswith(DENIED)
+
+
+def children_of(process):
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+@needs_kernel
+def test_a_function_may_still_look_after_itself(thief):
+    assert "Error" not in thief("own limits")
+    assert thief("pair") == "b'here'"
+    assert thief("loop") == "slept"
+
+
+@needs_kernel
+def test_root_has_no_more_rights_than_others(thief):
+    assert thief("root").startswith(DENIED)
+    assert thief("program", "/bin/true").startswith(DENIED)
+
+
+@needs_kernel
+def test_no_socket_leads_outside(thief, tmp_path):
+    listener = socket.create_server(("127.0.0.1", 0))
+    local, messages = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with listener, local, messages:
+        local.bind(str(tmp_path / "local"))
+        local.listen()
+        messages.bind(str(tmp_path / "messages"))
+        assert thief("connect", number=listener.getsockname()[1]).startswith(DENIED)
+        assert thief("datagram").startswith(DENIED)
+        assert thief("local", tmp_path / "local").startswith(DENIED)
+        assert thief("message", tmp_path / "messages").startswith(DENIED)
+
+
+@needs_kernel
+def test_all_else_holds_in_the_sandbox_too(thief):
+    bench = thief.bench
+    session_id = bench.create("rough")
+    assert bench.result(session_id, "mark", text="a") == ["a"]
+    assert bench.call(session_id, "ends", how="crash")["error"].startswith("ExecutorLostError: ")
+    assert bench.call(session_id, "hang", how="interpreter")["error"].startswith("TimeoutError: ")
+    assert bench.call(session_id, "eat", size=2**31)["error"] == "MemoryError: "
+    assert bench.result(session_id, "leave", what="thread")
+    assert bench.result(session_id, "mark", text="b") == ["a", "thread", "b"]
+
+
+@needs_kernel
+def test_with_a_process_for_each_call_no_other_session_can_be_seen(tmp_path):
+    with confined(tmp_path, "files", "network", executor_calls=1) as bench:
+        mine, other = bench.create("rough"), bench.create("rough")
+        bench.result(mine, "mark", text="mine")
+        bench.result(other, "mark", text="the other's")
+        assert bench.result(mine, "try_to", what="worlds") == "[]"  # not even its own: the function doesn't ask for it
+
+
+@needs_kernel
+def test_files_alone_leave_the_network_and_the_network_alone_leaves_files(tmp_path):
+    (tmp_path / "note").write_text("of somebody")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        for kind, reads, connects in [("files", False, True), ("network", True, False)]:
+            folder = tmp_path / kind
+            folder.mkdir()
+            with confined(folder, kind) as bench:
+                session_id = bench.create("rough")
+                read = bench.call(session_id, "try_to", what="read", path=str(tmp_path / "note"))
+                signalled = bench.call(session_id, "try_to", what="signal", number=os.getpid())
+                connected = bench.call(session_id, "try_to", what="connect", number=port)
+            done = [envelope["error"] is None for envelope in (read, signalled, connected)]
+            assert done == [reads, reads, connects]
+
+
+@needs_kernel
+def test_data_within_a_folder_that_can_be_read_stays_hidden(tmp_path):
+    packs = tmp_path / "packs"
+    packs.mkdir()
+    (packs / "rough.py").write_text((PACKS / "rough.py").read_text())
+    (packs / "notes.txt").write_text("for the toolpack")
+    own = tmp_path / "packs" / "deeper"
+    own.mkdir()
+    with confined(own, "files", pack_dir=(packs,)) as bench:
+        session_id = bench.create("rough")
+
+        def read(path):
+            return bench.call(session_id, "try_to", what="read", path=str(path))
+
+        assert read(packs / "notes.txt")["result"] == "for the toolpack"
+        for name in ("secret.key", "sessions.db", "sessions.db-wal"):
+            assert read(own / "data" / name)["error"].startswith(DENIED)
+
+
+def test_a_sandbox_needs_executors():
+    with pytest.raises(SettingsError, match="TOOLPACK_SANDBOX needs TOOLPACK_ISOLATION=process"):
+        requirements.check_isolation(Settings(sandbox=("files",)))
+
+
+def test_executors_need_linux(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(SettingsError, match="TOOLPACK_ISOLATION=process needs Linux"):
+        requirements.check_isolation(Settings(isolation="process"))
+
+
+@pytest.mark.parametrize(("version", "says"), [(-1, "none"), (5, "version 5")])
+def test_a_kernel_that_cannot_do_it_is_refused(monkeypatch, version, says):
+    monkeypatch.setattr(system.LIBC, "syscall", lambda *_: version)
+    with pytest.raises(SettingsError) as refused:
+        requirements.check_isolation(Settings(isolation="process", sandbox=("network",)))
+    assert f"this system offers {says}: leave the setting out" in str(refused.value)
+
+
+def test_an_unknown_processor_is_refused(monkeypatch):
+    monkeypatch.setattr(system.LIBC, "syscall", lambda *_: 7)
+    monkeypatch.setattr(sandbox.platform, "machine", lambda: "riscv64")
+    with pytest.raises(SettingsError, match="but not riscv64"):
+        requirements.check_isolation(Settings(isolation="process", sandbox=("network",)))
+
+
+def test_what_cannot_be_set_up_is_refused_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setitem(os.environ, "PYTHONPATH", str(tmp_path))
+    # A program of the zygote's own, so that entering fails there and not here.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import ctypes, sys\n"
+        "if sys.argv[-2:-1] == ['executors']:\n"
+        "    import resource\n"
+        "    def refuse(*_): raise OSError(1, 'Operation not permitted')\n"
+        "    resource.setrlimit = refuse\n"
+    )
+    with pytest.raises(StartError, match="no process for toolpacks' code can be set up"):
+        serving.Bench(CATALOG, isolation="process", pack_dir=(PACKS,), packs=("rough",))
+
+
+def test_the_memory_of_the_server_is_hidden():
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from server.executors import system; system.hide_memory(); print(system.LIBC.prctl(3, 0, 0, 0, 0))",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == "0\n"
