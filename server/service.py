@@ -16,6 +16,7 @@ from server.execution.codec import Codec
 from server.execution.runner import LocalRunner, Runner
 from server.executors.requirements import check_isolation
 from server.jsonio.strict import Fragment, dumps
+from server.mcp.answering import Answering
 from server.mcp.protocol import Mcp
 from server.observability.call_log import CallLog, EndedCall, request_id
 from server.observability.metrics import MeasuredStore, Metrics
@@ -136,7 +137,7 @@ class Service:
         parser = Parser(settings, self._parse)
         self.rpc = JsonRpc([*map(with_log_line, self.methods)], settings, parser)
         self.agents = JsonRpc([*self._methods.agents(), *task_methods.agents()], settings, parser)
-        self.mcp = Mcp(self._methods, self.sessions, settings, parser)
+        self.mcp = Mcp(self._methods, self.sessions, Answering(self.sessions, tasks), settings, parser)
         self._log = CallLog(settings.log_calls, arguments=settings.log_arguments, level=settings.log_level)
         self._on_call = on_call
         self._ended: list[tuple[str, EndedCall]] = []  # in this turn of the event loop, with their toolpacks

@@ -5,6 +5,9 @@ import sqlite3
 import sys
 from typing import Any
 
+import http_endpoint
+import jsonschema
+import mcp_endpoint
 import pytest
 import serving
 from hypothesis import given, settings
@@ -276,6 +279,74 @@ def test_messages_are_recorded_once_for_each_call_id(bench):
     refused(-32007, bench.rpc, "add_message", session_id=session_id, role="user", content="x" * (2**18 + 1))
     plain = bench.create("ledger")
     assert bench.rpc("add_message", session_id=plain, role="user", content="Hello") is True
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with http_endpoint.served("h11", catalog=CATALOG, log_calls="off") as served:
+        yield served
+
+
+@pytest.mark.parametrize("era", ["2025-06-18", mcp_endpoint.MODERN])
+def test_an_agent_that_speaks_mcp_has_the_same_limits_and_a_tool_to_answer_with(endpoint, era):
+    mcp = mcp_endpoint.Mcp(endpoint)
+    mcp.session = endpoint.rpc("create_session", task="chores/dishes")
+    mcp.path = mcp.session["mcp_path"]
+    tools = mcp.send(era, "tools/list").json()["result"]["tools"]
+    assert [tool["name"] for tool in tools] == ["do", "look", "submit_answer"]
+    assert list(tools[2]) == list(tools[0])
+    jsonschema.Draft202012Validator.check_schema(tools[2]["inputSchema"])
+    assert "is not available" in mcp.send(era, "tools/call", name="rest").json()["error"]["message"]
+    assert mcp.call(era, "do", chore="dishes")["isError"] is False
+    assert [record["by"] for record in mcp.rpc("get_trace")] == ["agent", "agent"]
+    for wrong in ({"answer": 1}, {"answer": "x", "more": 1}):
+        told = mcp.call(era, "submit_answer", **wrong)
+        assert told["isError"], told
+        assert told["content"][0]["text"].startswith("ValidationError: ")
+    for _ in range(2):
+        told = mcp.call(era, "submit_answer", answer="Done.")
+        assert (told["isError"], told["content"][0]["text"]) == (False, "The answer has been submitted.")
+    told = mcp.call(era, "submit_answer", answer="Not done.")
+    assert told["isError"]
+    assert told["content"][0]["text"].startswith("AnsweredError: ")
+    told = mcp.call(era, "look")
+    assert told["isError"]
+    assert told["content"][0]["text"].startswith("EpisodeOverError: ")
+    assert mcp.rpc("evaluate_session")["passed"]
+    without = mcp_endpoint.Mcp(endpoint)
+    assert "submit_answer" not in [tool["name"] for tool in without.send(era, "tools/list").json()["result"]["tools"]]
+    assert "is not available" in without.send(era, "tools/call", name="submit_answer").json()["error"]["message"]
+
+
+# Replays and bundles
+
+
+@pytest.mark.parametrize("bundled", [False, True])
+def test_a_session_that_is_run_again_is_at_the_same_point_of_its_task(bench, bundled):
+    session_id, key = begin(bench)
+    bench.rpc("add_message", session_id=session_id, role="user", content="Go.")
+    agent(bench, key, function="do", kwargs=DO)
+    agent(bench, key, function="rest")  # which it doesn't have
+    bench.result(session_id, "rest")
+    agent(bench, key, "submit_answer", answer="Done.")
+    if bundled:
+        bundle = bench.rpc("export_bundle", session_id=session_id)["bundle"]
+        replay = bench.rpc("import_bundle", bundle=bundle, mode="replay")
+        exact = bench.rpc("import_bundle", bundle=bundle)
+        assert verdict(bench, exact["session_id"]) == verdict(bench, session_id)
+        assert agent(bench, exact["agent_path"].removeprefix("/agents/"), "get_task")["calls"] == 2
+    else:
+        replay = bench.rpc("replay_session", session_id=session_id)
+    assert (replay["replayed"], replay["complete"], replay["diverged"]) == (5, True, None)
+    again = replay["session"]
+    assert again["task"] == "chores/dishes"
+    told = agent(bench, again["agent_path"].removeprefix("/agents/"), "get_task")
+    assert told == agent(bench, key, "get_task") == told | {"calls": 2, "done": True}
+    assert verdict(bench, again["session_id"]) == verdict(bench, session_id)
+    paths = [bench.rpc("get_trace", session_id=each, path=True) for each in (session_id, again["session_id"])]
+    kinds = [[(record["kind"], record.get("by"), record["version"]) for record in path] for path in paths]
+    assert kinds[0] == kinds[1]
+    assert [record["place"] for record in paths[1]] == [0, 1, 2, 3, 4]
 
 
 # Evaluation

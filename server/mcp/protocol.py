@@ -11,6 +11,8 @@ from jsonrpcserver.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, ERR
 from server.errors import InvalidParamsError, McpRefusedError
 from server.execution.call import Failure
 from server.jsonio.strict import dumps
+from server.mcp.answering import NAME as SUBMIT_ANSWER
+from server.mcp.answering import Answering
 from server.mcp.messages import CALL_ID_KEY, LEGACY, VERSIONS, Message, read_message
 from server.mcp.results import (
     CACHE,
@@ -50,12 +52,16 @@ class Mcp:
     Args:
         methods: The methods that tools are listed and called by.
         sessions: The sessions.
+        answering: Takes the answers of agents that have a task.
         settings: The limits.
         parser: Parses the messages.
     """
 
-    def __init__(self, methods: Methods, sessions: SessionManager, settings: Settings, parser: Parser) -> None:
+    def __init__(
+        self, methods: Methods, sessions: SessionManager, answering: Answering, settings: Settings, parser: Parser
+    ) -> None:
         self._methods = methods
+        self._answering = answering
         self._sessions = sessions
         self._max_bytes = settings.max_reply_bytes
         self._parser = parser
@@ -149,11 +155,14 @@ class Mcp:
     async def _list(self, caller: Caller, message: Message) -> bytes:
         if message.params.get("cursor") is not None:
             raise InvalidParamsError("There is one page of tools: leave the cursor out.")
-        tools = await self._methods.functions(caller, caller.session_id, "mcp")
+        functions = await self._methods.functions(caller, caller.session_id, "mcp")
+        tools = await self._answering.with_tool(caller, functions)
         return b'"tools":%b%b' % (tools, CACHE if message.modern else b"")
 
     async def _call(self, caller: Caller, message: Message) -> bytes:
         request = _call_request(message)
+        if request.function == SUBMIT_ANSWER and await self._answering.is_offered(caller):
+            return await self._answering.call(caller, request.kwargs)
         for name, value in request.kwargs.items():
             if type(value) is dict and value.keys() == NESTED:
                 await self._toolpacks(caller)

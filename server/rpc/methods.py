@@ -121,7 +121,6 @@ class Methods:
             params.expected_version,
             params.timeout_seconds,
             problem,
-            by_agent=caller.session_id is not None,
         )
         outcome = await self.call(caller, session_of(caller, params), request)
         if params.raise_on_error and outcome.error is not None:
@@ -142,6 +141,8 @@ class Methods:
         Raises:
             RequestError: It was refused, and nothing has changed.
         """
+        if caller.session_id is not None:
+            request = request._replace(by_agent=True)
         began = time.perf_counter()
         outcome: Outcome | None = None
         try:

@@ -131,6 +131,7 @@ def _creation(head: Head, params: ImportBundle) -> CreateSession:
         return CreateSession.model_validate(
             {
                 **given,
+                "task": head.task,
                 "toolpacks": head.toolpacks,
                 "options": head.options,
                 "environment": head.environment,

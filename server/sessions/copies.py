@@ -12,6 +12,7 @@ from server.engine.jobs import StartClock
 from server.engine.state import Result, SessionState, added_bytes
 from server.errors import DeadlineError
 from server.sessions.context import SessionContext
+from server.sessions.episodes import after_record, with_progress
 from server.times import timestamp
 
 
@@ -36,9 +37,13 @@ class CopyOperation:
         context.check(state)
         own = {"index": state.index + 1, "version": state.version, "started_at": timestamp(time.time())}
         call_id = {"call_id": None} if "call_id" in self._shown else {}
-        record = context.records.write(self.session_id, {**self._shown, **call_id, **own}, None)
+        progress = context.episodes.progress(state)
+        if progress is not None:
+            progress = after_record(progress, {**self._shown, **own})
+        shown = {**self._shown, **call_id, **own}
+        record = context.records.write(self.session_id, shown, with_progress(None, progress))
         context.room.check_session(state, added_bytes(record, {}))
-        return Result(None, record)
+        return Result(None, record, progress=progress)
 
     def on_timeout(self, state: SessionState) -> Result:  # noqa: ARG002 - an operation's signature
         """Refuse it."""

@@ -90,12 +90,10 @@ class Episodes:
         session = state.session
         if session.task is None:
             return None
-        calls, answered = self._origins.origin(session).calls if session.parent else 0, None
+        progress = Progress(self._origins.origin(session).calls if session.parent else 0)
         for _, line in self._paths.read(self._paths.own(session, version)):
-            shown = loads(line)
-            calls += is_agents_call(shown)
-            answered = shown["index"] if shown["kind"] == "answer" else answered
-        return Progress(calls, answered)
+            progress = after_record(progress, loads(line))
+        return progress
 
     def answer(self, session_id: str, progress: Progress) -> str | None:
         """Get the recorded answer; None if there is none."""
@@ -112,6 +110,13 @@ class Episodes:
         if task.max_calls is not None and progress.calls >= task.max_calls:
             return f"all {task.max_calls} calls of the task are used, so no further one is run: submit an answer."
         return None
+
+
+def after_record(progress: Progress, shown: Mapping[str, Any]) -> Progress:
+    """Get how far the agent is after a record, as clients see it."""
+    if shown["kind"] == "answer":
+        return progress._replace(answered=shown["index"])
+    return progress._replace(calls=progress.calls + is_agents_call(shown))
 
 
 def offered(task: Task | None) -> frozenset[str] | None:

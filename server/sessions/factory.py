@@ -86,8 +86,13 @@ class SessionFactory:
         labels: Mapping[str, str] | None,
         ttl_seconds: float | None,
         creation: Creation | None,
+        *,
+        again: bool = False,
     ) -> list[Session]:
-        """Create sessions that start from a version of another; see `rpc.parameters.ForkSession`."""
+        """Create sessions that start from a version of another; see `rpc.parameters.ForkSession`.
+
+        With `again` they take none of its records: what it did is to be done again.
+        """
         created = self._created(owner, creation, count)
         if created:
             return [*map(_view, created)]
@@ -103,7 +108,7 @@ class SessionFactory:
         self._check_reply(template, count)
         self._check_quota(parent.owner, count)
         path_id = self._context.codec.new_blob_id()
-        origin, blobs = self._context.origins.continued(parent, at, path_id)
+        origin, blobs = self._context.origins.continued(parent, at, path_id, again=again)
         self._context.room.check_name(parent.owner, count * len(dumps(template.labels)) + len(blobs[path_id]))
         # Some of the blobs of an old session may have the old format, which only old sessions may have.
         forks = self._sessions(template, count, DIGITS if is_bound(parent.id) else OLD_DIGITS, creation)

@@ -102,19 +102,22 @@ class Origins:
         lines = [*origin.lines, *self._own(origin, session, version)]
         return origin, [PathRecord(loads(line), own=of == session.id) for of, line in lines]
 
-    def continued(self, session: StoredSession, version: int, blob_id: str) -> tuple[dict[str, str], dict[str, bytes]]:
+    def continued(
+        self, session: StoredSession, version: int, blob_id: str, *, again: bool = False
+    ) -> tuple[dict[str, str], dict[str, bytes]]:
         """Get the origin of a fork, and the new blob among it.
 
         Args:
             session: The session that is forked.
             version: The version that is forked.
             blob_id: An id for the new blob.
+            again: The fork begins where the session began, so it takes none of the session's own records.
         """
         origin = self.origin(session)
         lines: list[bytes] = []
         owners: list[list[str | int]] = []
         calls = origin.calls
-        for of, line in self._own(origin, session, version):
+        for of, line in () if again else self._own(origin, session, version):
             shown = loads(line)
             if shown["kind"] == "answer":
                 continue

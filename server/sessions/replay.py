@@ -7,6 +7,7 @@ own deadlines and all limits. Nothing of the session that is replayed changes.
 import contextlib
 import re
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
 from server.errors import ClassesChangedError, InvalidParamsError, RequestError, SessionNotFoundError
@@ -67,7 +68,8 @@ class Replays:
     async def _begin_again(self, session: StoredSession, owner: str, labels: Mapping[str, str] | None) -> Session:
         """Create a session with the environments with which another one began."""
         if await self._sessions.read(lambda _: self._fits(session)):
-            return (await self._sessions.fork(session.id, owner, 0, 1, labels, None, None))[0]
+            fork = partial(self._sessions.factory.fork, session.id, owner, 0, 1, labels, None, None, again=True)
+            return (await self._sessions.read(lambda _: fork()))[0]
         if began_as_fork(session):
             raise ClassesChangedError(
                 "The session is a fork, and other classes wrote the environment with which it began: it can't be built "
@@ -81,6 +83,7 @@ class Replays:
             session.ttl_seconds,
             session.labels if labels is None else labels,
             None,
+            session.task,
         )
 
     def _fits(self, session: StoredSession) -> bool:
@@ -174,7 +177,7 @@ class _Repeat:
 
     async def _call(self, record: Mapping[str, Any]) -> Difference | None:
         kwargs = record["kwargs"]
-        request = CallRequest(record["function"], kwargs, dumps(kwargs))
+        request = CallRequest(record["function"], kwargs, dumps(kwargs), by_agent=record.get("by") == "agent")
         outcome = await self._sessions.run_function(self._id, self._owner, request)
         self._version += outcome.changes
         return self._compare(record, outcome)
