@@ -130,7 +130,7 @@ def _makes_instances(kind: type, method: Any) -> bool:
 def _docstring(kind: type, name: str) -> str:
     """Get the docstring of a method, or else that of the method that it overrides."""
     for base in kind.__mro__:
-        docstring = getattr(vars(base).get(name), "__doc__", None)
+        docstring = getattr(vars(base)[name], "__doc__", None) if name in vars(base) else None
         if docstring and not docstring.isspace():
             return inspect.cleandoc(docstring)
     return ""
