@@ -4,6 +4,7 @@ The rule: a setting is an environment variable `TOOLPACK_<NAME>`. The README's t
 first sentence of its description; a test compares the two.
 """
 
+import difflib
 import os
 import re
 from pathlib import Path
@@ -181,6 +182,28 @@ class Settings(BaseSettings):
     def exclusive(self) -> bool:
         """Whether only one worker at a time can use the store, which then needs no leases."""
         return self.workers == 1 and not self.store_url.startswith("redis")
+
+
+# Other variables with the prefix: the command's own, and those that Kubernetes sets for a service called `toolpack`.
+_OTHER_VARIABLES = re.compile(r"TOKEN|BENCHMARK_.*|(.*_)?SERVICE_(HOST|PORT)(_.*)?|(.*_)?PORT(_\d+_(TCP|UDP).*)?")
+
+
+def unknown_variables() -> list[str]:
+    """Describe each environment variable that looks like a setting and isn't one."""
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
+    notices = []
+    for name in sorted(os.environ):
+        upper = name.upper()
+        if not upper.startswith(PREFIX.rstrip("_")) or upper in known:
+            continue
+        if upper.startswith(PREFIX) and _OTHER_VARIABLES.fullmatch(upper.removeprefix(PREFIX)):
+            continue
+        rest = re.sub("^TOOLPACKS?_?", "", upper)
+        meant = difflib.get_close_matches(rest, [name.upper() for name in Settings.model_fields], 1, 0.7)
+        if meant or upper.startswith(PREFIX):
+            remedy = f"did you mean {PREFIX}{meant[0]}?" if meant else "docs/operate.md lists them."
+            notices.append(f"the environment variable {name} is no setting: {remedy}")
+    return notices
 
 
 def load_settings(**given: Any) -> Settings:

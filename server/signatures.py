@@ -52,6 +52,10 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
     name = getattr(function, "__name__", None)
     if name is None:
         raise RegistrationError(f"{function!r} has no name: wrap it in a function with `def`.")
+    if isinstance(function, type):
+        raise RegistrationError("it is a class: register functions, or make a toolpack of it with Toolpack.from_class.")
+    if name == "<lambda>":
+        raise RegistrationError("it is a lambda, which has no name and no docstring: write a function with `def`.")
     if not function.__doc__ or function.__doc__.isspace():  # Python 3.13 strips it by itself
         raise RegistrationError("there is no docstring: add one whose first line says what the function does.")
     docs = docstring_parser.parse(function.__doc__)
@@ -145,17 +149,32 @@ def _check(
             )
         if not description:
             raise RegistrationError(f"the docstring says nothing of parameter `{name}`: describe it.")
+        if name == "model_config" or name.startswith("_"):
+            raise RegistrationError(f"pydantic takes no parameter with the name `{name}`: rename it.")
     for name, parameter in signature.parameters.items():
-        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
-            raise RegistrationError(f"`{parameter}` takes any argument: name each parameter.")
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise RegistrationError(f"parameter `{name}` is positional-only, but agents pass names: remove the `/`.")
+        _check_kind(name, parameter, hints)
         if name in dependencies:
             continue
         if parameter.default is parameter.empty and name not in descriptions:
             raise RegistrationError(f"parameter `{name}` has no default and isn't described: describe it.")
         if name in descriptions and name not in hints:
             raise RegistrationError(f"parameter `{name}` has no type hint: add one.")
+
+
+def _check_kind(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> None:
+    if name in {"self", "cls"} and name not in hints:
+        raise RegistrationError(
+            f"`{name}` shows that it is a method: register a function, or make a toolpack of its class with "
+            "Toolpack.from_class."
+        )
+    if hasattr(parameter.default, "extract_dep_from_env") or hasattr(hints.get(name), "extract_dep_from_env"):
+        raise RegistrationError(
+            f"parameter `{name}` has its Depends in the wrong place: annotate it with Annotated[<type>, Depends(...)]."
+        )
+    if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+        raise RegistrationError(f"`{parameter}` takes any argument: name each parameter.")
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        raise RegistrationError(f"parameter `{name}` is positional-only, but agents pass names: remove the `/`.")
 
 
 def _fields(
@@ -184,6 +203,23 @@ def parameters_model(function_name: str, fields: Mapping[str, tuple[Any, Any]]) 
             model = create_model(f"Input schema for `{function_name}`", __config__=config, **given)
             model.model_json_schema()
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise RegistrationError(f"no JSON Schema can be made of its parameters ({reason}): use other types.") from error
+        name, reason = _bad_field(function_name, fields) or ("", str(error).partition("\n")[0])
+        which = f"parameter `{name}`" if name else "its parameters"
+        raise RegistrationError(
+            f"no JSON Schema can be made of {which} ({reason}): use a pydantic model, a dataclass or plain types."
+        ) from error
     return model
+
+
+def _bad_field(function_name: str, fields: Mapping[str, tuple[Any, Any]]) -> tuple[str, str] | None:
+    """Find the parameter of which no JSON Schema can be made, and say why."""
+    for name, field in fields.items():
+        try:
+            given: dict[str, Any] = {name: field}
+            create_model(function_name, **given).model_json_schema()
+        except Exception as error:  # noqa: BLE001 - pydantic raises many
+            hint = getattr(field[0], "__name__", None) or str(field[0])
+            reason = str(error).partition("\n")[0]
+            unknown = reason.startswith("Unable to generate pydantic-core schema")
+            return name, f"nothing is known of its type `{hint}`" if unknown else reason
+    return None

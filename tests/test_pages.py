@@ -232,6 +232,15 @@ def test_a_client_that_launches_its_server(folder):
     check_console("docs/mcp.md", "Clients that launch servers", folder)
 
 
+def test_find_the_mistakes_of_a_toolpack(folder):
+    page, heading = "docs/toolpacks.md", "Find mistakes"
+    assert "`shaky/counter.py`" in section(page, heading)
+    (source,) = blocks(page, heading, "python")
+    (folder / "shaky").mkdir()
+    (folder / "shaky" / "counter.py").write_text(source)
+    check_console(page, heading, folder)
+
+
 def test_a_toolpack_with_content(folder):
     (source,) = blocks("docs/mcp.md", "Content", "python")
     (folder / "packs").mkdir()
@@ -371,6 +380,7 @@ RUN = {
     ("docs/protocol.md", "Examples"),
     ("docs/replay.md", "Replay a session"),
     *(("docs/toolpacks.md", heading) for heading in LESSONS),
+    ("docs/toolpacks.md", "Find mistakes"),
     ("docs/replay.md", "Bundles"),
 }
 NOT_RUN = {("docs/operate.md", "Containers")}

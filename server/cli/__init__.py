@@ -8,10 +8,11 @@ import sys
 import click
 
 from server.cli.call import call
+from server.cli.check import check
 from server.cli.look import diff, env, sessions, trace
 from server.cli.mcp import mcp
 from server.cli.new import new
-from server.cli.packs import check, list_toolpacks
+from server.cli.packs import list_toolpacks
 from server.cli.schemas import schemas
 from server.cli.serve import serve
 from server.cli.token import token

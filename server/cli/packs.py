@@ -1,10 +1,9 @@
-"""`toolpack-server check` and `list`: toolpacks without a server.
+"""`toolpack-server list`: the toolpacks and their functions.
 
-The rule: `check` prints every problem; `list` stops at the first, as `serve` does.
+The rule: it stops at the first problem, as `serve` does.
 """
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +11,9 @@ import click
 
 from server.cli.options import packs_options, server_options
 from server.cli.remote import Send, remote
-from server.cli.shadowing import shadowing_files
-from server.packs.checks import falsely_read_only
 from server.packs.formats import native
-from server.packs.loading import inspect_toolpacks, load_catalog
+from server.packs.loading import load_catalog
 from server.settings import load_settings
-
-
-@click.command()
-@packs_options
-def check(pack_dir: tuple[Path, ...], packs: str | None) -> None:
-    """Load every toolpack and print every problem."""
-    settings = load_settings(pack_dir=pack_dir or None, packs=packs)
-    catalog, problems = inspect_toolpacks(settings.pack_dir, settings.packs)
-    for notice in shadowing_files([Path.cwd(), *settings.pack_dir]):
-        click.echo(f"note: {notice}")
-    found = [str(problem) for problem in problems]
-    if catalog is not None:
-        found += falsely_read_only(catalog) if not found else []
-        for notice in catalog.notices:
-            click.echo(f"note: {notice}")
-    for problem in found:
-        click.echo(problem, err=True)
-    if found:
-        sys.exit(1)
-    if catalog is not None:
-        functions = sum(len(pack.functions) for pack in catalog.toolpacks.values())
-        packs_found = f"{len(catalog.toolpacks)} toolpack{'' if len(catalog.toolpacks) == 1 else 's'}"
-        click.echo(f"{packs_found} with {functions} functions: no problems.")
 
 
 @click.command("list")

@@ -24,7 +24,7 @@ from server.processes.reload import Reloader
 from server.processes.supervisor import Supervisor
 from server.processes.worker import run_worker
 from server.service import Service
-from server.settings import Settings, load_settings
+from server.settings import Settings, load_settings, unknown_variables
 from server.web.auth import check_exposure
 
 
@@ -102,7 +102,8 @@ def banner(settings: Settings, catalog: Catalog, port: int) -> None:
     click.echo(f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url}")
     for pack in catalog.toolpacks.values():
         click.echo(f"  {pack.name}: {len(pack.functions)} functions{' (opt-in)' if pack.opt_in else ''}")
-    for notice in [*([] if catalog.toolpacks else catalog.notices), *shadowing_files([Path.cwd(), *settings.pack_dir])]:
+    notices = [notice for notice in catalog.notices if not catalog.toolpacks or ".py:" in notice]
+    for notice in [*notices, *unknown_variables(), *shadowing_files([Path.cwd(), *settings.pack_dir])]:
         click.echo(f"  note: {notice}")
     token = " -H 'Authorization: Bearer <token>'" if settings.tokens or settings.tokens_file else ""
     # Clients connect to loopback, not to a wildcard address.

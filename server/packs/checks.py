@@ -1,54 +1,99 @@
-"""Checks that run a toolpack's code: its initial environment, and functions that are falsely read-only.
+"""Checks of initial environments, which build them.
 
-The rule: changes that a check makes are discarded.
+The rule: what a check builds is discarded. What takes long, or stops no server, is only looked at by `check`.
 """
 
-from pydantic import BaseModel
+import inspect
+import traceback
+
+from pydantic import BaseModel, ValidationError
 
 from server.errors import InvalidParamsError, RegistrationError, ResultError, SnapshotError
-from server.functions_runtime import FunctionsRuntime
 from server.jsonio.view import to_json
 from server.packs.catalog import Catalog
+from server.packs.environments import problems
+from server.packs.patience import Impatience, patience
 from server.packs.registration import place
 from server.packs.toolpack import Toolpack
 from server.snapshots.graph import difference
 from server.snapshots.pickling import freeze, thaw
 
+BUILD_SECONDS = 10.0
 
-def initial_problem(pack: Toolpack, catalog: Catalog) -> RegistrationError | None:
-    """Build the initial environment, and check that its snapshot restores it exactly and that JSON can show it."""
+
+def initial_problem(pack: Toolpack, catalog: Catalog, *, thorough: bool = False) -> RegistrationError | None:
+    """Build the initial environment, and check that its snapshot restores it exactly and that JSON can show it.
+
+    Args:
+        pack: The toolpack.
+        catalog: All toolpacks.
+        thorough: Refuse also what JSON can't show of an environment that can be used nevertheless.
+    """
     classes = catalog.classes
-    source = place(pack.source)
-    if _requires(pack.options):
+    source = place(pack.factory)
+    if requires(pack.options):
         return None  # only a session's own options can build it
     try:
-        environment = pack.build({})
+        with patience(BUILD_SECONDS, "the initial environment"):
+            environment = pack.build({})
         lost = difference(environment, thaw(freeze(environment, classes), classes))
-        if pack.is_of_classes:
+        if thorough or pack.is_of_classes:
             to_json(environment, catalog.plain)
-    except (InvalidParamsError, ResultError, SnapshotError) as error:
-        return RegistrationError(f"{source}: the initial environment of {pack.name!r} can't be used: {error}")
+    except (InvalidParamsError, SnapshotError) as error:
+        reason = " ".join(str(error).partition("For further information visit")[0].split()).rstrip(".")
+        text = f"{source}: the initial environment of {pack.name!r} can't be used: {reason}{_raised_at(pack, error)}."
+        hint = " Name its class in state_types, or keep something else." if "`state_types`" in reason else ""
+        return RegistrationError(text + hint)
+    except ResultError as error:
+        return RegistrationError(
+            f"{source}: the initial environment of {pack.name!r} can be stored but not shown, so get_environment and "
+            f"diff_environment would fail: {error}: keep it in a private attribute (PrivateAttr), or use another type."
+        )
+    except Impatience as error:
+        return RegistrationError(f"{source}: the initial environment of {pack.name!r} isn't built: {error}")
     if lost:
         return RegistrationError(f"{source}: the initial environment of {pack.name!r} can't be stored exactly: {lost}")
     return None
 
 
-def falsely_read_only(catalog: Catalog) -> list[str]:
-    """Find functions that promise to be read-only but change the environment; only those without required arguments."""
-    found = []
-    for pack in catalog.toolpacks.values():
-        for function in pack.functions.values():
-            if not function.read_only or _requires(function.function.parameters) or _requires(pack.options):
-                continue
-            environment = pack.build({})
-            before = thaw(freeze(environment, catalog.classes), catalog.classes)
-            FunctionsRuntime([function.function]).run_function(environment, function.name, {})
-            change = difference(before, environment)
-            if change:
-                found.append(f"{place(function.function)}: it promises read_only=True but changes {change}.")
-    return found
+def initial_notes(pack: Toolpack) -> list[str]:
+    """Describe what an author may not have meant with an environment that can be used."""
+    if requires(pack.options):
+        return []
+    try:
+        with patience(BUILD_SECONDS, "the initial environment"):
+            first, second = pack.build({}), pack.build({})
+    except (InvalidParamsError, Impatience):
+        return []
+    notes = []
+    for name, value in first.__dict__.items():
+        try:
+            type(first).__pydantic_validator__.validate_assignment(first.model_copy(), name, value)
+        except ValidationError as error:
+            what = problems(error).partition(": ")[2]
+            notes.append(
+                f"{place(pack.source)}: the field `{name}` starts with a value that doesn't fit its type ({what}): "
+                "correct one of the two."
+            )
+        except Exception:  # noqa: BLE001, S112 - a validator of the author's may raise anything
+            continue
+    changing = difference(first, second)
+    if changing:
+        notes.append(
+            f"{place(pack.factory)}: two initial environments from the same options differ ({changing}): use a "
+            "random.Random with a seed and fixed times, so that sessions start alike."
+        )
+    return notes
 
 
-def _requires(model: type[BaseModel] | None) -> bool:
+def _raised_at(pack: Toolpack, error: Exception) -> str:
+    """Say at which line an author's factory raised, if it did."""
+    file = inspect.getsourcefile(pack.factory) if inspect.isfunction(pack.factory) else None
+    frames = traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ else []
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    return f", raised at {file}:{lines[-1]}: correct it" if lines else ""
+
+
+def requires(model: type[BaseModel] | None) -> bool:
     """Whether a model of arguments has a required field."""
     return model is not None and any(field.is_required() for field in model.model_fields.values())

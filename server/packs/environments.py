@@ -20,11 +20,27 @@ def environment_and_options(environment: Any) -> tuple[type[BaseModel], Any]:
     """
     if isinstance(environment, type):
         if not issubclass(environment, BaseModel):
-            raise RegistrationError(f"{environment.__name__} is not a pydantic model: derive it from TaskEnvironment.")
+            raise RegistrationError(
+                f"{environment.__name__} is not a pydantic model: derive it from TaskEnvironment, or use "
+                "Toolpack.from_class."
+            )
         return environment, None
+    if isinstance(environment, BaseModel):
+        raise RegistrationError(
+            f"the environment is an instance of {type(environment).__name__}, which all sessions would share: give the "
+            "class, or a function that makes one."
+        )
     if not callable(environment):
-        raise RegistrationError("the environment is neither a pydantic model class nor a factory function of one.")
-    returned = get_type_hints(environment).get("return")
+        raise RegistrationError(
+            "the environment is neither a pydantic model class nor a factory function of one: give a class derived "
+            "from TaskEnvironment, or a function that makes one."
+        )
+    if inspect.iscoroutinefunction(environment):
+        raise RegistrationError("the factory is async: make it an ordinary function.")
+    try:
+        returned = get_type_hints(environment).get("return")
+    except Exception as error:
+        raise RegistrationError(f"its type hints can't be read ({error}): import or correct the names.") from error
     if not (isinstance(returned, type) and issubclass(returned, BaseModel)):
         raise RegistrationError("the factory's return annotation is not a pydantic model class: annotate it with one.")
     options = make_function(environment) if inspect.signature(environment).parameters else None

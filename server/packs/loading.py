@@ -4,22 +4,22 @@ The rule: problems are collected, so that `check` can print all of them; `serve`
 """
 
 import importlib
-import importlib.util
 import pkgutil
+import re
 import sys
-import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from server.errors import RegistrationError, ToolpackUnavailable
-from server.functions_runtime import error_text
+from server.errors import RegistrationError
 from server.packs.catalog import Catalog, ambiguous
-from server.packs.checks import initial_problem
-from server.packs.registration import collected_problems
+from server.packs.checks import initial_notes, initial_problem
+from server.packs.importing import import_toolpacks
+from server.packs.registration import collected_problems, place
 from server.packs.toolpack import Toolpack
 
 NAMESPACE = "toolpacks"
+PORTABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def load_catalog(pack_dirs: Sequence[Path] = (), names: Sequence[str] = ()) -> Catalog:
@@ -32,7 +32,7 @@ def load_catalog(pack_dirs: Sequence[Path] = (), names: Sequence[str] = ()) -> C
     Raises:
         RegistrationError: The first problem; its text says how many more there are.
     """
-    catalog, problems = inspect_toolpacks(pack_dirs, names, opt_in_environments=False)
+    catalog, problems = inspect_toolpacks(pack_dirs, names, thorough=False)
     if problems:
         more = f" ({len(problems) - 1} more: see `toolpack-server check`)" if len(problems) > 1 else ""
         raise RegistrationError(f"{problems[0]}{more}")
@@ -41,12 +41,12 @@ def load_catalog(pack_dirs: Sequence[Path] = (), names: Sequence[str] = ()) -> C
 
 
 def inspect_toolpacks(
-    pack_dirs: Sequence[Path] = (), names: Sequence[str] = (), *, opt_in_environments: bool = True
+    pack_dirs: Sequence[Path] = (), names: Sequence[str] = (), *, thorough: bool = True
 ) -> tuple[Catalog | None, list[RegistrationError]]:
     """Load toolpacks and collect all problems; the catalog is None if any toolpack can't be loaded.
 
     A large environment takes long to build, so a server doesn't check those of `opt_in` packs at the start
-    (`opt_in_environments=False`): the first session that names one does.
+    (`thorough=False`): the first session that names one does.
     """
     problems: list[RegistrationError] = []
     token = collected_problems.set(problems)
@@ -65,8 +65,10 @@ def inspect_toolpacks(
     problems += [
         problem
         for pack in found.values()
-        if (opt_in_environments or not pack.opt_in) and (problem := initial_problem(pack, catalog))
+        if (thorough or not pack.opt_in) and (problem := initial_problem(pack, catalog, thorough=thorough))
     ]
+    if thorough and not problems:
+        notices += [note for pack in found.values() for note in [*initial_notes(pack), *_notes(pack)]]
     return catalog if sound else None, problems
 
 
@@ -75,38 +77,74 @@ def _find(
 ) -> tuple[dict[str, Toolpack], list[str]]:
     bundled = extend_namespace(pack_dirs, problems)
     folders = list(pack_dirs) if pack_dirs and not names else [*pack_dirs, *bundled]
-    found: dict[str, Toolpack] = {}
-    unsound: set[str] = set()  # left out of further checks, which would report their problems again
-    notices: list[str] = []
+    search = _Search(problems)
     # If packs are named, modules of the same name come first, and the search ends when all packs are found.
-    for module_name in sorted(_module_names(folders), key=lambda name: name not in names):
-        if names and set(names) <= found.keys():
+    for module_name in sorted(_module_names(folders, pack_dirs, problems), key=lambda name: name not in names):
+        if names and set(names) <= search.found.keys():
             break
-        known_problems = len(problems)
-        module = _import(f"{NAMESPACE}.{module_name}", problems, notices)
-        for pack in _toolpacks_of(module):
-            if len(problems) > known_problems:
-                unsound.add(pack.name)
-            other = found.get(pack.name)
-            if other is not None and other is not pack:
-                problems.append(
-                    RegistrationError(f"{_file(module)}: there is a toolpack {pack.name!r} already: rename one.")
-                )
-            found[pack.name] = pack
-        if len(problems) > known_problems:
-            sys.modules.pop(f"{NAMESPACE}.{module_name}", None)  # as Python does after a failed import
+        search.look_into(module_name)
+    found, notices = search.found, search.notices
     if names:
         for name in names:
             if name not in found:
                 known = ", ".join(found) or "none"
                 hint = f" {' '.join(notices)}" if notices else ""
                 problems.append(RegistrationError(f"no module has a toolpack {name!r}; found: {known}.{hint}"))
+        search.excuse_all_but(names)
         found = {name: found[name] for name in names if name in found}
     if not found and not problems:
         notices.append(
             "No toolpack was found: put modules into the folder, or name bundled ones: --packs bank,workspace."
         )
-    return {name: pack for name, pack in found.items() if name not in unsound}, notices
+    return {name: pack for name, pack in found.items() if name not in search.unsound}, notices
+
+
+class _Search:
+    """A search through modules.
+
+    Attributes:
+        found: The toolpacks.
+        unsound: The names of those that have problems; further checks would report these again.
+        notices: Messages for the operator.
+    """
+
+    def __init__(self, problems: list[RegistrationError]) -> None:
+        self.found: dict[str, Toolpack] = {}
+        self.unsound: set[str] = set()
+        self.notices: list[str] = []
+        self._problems = problems
+        self._broken: list[tuple[list[RegistrationError], set[str]]] = []  # of a module: its problems, its toolpacks
+
+    def look_into(self, module_name: str) -> None:
+        """Import a module, and take its toolpacks."""
+        problems = self._problems
+        known = len(problems)
+        module = import_toolpacks(f"{NAMESPACE}.{module_name}", problems, self.notices)
+        packs = _toolpacks_of(module)
+        if module is not None and not packs and len(problems) == known:
+            self.notices.append(
+                f"{module.__file__}: it binds no Toolpack at module level: add one, or begin the file's name with `_`."
+            )
+        for pack in packs:
+            if len(problems) > known:
+                self.unsound.add(pack.name)
+            other = self.found.get(pack.name)
+            if other is not None and other is not pack:
+                text = f"{pack.place}: the name {pack.name!r} is taken by {other.place}: rename one."
+                problems.append(RegistrationError(text))
+            self.found[pack.name] = pack
+        if len(problems) > known:
+            sys.modules.pop(f"{NAMESPACE}.{module_name}", None)  # as Python does after a failed import
+            self._broken.append((problems[known:], {pack.name for pack in packs}))
+
+    def excuse_all_but(self, names: Sequence[str]) -> None:
+        """Where all of these toolpacks were found, let the problems of modules that have none of them be notices."""
+        if not set(names) <= self.found.keys():
+            return
+        for of_module, its_packs in self._broken:
+            if its_packs.isdisjoint(names):
+                self._problems[:] = [problem for problem in self._problems if problem not in of_module]
+                self.notices += [f"{problem} It isn't loaded, for --packs doesn't name it." for problem in of_module]
 
 
 def extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationError]) -> list[Path]:
@@ -133,37 +171,33 @@ def extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationError
     return [Path(folder) for folder in bundled if folder not in wanted]
 
 
-def _module_names(folders: Iterable[Path]) -> list[str]:
-    modules = pkgutil.iter_modules([str(folder) for folder in folders])
-    return list(dict.fromkeys(module.name for module in modules if not module.name.startswith("_")))
+def _module_names(folders: Iterable[Path], pack_dirs: Sequence[Path], problems: list[RegistrationError]) -> list[str]:
+    """Get the names of the modules in all folders; two of one name in the user's own folders are a problem."""
+    found: dict[str, Path] = {}
+    for folder in dict.fromkeys(folder.resolve() for folder in folders):
+        for module in pkgutil.iter_modules([str(folder)]):
+            if module.name.startswith("_"):
+                continue
+            other = found.setdefault(module.name, folder)
+            if other != folder and folder in [own.resolve() for own in pack_dirs]:
+                problems.append(
+                    RegistrationError(
+                        f"{folder / module.name}.py: {other / module.name}.py has the same name, so this one would be "
+                        "ignored: rename one."
+                    )
+                )
+    return [*found]
 
 
-def _import(name: str, problems: list[RegistrationError], notices: list[str]) -> ModuleType | None:
-    try:
-        return importlib.import_module(name)
-    except ToolpackUnavailable as unavailable:
-        notices.append(str(unavailable))
-    except RegistrationError as error:
-        problems.append(error)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        problems.append(RegistrationError(f"{_where(name, error)}: {error_text(error)}: correct it or move it away."))
-    return None
-
-
-def _where(name: str, error: BaseException) -> str:
-    """Get the file and line at which a module's import failed."""
-    spec = importlib.util.find_spec(name)
-    file = spec.origin if spec else None
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f"{file}:{lines[-1]}" if lines else f"{file or name}"
-
-
-def _file(module: ModuleType | None) -> str:
-    return str(getattr(module, "__file__", None))
+def _notes(pack: Toolpack) -> list[str]:
+    """Describe what makes a toolpack of little use."""
+    notes = [] if pack.functions else [f"{pack.place}: it has no function: register some with @toolpack.function."]
+    return notes + [
+        f"{place(function.function)}: agents of several providers can't call a function with this name: use at most 64 "
+        "of the characters A-Z, a-z, 0-9, `_` and `-`."
+        for function in pack.functions.values()
+        if not PORTABLE_NAME.fullmatch(function.name)
+    ]
 
 
 def _toolpacks_of(module: ModuleType | None) -> list[Toolpack]:

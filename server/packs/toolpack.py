@@ -4,18 +4,18 @@ The rule: it holds what its author registered, and doesn't change after its modu
 """
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
 from pydantic import BaseModel, ValidationError
 
-from server.errors import InvalidParamsError, RegistrationError
+from server.errors import InvalidParamsError, RegistrationError, shown
 from server.functions_runtime import EmptyEnv, error_text, is_ready, make_function
 from server.jsonio.strict import dumps
 from server.packs.class_methods import Methods
 from server.packs.class_worlds import ClassWorld, Maker, world_of_class, world_of_classes
 from server.packs.environments import environment_and_options, problems
+from server.packs.given import check_dependency, check_function, check_name, classes, has_source
 from server.packs.header_parameters import header_parameters
 from server.packs.pack_function import PackFunction
 from server.packs.registration import caller_description, caller_place, located
@@ -23,8 +23,6 @@ from server.packs.tasks import TaskAuthor, TaskList
 
 Plain = TypeVar("Plain", bound=Callable[..., Any])
 Registered = TypeVar("Registered")
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class Toolpack(TaskAuthor):
@@ -39,6 +37,7 @@ class Toolpack(TaskAuthor):
         state_types: Classes that the environment may hold besides those in its annotations.
 
     Attributes:
+        place: File and line where it is made, and its name.
         description: What it is, for clients: the first paragraph of its module's docstring.
         source: The author's class that defines the environment.
 
@@ -57,19 +56,23 @@ class Toolpack(TaskAuthor):
         self.name = name
         self.description = caller_description()
         self.opt_in = opt_in
-        self.state_types = tuple(state_types)
+        self.place = caller_place(name)
+        self.state_types: tuple[type, ...] = ()
         self.functions: dict[str, PackFunction] = {}
         self.task_list = TaskList(name)
         self.environment_class: type[BaseModel] = EmptyEnv
         self._build: Callable[..., BaseModel] = environment
         self._options: Any = None
         self.source: Any = None
-        with located(environment if inspect.isfunction(environment) else caller_place(name)):
-            if not _NAME.fullmatch(name):
-                raise RegistrationError(f"{name!r} is no valid toolpack name: use 1-64 letters, digits, `_`, `.`, `-`.")
+        with located(environment if inspect.isfunction(environment) else self.place):
+            check_name(name)
+            self.state_types = classes(state_types)
             self.environment_class, self._options = environment_and_options(environment)
         self.source = self.environment_class
-        for function in functions:
+        with located(self.place):
+            if not isinstance(functions, Iterable):
+                raise RegistrationError(f"functions is {shown(repr(functions))}: give a list of functions.")
+        for function in functions if isinstance(functions, Iterable) else ():
             self.register_function(function)
 
     @staticmethod
@@ -165,6 +168,10 @@ class Toolpack(TaskAuthor):
             self._add(plain, read_only=read_only, timeout_seconds=timeout_seconds)
             return plain
 
+        if function is not None and not callable(function):
+            with located(caller_place(self.name)):
+                raise RegistrationError(f"{function!r} is no function: write @toolpack.function(read_only=True).")
+            return lambda plain: plain
         return register if function is None else register(function)
 
     def register_function(self, function: Registered) -> Registered:
@@ -177,26 +184,24 @@ class Toolpack(TaskAuthor):
         return function
 
     def _add(self, function: Any, *, read_only: bool = False, timeout_seconds: float | None = None) -> None:
-        with located(function):
+        with located(function if has_source(function) else caller_place(self.name)):
+            check_function(function, timeout_seconds)
             ready = function if is_ready(function) else make_function(function)
             if ready.name in self.functions:
                 raise RegistrationError(f"toolpack {self.name!r} has a function {ready.name!r} already: rename one.")
-            if timeout_seconds is not None and not timeout_seconds > 0:
-                raise RegistrationError(f"timeout_seconds is {timeout_seconds}: give a number of seconds above 0.")
             for parameter, dependency in ready.dependencies.items():
-                self._check_dependency(parameter, getattr(dependency, "env_dependency", None))
+                check_dependency(self.environment_class, parameter, getattr(dependency, "env_dependency", None))
             headers = header_parameters(ready.parameters.model_json_schema())
             self.functions[ready.name] = PackFunction(ready, self.name, read_only, timeout_seconds, headers)
 
-    def _check_dependency(self, parameter: str, attribute: object) -> None:
-        environment = self.environment_class
-        if not isinstance(attribute, str) or hasattr(environment, attribute):
-            return
-        if attribute not in environment.model_fields and attribute not in environment.__private_attributes__:
-            raise RegistrationError(
-                f"parameter `{parameter}` depends on `{attribute}`, which {environment.__name__} doesn't have: "
-                f"correct the name in Depends or add the field."
-            )
+    @property
+    def _from_options(self) -> str:
+        return " from these options" if self._options else ""
+
+    @property
+    def factory(self) -> Any:
+        """What builds the environment: its class, or the author's function."""
+        return self._build if inspect.isfunction(self._build) else self.source
 
     @property
     def task_count(self) -> int:
@@ -232,9 +237,14 @@ class Toolpack(TaskAuthor):
                 ) from error
         try:
             environment = self._build(**arguments)
+        except ValidationError as error:
+            hint = "" if self._options else ": give each field a default that fits, or build it in a factory"
+            raise InvalidParamsError(
+                f"Toolpack {self.name!r} can't build its environment{self._from_options}: {problems(error)}{hint}."
+            ) from error
         except (Exception, SystemExit) as error:
             raise InvalidParamsError(
-                f"Toolpack {self.name!r} can't build its environment from these options: {error_text(error)}"
+                f"Toolpack {self.name!r} can't build its environment{self._from_options}: {error_text(error)}"
             ) from error
         if not isinstance(environment, self.environment_class):
             raise InvalidParamsError(

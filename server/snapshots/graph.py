@@ -112,6 +112,7 @@ def shown(key: object) -> str:
 
 
 def _attributes(value: Any) -> Children:
+    later: list[tuple[str, Any]] = []  # after the attributes that are in a `__dict__`, which tell more of a change
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items():
             is_dict = name == "__dict__" and isinstance(slot, types.GetSetDescriptorType)
@@ -121,12 +122,16 @@ def _attributes(value: Any) -> Children:
                 held = slot.__get__(value)
             except AttributeError:  # an empty slot
                 continue
-            if is_dict or (name in ("__pydantic_private__", "__pydantic_extra__") and isinstance(held, dict)):
+            if is_dict:
                 yield from ((f".{name}", item) for name, item in held.items())
+            elif name in ("__pydantic_private__", "__pydantic_extra__") and isinstance(held, dict):
+                later += [(f".{name}", item) for name, item in held.items()]
             elif name == "__pydantic_fields_set__":
-                yield ".model_fields_set", held
+                later.append((".model_fields_set", held))
             else:
-                yield f".{name}", held
+                later.append((f".{name}", held))
+    # Last what pydantic sets along with a field.
+    yield from sorted(later, key=lambda child: child[0] == ".model_fields_set")
 
 
 class _Comparison:

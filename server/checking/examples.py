@@ -1,0 +1,187 @@
+"""Arguments to try a function with, made from its JSON Schema.
+
+The rule: an author's examples come first, then defaults, then values from the environment that have the parameter's
+name, then the simplest value that the schema allows. Nothing is random, so a check finds the same twice.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from server.snapshots.graph import walk
+
+MAX_NESTING = 8
+MAX_OBJECTS = 5_000  # of an environment that are looked at
+
+_FORMATS = {
+    "date-time": "2026-01-02T12:00:00Z",
+    "date": "2026-01-02",
+    "time": "12:00:00",
+    "duration": "P1D",
+    "uuid": "123e4567-e89b-42d3-a456-426614174000",
+    "email": "ann@example.com",
+    "uri": "https://example.com/",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "regex": "a",
+    "json-string": "{}",
+}
+_LIKELY = (
+    *(
+        "text",
+        "Text",
+        "TEXT",
+        "t",
+        "T",
+        "1",
+        "12",
+        "123",
+        "1234",
+        "12345",
+        "12.50",
+        "12:00",
+        "2026-01-02",
+        "2026-01-02 12:00",
+    ),
+    *("ann@example.com", "https://example.com/", "DE02120300000000202051", "+4915112345678", "192.0.2.1", "#ff8800"),
+    *("/text", "text.txt", "text-1", "A1", "AB-123", "EUR", "en", "en-GB", "123e4567-e89b-42d3-a456-426614174000"),
+)
+"""Texts that patterns may ask for."""
+_MISSING = object()
+
+
+def known_values(environment: Any) -> dict[str, list[Any]]:
+    """Get the texts and numbers that an environment holds, by the name of the attribute or key that holds them.
+
+    The keys of its dicts have the name "".
+    """
+    known: dict[str, list[Any]] = {}
+    for number, (path, _, value) in enumerate(walk(environment)):
+        if number > MAX_OBJECTS:
+            break
+        if type(value) in (str, int, float):
+            is_key = path.rpartition("[")[2].startswith("key ")
+            name = "" if is_key else path.rpartition(".")[2].partition("[")[0]
+            known.setdefault(name, []).append(value)
+    return known
+
+
+def example_arguments(model: type[BaseModel], known: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Get some sets of arguments: the required ones from the environment, and all of them made up.
+
+    Args:
+        model: The model of the parameters.
+        known: See `known_values`.
+    """
+    schema = model.model_json_schema()
+    definitions = schema.get("$defs", {})
+    required = schema.get("required", [])
+    seen: list[dict[str, Any]] = []
+    for names, values in ((required, known), (schema.get("properties", {}), {})):
+        arguments = {}
+        for name in names:
+            value = _from_environment(schema["properties"][name], name, values)
+            if value is _MISSING:
+                value = _example(schema["properties"][name], definitions, 0)
+            arguments[name] = value
+        if arguments not in seen and _fits(model, arguments):
+            seen.append(arguments)
+            yield arguments
+
+
+def _fits(model: type[BaseModel], arguments: dict[str, Any]) -> bool:
+    try:
+        model.model_validate(arguments)
+    except Exception:  # noqa: BLE001 - a validator of the author's may raise anything
+        return False
+    return True
+
+
+def _from_environment(schema: Mapping[str, Any], name: str, known: Mapping[str, list[Any]]) -> Any:
+    if "examples" in schema:
+        return _MISSING
+    kinds = {"string": str, "integer": int, "number": float}
+    kind = kinds.get(schema.get("type", ""))
+    for candidate in (name, name.rpartition("_")[2], f"{name}s", ""):
+        for value in known.get(candidate, ()):
+            if kind is not None and type(value) is kind:
+                return value
+    return _MISSING
+
+
+def _example(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any:
+    """Get a simple value that a schema allows; it may not, where the schema is complicated."""
+    if not isinstance(schema, Mapping) or depth > MAX_NESTING:
+        return None
+    if "$ref" in schema:
+        return _example(definitions.get(schema["$ref"].rpartition("/")[2]), definitions, depth + 1)
+    given = _given(schema)
+    if given is not _MISSING:
+        return given
+    for name in ("anyOf", "oneOf", "allOf"):
+        choices = [choice for choice in schema.get(name, ()) if choice.get("type") != "null"]
+        if choices:
+            return _example(choices[0], definitions, depth + 1)
+    match schema.get("type"):
+        case "array":
+            return _array(schema, definitions, depth)
+        case "object":
+            return _object(schema, definitions, depth)
+        case "integer" | "number" as kind:
+            return _number(schema, whole=kind == "integer")
+        case kind:
+            return {"boolean": True, "null": None}.get(kind or "", _text(schema))
+
+
+def _given(schema: Mapping[str, Any]) -> Any:
+    """Get a value that the schema names."""
+    for name in ("examples", "enum"):
+        if schema.get(name):
+            return schema[name][0]
+    return next((schema[name] for name in ("default", "const") if name in schema), _MISSING)
+
+
+def _text(schema: Mapping[str, Any]) -> str:
+    text = _FORMATS.get(schema.get("format", ""), "text")
+    if "pattern" in schema:
+        text = next((likely for likely in _LIKELY if _matches(schema["pattern"], likely)), text)
+    text = text.ljust(schema.get("minLength", 0), "x")
+    longest = schema.get("maxLength")
+    return text if longest is None else text[:longest]
+
+
+def _matches(pattern: str, text: str) -> bool:
+    try:
+        return re.search(pattern, text) is not None
+    except re.error:  # not one of Python's
+        return False
+
+
+def _number(schema: Mapping[str, Any], *, whole: bool) -> float:
+    step = schema.get("multipleOf", 1)
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    number: float = step
+    if low is not None:
+        number = math.ceil(low / step) * step
+        if number == schema.get("exclusiveMinimum"):
+            number += step
+    if high is not None and number >= high:
+        number = high if "maximum" in schema else (low + high) / 2 if low is not None else high - step
+    return int(number) if whole else number
+
+
+def _array(schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: int) -> list[Any]:
+    items = [_example(item, definitions, depth + 1) for item in schema.get("prefixItems", ())]
+    wanted = max(schema.get("minItems", 0), 1 if depth < 3 and "items" in schema else 0)  # noqa: PLR2004 - deeper ones stay empty
+    while len(items) < wanted:
+        items.append(_example(schema.get("items", {}), definitions, depth + 1))
+    return items
+
+
+def _object(schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    properties = schema.get("properties", {})
+    return {name: _example(properties.get(name, {}), definitions, depth + 1) for name in schema.get("required", ())}

@@ -1,0 +1,94 @@
+"""State outside of the environment, compared before and after a call: variables of modules, and some of the process.
+
+The rule: only what can be copied and compared is. What can't (connections, iterators, state inside of libraries) goes
+unnoticed here.
+"""
+
+import copy
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from types import CellType, FunctionType, MemberDescriptorType, ModuleType
+from typing import Any
+
+from pydantic import BaseModel
+
+from server.packs.toolpack import Toolpack
+from server.snapshots.graph import first_difference, walk
+
+MAX_OBJECTS = 20_000  # of one variable
+_NO_STATE = (str, int, float, bool, bytes, type(None))
+_SKIPPED = (ModuleType, type, FunctionType, Toolpack, property, classmethod, staticmethod, MemberDescriptorType)
+
+
+class SharedState:
+    """What sessions share without wanting to.
+
+    Args:
+        functions: The plain functions; their modules are looked at.
+    """
+
+    def __init__(self, functions: Iterable[Any]) -> None:
+        self._functions = [function for function in functions if isinstance(function, FunctionType)]
+        self._before: dict[str, Any] = {}
+        for name, value in self._variables():
+            self._keep(name, value)
+
+    def changes(self) -> list[str]:
+        """Get the names of what has changed since this was asked last, or was made."""
+        found = []
+        now = dict(self._variables())
+        for name, before in [*self._before.items()]:
+            value = now.get(name)
+            if type(value) is not type(before) or first_difference(before, value):
+                found.append(name)
+                self._keep(name, value)
+        return found
+
+    def _keep(self, name: str, value: Any) -> None:
+        self._before.pop(name, None)
+        try:
+            size = 0 if isinstance(value, _NO_STATE) else sum(1 for _ in islice(walk(value), MAX_OBJECTS))
+            copied = copy.deepcopy(value)
+            if size < MAX_OBJECTS and not first_difference(copied, value):
+                self._before[name] = copied
+        except Exception:  # noqa: BLE001 - copying runs code of the value's class
+            return
+
+    def _variables(self) -> Iterator[tuple[str, Any]]:
+        modules = {function.__module__ for function in self._functions}
+        for module in sorted(modules & sys.modules.keys()):
+            yield from _state_of(vars(sys.modules[module]), module, "")
+        for function in self._functions:
+            cells: tuple[CellType, ...] = function.__closure__ or ()
+            for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+                try:
+                    value = cell.cell_contents
+                except ValueError:
+                    continue
+                if not isinstance(value, _SKIPPED):
+                    yield f"{function.__qualname__}: {name}", value
+        yield "os.environ", dict(os.environ)
+        yield "the working directory", _folder()
+
+
+def _state_of(names: dict[str, Any], module: str, owner: str) -> Iterator[tuple[str, Any]]:
+    for name, value in [*names.items()]:
+        if name.startswith("__") or (owner and (name.startswith(("_abc_", "model_")) or callable(value))):
+            continue
+        if isinstance(value, type) and value.__module__ == module and not owner:
+            kept = getattr(value, "__class_vars__", None) if issubclass(value, BaseModel) else None
+            held = {key: item for key, item in vars(value).items() if kept is None or key in kept}
+            yield from _state_of(held, module, f"{name}.")
+        elif isinstance(value, FunctionType) and value.__module__ == module and vars(value):
+            yield from _state_of(vars(value), module, f"{name}.")
+        if not isinstance(value, _SKIPPED):
+            yield f"{module}.{owner}{name}", value
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109 - it is only compared
+    except OSError:
+        return ""

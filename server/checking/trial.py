@@ -1,0 +1,230 @@
+"""Calls functions on a throw-away environment, and says what goes wrong.
+
+The rule: a call goes the way of a call in a session, so what is found here would be found there. What a function raises
+because of the made-up arguments is no finding; what is a mistake whatever the arguments are is one.
+"""
+
+import inspect
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from server.checking.examples import example_arguments, known_values
+from server.checking.findings import Finding
+from server.checking.shared_state import SharedState
+from server.errors import InvalidParamsError, SnapshotError, TooLargeError
+from server.execution.call import Outcome, call
+from server.execution.codec import PlainCodec
+from server.execution.initial import Built, build
+from server.execution.parts import environments
+from server.execution.promises import Promises
+from server.execution.runtime import SessionRuntime
+from server.execution.world import Snapshot, World
+from server.jsonio.strict import dumps
+from server.leftovers import Watch
+from server.packs.catalog import Catalog
+from server.packs.pack_function import PackFunction
+from server.packs.registration import place
+from server.packs.toolpack import Toolpack
+
+MAX_BYTES = 32 * 2**20
+MAX_RESULT_BYTES = 2**20
+SHOWN_ARGUMENTS = 200
+
+MISTAKES = ("NameError", "UnboundLocalError", "AttributeError", "TypeError", "ImportError", "ModuleNotFoundError")
+"""Exceptions that valid arguments should never bring about."""
+ENDS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")
+NO_FIELD = 'object has no field "'  # what pydantic says of a name that a model doesn't have, as a ValueError
+
+
+class _TriedRuntime(SessionRuntime):
+    """Remembers what the function returned."""
+
+    returned: Any = None
+
+    def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Any:
+        """See `SessionRuntime.run`."""
+        self.returned = super().run(env, function, arguments)
+        return self.returned
+
+
+class Trial:
+    """Tries the functions of toolpacks, in this process.
+
+    Args:
+        catalog: The loaded toolpacks.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._codec = PlainCodec(catalog, MAX_BYTES)
+        self._built: dict[str, Built | None] = {}
+        self._known: dict[str, Mapping[str, list[Any]]] = {}
+        self._environments: dict[str, Any] = {}
+        functions = [
+            function.function.run for pack in catalog.toolpacks.values() for function in pack.functions.values()
+        ]
+        self._shared = SharedState(inspect.unwrap(function) for function in functions)
+
+    def run(self, pack: Toolpack, function: PackFunction) -> list[Finding]:
+        """Call a function with some sets of arguments."""
+        where = place(function.function)
+        built = self._environment(pack)
+        if built is None:
+            return []
+        tried = [*example_arguments(function.function.parameters, self._known[pack.name])]
+        if not tried:
+            return [
+                Finding(
+                    where,
+                    "it wasn't called, because no arguments could be made from its schema: give examples, such as "
+                    "Annotated[str, Field(examples=['a'])].",
+                )
+            ]
+        declarations = _wrong_declarations(function, self._environments[pack.name], where)
+        found = {finding.text: finding for finding in declarations}
+        for arguments in tried:
+            for finding in self._call(pack, function, arguments, built, where):
+                found.setdefault(finding.text.partition(" (called with")[0], finding)
+        return [*found.values()]
+
+    def _environment(self, pack: Toolpack) -> Built | None:
+        """Build the environment on which the functions of a toolpack are called; None if that fails."""
+        if pack.name not in self._built:
+            self._built[pack.name], self._known[pack.name] = None, {}
+            options = next(example_arguments(pack.options, {}), {}) if pack.options else {}
+            try:
+                built = build(self._codec, pack.name, options)
+            except (InvalidParamsError, SnapshotError, TooLargeError):
+                return None
+            restored = environments({part: self._codec.decode(part, *blob) for part, blob in built.items()})
+            self._environments[pack.name] = restored[pack.name]
+            self._built[pack.name], self._known[pack.name] = built, known_values(restored[pack.name])
+            self._shared.changes()
+        return self._built[pack.name]
+
+    def _call(
+        self, pack: Toolpack, function: PackFunction, arguments: dict[str, Any], built: Built, where: str
+    ) -> list[Finding]:
+        runtime = _TriedRuntime(pack.functions, 30.0, Promises(always=True), tracebacks=True)
+        blobs = {part: blob for part, (_, blob) in built.items()}
+        snapshot = Snapshot({part: blob_id for part, (blob_id, _) in built.items()}, blobs)
+        watch = Watch()
+        outcome = call(runtime.plan(function.name, arguments), snapshot, self._codec, MAX_RESULT_BYTES)
+        called = f" (called with {_shown(arguments)})"
+        found = _failures(outcome, where, called, made_up=bool(arguments))
+        if outcome.error is None:
+            found += _wrong_type(function, runtime.returned, where, called)
+        if watch.leaves_work({pack.name: None}):
+            found.append(
+                Finding(where, f"it leaves a thread at work{called}: wait for it, since what it does later is lost.")
+            )
+        found += [
+            Finding(
+                where,
+                f"it changes `{name}`{called}, which all sessions share and no reset restores: keep it in the "
+                "environment.",
+            )
+            for name in self._shared.changes()
+        ]
+        return found
+
+
+def _failures(outcome: Outcome, where: str, called: str, *, made_up: bool) -> list[Finding]:
+    error = outcome.error
+    if error is None:
+        return []
+    kind, _, message = error.partition(": ")
+    if outcome.broken:
+        change = outcome.broken[2]
+        return [
+            Finding(
+                where,
+                f"it promises read_only=True but changes {change}{called}: leave out read_only=True, or change a copy.",
+                is_problem=True,
+            )
+        ]
+    if outcome.traceback is None:
+        texts = {
+            "SnapshotError": f"it leaves behind what can't be stored{called}: {message} Replace it by plain values.",
+            "ResultError": f"its result has no JSON form{called}: {message}: return plain values or models.",
+            "TooLargeError": f"it fails{called}: {message} Return or keep less.",
+        }
+        return [Finding(where, texts[kind], is_problem=kind != "TooLargeError")] if kind in texts else []
+    if kind in MISTAKES or NO_FIELD in message:
+        return [Finding(where, f"it raises {_one_line(error)}{called}: correct it.", True, outcome.traceback)]
+    if kind in ENDS:
+        return [Finding(where, f"it raises {kind}{called}: raise an ordinary exception.", True, outcome.traceback)]
+    text = f"it raises {_one_line(error)} in a new session."
+    return [] if made_up else [Finding(where, text, details=outcome.traceback)]
+
+
+def _wrong_type(function: PackFunction, value: Any, where: str, called: str) -> list[Finding]:
+    """Say so if a result isn't of the annotated type."""
+    annotated = function.function.return_type
+    what = None if annotated is None or annotated is Any else _mismatch(annotated, value)
+    if what is None:
+        return []
+    text = f"it returns {what}, but its annotation says `{_type_name(annotated)}`{called}: correct one of the two."
+    return [Finding(where, text)]
+
+
+def _wrong_declarations(function: PackFunction, environment: Any, where: str) -> list[Finding]:
+    """Say so if a parameter's annotation doesn't fit what it depends on, or its default."""
+    found = []
+    try:
+        hints = get_type_hints(function.function.run)
+    except Exception:  # noqa: BLE001 - a ready function may have any
+        hints = {}
+    for name, dependency in function.function.dependencies.items():
+        attribute = getattr(dependency, "env_dependency", None)
+        if not isinstance(attribute, str) or name not in hints or not hasattr(environment, attribute):
+            continue
+        what = _mismatch(hints[name], getattr(environment, attribute))
+        if what:
+            text = f"parameter `{name}` is annotated `{_type_name(hints[name])}`, but env.{attribute} is {what}"
+            found.append(Finding(where, f"{text}: correct one of the two."))
+    for name, field in function.function.parameters.model_fields.items():
+        if field.is_required() or field.default is None or field.default_factory is not None:
+            continue
+        try:
+            function.function.parameters.model_validate({name: field.default})
+        except ValidationError as error:
+            wrong = [problem["msg"] for problem in error.errors() if problem["loc"][:1] == (name,)]
+            if wrong:
+                text = f"the default of parameter `{name}` doesn't fit its type ({wrong[0]}): correct one of the two."
+                found.append(Finding(where, text))
+        except Exception:  # noqa: BLE001, S112 - a validator of the author's may raise anything
+            continue
+    return found
+
+
+def _mismatch(annotated: Any, value: Any) -> str | None:
+    """Describe a value that isn't of a type; None if it is, or that can't be said."""
+    try:
+        TypeAdapter(annotated).validate_python(value, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        inside = ".".join(str(step) for step in problem["loc"])
+        where = f" that doesn't fit at {inside}: {problem['msg']}" if inside else ""
+        return f"`{type(value).__name__}`{where}"
+    except Exception:  # noqa: BLE001 - pydantic knows no schema for it
+        return f"`{type(value).__name__}`" if isinstance(annotated, type) and not isinstance(value, annotated) else None
+    return None
+
+
+def _type_name(annotated: Any) -> str:
+    if annotated is NoneType:
+        return "None"
+    return annotated.__name__ if type(annotated) is type else str(annotated).replace("typing.", "")
+
+
+def _shown(arguments: Mapping[str, Any]) -> str:
+    text = dumps(arguments).decode() if arguments else "no arguments"
+    return text if len(text) <= SHOWN_ARGUMENTS else f"{text[:SHOWN_ARGUMENTS]}…"
+
+
+def _one_line(error: str) -> str:
+    text = " ".join(error.split())
+    return text if len(text) <= SHOWN_ARGUMENTS else f"{text[:SHOWN_ARGUMENTS]}…"

@@ -1,0 +1,78 @@
+"""`toolpack-server check`: finds the mistakes in toolpacks.
+
+The rule: every problem is printed, not only the first. Problems go to standard error and make the exit status 1; notes
+are about what may be meant so.
+"""
+
+import sys
+from pathlib import Path
+
+import click
+
+from server.checking.calls import try_functions
+from server.checking.findings import Finding
+from server.checking.writes import writes
+from server.cli.options import packs_options
+from server.cli.shadowing import shadowing_files
+from server.packs.catalog import Catalog
+from server.packs.loading import inspect_toolpacks
+from server.packs.registration import place
+from server.settings import load_settings, unknown_variables
+
+
+@click.command()
+@packs_options
+@click.option("--calls/--no-calls", default=True, help="Call every function in a process of its own.  [default: calls]")
+@click.option("--strict", is_flag=True, help="Exit with status 1 for notes, too.")
+def check(pack_dir: tuple[Path, ...], packs: str | None, *, calls: bool, strict: bool) -> None:
+    """Load every toolpack, call its functions, and print every problem."""
+    settings = load_settings(pack_dir=pack_dir or None, packs=packs)
+    catalog, errors = inspect_toolpacks(settings.pack_dir, settings.packs)
+    notes = [*unknown_variables(), *shadowing_files([Path.cwd(), *settings.pack_dir])]
+    problems = [str(error) for error in errors]
+    if catalog is not None:
+        (notes if catalog.toolpacks else problems).extend(catalog.notices)
+        found = _look_at(catalog)
+        if calls and not problems:
+            written = {(finding.place.rpartition(": ")[2], name) for finding, name in found}
+            tried = try_functions(catalog)
+            found += [(finding, "") for finding in tried if not _is_known(finding, written)]
+        notes += [str(finding) for finding, _ in found if not finding.is_problem]
+        problems += [str(finding) for finding, _ in found if finding.is_problem]
+    for note in notes:
+        click.echo(f"note: {note}")
+    for problem in problems:
+        click.echo(problem, err=True)
+    if catalog is not None and not problems:
+        functions = sum(len(pack.functions) for pack in catalog.toolpacks.values())
+        packs_found = f"{len(catalog.toolpacks)} toolpack{'' if len(catalog.toolpacks) == 1 else 's'}"
+        click.echo(f"{packs_found} with {functions} function{'' if functions == 1 else 's'}: no problems.")
+    if problems or (strict and notes):
+        sys.exit(1)
+
+
+def _look_at(catalog: Catalog) -> list[tuple[Finding, str]]:
+    """Find what functions write by their code, with the name of what is written."""
+    found: dict[tuple[str, str], tuple[Finding, str]] = {}
+    for pack in catalog.toolpacks.values():
+        for function in pack.functions.values():
+            name = place(function.function).rpartition(": ")[2]
+            for write in writes(function.function.run):
+                text = (
+                    f"it changes the state of the process with `{write.name}`, which all sessions share"
+                    if write.of_process
+                    else f"it changes `{write.name}`, which all sessions share and no reset restores"
+                )
+                finding = Finding(f"{write.place}: {name}", f"{text}: keep it in the environment.")
+                found.setdefault((write.place, write.name), (finding, write.name))
+    return [*found.values()]
+
+
+def _is_known(finding: Finding, written: set[tuple[str, str]]) -> bool:
+    """Whether a change that was seen in a call was found in the code already."""
+    if not finding.text.startswith("it changes `"):
+        return False
+    name = finding.text.split("`")[1]
+    function = finding.place.rpartition(": ")[2]
+    names = {name, *name.replace(": ", ".").split(".")} | ({"os.chdir"} if name == "the working directory" else set())
+    return any(function == by and (known in names or known.startswith(name)) for by, known in written)

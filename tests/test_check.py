@@ -1,0 +1,276 @@
+"""`check` finds the mistakes in toolpacks, and says of each where it is, what it is and what to do."""
+
+import re
+import sys
+
+import pytest
+import serving
+from click.testing import CliRunner
+from wrong_toolpacks import ENVIRONMENT, FUNCTION, HEAD, WRONG
+
+from server.checking import calls
+from server.checking.examples import example_arguments
+from server.cli import cli
+from server.errors import RegistrationError
+from server.functions_runtime import make_function
+from server.packs import checks, importing
+from server.packs.loading import load_catalog
+from server.settings import Settings, unknown_variables
+
+SUMMARY = re.compile(r"\d+ toolpacks? with \d+ functions?: no problems\.")
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Shorter limits, and no module that another test has loaded under the same name."""
+    monkeypatch.setattr(importing, "IMPORT_SECONDS", 0.3)
+    monkeypatch.setattr(checks, "BUILD_SECONDS", 0.3)
+    monkeypatch.setattr(calls, "SECONDS_EACH", 1.0)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("toolpacks.wrong_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Limits that a slow machine keeps, too."""
+    monkeypatch.setattr(importing, "IMPORT_SECONDS", serving.PATIENCE)
+    monkeypatch.setattr(checks, "BUILD_SECONDS", serving.PATIENCE)
+    monkeypatch.setattr(calls, "SECONDS_EACH", serving.PATIENCE)
+
+
+def check(*arguments):
+    """Run `check`; get its exit status and its lines, without details and summary."""
+    result = CliRunner().invoke(cli, ["check", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    lines = [line for line in result.output.splitlines() if not line.startswith("    ")]
+    return result.exit_code, [line for line in lines if not SUMMARY.fullmatch(line)], result.output
+
+
+def pattern(said, file):
+    text = said.replace("FILE", str(file)).replace("MODULE", file.stem)
+    return ".*".join(map(re.escape, text.split("…")))
+
+
+ENDLESS = {"endless", "sleeps", "endless_import", "sleeping_import", "factory_never_ends"}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_mistake_is_found_and_said(tmp_path, name, request):
+    if name not in ENDLESS:
+        request.getfixturevalue("patient")
+    wrong = WRONG[name]
+    file = tmp_path / f"wrong_{name}.py"
+    file.write_text(wrong.code, encoding="utf-8")
+    status, lines, output = check("--pack-dir", tmp_path)
+    assert len(lines) == len(wrong.said), output
+    for line, said in zip(lines, wrong.said, strict=True):
+        assert re.fullmatch(pattern(said, file), line), f"\n{line}\n{said}"
+    assert status == (0 if all(said.startswith("note: ") for said in wrong.said) else 1)
+    assert "/server/" not in output.replace("from 'server' (", "").partition("ImportError")[0]
+
+
+def test_the_sound_parts_of_the_table_have_no_problem(tmp_path, patient):
+    del patient
+    (tmp_path / "wrong_but_sound.py").write_text(ENVIRONMENT + FUNCTION)
+    assert check("--pack-dir", tmp_path) == (0, [], "1 toolpack with 1 function: no problems.\n")
+
+
+def write(folder, name, code):
+    folder.mkdir(exist_ok=True)
+    (folder / f"wrong_{name}.py").write_text(code)
+    return folder
+
+
+def sound(name):
+    return HEAD + f'toolpack = Toolpack("{name}")\n\n\n@toolpack.function\ndef f_{name}():\n    """Do it."""\n'
+
+
+@pytest.mark.usefixtures("patient")
+class TestSeveralFiles:
+    """Mistakes that one file alone doesn't have."""
+
+    def test_two_folders_have_a_file_of_one_name(self, tmp_path):
+        one, two = write(tmp_path / "one", "crm", sound("one")), write(tmp_path / "two", "crm", sound("two"))
+        status, lines, _ = check("--pack-dir", one, "--pack-dir", two)
+        assert (status, lines) == (
+            1,
+            [
+                f"{two}/wrong_crm.py: {one}/wrong_crm.py has the same name, so this one would be ignored: rename one.",
+            ],
+        )
+        with pytest.raises(RegistrationError, match="would be ignored: rename one"):
+            load_catalog((one, two))
+
+    def test_the_same_folder_twice_is_no_mistake(self, tmp_path):
+        write(tmp_path, "twice", sound("twice"))
+        assert check("--pack-dir", tmp_path, "--pack-dir", f"{tmp_path}/.")[:2] == (0, [])
+
+    def test_a_broken_file_beside_the_named_toolpack_is_a_note(self, tmp_path):
+        write(tmp_path, "a_broken", "import a_module_nowhere\n")
+        write(tmp_path, "b_bare", HEAD + 'toolpack = Toolpack("bare")\n\n\n@toolpack.function\ndef bare(): ...\n')
+        write(tmp_path, "c_sound", sound("other"))
+        status, lines, _ = check("--pack-dir", tmp_path, "--packs", "other")
+        assert status == 0
+        assert [line.partition(": ")[2].partition(": ")[0] for line in lines] == [
+            f"{tmp_path}/wrong_a_broken.py:1",
+            f"{tmp_path}/wrong_b_bare.py:8",
+        ]
+        assert all(line.endswith("It isn't loaded, for --packs doesn't name it.") for line in lines)
+        assert list(load_catalog((tmp_path,), ["other"]).toolpacks) == ["other"]
+
+    def test_a_broken_file_is_a_problem_if_the_named_toolpack_may_be_in_it(self, tmp_path):
+        write(tmp_path, "broken", "import a_module_nowhere\n")
+        status, lines, _ = check("--pack-dir", tmp_path, "--packs", "other")
+        assert status == 1
+        assert "wrong_broken.py:1: ModuleNotFoundError" in lines[0]
+        assert "no module has a toolpack 'other'" in lines[1]
+
+    def test_a_helper_is_imported_by_its_full_name(self, tmp_path):
+        write(tmp_path, "user", "import wrong_helper\n")
+        write(tmp_path, "helper", "VALUE = 1\n")
+        _, lines, _ = check("--pack-dir", tmp_path)
+        assert any(line.endswith("'wrong_helper': import it as toolpacks.wrong_helper.") for line in lines)
+
+    def test_a_folder_that_is_none(self, tmp_path):
+        assert check("--pack-dir", tmp_path / "nowhere")[1][0].endswith("nowhere is not a folder: correct --pack-dir.")
+
+
+@pytest.mark.usefixtures("patient")
+class TestFlags:
+    def test_without_calls_nothing_is_run(self, tmp_path):
+        mark = tmp_path / "mark"
+        body = f'@toolpack.function\ndef f():\n    """Do it."""\n    open({str(mark)!r}, "w").close()\n'
+        write(tmp_path, "marks", ENVIRONMENT + body)
+        assert check("--pack-dir", tmp_path, "--no-calls")[:2] == (0, [])
+        assert not mark.exists()
+        assert check("--pack-dir", tmp_path)[:2] == (0, [])
+        assert mark.exists()
+
+    def test_strict_fails_for_notes(self, tmp_path):
+        write(tmp_path, "empty", HEAD + 'toolpack = Toolpack("empty")\n')
+        assert check("--pack-dir", tmp_path)[0] == 0
+        assert check("--pack-dir", tmp_path, "--strict")[0] == 1
+
+    def test_what_functions_print_is_not_shown(self, tmp_path):
+        body = '@toolpack.function\ndef f():\n    """Do it."""\n    print("a line of its own")\n'
+        write(tmp_path, "prints", ENVIRONMENT + body)
+        assert "a line of its own" not in check("--pack-dir", tmp_path)[2]
+
+
+def test_a_function_that_raises_is_shown_with_its_traceback(tmp_path, patient):
+    del patient
+    body = '@toolpack.function\ndef f():\n    """Do it."""\n    helper()\n\n\ndef helper():\n    return nothing\n'
+    write(tmp_path, "raises", ENVIRONMENT + body)
+    _, _, output = check("--pack-dir", tmp_path)
+    shown = [line.strip() for line in output.splitlines() if line.startswith("    ")]
+    assert shown[0] == "Traceback (most recent call last):"
+    assert [line.rpartition(", in ")[2] for line in shown if ", in " in line] == ["f", "helper"]
+    assert shown[-1].startswith("NameError: name 'nothing' is not defined")
+
+
+def test_all_functions_together_have_a_limit(tmp_path, monkeypatch, patient):
+    del patient
+    monkeypatch.setattr(calls, "SECONDS", 0.2)
+    names = ("f", "g", "h")
+    body = "".join(f'@toolpack.function\ndef {n}():\n    """Do it."""\n    while True: pass\n\n\n' for n in names)
+    write(tmp_path, "slow", ENVIRONMENT + body)
+    status, lines, _ = check("--pack-dir", tmp_path)
+    assert status == 0
+    assert lines[-1] == "note: check: 2 functions weren't called, because 0.2 s are over."
+
+
+def test_bundled_toolpacks_have_nothing_to_be_said(patient):
+    del patient
+    assert check("--packs", "bank,workspace")[:2] == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("TOOLPACK_PACKDIR", "did you mean TOOLPACK_PACK_DIR?"),
+        ("TOOLPACK_TOKNS", "did you mean TOOLPACK_TOKENS?"),
+        ("TOOLPACK_LOG_LVL", "did you mean TOOLPACK_LOG_LEVEL?"),
+        ("TOOLPACKS_PORT", "did you mean TOOLPACK_PORT?"),
+        ("TOOLPACK_NONSENSE", "docs/operate.md lists them."),
+    ],
+)
+def test_a_mistyped_variable_is_named(monkeypatch, tmp_path, patient, name, said):
+    del patient
+    monkeypatch.setenv(name, "x")
+    write(tmp_path, "sound", sound("sound"))
+    assert f"note: the environment variable {name} is no setting: {said}" in check("--pack-dir", tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("TOOLPACK_SERVICE_HOST", "TOOLPACK_SERVICE_PORT", "TOOLPACK_SERVICE_PORT_HTTP", "TOOLPACK_PORT_8000_TCP"),
+        *("TOOLPACK_PORT_8000_TCP_ADDR", "TOOLPACK_SERVER_SERVICE_HOST", "TOOLPACK_TOKEN", "TOOLPACK_REDIS_PORT"),
+        *(f"TOOLPACK_{field.upper()}" for field in Settings.model_fields),
+    ],
+)
+def test_other_variables_are_not(monkeypatch, name):
+    monkeypatch.setenv(name, "x")
+    assert not [notice for notice in unknown_variables() if name in notice]
+
+
+# The arguments that functions are called with
+
+
+def arguments_of(code, known=None):
+    names = {}
+    exec(HEAD + "import datetime, enum, uuid\nfrom typing import Literal\n" + code, names)
+    model = make_function(names["f"]).parameters
+    return [*example_arguments(model, known or {})]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("str", "int", "float", "bool", "list[int]", "dict[str, int]", "tuple[int, str]", "set[str]", "str | None"),
+        *("Literal['a', 'b']", "datetime.date", "datetime.datetime", "datetime.timedelta", "uuid.UUID", "bytes", "Any"),
+        *("Annotated[int, Field(gt=5)]", "Annotated[int, Field(ge=3, lt=5)]", "Annotated[float, Field(gt=0, lt=1)]"),
+        *("Annotated[str, Field(min_length=9)]", "Annotated[str, Field(max_length=2)]"),
+        *("Annotated[list[str], Field(min_length=3)]", "Annotated[int, Field(multiple_of=7, ge=10)]"),
+        *("Colour", "Point", "list[Point]", "Tree", "Annotated[str, Field(pattern='^[a-z]+$')]", "int | str"),
+    ],
+)
+def test_arguments_fit_the_schema(kind):
+    code = f'''
+class Colour(enum.StrEnum):
+    RED = "red"
+
+class Point(BaseModel):
+    x: int
+    y: int = 2
+
+class Tree(BaseModel):
+    name: str
+    children: list["Tree"]
+
+def f(x: {kind}):
+    """Do it.
+
+    :param x: X.
+    """
+'''
+    assert arguments_of(code)
+
+
+def test_examples_come_first_then_values_of_the_environment():
+    code = '''
+def f(iban: str, user_id: int, example: Annotated[str, Field(examples=["mine"])], more: int = 3):
+    """Do it.
+
+    :param iban: I.
+    :param user_id: U.
+    :param example: E.
+    :param more: M.
+    """
+'''
+    first, second = arguments_of(code, {"iban": [5, "DE1"], "id": [7], "example": ["theirs"]})
+    assert first == {"iban": "DE1", "user_id": 7, "example": "mine"}
+    assert second == {"iban": "text", "user_id": 1, "example": "mine", "more": 3}
