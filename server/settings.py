@@ -139,6 +139,7 @@ class Settings(BaseSettings):
     tokens_file: Path | None = Field(
         None, description="File of hashed tokens, one line each, from `toolpack-server token`."
     )
+    console: bool = Field(True, description="Serve the console, a page for browsers, at /console/.")
     max_connections: int = Field(5000, ge=1, description="Connections that a worker holds at once.")
     max_sessions: int = Field(100_000, ge=1, description="Sessions that a name may have at once.")
     header_timeout_seconds: float = Field(

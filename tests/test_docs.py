@@ -29,7 +29,8 @@ def settings_table():
     lines = []
     for name, field in Settings.model_fields.items():
         default = field.get_default(call_default_factory=True)
-        shown = "" if default in (None, "", (), {}) else f"`{str(default).lower() if default is False else default}`"
+        default = str(default).lower() if isinstance(default, bool) else default
+        shown = "" if default in (None, "", (), {}) else f"`{default}`"
         sentence = re.match(r"(.*?\.)(?:\s|$)", field.description)[1]
         lines.append(f"| `{PREFIX}{name.upper()}` | {shown} | {sentence} |".replace("|  |", "| |"))
     return lines

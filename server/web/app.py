@@ -17,6 +17,7 @@ from server.errors import HttpRefusedError
 from server.service import Service
 from server.web.auth import check_exposure
 from server.web.bodies import check_headers
+from server.web.console import console_routes
 from server.web.endpoints import (
     AgentEndpoint,
     DocumentEndpoint,
@@ -56,6 +57,7 @@ def create_app(service: Service) -> Starlette:
             Route("/readyz", ReadyEndpoint(gateway), methods=["GET"]),
             Route("/metrics", MetricsEndpoint(gateway), methods=["GET"]),
             Route("/openrpc.json", DocumentEndpoint(gateway), methods=["GET"]),
+            *(console_routes(gateway.gate) if service.settings.console else ()),
         ],
     )
     app.router.redirect_slashes = False

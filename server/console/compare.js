@@ -1,0 +1,43 @@
+// Two sessions, or two versions of one, as one tree with both values where they differ.
+import { changesOf, difference } from "./difference.js";
+import { count, fill, go, h, labelsOf, link, load, short } from "./dom.js";
+import { all, world } from "./rpc.js";
+import { worldPanel } from "./world.js";
+
+const WORDS = { changed: "differs", added: "only in B", removed: "only in A", change: "difference", old: "A ", now: "B " };
+
+export function openCompare(place, [a = "", b = a], query, signal) {
+  const result = h("div.compare");
+  const side = (name, value) => {
+    const id = h("input", { name, value, required: true, placeholder: "session id", spellcheck: "false" });
+    const version = h("input", { name: `${name}v`, placeholder: "current", inputmode: "numeric", size: 6 });
+    return h("span", h("label", `${name} `, id), h("label", " at version ", version));
+  };
+  const onsubmit = (event) => {
+    event.preventDefault();
+    const { A, Av, B, Bv } = Object.fromEntries(new FormData(event.target));
+    go(["compare", A.trim(), B.trim()], { a: Av.trim(), b: Bv.trim() });
+  };
+  const form = h("form.filter", { onsubmit }, side("A", a), side("B", b), h("button", { type: "submit" }, "Compare"));
+  const hint = ["Give the ids of two sessions, or mark two in the ", link(["sessions"], {}, "list of sessions"), "."];
+  const show = (next) => {
+    [form.elements.Av.value, form.elements.Bv.value] = [next.a ?? "", next.b ?? ""];
+    return a ? load(result, () => compared([a, b], [next.a, next.b], signal)) : fill(result, h("p.empty", hint));
+  };
+  fill(place, h("div.heading", h("h1", "Compare")), form, result);
+  show(query);
+  return show;
+}
+
+async function compared(ids, versions, signal) {
+  const sessions = await all(ids.map((id) => ["get_session", { session_id: id }]), signal);
+  const at = sessions.map(({ version }, side) => Number(versions[side] ?? version));
+  const [a, b] = await Promise.all(ids.map((id, side) => world(id, at[side])));
+  const change = difference(a, b);
+  const sides = ids.map((id, side) => {
+    const where = link(["sessions", id], { version: at[side] }, h("code", short(id)));
+    return h("span", h("strong", "AB"[side]), " ", where, ` at version ${at[side]} `, labelsOf(sessions[side].labels));
+  });
+  const found = change ? count(changesOf(change).length, "difference") : "Both worlds are equal";
+  return [h("p.facts", sides), h("h2", found), worldPanel(b, change, { label: "Both worlds", words: WORDS })];
+}

@@ -1,0 +1,71 @@
+// What differs between two JSON values, for a tree that shows both.
+// The rule: null means equal. Otherwise a change is "added", "removed" or "changed", with `old` and `now`, or "inside":
+// then `entries` are all members in the order in which they are shown, each with its own change.
+export const isContainer = (value) => value !== null && typeof value === "object";
+const sameKind = (a, b) => isContainer(a) && isContainer(b) && Array.isArray(a) === Array.isArray(b);
+const kept = (key, old, value) => ({ key, value, change: difference(old, value) });
+const added = (key, value) => ({ key, value, change: { kind: "added", now: value } });
+const removed = (key, value) => ({ key, value, change: { kind: "removed", old: value } });
+
+export function difference(old, now) {
+  if (old === now) return null;
+  if (!sameKind(old, now)) return { kind: "changed", old, now };
+  const entries = Array.isArray(now) ? ofLists(old, now) : ofObjects(old, now);
+  return entries.some(({ change }) => change) ? { kind: "inside", entries } : null;
+}
+
+function ofObjects(old, now) {
+  const entries = Object.entries(now);
+  const gone = Object.keys(old).filter((key) => !Object.hasOwn(now, key));
+  return [
+    ...entries.map(([key, value]) => (Object.hasOwn(old, key) ? kept(key, old[key], value) : added(key, value))),
+    ...gone.map((key) => removed(key, old[key])),
+  ];
+}
+
+/** Members that are in both lists stay where they are; what stands between them is compared. */
+function ofLists(old, now) {
+  const text = (value) => JSON.stringify(value, (_key, member) => (typeof member === "bigint" ? `${member}n` : member));
+  const entries = [];
+  let i = 0, j = 0;
+  for (const [a, b] of [...common(old.map(text), now.map(text)), [old.length, now.length]]) {
+    while (i < a || j < b) {
+      if (i < a && j < b && mayBeSame(old[i], now[j])) entries.push(kept(j, old[i++], now[j++]));
+      else if (i < a) entries.push(removed(i, old[i++]));
+      else entries.push(added(j, now[j++]));
+    }
+    if (b < now.length) entries.push({ key: b, value: now[b], change: null });
+    [i, j] = [a + 1, b + 1];
+  }
+  return entries;
+}
+
+function mayBeSame(a, b) {
+  if (!sameKind(a, b) || Array.isArray(a)) return !isContainer(a) && !isContainer(b);
+  const id = ["id", "id_", "uuid", "name"].find((name) => Object.hasOwn(a, name) && Object.hasOwn(b, name));
+  return id === undefined || a[id] === b[id];
+}
+
+/** Find what two lists of texts have in common, in order, as pairs of indices: the longest chain of equal texts. */
+function common(a, b) {
+  const places = Map.groupBy(a.keys(), (i) => a[i]);
+  const chains = []; // the last pair of the best chain of each length
+  b.forEach((text, j) => {
+    const i = places.get(text)?.shift();
+    if (i === undefined) return;
+    const length = chains.findLastIndex((pair) => pair.i < i) + 1;
+    chains[length] = { i, j, before: chains[length - 1] };
+  });
+  const pairs = [];
+  for (let pair = chains.at(-1); pair; pair = pair.before) pairs.push([pair.i, pair.j]);
+  return pairs.reverse();
+}
+
+/** Get the JSON Pointer (RFC 6901) of a member. */
+export const join = (pointer, key) => `${pointer}/${String(key).replaceAll("~", "~0").replaceAll("/", "~1")}`;
+
+/** List the single changes inside a change, with the pointer of each. */
+export function changesOf(change, pointer = "") {
+  if (change?.kind !== "inside") return change ? [{ pointer, ...change }] : [];
+  return change.entries.flatMap((entry) => (entry.change ? changesOf(entry.change, join(pointer, entry.key)) : []));
+}

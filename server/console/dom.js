@@ -1,0 +1,106 @@
+// Elements, and what several views need of them.
+// The rule: whatever is shown goes through `h`, which makes text of it. Nothing that a session holds becomes markup,
+// and characters that can't be seen, or that turn the direction of a text round, are written as \u202e.
+const UNSEEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+
+const escaped = (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`;
+const visible = (text) => String(text).replace(UNSEEN, escaped);
+const isGiven = (value) => ![undefined, null, false].includes(value);
+
+/** Make an element: `h("p.hint", {title}, ...children)`; attributes may be left out, `on…` are listeners. */
+export function h(names, ...children) {
+  const [tag, ...classes] = names.split(".");
+  const element = document.createElement(tag);
+  element.classList.add(...classes);
+  const attributes = Object.getPrototypeOf(children[0] ?? "") === Object.prototype ? children.shift() : {};
+  for (const [name, value] of Object.entries(attributes).filter(([, given]) => isGiven(given))) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : visible(value));
+  }
+  return fill(element, children);
+}
+
+/** Replace an element's children. */
+export function fill(element, ...children) {
+  const given = children.flat(Infinity).filter(isGiven);
+  element.replaceChildren(...given.map((child) => (child instanceof Node ? child : visible(child))));
+  return element;
+}
+
+export const short = (id) => id.slice(0, 8);
+export const count = (n, one) => `${n.toLocaleString("en")} ${one}${n === 1 ? "" : "s"}`;
+export const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+/** Get the address of a view: the parts of its path, then a query without what is empty. */
+export function address(parts, query = {}) {
+  const given = Object.entries(query).filter(([, value]) => isGiven(value) && value !== "");
+  const search = new URLSearchParams(given).toString();
+  return `#/${parts.map(encodeURIComponent).join("/")}${search && `?${search}`}`;
+}
+
+export const go = (parts, query) => void (location.hash = address(parts, query));
+export const link = (parts, query, ...children) => h("a", { href: address(parts, query) }, children);
+export const labelsOf = (labels) => Object.entries(labels).map(([name, value]) => [h("span.label", `${name}=${value}`), " "]);
+
+export function time(text) {
+  const clock = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+  const shown = new Date(text).toLocaleString("en-GB", { day: "numeric", month: "short", ...clock });
+  return h("time", { datetime: text, title: text }, shown);
+}
+
+/** Say something at the bottom of the page, to screen readers too. An error stays until it is dismissed. */
+export function say(text, isError = false) {
+  const note = h("div.note", { role: isError && "alert" }, text);
+  note.classList.toggle("bad", isError);
+  if (isError) note.append(h("button.quiet", { type: "button", onclick: () => note.remove() }, "Dismiss"));
+  else setTimeout(() => note.remove(), 5000);
+  fill(document.getElementById("status"), note);
+}
+
+/** A button that does nothing while its action runs, and that says why the action failed. */
+export function button(label, action, kind) {
+  const made = h("button", { type: "button", class: kind }, label);
+  made.addEventListener("click", async () => {
+    if (made.ariaDisabled) return;
+    made.ariaDisabled = "true";
+    await Promise.resolve(made).then(action).catch((error) => error.name === "AbortError" || say(error.message, true));
+    made.ariaDisabled = null;
+  });
+  return made;
+}
+
+/** A button that asks once more. */
+export function askingButton(label, question, action) {
+  const ask = (isAsked) => fill(made, isAsked ? question : label).classList.toggle("danger", isAsked);
+  const made = button(label, () => (made.classList.contains("danger") ? action() : ask(true)));
+  made.addEventListener("blur", () => ask(false));
+  return made;
+}
+
+export const copyButton = (label, text) => button(label, async () => copy(await text()), "quiet");
+
+async function copy(text) {
+  if (!navigator.clipboard) return prompt("Copy this; a page that isn't served securely can't:", text);
+  await navigator.clipboard.writeText(text);
+  return say("Copied.");
+}
+
+/** Show what `work` gives; meanwhile that it loads, and if it fails the error with a way to go on. */
+export async function load(place, work) {
+  place.setAttribute("aria-busy", "true");
+  const slow = setTimeout(() => place.childElementCount || fill(place, h("p.hint", "Loading…")), 200);
+  try {
+    const shown = await work();
+    const focused = place.contains(document.activeElement) && document.activeElement.id;
+    if (shown !== undefined) fill(place, shown);
+    if (focused) document.getElementById(focused)?.focus();
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    if (error.name !== "Failure") console.error(error); // a mistake of the console's own
+    const again = button("Try again", () => load(place, work));
+    fill(place, h("div.problem", { role: "alert" }, h("p", error.message), again));
+  } finally {
+    clearTimeout(slow);
+    place.removeAttribute("aria-busy");
+  }
+}

@@ -1,0 +1,114 @@
+// A form made of a JSON Schema: enum → select, boolean → checkbox, date → date field, nested → JSON.
+// The rule: a field that is left empty isn't sent, unless it is required. What is wrong is said at its field.
+import { isContainer } from "./difference.js";
+import { fill, h } from "./dom.js";
+import { parse, stringify } from "./rpc.js";
+import { full } from "./tree.js";
+
+/** Make the fields of an object's schema. `read` gives the object; `refuse` shows errors that a server found. */
+export function schemaForm(schema, values = {}) {
+  const fields = Object.entries(schema.properties ?? {}).map(([name, spec]) => {
+    const value = Object.hasOwn(values, name) ? values[name] : undefined;
+    return field(name, resolved(spec, schema), (schema.required ?? []).includes(name), value);
+  });
+  const element = h("div", fields.length ? fields.map((one) => one.element) : h("p.hint", "It takes no arguments."));
+  const read = () => {
+    const values = fields.map(({ name, get, say }) => {
+      try {
+        say("");
+        return [name, get()];
+      } catch (error) {
+        return say(error.message);
+      }
+    });
+    element.querySelector("[aria-invalid]")?.focus();
+    if (values.includes(undefined)) throw new Error("Correct the marked fields, then try again.");
+    return Object.fromEntries(values.filter(([, value]) => value !== undefined));
+  };
+  const refuse = (errors) => {
+    for (const { loc, msg } of errors) fields.find(({ name }) => name === String(loc[0]))?.say(msg);
+  };
+  return { element, read, refuse };
+}
+
+/** Follow references, and take "or null" away. */
+function resolved(spec, schema) {
+  if (spec.$ref) {
+    const target = spec.$ref.split("/").slice(1).reduce((inner, key) => inner?.[key], schema);
+    return resolved({ ...target, ...spec, $ref: undefined }, schema);
+  }
+  const options = (spec.anyOf ?? []).map((option) => resolved(option, schema));
+  const kinds = options.filter(({ type }) => type !== "null"), types = kinds.map(({ type }) => type);
+  const isNullable = kinds.length < options.length;
+  if (kinds.length === 1) return { ...kinds[0], ...spec, isNullable };
+  const isDecimal = types.includes("string") && types.every((type) => ["string", "number", "integer"].includes(type));
+  return { ...spec, isNullable, ...(isDecimal && { type: "string", format: "decimal" }) };
+}
+
+function field(name, spec, isRequired, value) {
+  const id = `field-${name}`, about = h("span.about", { id: `${id}-about` }, spec.description);
+  const error = h("span.error", { id: `${id}-error` });
+  const attributes = { id, name, "aria-describedby": `${about.id} ${error.id}`, spellcheck: "false", autocomplete: "off" };
+  const [input, get] = control(spec, isRequired, attributes, value);
+  const choice = spec.enum || spec.const !== undefined ? "choice" : spec.format;
+  const kind = `${choice ?? (typeof spec.type === "string" ? spec.type : "JSON")}${spec.isNullable ? " or null" : ""}`;
+  const fallback = (spec.default ?? null) === null ? "optional" : `default ${stringify(spec.default)}`;
+  const need = h("span.kind", `${kind}, ${isRequired ? "required" : fallback}`);
+  const say = (text) => {
+    fill(error, text);
+    input.toggleAttribute("aria-invalid", Boolean(text));
+  };
+  return { name, get, say, element: h("div.field", h("label", { for: id }, name), need, input, about, error) };
+}
+
+/** Make the element of a field, and the function that reads it. */
+function control(spec, isRequired, attributes, value) {
+  const { type, format, isNullable } = spec;
+  if (type === "boolean" && !isNullable && (isRequired || typeof spec.default === "boolean")) {
+    const input = h("input", { type: "checkbox", ...attributes, checked: value ?? spec.default });
+    return [input, () => (input.checked === spec.default && !isRequired ? undefined : input.checked)];
+  }
+  const only = spec.const === undefined ? null : [spec.const];
+  const options = spec.enum ?? only ?? (type === "boolean" ? [true, false] : null);
+  if (options) return select(options, isRequired && !isNullable, attributes, value);
+  const isNumber = type === "integer" || type === "number", isText = type === "string";
+  const isLine = isNumber || (isText && (format || spec.pattern));
+  const input = h(isLine ? "input" : "textarea", { ...attributes, type: format === "date" ? "date" : null, rows: isText ? 1 : 2 });
+  input.value = (value ?? null) === null ? "" : isText ? full(value) : stringify(value, 2);
+  const get = () => {
+    if (input.value.trim()) return isText ? input.value : readJson(input.value, isNumber);
+    if (isRequired && !isNullable && (!isText || isLine)) throw new Error("This is required.");
+    return isRequired ? (isNullable ? null : input.value) : undefined;
+  };
+  return [input, get];
+}
+
+function readJson(text, isNumber) {
+  try {
+    const value = parse(text);
+    if (!isNumber || ["number", "bigint"].includes(typeof value) || isContainer(value)) return value; // {"$call": …}
+  } catch (error) {
+    if (!isNumber) throw new Error(`This isn't JSON: ${error.message}`, { cause: error });
+  }
+  throw new Error("Write a number, such as 12.5.");
+}
+
+function select(options, isNeeded, attributes, value) {
+  const none = isNeeded ? null : h("option", { value: "" }, "(not sent)");
+  const isChosen = (option) => value !== undefined && stringify(option) === stringify(value);
+  const shown = options.map((option, index) => h("option", { value: index, selected: isChosen(option) }, full(option)));
+  const input = h("select", attributes, none, shown);
+  return [input, () => (input.value === "" ? undefined : options[Number(input.value)])];
+}
+
+/** Read `name=value, name=value`. */
+export function readLabels(text) {
+  const pairs = text.split(",").map((part) => part.trim()).filter(Boolean);
+  return Object.fromEntries(
+    pairs.map((pair) => {
+      const parts = /^([^=]+)=(.*)$/s.exec(pair);
+      if (!parts) throw new Error(`Write labels as name=value, separated by commas: “${pair}” is not.`);
+      return parts.slice(1).map((part) => part.trim());
+    }),
+  );
+}

@@ -1,0 +1,38 @@
+// The router: each view has an address after the #, so that a link can go into a bug report.
+// The rule: a view is `open(place, ids, query, signal)`. It fills the place, and may give a function that takes another
+// query at the same path. What it still asks for when the person leaves is given up by the signal.
+import { openCompare } from "./compare.js";
+import { fill, h, link, say, short } from "./dom.js";
+import { openNew } from "./new.js";
+import { offerToForget } from "./rpc.js";
+import { openSession } from "./session.js";
+import { openSessions } from "./sessions.js";
+import { openToolpacks } from "./toolpacks.js";
+
+const VIEWS = { sessions: [openSessions, openSession], new: [openNew], compare: [openCompare], toolpacks: [openToolpacks] };
+const main = document.getElementById("main");
+let shown = { path: null, leave: new AbortController(), update: null };
+
+function show() {
+  const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
+  const query = Object.fromEntries(new URLSearchParams(search));
+  if (path === shown.path && shown.update) return shown.update(query);
+  const [name, ...ids] = path.split("/").filter(Boolean).map(decodeURIComponent);
+  if (!name) return location.replace("#/sessions");
+  if (shown.path !== null) main.focus({ preventScroll: true });
+  shown.leave.abort();
+  shown = { path, leave: new AbortController(), update: null };
+  for (const other of document.querySelectorAll("nav a")) other.ariaCurrent = other.hash === `#/${name}` ? "page" : null;
+  document.title = `${[name, ...ids.map(short)].join(" ")} · Toolpack Server`;
+  const place = h("div"), views = Object.hasOwn(VIEWS, name) ? VIEWS[name] : [];
+  fill(main, place);
+  scrollTo(0, 0);
+  if (!views.length) return fill(place, h("h1", "There is no such page"), link(["sessions"], {}, "Go to the sessions"));
+  shown.update = views[Math.min(ids.length, views.length - 1)](place, ids, query, shown.leave.signal);
+  return undefined;
+}
+
+addEventListener("hashchange", show);
+addEventListener("unhandledrejection", ({ reason }) => reason?.name === "AbortError" || say(String(reason), true));
+offerToForget();
+show();

@@ -1,0 +1,40 @@
+// A new session: toolpacks, their options by forms made of their schemas, labels, and a task if one was chosen.
+import { button, count, go, h, load } from "./dom.js";
+import { readLabels, schemaForm } from "./form.js";
+import { call } from "./rpc.js";
+
+export const openNew = (place, _ids, { task }, signal) =>
+  void load(place, async () => formOf(await call("list_toolpacks", {}, signal), task));
+
+function formOf(toolpacks, task) {
+  const own = task?.split("/")[0]; // comes with the task
+  const choices = toolpacks.map((toolpack) => choiceOf(toolpack, task ? toolpack.name === own : !toolpack.opt_in));
+  const labels = h("input", { type: "text", id: "labels", name: "labels", placeholder: "name=value, name=value" });
+  const create = async () => {
+    const used = choices.filter(({ box }) => box.checked);
+    const options = Object.fromEntries(used.map(({ name, form }) => [name, form?.read() ?? {}]));
+    const params = { task, options, labels: readLabels(labels.value) };
+    const others = used.map(({ name }) => name).filter((name) => name !== own);
+    if (others.length || !task) params.toolpacks = others;
+    const session = await call("create_session", params);
+    go(["sessions", session.session_id]);
+  };
+  const about = h("span.about", "Names and values by which you find the session later.");
+  return [
+    h("div.heading", h("h1", "New session")),
+    task && h("p", "For the task ", h("code", task), ". Its options hold unless you give others."),
+    h("h2", "Toolpacks"),
+    choices.map(({ element }) => element),
+    h("div.field", h("label", { for: "labels" }, "Labels"), h("span.kind", "optional"), labels, about),
+    h("p.actions", button("Create session", create, "primary")),
+  ];
+}
+
+function choiceOf({ name, description, functions, options }, checked) {
+  const form = Object.keys(options?.properties ?? {}).length ? schemaForm(options) : null;
+  const place = h("div", form && h("fieldset", h("legend", `Options of ${name}`), form.element));
+  const box = h("input", { type: "checkbox", value: name, checked, onchange: () => (place.hidden = !box.checked) });
+  place.hidden = !checked;
+  const label = h("label", box, " ", h("strong", name), h("span.hint", ` ${count(functions.length, "function")}`));
+  return { name, box, form, element: h("div.choice", label, description && h("p.hint", description), place) };
+}

@@ -1,0 +1,111 @@
+// Talking to the server: JSON-RPC at /rpc of the page's own origin, with a token where it asks for one.
+// The rule: only public methods, so whatever the console can do, a script can. Integers of any size stay exact.
+import { fill } from "./dom.js";
+
+export const RPC = new URL("../rpc", document.baseURI);
+const TOKEN = "toolpack-token";
+
+/** Make the error of a request that failed; its message says what to do. `code` and `data` are JSON-RPC's. */
+const failure = (message, { code, data } = {}) => Object.assign(new Error(message), { name: "Failure", code, data });
+
+export function parse(text) {
+  if (!/\d{16}/.test(text)) return JSON.parse(text);
+  return JSON.parse(text, (_key, value, context) => {
+    const isLarge = typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "");
+    return isLarge ? BigInt(context.source) : value;
+  });
+}
+
+export function stringify(value, indent) {
+  const exact = (number) => (JSON.rawJSON ? JSON.rawJSON(String(number)) : Number(number));
+  return JSON.stringify(value, (_key, member) => (typeof member === "bigint" ? exact(member) : member), indent);
+}
+
+/** Call a method and get its result. */
+export async function call(method, params = {}, signal = undefined) {
+  return outcome(await post({ jsonrpc: "2.0", id: 0, method, params }, signal));
+}
+
+/** Call several methods, in order; each answer is `{result}` or `{error}`. */
+export async function batch(calls, signal = undefined) {
+  if (!calls.length) return [];
+  const replies = await post(calls.map(([method, params], id) => ({ jsonrpc: "2.0", id, method, params })), signal);
+  if (!Array.isArray(replies)) outcome(replies);
+  const answers = replies.sort((a, b) => a.id - b.id).map(async (reply) => outcome(reply));
+  return (await Promise.allSettled(answers)).map(({ value, reason }) => ({ result: value, error: reason }));
+}
+
+/** Call several methods of which none may fail, and get their results. */
+export async function all(calls, signal = undefined) {
+  const answers = await batch(calls, signal);
+  for (const { error } of answers) if (error) throw error;
+  return answers.map(({ result }) => result);
+}
+
+function outcome({ result, error }) {
+  if (error) throw failure(error.data?.detail ?? error.message, error);
+  return result;
+}
+
+async function post(body, signal) {
+  for (;;) {
+    const token = sessionStorage.getItem(TOKEN);
+    const headers = { "Content-Type": "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
+    let response, text;
+    try {
+      response = await fetch(RPC, { method: "POST", headers, body: stringify(body), signal });
+      text = await response.text();
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw failure("The server can't be reached: check that it runs, then try again.");
+    }
+    if (response.ok) return parse(text);
+    if (response.status !== 401) throw failure(refusal(text, response.status));
+    if (token === sessionStorage.getItem(TOKEN)) await askForToken(refusal(text, 401));
+  }
+}
+
+function refusal(text, status) {
+  try {
+    return JSON.parse(text).error.message;
+  } catch {
+    return `Something between this page and the server answered HTTP ${status}: check the proxy.`;
+  }
+}
+
+let asking = null; // several requests may be refused at once
+function askForToken(reason) {
+  asking ??= new Promise((resolve, reject) => {
+    const dialog = document.getElementById("token");
+    fill(document.getElementById("token-reason"), reason);
+    dialog.returnValue = "";
+    dialog.onclose = () => {
+      asking = null;
+      if (dialog.returnValue !== "use") return reject(failure("Nothing can be shown without a token."));
+      sessionStorage.setItem(TOKEN, dialog.querySelector("input").value.trim());
+      dialog.querySelector("form").reset();
+      return resolve(offerToForget());
+    };
+    dialog.showModal();
+  });
+  return asking;
+}
+
+export const hasToken = () => sessionStorage.getItem(TOKEN) !== null;
+export function offerToForget() {
+  const forget = document.getElementById("forget");
+  forget.hidden = !hasToken();
+  forget.onclick = () => location.reload(sessionStorage.removeItem(TOKEN));
+}
+
+const worlds = new Map(); // a version never changes, so what was read stays right
+/** Get the world of a session at a version; the last few are kept. */
+export function world(sessionId, version) {
+  const key = `${sessionId} ${version}`;
+  const found = worlds.get(key) ?? call("get_environment", { session_id: sessionId, version });
+  found.catch(() => worlds.delete(key));
+  worlds.delete(key);
+  worlds.set(key, found);
+  if (worlds.size > 4) worlds.delete(worlds.keys().next().value);
+  return found;
+}

@@ -1,0 +1,66 @@
+// Run a function: its description, a form made of its schema, and what came of it.
+// The rule: to try a function is to run it in a fork that is thrown away, so that the session stays as it is.
+import { difference } from "./difference.js";
+import { button, copyButton, fill, go, h, link } from "./dom.js";
+import { schemaForm } from "./form.js";
+import { call, world } from "./rpc.js";
+import { curlOf } from "./step.js";
+import { records } from "./trace.js";
+import { full } from "./tree.js";
+import { changeList } from "./world.js";
+
+const FORK_SECONDS = 120; // if the page is closed before the fork is
+
+export async function openRun(state) {
+  const { id, query, signal } = state, { version, record } = query;
+  const { result: functions } = await call("list_functions", { session_id: id }, signal);
+  const chosen = functions.find(({ name }) => name === query.run), like = Number(query.like ?? -1);
+  const [recorded] = chosen && like >= 0 ? await records(id, like, like + 1, signal) : [];
+  const onchange = ({ target }) => go(["sessions", id], { version, record, run: target.value });
+  const options = functions.map(({ name: value, read_only: reads }) =>
+    h("option", { value, selected: value === query.run }, reads ? `${value} (reads)` : value),
+  );
+  const none = h("option", { value: " " }, `Choose one of ${functions.length}…`);
+  const select = h("select", { id: "function", name: "function", onchange }, none, options);
+  const field = h("div.field", h("label", { for: "function" }, "Function"), select);
+  const hint = h("p.hint", "To try one shows what it would change, and changes nothing.");
+  return [h("h2", "Run a function"), field, chosen ? formOf(state, chosen, recorded?.kwargs) : hint];
+}
+
+function formOf({ id, version, session, signal }, { name, description, parameters }, kwargs) {
+  const form = schemaForm(parameters, kwargs), answer = h("div", { "aria-live": "polite" });
+  const ask = (params) => call("run_function", { function: name, raise_on_error: true, ...params }, signal);
+  const shown = (label, work) => async () => {
+    fill(answer);
+    const given = form.read();
+    try {
+      const [result, rest] = await work(given);
+      fill(answer, h("h3", label), h("pre", full(result)), rest);
+    } catch (error) {
+      if (error.code === -32004) form.refuse(error.data.errors);
+      fill(answer, h("h3", "Error"), h("pre.bad", error.message), h("p.hint", "The world has not changed."));
+    }
+  };
+  const attempt = async (given) => {
+    const params = { session_id: id, version, ttl_seconds: FORK_SECONDS, labels: { console: "try" } };
+    const [{ session_id: fork }] = await call("fork_session", params);
+    try {
+      const { result } = await ask({ session_id: fork, kwargs: given });
+      const change = difference(await world(id, version), await call("get_environment", { session_id: fork }));
+      return [result, [h("h3", "It would change"), change ? changeList(change, 50) : h("p.hint", "Nothing.")]];
+    } finally {
+      await call("close_session", { session_id: fork });
+    }
+  };
+  const run = async (given) => {
+    const { result } = await ask({ session_id: id, kwargs: given, expected_version: version });
+    return [result, h("p", link(["sessions", id], {}, "See what it changed"))];
+  };
+  const isPast = version !== session.version;
+  const actions = [
+    button(`Try at version ${version}`, shown("It would give", attempt), isPast && "primary"),
+    isPast ? h("span.hint", "To run it from here, fork first.") : button("Run", shown("Result", run), "primary"),
+    copyButton("Copy as curl", () => curlOf(id, name, form.read())),
+  ];
+  return [h("p.about", description), form.element, h("p.actions", actions), answer];
+}

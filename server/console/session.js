@@ -1,0 +1,92 @@
+// One session: its timeline, in which new records appear by themselves, and beside it the chosen step or another panel.
+import { askingButton, copyButton, fill, go, h, labelsOf, link, load, pause, say, short, time } from "./dom.js";
+import { openEvaluation } from "./evaluation.js";
+import { all, call } from "./rpc.js";
+import { openRun } from "./run.js";
+import { openStep } from "./step.js";
+import { timeline } from "./timeline.js";
+import { countRecords, indexOf } from "./trace.js";
+
+const LOOK_AGAIN = 1000; // milliseconds
+const PANELS = { run: openRun, evaluate: openEvaluation };
+const panelOf = (query) => Object.keys(PANELS).find((name) => name in query);
+
+export function openSession(place, [id], query, signal) {
+  const state = { id, query, signal, session: null, total: 0, version: 0 };
+  const head = h("div"), side = h("section.side", { "aria-label": "Details" });
+  const steps = timeline(state);
+  const show = async (next) => {
+    state.query = next;
+    const ofVersion = next.version === undefined ? state.total - 1 : await indexOf(id, Number(next.version), signal);
+    const index = Math.min(Number(next.record ?? ofVersion), state.total - 1);
+    const record = await steps.choose(index);
+    state.version = record?.version ?? 0;
+    fill(head, headOf(state));
+    await load(side, () => (PANELS[panelOf(next)] ?? openStep)(state, record, steps.before(index)));
+  };
+  const look = async () => {
+    const after = { session_id: id, after: state.total - 1, limit: 500 };
+    const [session, news] = await all([["get_session", { session_id: id }], ["get_trace", after]], signal);
+    Object.assign(state, { session, total: state.total + news.length });
+    steps.add(news);
+    fill(steps.live, "live");
+    const isFollowing = !panelOf(state.query) && !state.query.version && !state.query.record;
+    if (news.length) await (isFollowing ? show(state.query) : fill(head, headOf(state)));
+  };
+  const follow = async () => {
+    for (let wait = LOOK_AGAIN; !signal.aborted; await pause(wait)) {
+      try {
+        if (!document.hidden) await look();
+        wait = LOOK_AGAIN;
+      } catch (error) {
+        fill(steps.live, `not live: ${error.message}`);
+        wait = Math.min(wait * 2, 15_000);
+      }
+    }
+  };
+  load(place, async () => {
+    state.session = await call("get_session", { session_id: id }, signal);
+    state.total = await countRecords(id, signal, state.session.version);
+    await show(state.query);
+    follow();
+    return [head, h("div.columns", steps.element, side)];
+  });
+  return (next) => state.session && show(next);
+}
+
+function headOf({ id, session, query }) {
+  const { labels, parent, toolpacks, version, task } = session;
+  const close = async () => {
+    await call("close_session", { session_id: id });
+    say(`The session ${short(id)} is closed.`);
+    go(["sessions"]);
+  };
+  const origin = parent ?? { session_id: id, version: 0 };
+  const compare = link(["compare", origin.session_id, id], { a: origin.version }, `Compare with ${parent ? "parent" : "start"}`);
+  const from = link(["sessions", origin.session_id], { version: origin.version }, h("code", short(origin.session_id)));
+  const tab = (name, text) => {
+    const { version: at, record } = query;
+    const made = link(["sessions", id], { version: at, record, ...(name && { [name]: " " }) }, text);
+    made.ariaCurrent = name === panelOf(query) ? "page" : null;
+    return made;
+  };
+  const copied = (label, path) => copyButton(label, () => new URL(`..${path}`, document.baseURI).href);
+  const agent = [copied("Copy agent's address", session.agent_path), copied("Copy MCP address", session.mcp_path)];
+  const copies = [copyButton("Copy id", () => id), agent];
+  const facts = [
+    toolpacks.join(", "),
+    `version ${version}`,
+    task && ["task ", link(["toolpacks", task.split("/")[0]], {}, task)],
+    labelsOf(labels),
+    parent && ["fork of ", from, ` at version ${parent.version}`],
+    ["created ", time(session.created_at)],
+    ["expires ", time(session.expires_at)],
+  ];
+  const tabs = [tab(undefined, "Step"), tab("run", "Run a function"), task !== undefined && tab("evaluate", "Evaluate")];
+  const closing = askingButton("Close", "Close for good?", close);
+  return [
+    h("div.heading", h("h1", "Session ", h("code", short(id))), copies, compare, closing),
+    h("p.facts", facts.map((fact) => fact && h("span", fact))),
+    h("nav.tabs", { "aria-label": "Details" }, tabs),
+  ];
+}

@@ -1,0 +1,94 @@
+// The chosen step: what was asked and answered, what it has changed, the world after it, and what one can do from here.
+import { difference } from "./difference.js";
+import { askingButton, button, copyButton, fill, go, h, link, load, pause, say, time } from "./dom.js";
+import { RPC, call, hasToken, stringify, world } from "./rpc.js";
+import { outcome, title } from "./trace.js";
+import { full } from "./tree.js";
+import { replayWithout } from "./without.js";
+import { changeList, worldPanel } from "./world.js";
+
+const PATIENCE = 400; // milliseconds for which the step before stays, so that nothing jumps
+
+export async function openStep(state, record, before) {
+  const { id, version, session } = state;
+  const changes = h("div"), place = h("div");
+  const showWorld = async () => {
+    const old = version > before ? world(id, before).then((value) => [value], (error) => error.message) : null;
+    const now = await world(id, version), read = await old;
+    const change = Array.isArray(read) ? difference(read[0], now) : null;
+    const none = typeof read === "string" ? read : "Nothing that the world shows.";
+    if (read) fill(changes, h("h3", "What this step changed"), change ? changeList(change) : h("p.hint", none));
+    const label = version === session.version ? `World now, at version ${version}` : `World at version ${version}`;
+    return [h("h3", label), worldPanel(now, change, { label })];
+  };
+  await Promise.race([load(place, showWorld), pause(PATIENCE)]);
+  return [record ? stepOf(state, record, before) : startOf(state), changes, record && contentOf(record), place];
+}
+
+const forkButton = (label, { id }, version) =>
+  button(label, async () => {
+    const [fork] = await call("fork_session", { session_id: id, version });
+    say(`This is the new fork of version ${version}.`);
+    go(["sessions", fork.session_id]);
+  });
+
+const resetButton = ({ id, session }, version) =>
+  version < session.version &&
+  askingButton("Reset to here", `Reset the session to version ${version}?`, async () => {
+    await call("reset_session", { session_id: id, version });
+    say(`The session has the world of version ${version} again.`);
+    go(["sessions", id]);
+  });
+
+function startOf(state) {
+  const run = link(["sessions", state.id], { run: " " }, "Run a function");
+  const first = h("p.empty", "Nothing was called yet. ", run, ", or give an agent its address: its calls appear here.");
+  const actions = h("p.actions", forkButton("Fork here", state, 0), resetButton(state, 0));
+  return [h("h2", "Start"), actions, state.total === 0 && first];
+}
+
+function stepOf(state, record, before) {
+  const { id, version } = state, { index, started_at: start, duration_ms: duration, by, call_id: callId } = record;
+  const changed = version > before, isCall = record.kind === "call";
+  const replay = (made) => replayWithout(state, record, (text) => fill(made, text));
+  const again = { version: before, run: record.function, like: index };
+  const facts = [
+    changed ? `version ${before} → ${version}` : `version ${version}`,
+    start && time(start),
+    duration !== undefined && `${duration} ms`,
+    by && `by the ${by}`,
+    callId && ["call_id ", h("code", callId)],
+  ];
+  const actions = [
+    changed && isCall && button("Replay without this call", replay, "primary"),
+    changed && forkButton("Fork before", state, before),
+    forkButton(changed ? "Fork after" : "Fork here", state, version),
+    resetButton(state, version),
+    isCall && link(["sessions", id], again, "Edit and try"),
+    isCall && copyButton("Copy as curl", () => curlOf(id, record.function, record.kwargs)),
+  ];
+  return [
+    h("h2", `Step ${index}: ${title(record)} `, h(...outcome(record, before))),
+    h("p.facts", facts.map((fact) => fact && h("span", fact))),
+    h("p.actions", actions),
+  ];
+}
+
+function contentOf({ kind, kwargs, content, answer, error, result }) {
+  if (kind !== "call") return kind !== "reset" && [h("h3", "Content"), h("pre", full(content ?? answer))];
+  const isCut = [kwargs, result, ...Object.values(kwargs)].some((value) => value?.$cut);
+  return [
+    h("h3", "Arguments"),
+    Object.keys(kwargs).length ? h("pre", full(kwargs)) : h("p.hint", "None."),
+    error ? [h("h3", "Error"), h("pre.bad", error)] : [h("h3", "Result"), h("pre", full(result))],
+    isCut && h("p.hint", "$cut stands for a value that is too long for a record (TOOLPACK_MAX_RECORD_BYTES)."),
+  ];
+}
+
+/** Write a call as a line for a shell. */
+export function curlOf(id, name, kwargs) {
+  const params = { session_id: id, function: name, kwargs };
+  const body = stringify({ jsonrpc: "2.0", id: 1, method: "run_function", params }).replaceAll("'", "'\\''");
+  const token = hasToken() ? ' -H "Authorization: Bearer $TOOLPACK_TOKEN"' : "";
+  return `curl -s ${RPC} -H 'Content-Type: application/json'${token} -d '${body}'`;
+}

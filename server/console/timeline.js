@@ -1,0 +1,104 @@
+// The timeline of a session: a page of its records, each with what it has changed.
+// The rule: a row is a link, so each step has an address. What steps have changed is asked for in the background, as
+// long as the answers come quickly: in a large world, a step shows it only when it is chosen.
+import { button, count, fill, h, link, short } from "./dom.js";
+import { batch } from "./rpc.js";
+import { details, outcome, records, title } from "./trace.js";
+import { brief } from "./tree.js";
+
+const PAGE = 100;
+const AT_ONCE = 8; // steps
+const QUICKLY = 1500; // milliseconds
+const LINES = 3; // changes of a step
+
+export function timeline(state) {
+  const { id, signal } = state;
+  const live = h("span.live.hint", "live"), pager = h("div.pager"), list = h("ol.steps");
+  const rows = new Map(); // by index; -1 is the start
+  const patches = new Map(); // by version
+  let first = 0, shown = [], versionBefore = 0; // `versionBefore` is that of the record before the page
+
+  const before = (index) => (index > first ? shown[index - first - 1].version : index < 0 ? 0 : versionBefore);
+  const page = () => {
+    const end = first + shown.length;
+    const turn = (label, to) => button(label, () => open(Math.max(to, 0)), "quiet");
+    const back = first > 0 && [turn("First", 0), turn("Earlier", first - PAGE)];
+    const forth = end < state.total && [turn("Later", end), turn("Last", state.total - PAGE)];
+    const where = state.total ? `${first} to ${end - 1} of ${count(state.total, "step")}` : "no steps yet";
+    fill(pager, h("h2", "Timeline"), h("span.hint", where), live, h("span.turns", back, forth));
+  };
+  const append = (record) => {
+    shown.push(record);
+    rows.set(record.index, rowOf(record, before(record.index), id));
+    list.append(rows.get(record.index));
+  };
+  const open = async (from) => {
+    const found = await records(id, Math.max(from - 1, 0), Math.min(from + PAGE, state.total), signal);
+    versionBefore = from > 0 ? found.shift().version : 0;
+    [first, shown] = [from, []];
+    rows.clear();
+    if (from === 0) rows.set(-1, startRow(state));
+    fill(list, [...rows.values()]);
+    found.forEach(append);
+    page();
+    explain();
+  };
+  /** Choose a record, if need be on another page; null for the start. */
+  const choose = async (index) => {
+    if (!rows.has(index)) await open(Math.max(Math.min(index - PAGE / 2, state.total - PAGE), 0));
+    for (const [at, row] of rows) row.firstElementChild.ariaCurrent = at === index ? "step" : null;
+    const { offsetTop: top, offsetHeight: height } = rows.get(index);
+    list.scrollTop = Math.max(Math.min(list.scrollTop, top - 40), top + height + 40 - list.clientHeight);
+    return index < 0 ? null : shown[index - first];
+  };
+  /** Add new records, if the page is the last one. */
+  const add = (news) => {
+    if (!news.length) return;
+    if (first + shown.length === news[0].index && shown.length < 5 * PAGE) {
+      news.forEach(append);
+      explain();
+    }
+    page();
+  };
+  /** Write below each step what it has changed, from the newest to the oldest. */
+  const explain = async () => {
+    const here = shown;
+    const changing = here.filter(({ kind, version, index }) => kind === "call" && version > before(index)).reverse();
+    const wanted = changing.filter(({ version }) => !patches.has(version));
+    changing.forEach(write);
+    for (let start = 0, isLate = false; start < wanted.length && here === shown && !isLate; start += AT_ONCE) {
+      const part = wanted.slice(start, start + AT_ONCE), began = performance.now();
+      const ends = ({ version }) => ({ session_id: id, from_version: version - 1, to_version: version });
+      const answers = await batch(part.map((record) => ["diff_environment", ends(record)]), signal).catch(() => []);
+      answers.forEach(({ result }, place) => result && patches.set(part[place].version, result.slice(0, 20)));
+      part.forEach(write);
+      isLate = performance.now() - began > QUICKLY || !answers.every(({ result }) => result);
+    }
+  };
+  const write = ({ index, version }) => {
+    const did = rows.get(index)?.querySelector(".did"), patch = patches.get(version) ?? [];
+    const more = patch.length > LINES && h("span", `and ${patch.length - LINES} more`);
+    if (did) fill(did, patch.slice(0, LINES).map((one) => changeOf(one, state.session.toolpacks.length)), more);
+  };
+  return { element: h("section.timeline", { "aria-label": "Timeline" }, pager, list), choose, add, before, live };
+}
+
+/** Say in short what one operation of a JSON Patch does; the toolpack's name is left out if there is only one. */
+function changeOf({ op, path, from, value }, toolpacks) {
+  const place = h("b", toolpacks === 1 ? path.split("/").slice(2).join("/") : path.slice(1));
+  const said = { remove: ["− ", place], move: [place, ` from ${from}`], add: ["+ ", place, " ", brief(value, 50)] };
+  return h("span", said[op] ?? [place, " = ", brief(value, 50)]);
+}
+
+function startRow({ id, session: { parent } }) {
+  const from = parent ? `fork of ${short(parent.session_id)} at version ${parent.version}` : "before the first step";
+  return h("li", link(["sessions", id], { version: 0 }, h("span.at"), h("strong", "Start"), h("span.args", from)));
+}
+
+function rowOf(record, before, id) {
+  const { index, version, error, duration_ms: duration } = record;
+  const name = [h("span.at", String(index)), h("strong", title(record)), h(...outcome(record, before))];
+  const milliseconds = h("span.ms", duration === undefined ? "" : `${Math.round(duration * 10) / 10} ms`);
+  const below = [h("span.args", details(record)), error ? h("span.did.bad", error.slice(0, 200)) : h("span.did")];
+  return h("li", link(["sessions", id], { version, record: index }, name, milliseconds, h("span.v", `v${version}`), below));
+}

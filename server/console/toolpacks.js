@@ -1,0 +1,71 @@
+// The toolpacks: their functions, with schemas and descriptions, and their tasks.
+import { count, h, link, load } from "./dom.js";
+import { all, call } from "./rpc.js";
+import { brief, full } from "./tree.js";
+
+const PAGE = 100; // tasks
+
+export function openToolpacks(place, [name], query, signal) {
+  const show = (next) => load(place, () => (name === undefined ? list(signal) : toolpackOf(name, next, signal)));
+  show(query);
+  return show;
+}
+
+const table = (rows) => h("table.cards", h("tbody", rows.map((cells) => h("tr", cells.map((cell) => h("td", cell))))));
+
+async function list(signal) {
+  const toolpacks = await call("list_toolpacks", {}, signal);
+  const rows = toolpacks.map(({ name, description, functions, tasks, opt_in: isOptIn }) => {
+    const about = [description, isOptIn && h("span.hint", " Only sessions that name it get it.")];
+    return [link(["toolpacks", name], {}, name), about, count(functions.length, "function"), tasks > 0 && count(tasks, "task")];
+  });
+  const none = h("p.empty", "No toolpack is loaded: start the server with --pack-dir or --packs.");
+  return [h("div.heading", h("h1", "Toolpacks")), rows.length ? table(rows) : none];
+}
+
+async function toolpackOf(name, { after = -1 }, signal) {
+  const [toolpacks, { result: functions }] = await all([["list_toolpacks", {}], ["list_functions", {}]], signal);
+  const found = toolpacks.find((toolpack) => toolpack.name === name), params = { toolpack: name, after: Number(after), limit: PAGE };
+  if (!found) return [h("h1", "There is no such toolpack"), link(["toolpacks"], {}, "Show all toolpacks")];
+  return [
+    h("div.heading", h("h1", name), link(["toolpacks"], {}, "All toolpacks")),
+    h("p", found.description),
+    found.options && [h("h2", "Options"), parametersOf(found.options)],
+    h("h2", count(found.functions.length, "function")),
+    functions.filter(({ toolpack }) => toolpack === name).map(functionOf),
+    found.tasks > 0 && tasksOf(name, await call("list_tasks", params, signal)),
+    h("details", h("summary", "JSON Schema of the environment"), h("pre", full(found.environment))),
+  ];
+}
+
+function functionOf({ name, description, parameters, returns, read_only: reads }) {
+  const tag = reads ? h("span.tag", "reads") : h("span.tag.good", "changes");
+  const summary = h("summary", h("strong", name), " ", tag, " ", h("span.hint", description));
+  const schemas = Object.entries({ parameters, result: returns ?? "None is declared." });
+  const shown = schemas.map(([of, schema]) => [h("h3", `JSON Schema of the ${of}`), h("pre", full(schema))]);
+  return h("details.function", summary, parametersOf(parameters), shown);
+}
+
+function parametersOf({ properties = {}, required = [] }) {
+  const rows = Object.entries(properties).map(([name, spec]) => {
+    const fallback = (spec.default ?? null) === null ? "optional" : `default ${brief(spec.default, 60)}`;
+    return [h("code", name), typeOf(spec), required.includes(name) ? "required" : fallback, spec.description];
+  });
+  return rows.length ? table(rows) : h("p.hint", "It takes no arguments.");
+}
+
+function typeOf({ $ref, anyOf, type, format, enum: options, items }) {
+  if (anyOf) return anyOf.map(typeOf).join(" or ");
+  if (options) return options.map((option) => brief(option)).join(" or ");
+  if ($ref) return $ref.split("/").at(-1);
+  return type === "array" && items ? `list of ${typeOf(items)}` : (format ?? type ?? "any");
+}
+
+function tasksOf(toolpack, { total, tasks }) {
+  const rows = tasks.map(({ task, prompt, split }) => {
+    const text = typeof prompt === "string" ? prompt : (prompt?.at(-1)?.content ?? "");
+    return [h("code", task), text, split, link(["new"], { task }, "New session")];
+  });
+  const more = tasks.length === PAGE && link(["toolpacks", toolpack], { after: tasks.at(-1).index }, "More tasks");
+  return [h("h2", count(total, "task")), table(rows), h("p.pager", more)];
+}

@@ -1,0 +1,54 @@
+// The records of a session: how many there are, which one made a version, and how they are written.
+import { batch, call } from "./rpc.js";
+import { brief } from "./tree.js";
+
+const PROBES = 20; // records that are asked for at once
+
+/** Find the first index, from `low` on, that has no record or one that `isLate`: by doubling, then by dividing. */
+async function firstIndex(id, isLate, signal, low = 0) {
+  let high = 2 ** 24; // a session can't store as many
+  for (let isFirst = true; low < high; isFirst = false) {
+    const step = (n) => (isFirst ? 2 ** n - 1 : Math.floor(((high - low) * n) / PROBES));
+    const places = [...new Set(Array.from({ length: PROBES }, (_, n) => low + step(n)))].filter((place) => place < high);
+    const calls = places.map((place) => ["get_trace", { session_id: id, after: place - 1, limit: 1 }]);
+    const answers = await batch(calls, signal);
+    const end = answers.findIndex(({ result, error }) => error || !result.length || isLate(result[0]));
+    if (answers[end]?.error) throw answers[end].error;
+    if (end >= 0) high = places[end];
+    if (end !== 0) low = places.at(end < 0 ? -1 : end - 1) + 1;
+  }
+  return low;
+}
+
+export const countRecords = (id, signal, atLeast) => firstIndex(id, () => false, signal, atLeast);
+
+/** Find the index of the record that made a version; -1 for version 0. */
+export const indexOf = async (id, at, signal) => at < 1 ? -1 : firstIndex(id, ({ version }) => version >= at, signal);
+
+/** Get the records from one index up to another; with `path` those that led to the present version, of parents too. */
+export async function records(id, from, to, signal, path = undefined) {
+  const found = [];
+  for (let after = from - 1; after < to - 1; after = found.at(-1).place ?? found.at(-1).index) {
+    const part = await call("get_trace", { session_id: id, after, path, limit: Math.min(to - 1 - after, 500) }, signal);
+    if (!part.length) break;
+    found.push(...part);
+  }
+  return found;
+}
+
+export function title(record) {
+  if (record.kind === "reset") return `reset to version ${record.to_version}`;
+  return record.function ?? (record.kind === "message" ? `message of the ${record.role}` : record.kind);
+}
+
+export function details({ kwargs, content, answer }) {
+  if (!kwargs) return content || answer ? brief(content ?? answer) : "";
+  return Object.entries(kwargs).map(([name, value]) => `${name}: ${brief(value, 60)}`).join(", ");
+}
+
+/** Get how a record ended, as a tag; `before` is the session's version before it. */
+export function outcome(record, before) {
+  if (record.kind !== "call") return ["span.tag.mark", record.kind];
+  if (record.error) return ["span.tag.bad", "error"];
+  return record.version > before ? ["span.tag.good", "changed"] : ["span.tag", "read"];
+}

@@ -1,0 +1,151 @@
+// A JSON value as a collapsible tree, with what differs from another one marked. It is a tree as WAI-ARIA describes it:
+// one tab stop, in which the arrow keys move.
+// The rule: elements are made when their node is opened; of many members, groups are shown first.
+import { changesOf, isContainer, join } from "./difference.js";
+import { count, fill, h } from "./dom.js";
+import { stringify } from "./rpc.js";
+
+const GROUP = 100; // members that are shown at once
+const LONG = 120; // characters of a text that are shown in a line
+const OPENED = 40; // changes that are shown without being asked for
+
+const keyed = (value) => (Array.isArray(value) ? [...value.entries()] : Object.entries(value));
+
+/** Write a value in one line of about `limit` characters. */
+export function brief(value, limit = LONG) {
+  if (typeof value === "string") return `${JSON.stringify(value.slice(0, limit))}${value.length > limit ? "…" : ""}`;
+  if (!isContainer(value)) return String(value);
+  const isList = Array.isArray(value), parts = [];
+  let room = limit;
+  for (const [key, member] of keyed(value)) {
+    parts.push(room < 0 ? "…" : `${isList ? "" : `${key}: `}${brief(member, Math.max(room, 12))}`);
+    if (room < 0) break;
+    room -= parts.at(-1).length + 2;
+  }
+  return isList ? `[${parts.join(", ")}]` : `{${parts.join(", ")}}`;
+}
+
+/** Write a value in full; a text as it is. */
+export const full = (value) => (typeof value === "string" ? value : stringify(value, 2));
+
+/** Get the nodes below one: its members, or groups of them. */
+function below({ group, value, change, pointer }) {
+  if (group) return grouped(group);
+  const entries = change?.kind === "inside" ? change.entries : keyed(value).map(([key, member]) => ({ key, value: member }));
+  const place = (entry) => ({ pointer: join(pointer, entry.key), changes: changesOf(entry.change).length });
+  return grouped(entries.map((entry) => ({ ...entry, ...place(entry) })));
+}
+
+function grouped(nodes) {
+  if (nodes.length <= GROUP) return nodes;
+  const size = GROUP ** Math.ceil(Math.log(nodes.length) / Math.log(GROUP) - 1);
+  return Array.from({ length: Math.ceil(nodes.length / size) }, (_, place) => {
+    const group = nodes.slice(place * size, (place + 1) * size);
+    const changes = group.reduce((sum, node) => sum + node.changes, 0);
+    return { key: `${group[0].key} … ${group.at(-1).key}`, pointer: null, group, changes };
+  });
+}
+
+function canOpen({ group, value, change }) {
+  if (change?.kind === "changed") return false;
+  if (typeof value === "string") return value.length > LONG || value.includes("\n");
+  return Boolean(group) || (isContainer(value) && (keyed(value).length > 0 || change?.kind === "inside"));
+}
+
+const leadsTo = ({ group, pointer }, wanted) =>
+  group ? group.some((member) => leadsTo(member, wanted)) : `${wanted}/`.startsWith(`${pointer}/`);
+
+/** Make a tree: its element, and a function that reveals a pointer. `words` names changes; `onSelect` gets a node. */
+export function tree(value, change, { label, words, onSelect }) {
+  const nodes = new WeakMap();
+  const element = h("ul.tree", { role: "tree", "aria-label": label });
+  const isOpen = (item) => item.ariaExpanded === "true";
+
+  function itemOf(node) {
+    const given = { role: "treeitem", tabindex: "-1", class: node.change?.kind, "aria-expanded": canOpen(node) && "false" };
+    const item = h("li", given, rowOf(node, words));
+    nodes.set(item, node);
+    return item;
+  }
+  function toggle(item, open = !isOpen(item)) {
+    if (!item.ariaExpanded || open === isOpen(item)) return;
+    const node = nodes.get(item);
+    item.ariaExpanded = String(open);
+    if (!open) item.lastElementChild.remove();
+    else if (typeof node.value === "string") item.append(h("pre", node.value));
+    else item.append(h("ul", { role: "group" }, below(node).map(itemOf)));
+  }
+  function select(item, takesFocus = true) {
+    for (const other of element.querySelectorAll("[tabindex='0']")) [other.tabIndex, other.ariaSelected] = [-1, null];
+    [item.tabIndex, item.ariaSelected] = [0, "true"];
+    if (takesFocus) item.focus({ preventScroll: true });
+    item.firstElementChild.scrollIntoView({ block: "nearest" });
+    if (!nodes.get(item).group) onSelect(nodes.get(item));
+  }
+  /** Open the way to a pointer, and get the last item on it. */
+  function openTo(pointer) {
+    for (let list = element, item = null; ; list = item.lastElementChild) {
+      const next = [...list.children].find((child) => nodes.has(child) && leadsTo(nodes.get(child), pointer));
+      if (!next || nodes.get(next).pointer === pointer) return next ?? item;
+      toggle(next, true);
+      item = next;
+    }
+  }
+  element.addEventListener("click", ({ target }) => {
+    const item = target.closest("[role=treeitem]");
+    if (!item || target.closest("pre") || String(getSelection())) return;
+    select(item);
+    toggle(item);
+  });
+  element.addEventListener("keydown", (event) => {
+    const item = event.target.closest("[role=treeitem]");
+    const shown = [...element.querySelectorAll("[role=treeitem]")], at = shown.indexOf(item);
+    const moves = {
+      ArrowDown: () => shown[at + 1],
+      ArrowUp: () => shown[at - 1],
+      Home: () => shown[0],
+      End: () => shown.at(-1),
+      ArrowRight: () => (isOpen(item) ? item.querySelector("li") : toggle(item, true)),
+      ArrowLeft: () => (isOpen(item) ? toggle(item, false) : item.parentElement.closest("[role=treeitem]")),
+      Enter: () => toggle(item),
+      " ": () => toggle(item),
+    };
+    if (!item || !moves[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    select(moves[event.key]() ?? item);
+  });
+
+  const root = { key: "value", pointer: "", value, change, changes: 0 };
+  fill(element, canOpen(root) && isContainer(value) ? below(root).map(itemOf) : itemOf(root));
+  if (element.childElementCount === 1) toggle(element.firstElementChild, true);
+  for (const { pointer } of changesOf(change).slice(0, OPENED)) openTo(pointer);
+  element.firstElementChild.tabIndex = 0;
+  return { element, reveal: (pointer) => select(openTo(pointer), false) };
+}
+
+function rowOf({ key, value, change, group, changes }, words) {
+  const said = changes > 0 && (group || change.kind === "inside") ? count(changes, words.change) : words[change?.kind];
+  const mark = said && h("span.mark", said), name = h("span.key", String(key), !group && ": ");
+  if (group) return h("div.row", name, mark);
+  if (change?.kind === "changed") {
+    const { old, now } = change;
+    return h("div.row", name, h("del", words.old, brief(old)), " → ", h("ins", words.now, brief(now)), mark);
+  }
+  if (!isContainer(value)) return h("div.row", name, brief(value), mark);
+  const size = keyed(value).length, preview = h("span.preview", size > 0 && brief(value, 60));
+  return h("div.row", name, h("span.hint", count(size, Array.isArray(value) ? "item" : "field")), preview, mark);
+}
+
+/** Find the pointers of the members whose name or value contains a text, in their order. */
+export function search(value, text, limit = 1000) {
+  const has = (part) => String(part).toLowerCase().includes(text.toLowerCase());
+  const found = [];
+  const look = (inner, pointer) => {
+    for (const [key, member] of found.length < limit ? keyed(inner) : []) {
+      if ((!Array.isArray(inner) && has(key)) || (!isContainer(member) && has(member))) found.push(join(pointer, key));
+      if (isContainer(member)) look(member, join(pointer, key));
+    }
+  };
+  if (isContainer(value)) look(value, "");
+  return found;
+}

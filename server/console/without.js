@@ -1,0 +1,29 @@
+// What would have happened without a call: a fork before it, in which the later calls are run again, compared.
+import { go, say } from "./dom.js";
+import { all, call, stringify } from "./rpc.js";
+import { records } from "./trace.js";
+
+const AT_ONCE = 10; // calls
+
+/** Fork before a record, run the later calls again, and go to the comparison; `progress` hears how far it is. */
+export async function replayWithout({ id, session, signal }, record, progress) {
+  const path = await records(id, 0, Infinity, signal, true);
+  const place = path.findIndex((one) => one.session_id === id && one.index === record.index);
+  if (place < 0) throw new Error("A reset has undone this step: nothing that is in the world now follows from it.");
+  const calls = path.slice(place + 1).filter(({ kind }) => kind === "call");
+  const cut = calls.find(({ kwargs }) => [kwargs, ...Object.values(kwargs)].some((value) => value?.$cut));
+  if (cut) throw new Error(`Step ${cut.index} can't be run again: its arguments are too long to be recorded in full.`);
+  const labels = { ...session.labels, without: `step ${record.index} ${record.function}`.slice(0, 200) };
+  const [fork] = await call("fork_session", { session_id: id, version: record.version - 1, labels });
+  let different = 0;
+  for (let start = 0; start < calls.length; start += AT_ONCE) {
+    progress(`Replaying ${start} of ${calls.length} calls…`);
+    const part = calls.slice(start, start + AT_ONCE);
+    const again = part.map((one) => ({ session_id: fork.session_id, function: one.function, kwargs: one.kwargs }));
+    const answers = await all(again.map((params) => ["run_function", params]), signal);
+    const ended = (one) => stringify(one.error ?? [one.result]);
+    different += answers.filter((answer, at) => ended(answer) !== ended(part[at])).length;
+  }
+  say(`Without step ${record.index}, ${calls.length} later calls were run in a fork; ${different} ended differently.`);
+  go(["compare", id, fork.session_id], { a: session.version });
+}

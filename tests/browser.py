@@ -1,0 +1,152 @@
+"""A real browser for the tests of the console: headless Chromium, driven through selenium."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import serving
+from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.select import Select
+
+PROGRAMS = ("chromium", "chromedriver")
+ADVICE = "no Chromium with its driver here: `apt-get install chromium chromium-driver`"
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
+# In every page, before its own scripts: notes what mustn't happen, and keeps what is copied.
+WATCH = """
+window.ran = 0; window.violations = []; window.problems = []; window.copied = null;
+document.addEventListener("securitypolicyviolation", (e) => window.violations.push(e.violatedDirective));
+addEventListener("error", (e) => window.problems.push(String(e.message)));
+navigator.clipboard.writeText = async (text) => { window.copied = text; };
+"""
+FIND = """
+const [css, text] = arguments;
+const fits = (element) => element.checkVisibility() && (element.innerText ?? "").includes(text);
+return [...document.querySelectorAll(css)].find(fits);
+"""
+
+
+class Browser:
+    """A page of the console.
+
+    Args:
+        driver: The browser.
+        url: The server's address.
+    """
+
+    def __init__(self, driver: webdriver.Chrome, url: str) -> None:
+        self.driver = driver
+        self.url = url
+
+    def open(self, place: str = "#/sessions", url: str | None = None) -> None:
+        """Load the console anew, at an address."""
+        self.driver.get("about:blank")
+        self.driver.get(f"{url or self.url}/console/{place}")
+
+    def resize(self, width: int, height: int = 800, *, dark: bool = False) -> None:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def until(self, look: Any, what: str) -> Any:
+        """Wait until `look` gives something; the page may change while it looks."""
+
+        def attempt() -> Any:
+            try:
+                return look()
+            except WebDriverException:
+                return None
+
+        try:
+            return serving.wait_until(attempt, what)
+        except AssertionError:
+            raise AssertionError(f"{what} did not happen; the page says:\n{self.text()}") from None
+
+    def text(self) -> str:
+        return self.run("return document.body.innerText")
+
+    def sees(self, *texts: str) -> str:
+        """Wait until the page shows all these texts."""
+        for text in texts:
+            self.until(lambda text=text: text in self.text(), f"{text!r} on the page")
+        return self.text()
+
+    def find(self, css: str, text: str = "") -> Any:
+        """Wait for a visible element, with this text in it."""
+
+        return self.until(lambda: self.run(FIND, css, text), f"{css} with {text!r}")
+
+    def click(self, text: str, css: str = "button, a, summary, [role=treeitem] > .row") -> None:
+        """Click on what has this text."""
+
+        def press() -> bool:
+            self.find(css, text).click()
+            return True
+
+        self.until(press, f"a click on {text!r}")
+
+    def field(self, name: str) -> Any:
+        return self.find(f"[name='{name}']")
+
+    def write(self, name: str, text: str) -> None:
+        """Write into a field, over what was there."""
+        field = self.field(name)
+        if field.tag_name == "select":
+            Select(field).select_by_visible_text(text)
+        elif field.get_attribute("type") == "date":
+            self.run("arguments[0].value = arguments[1]", field, text)
+        else:
+            field.clear()
+            field.send_keys(text)
+
+    def press(self, *keys: str) -> None:
+        """Press keys where the focus is."""
+        for key in keys:
+            self.driver.switch_to.active_element.send_keys(key)
+
+    def tab_to(self, text: str) -> None:
+        """Press the tab key until the focus is on what has this text, or this name."""
+        for _ in range(200):
+            self.press(Keys.TAB)
+            focused = self.driver.switch_to.active_element
+            if text in (focused.text, focused.get_attribute("name")):
+                return
+        raise AssertionError(f"the tab key doesn't lead to {text!r}")
+
+    @property
+    def hash(self) -> str:
+        return self.run("return location.hash")
+
+    def at(self, start: str) -> str:
+        """Wait until the address after the # begins so."""
+        self.until(lambda: self.hash.startswith(start), f"an address {start}")
+        return self.hash
+
+
+@contextlib.contextmanager
+def browser(url: str) -> Iterator[Browser]:
+    """Start a browser, or skip the test where there is none."""
+    chromium, driver = map(shutil.which, PROGRAMS)
+    if chromium is None or driver is None:
+        pytest.skip(ADVICE)
+    options = Options()
+    options.binary_location = chromium
+    for flag in FLAGS:
+        options.add_argument(flag)
+    started = webdriver.Chrome(options=options, service=Service(driver))
+    try:
+        started.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": WATCH})
+        page = Browser(started, url)
+        page.resize(1280)
+        yield page
+    finally:
+        started.quit()

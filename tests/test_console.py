@@ -1,0 +1,147 @@
+"""The console as it is served: its headers, its files, how browsers come to it. What it does is tested in a browser."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import server_process
+
+import server
+from server.web.console import MEDIA_TYPES
+
+FOLDER = Path(server.__file__).parent / "console"
+FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
+SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
+HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with server_process.served(tmp_path_factory.mktemp("console"), "--store", "memory:") as running:
+        yield running
+
+
+@pytest.mark.parametrize("path", ["/", "/console"])
+@pytest.mark.parametrize("headers", [HTML, {}], ids=["browser", "program"])
+def test_who_comes_to_the_root_is_led_to_the_console(served, path, headers):
+    reply = served.http.get(path, headers=headers)
+    assert (reply.status_code, reply.headers["location"]) == (303, "/console/")
+
+
+def test_a_browser_at_rpc_is_led_to_the_console_and_a_program_told_to_post(served):
+    reply = served.http.get("/rpc", headers=HTML)
+    assert (reply.status_code, reply.headers["location"], reply.headers["vary"]) == (303, "/console/", "accept")
+    for headers in ({}, {"Accept": "application/json"}):
+        reply = served.http.get("/rpc", headers=headers)
+        assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
+        assert "POST JSON-RPC requests" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["", *FILES])
+def test_every_file_is_served_with_headers_that_let_nothing_else_run(served, name):
+    reply = served.http.get(f"/console/{name}")
+    assert (reply.status_code, reply.text) == (200, FILES[name or "index.html"])
+    headers = reply.headers
+    assert headers["content-security-policy"] == POLICY
+    assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    assert headers["content-type"].partition(";")[0] == MEDIA_TYPES[Path(name or "index.html").suffix]
+
+
+def test_an_unchanged_file_is_not_sent_again(served):
+    tag = served.http.get("/console/main.js").headers["etag"]
+    again = served.http.get("/console/main.js", headers={"If-None-Match": f'"other", W/{tag}'})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    assert served.http.get("/console/main.js", headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["main", "../settings.py", "%2e%2e/settings.py", "/etc/passwd", "main.js/", ".js"])
+def test_nothing_but_its_files_is_served(served, path):
+    reply = served.http.get(f"/console/{path}")
+    assert reply.status_code == 404
+    assert reply.json()["error"]["data"] == {"status": 404}
+
+
+@pytest.mark.parametrize("path", ["/", "/console/", "/console/main.js", "/rpc"])
+def test_it_has_the_host_and_origin_rules_of_rpc(served, path):
+    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+        assert served.http.get(path, headers=headers | HTML).status_code == 403
+    assert served.http.post("/console/").status_code == 405
+
+
+def test_a_setting_takes_it_away(tmp_path):
+    with server_process.served(tmp_path, "--store", "memory:", TOOLPACK_CONSOLE="false") as running:
+        for path in ("/", "/console", "/console/", "/console/main.js"):
+            assert running.http.get(path, headers=HTML).status_code == 404
+        assert running.http.get("/rpc", headers=HTML).status_code == 405
+
+
+def test_it_needs_no_token_because_it_holds_no_data(tmp_path):
+    with server_process.served(tmp_path, "--store", "memory:", TOOLPACK_TOKENS="ann:ann-secret") as running:
+        assert running.http.get("/console/main.js").status_code == 200
+        assert running.http.post("/rpc", json={}).status_code == 401
+
+
+def test_no_script_makes_markup_or_code_of_text():
+    words = (
+        r"(?:inner|outer)HTML|insertAdjacent|document\.write|ContextualFragment|DOMParser|srcdoc|\beval\(|Function\("
+    )
+    found = {name: re.findall(words, text) for name, text in SCRIPTS.items()}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_nothing_is_fetched_from_elsewhere():
+    addresses = {name: re.findall(r"""(?:https?:)?//[\w.-]+\.\w+[^\s"']*""", text) for name, text in FILES.items()}
+    assert {name: found for name, found in addresses.items() if found} == {"icon.svg": ["http://www.w3.org/2000/svg"]}
+    imported = {
+        module for text in SCRIPTS.values() for module in re.findall(r'^import .* from "\./(.*)";$', text, re.MULTILINE)
+    }
+    referred = set(re.findall(r'(?:src|href)="(?!#)([^"]+)"', FILES["index.html"]))
+    assert imported | referred == set(FILES) - {"index.html"}
+
+
+def test_it_stays_small():
+    assert sum(len(text.splitlines()) for text in FILES.values()) <= 1500
+
+
+def colours(text):
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", text))
+
+
+def luminance(colour):
+    channels = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    darker, lighter = sorted([luminance(one), luminance(other)])
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_text_has_the_contrast_of_wcag_aa_in_light_and_in_dark():
+    light, dark = FILES["style.css"].split("@media (prefers-color-scheme: dark)")
+    plain = ["page", "panel", "sunk", "chosen"]
+    pairs = [*itertools.product(["text", "soft", "accent"], plain), ("on-accent", "accent")]
+    pairs += [
+        *itertools.product(["good", "bad", "mark"], plain),
+        *((role, f"{role}-back") for role in ("good", "bad", "mark")),
+    ]
+    pairs += [
+        *itertools.product(["text", "soft", "good", "bad"], ["good-back", "bad-back", "mark-back"]),
+        ("panel", "text"),
+    ]
+    for scheme in (colours(light), colours(light) | colours(dark.split("}")[0])):
+        weak = {pair: round(contrast(*(scheme[name] for name in pair)), 2) for pair in pairs}
+        assert {pair: ratio for pair, ratio in weak.items() if ratio < 4.5} == {}
+
+
+def test_the_readme_shows_a_picture_of_it():
+    picture = FOLDER.parents[1] / "docs" / "console.png"
+    assert "](docs/console.png)" in (FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size < 200_000

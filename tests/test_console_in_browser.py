@@ -1,0 +1,466 @@
+"""The console, in a real browser: what a person sees and does there, by promise."""
+
+import json
+import re
+
+import browser as browsers
+import pytest
+import server_process
+from selenium.webdriver.common.keys import Keys
+
+IBAN = "DE02120300000000202051"
+MARKUP = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>'
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    flags = ["--store", "memory:", "--packs", "bank,ledger,pages,vault"]
+    with server_process.served(tmp_path_factory.mktemp("console"), *flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def window(server):
+    with browsers.browser(server.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(window):
+    """The browser; whatever a test did, no script of a session's ran, nothing tried to, and no script failed."""
+    window.resize(1280)
+    window.open()
+    yield window
+    assert window.run("return [window.ran, window.violations, window.problems]") == [0, [], []]
+    window.resize(1280)
+
+
+def bank(server, *calls, **params):
+    """A session of the bank after these calls: its id."""
+    session_id = server.rpc("create_session", toolpacks=["bank"], **params)["session_id"]
+    for function, arguments in calls:
+        assert server.call(session_id, function, **arguments)["error"] is None
+    return session_id
+
+
+def pay(amount, subject="Books"):
+    return "send_money", {"recipient": IBAN, "amount": amount, "subject": subject}
+
+
+THREE = (("get_balance", {}), pay("25.00"), ("move_to_savings", {"amount": "500.00"}), pay("900.00", "Refund"))
+
+
+def version(server, session_id):
+    return server.rpc("get_session", session_id=session_id)["version"]
+
+
+def balance(server, session_id):
+    return server.rpc("get_environment", session_id=session_id, pointer="/bank/account/balance")
+
+
+def test_whoever_has_no_session_is_told_what_to_do_first(page, server):
+    for session in server.rpc("list_sessions"):
+        server.rpc("close_session", session_id=session["session_id"])
+    page.open()
+    page.sees("There are no sessions yet", "Create one")
+    page.click("New session", ".empty a")
+    page.at("#/new")
+
+
+def test_create_a_session_with_options_and_labels(page, server):
+    page.click("New session")
+    for toolpack in ("ledger", "pages"):
+        page.until(lambda name=toolpack: page.find(f"input[value={name}]").click() or True, "a click")
+    page.write("balance", "77.50")
+    page.write("labels", "run=first, model=m")
+    page.click("Create session")
+    session_id = page.at("#/sessions/").split("/")[2]
+    page.sees("Nothing was called yet", "run=first", "model=m", "version 0")
+    session = server.rpc("get_session", session_id=session_id)
+    assert (session["toolpacks"], session["labels"]) == (["bank"], {"run": "first", "model": "m"})
+    assert balance(server, session_id) == "77.50"
+
+
+def test_run_a_function_and_see_what_it_changed(page, server):
+    session_id = bank(server)
+    page.open(f"#/sessions/{session_id}?run=send_money")
+    for name, text in {"recipient": IBAN, "amount": "25.00", "subject": "Books"}.items():
+        page.write(name, text)
+    page.click("Run", ".actions button.primary")
+    page.click("See what it changed")
+    page.sees("Step 0: send_money", "version 0 → 1", "What this step changed")
+    changed = [row.text for row in page.driver.find_elements("css selector", ".side .changes tr")]
+    assert changed[0].split() == ["/bank/account/balance", "changed", "1840.25", "→", "1815.25"]
+    marked = page.find(".tree li.changed", "balance")
+    assert '"1840.25" → "1815.25"' in marked.text
+    assert "changed" in marked.text
+    assert "added" in page.find(".tree li.added").text
+    assert balance(server, session_id) == "1815.25"
+
+
+def test_try_a_function_without_any_effect(page, server):
+    session_id = bank(server)
+    before = server.rpc("list_sessions")
+    page.open(f"#/sessions/{session_id}?run=move_to_savings")
+    page.write("amount", "40.25")
+    page.click("Try at version 0")
+    page.sees("It would change", "/bank/savings/balance", "1800.00")
+    assert (version(server, session_id), server.rpc("get_trace", session_id=session_id)) == (0, [])
+    assert [s["session_id"] for s in server.rpc("list_sessions")] == [s["session_id"] for s in before]
+
+
+def test_fork_at_a_step_and_compare(page, server):
+    session_id = bank(server, *THREE)
+    page.open(f"#/sessions/{session_id}?version=2")
+    page.sees("Step 2: move_to_savings")
+    page.click("Fork before")
+    page.until(lambda: session_id not in page.hash, "the fork")
+    page.sees("fork of", "at version 1", "Start")
+    page.click("Compare with parent")
+    page.sees("Both worlds are equal")
+    page.write("Av", "3")
+    page.click("Compare", "form button")
+    page.sees("differences")
+    page.sees('A "415.25" → B "1815.25"', "only in A", "differs")
+
+
+def test_which_call_moved_the_money_and_what_would_have_happened_without_it(page, server):
+    session_id = bank(server, *THREE, ("get_balance", {}), pay("10.00", "Tea"))
+    page.click(session_id[:8])
+    row = page.find(".steps li:has(.did span)", "900.00")
+    assert "account/balance" in row.text
+    row.click()
+    page.sees("Step 3: send_money")
+    page.click("Replay without this call")
+    page.at("#/compare/")
+    page.sees("2 later calls were run in a fork; 2 ended differently", 'A "405.25" → B "1305.25"')
+    fork = page.hash.split("/")[3].split("?")[0]
+    assert [r["function"] for r in server.rpc("get_trace", session_id=fork)] == ["get_balance", "send_money"]
+    assert balance(server, session_id) == "405.25"
+
+
+def test_reset_to_a_step_is_asked_twice(page, server):
+    session_id = bank(server, *THREE)
+    page.open(f"#/sessions/{session_id}?version=1")
+    page.click("Reset to here")
+    assert version(server, session_id) == 3
+    page.click("Reset the session to version 1?")
+    page.sees("reset to version 1")
+    assert (version(server, session_id), balance(server, session_id)) == (4, "1815.25")
+
+
+def test_close_is_asked_twice(page, server):
+    session_id = bank(server)
+    page.open(f"#/sessions/{session_id}")
+    page.click("Close")
+    page.find("button.danger", "Close for good?").send_keys(Keys.TAB)  # to go on means no
+    page.click("Close", ".heading button")
+    assert version(server, session_id) == 0
+    page.click("Close for good?")
+    page.at("#/sessions")
+    page.sees("is closed")
+    assert session_id not in {s["session_id"] for s in server.rpc("list_sessions")}
+
+
+def test_records_of_another_client_appear_by_themselves(page, server):
+    session_id = bank(server)
+    page.open(f"#/sessions/{session_id}")
+    page.sees("Nothing was called yet", "live")
+    server.call(session_id, *pay("25.00")[:1], **pay("25.00")[1])
+    page.sees("Step 0: send_money", "account/balance", "World now, at version 1")
+    page.click("Start")  # whoever looks at a step stays there
+    page.sees("World at version 0")
+    server.call(session_id, "get_balance")
+    page.sees("0 to 1 of 2 steps")
+    assert "World at version 0" in page.text()
+
+
+def test_sessions_of_another_client_appear_by_themselves(page, server):
+    page.sees("Sessions")
+    session_id = bank(server, labels={"made-by": "a-script"})
+    page.sees(session_id[:8], "made-by=a-script")
+
+
+def test_back_reload_and_links_lead_to_the_same_step(page, server):
+    session_id = bank(server, *THREE)
+    page.open(f"#/sessions/{session_id}?version=1")
+    page.sees("Step 1: send_money")
+    page.click("move_to_savings", ".steps a")
+    page.sees("Step 2: move_to_savings", "World at version 2")
+    shown = page.hash
+    page.driver.back()
+    page.sees("Step 1: send_money", "World at version 1")
+    page.driver.forward()
+    page.sees("Step 2: move_to_savings")
+    page.driver.refresh()
+    page.sees("Step 2: move_to_savings", "World at version 2")
+    assert page.hash == shown
+
+
+def test_forks_are_below_their_parents_and_labels_filter(page, server):
+    parent = bank(server, pay("1.00"), labels={"family": "one"})
+    (fork,) = server.rpc("fork_session", session_id=parent)
+    (inner,) = server.rpc("fork_session", session_id=fork["session_id"])
+    other = bank(server)
+    page.open()
+    page.click("family=one")
+    page.at("#/sessions?label=family%3Done")
+    page.until(lambda: other[:8] not in page.text(), "the filter")
+    rows = [row.text for row in page.driver.find_elements("css selector", ".sessions tbody tr")]
+    assert [row.split()[0][:8] for row in rows] == [
+        parent[:8],
+        fork["session_id"][:8],
+        inner["session_id"][:8],
+    ]
+    insets = [c.value_of_css_property("padding-left") for c in page.driver.find_elements("css selector", "td.id")]
+    assert sorted(insets, key=lambda inset: float(inset[:-2])) == insets
+    assert len(set(insets)) == 3
+
+
+def test_two_sessions_of_the_list_can_be_compared(page, server):
+    one, two = (bank(server, labels={"pair": name}) for name in ("a", "b"))
+    page.open()
+    for session_id in (one, two):
+        page.find(f"[aria-label='Compare {session_id[:8]}']").click()
+    page.click("Compare these two")
+    page.sees("Both worlds are equal", "pair=a", "pair=b")
+
+
+def test_a_form_has_a_field_for_each_sort_of_parameter(page, server):
+    session_id = server.rpc("create_session", toolpacks=["pages"])["session_id"]
+    page.open(f"#/sessions/{session_id}?run=plan")
+    kinds = {
+        name: (page.field(name).tag_name, page.field(name).get_attribute("type")) for name in ("kind", "day", "urgent")
+    }
+    assert kinds == {"kind": ("select", "select-one"), "day": ("input", "date"), "urgent": ("input", "checkbox")}
+    page.write("kind", "note")
+    page.write("size", "many")
+    page.write("place", '{"street": "Elm", "number": ')
+    page.click("Run", ".actions button.primary")
+    errors = {e.get_attribute("id"): e.text for e in page.driver.find_elements("css selector", ".error") if e.text}
+    assert set(errors) == {"field-day-error", "field-place-error", "field-size-error"}
+    assert errors["field-place-error"].startswith("This isn't JSON")
+    assert server.rpc("get_trace", session_id=session_id) == []
+    page.find("button", "Dismiss").click()
+    page.write("day", "2026-03-02")
+    page.write("size", "12345678901234567890")
+    page.write("place", '{"street": "Elm", "number": "x"}')
+    page.write("words", '["a"]')
+    page.click("Run", ".actions button.primary")
+    page.sees("The world has not changed")
+    assert "integer" in page.find("#field-place-error").text  # what the server says stands at its field
+    page.write("place", '{"street": "Elm", "number": 3}')
+    page.field("urgent").click()
+    page.click("Run", ".actions button.primary")
+    page.click("See what it changed")
+    page.sees("12345678901234567890")  # more than JavaScript's numbers can hold
+    given = server.rpc("get_trace", session_id=session_id)[-1]["kwargs"]
+    assert given == {
+        "kind": "note",
+        "day": "2026-03-02",
+        "size": 12345678901234567890,
+        "place": {"street": "Elm", "number": 3},
+        "urgent": True,
+        "words": ["a"],
+    }
+
+
+def test_what_a_session_holds_is_text_everywhere(page, server):
+    labels = {MARKUP[:40]: MARKUP}
+    session = server.rpc(
+        "create_session", toolpacks=["pages"], labels=labels, options={"pages": {"notes": {"a": MARKUP}}}
+    )
+    session_id = session["session_id"]
+    for name, content in ((MARKUP, {MARKUP: [MARKUP]}), ("bidi", "a\u202eb\u0000c"), ("a", MARKUP * 20 + "\n")):
+        server.call(session_id, "write", name=name, content=content)
+    server.call(session_id, "give_up", text=MARKUP)
+    server.call(session_id, MARKUP[:40])
+    (fork,) = server.rpc("fork_session", session_id=session_id, version=1)
+    places = ["#/sessions", "#/new", "#/toolpacks", "#/toolpacks/pages", f"#/compare/{session_id}/{fork['session_id']}"]
+    places += [f"#/sessions/{session_id}?record={n}" for n in range(5)]
+    places += [f"#/sessions/{session_id}?run={name}" for name in ("write", "plan")]
+    places += [f"#/sessions/{MARKUP}", f"#/{MARKUP}", f"#/toolpacks/{MARKUP}", f"#/sessions?label={MARKUP}"]
+    for place in places:
+        page.open(place)
+        page.until(
+            lambda: page.run("return !document.querySelector('[aria-busy]') && document.body.innerText.length > 60"),
+            place,
+        )
+        page.run("for (const closed of document.querySelectorAll('details')) closed.open = true")
+        page.run("for (const item of document.querySelectorAll('[aria-expanded=false] > .row')) item.click()")
+        assert page.run("return document.querySelectorAll('main :is(img, script, svg, iframe, object)').length") == 0, (
+            place
+        )
+        assert page.run("return [window.ran, window.violations, window.problems]") == [0, [], []], place
+    page.open(f"#/sessions/{session_id}?record=0")
+    page.sees(MARKUP)
+    page.open(f"#/sessions/{session_id}?record=1")
+    page.sees("a\\u202eb\\u0000c")  # what would turn the direction of the text round is seen
+
+
+def test_search_in_the_world_and_copy(page, server):
+    session_id = bank(server, *THREE)
+    page.open(f"#/sessions/{session_id}?version=3")
+    page.find("[aria-label='Search in the world']").send_keys("refund", Keys.ENTER)
+    page.sees("1 of 1")
+    assert "Refund" in page.find(".tree [aria-selected]").text
+    for label, copied in {
+        "Copy pointer": "/bank/account/transactions/15/subject",
+        "Copy value": "Refund",
+        "Copy id": session_id,
+        "Copy agent's address": server.url + server.rpc("get_session", session_id=session_id)["agent_path"],
+    }.items():
+        page.click(label)
+        page.until(lambda copied=copied: page.run("return window.copied") == copied, f"{label}: {copied}")
+    page.click("Copy as curl")
+    line = page.until(lambda: (text := page.run("return window.copied")).startswith("curl") and text, "the line")
+    assert json.loads(line.partition("-d '")[2][:-1])["params"] == {
+        "session_id": session_id,
+        "function": "send_money",
+        "kwargs": pay("900.00", "Refund")[1],
+    }
+
+
+def test_by_keyboard_alone(page, server):
+    page.sees("New session")
+    page.tab_to("New session")
+    page.press(Keys.ENTER)
+    page.sees("Toolpacks", "Options of bank")
+    page.tab_to("Create session")
+    page.press(Keys.ENTER)
+    page.at("#/sessions/")
+    page.sees("Nothing was called yet")
+    page.tab_to("Run a function")
+    page.press(Keys.ENTER)
+    page.tab_to("function")
+    page.press("add")
+    page.at(page.hash.split("?")[0] + "?run=")
+    page.sees("What to add")
+    page.tab_to("amount")
+    page.press("5")
+    page.tab_to("Run")
+    page.press(Keys.ENTER)
+    page.tab_to("See what it changed")
+    page.press(Keys.ENTER)
+    page.sees("Step 0: add")
+    while page.run("return document.activeElement.getAttribute('role')") != "treeitem":
+        page.press(Keys.TAB)
+    expanded = "return document.activeElement.getAttribute('aria-expanded')"
+    page.press(Keys.ARROW_DOWN, Keys.END, Keys.HOME, Keys.ARROW_LEFT)
+    assert page.run(expanded) == "false"
+    page.press(Keys.ARROW_RIGHT)
+    assert page.run(expanded) == "true"
+    page.sees("Copy pointer")
+    session_id = page.hash.split("/")[2].split("?")[0]
+    assert version(server, session_id) == 1
+
+
+def test_a_token_is_asked_for_and_kept_in_the_tab(page, tmp_path):
+    tokens = {"TOOLPACK_TOKENS": "ann:ann-secret"}
+    with server_process.served(tmp_path, "--store", "memory:", **tokens) as guarded:
+        page.open(url=guarded.url)
+        page.sees("This server asks for a token")
+        page.write("token", "wrong-secret")
+        page.press(Keys.ENTER)
+        page.sees("The token is not known")
+        page.write("token", "ann-secret")
+        page.press(Keys.ENTER)
+        page.sees("There are no sessions yet")
+        assert page.run("return [sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+        page.driver.refresh()
+        page.sees("There are no sessions yet", "Forget token")
+        page.click("Forget token")
+        page.sees("This server asks for a token")
+        page.click("Cancel")
+        page.sees("Nothing can be shown without a token", "Try again")
+
+
+def test_an_error_says_what_to_do(page, server):
+    page.open(f"#/sessions/{'0' * 48}")
+    page.sees("No session has this id", "Try again")
+    page.open("#/sessions?label=without")
+    page.sees("Write labels as name=value")
+    page.open("#/nowhere")
+    page.sees("There is no such page", "Go to the sessions")
+    session_id = bank(server, *[pay("1.00")] * 2)
+    page.open(f"#/sessions/{session_id}?version=9")
+    page.sees("Step 1: send_money")  # the last one
+
+
+def test_ten_thousand_records(page, server):
+    session_id = bank(server)
+    call = {"jsonrpc": "2.0", "method": "run_function", "params": {"session_id": session_id, "function": "get_iban"}}
+    for _ in range(10):
+        assert server.http.post("/rpc", json=[call] * 1000).status_code == 204
+    server.call(session_id, *pay("25.00")[:1], **pay("25.00")[1])
+    page.open(f"#/sessions/{session_id}")
+    page.sees("Step 10000: send_money", "of 10,001 steps", "account/balance")
+    assert page.run("return document.querySelectorAll('.steps li').length") <= 101
+    page.click("Earlier")
+    page.sees("9801 to 9900 of 10,001 steps")
+    page.click("First")
+    page.sees("0 to 99 of 10,001 steps", "before the first step")
+    page.click("Later")
+    page.sees("100 to 199 of 10,001 steps")
+    page.open(f"#/sessions/{session_id}?record=5000")
+    page.sees("Step 5000: get_iban")
+
+
+def test_a_world_of_five_megabytes(page, server):
+    lines = [
+        {"id": n, "day": "2026-01-01", "iban": IBAN, "amount": "-1.00", "subject": f"Line {n} " + "x" * 80}
+        for n in range(28_000)
+    ]
+    world = server.rpc("get_environment", session_id=bank(server))
+    world["bank"]["account"]["transactions"] = lines
+    session_id = bank(server, environment=world)
+    assert (
+        len(
+            server.http.post(
+                "/rpc",
+                json={"jsonrpc": "2.0", "id": 1, "method": "get_environment", "params": {"session_id": session_id}},
+            ).content
+        )
+        > 5_000_000
+    )
+    server.call(session_id, *pay("25.00")[:1], **pay("25.00")[1])
+    page.open(f"#/sessions/{session_id}")
+    page.sees("World now, at version 1", "28,001 items")
+    page.sees("/bank/account/transactions/28000")
+    assert page.run("return document.querySelectorAll('.tree li').length") < 600
+    page.find("[aria-label='Search in the world']").send_keys("line 27123 x", Keys.ENTER)
+    page.sees("1 of 1", "/bank/account/transactions/27123/subject")
+
+
+def test_ten_thousand_sessions(page, server):
+    session_id = bank(server, labels={"many": "yes"})
+    for _ in range(10):
+        server.rpc("fork_session", session_id=session_id, count=1000)
+    page.open("#/sessions?label=many%3Dyes")
+    page.sees("100 sessions on this page")
+    first = page.find(".sessions tbody tr").text
+    page.click("Older")
+    page.at("#/sessions?label=many%3Dyes&after=")
+    page.until(lambda: page.find(".sessions tbody tr").text != first, "the next page")
+    page.click("Newest")
+    page.until(lambda: page.find(".sessions tbody tr").text == first, "the first page")
+    assert server.rpc("close_sessions", labels={"many": "yes"}) == 10_001
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_view_fits_into_400_pixels(page, server, dark):
+    session_id = bank(server, *THREE, labels={"experiment": "a-rather-long-name-of-an-experiment"})
+    page.resize(400, dark=dark)
+    places = ["", f"/{session_id}", f"/{session_id}?run=create_standing_order"]
+    for place in [f"#/sessions{place}" for place in places] + [
+        "#/new",
+        f"#/compare/{session_id}/{session_id}?a=0",
+        "#/toolpacks/bank",
+    ]:
+        page.open(place)
+        page.until(
+            lambda: page.run("return !document.querySelector('[aria-busy]') && document.querySelector('h1, h2')"), place
+        )
+        assert page.run("return document.documentElement.scrollWidth") <= 400, place
+    background = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", background))) < 200) is dark
