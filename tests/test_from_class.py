@@ -10,7 +10,7 @@ import foreign_classes as foreign
 import pytest
 import serving
 
-from server import Toolpack
+from server import Task, Toolpack
 from server.checking.calls import try_functions
 from server.errors import RegistrationError
 from server.packs.catalog import Catalog
@@ -306,6 +306,17 @@ def test_a_subclass_can_replace_what_cannot_be_stored_by_properties():
     session = made.create("storable")
     assert made.result(session, "go") == ["go"]
     assert environment(made, session) == {"storable": {"went": 1}}
+    made.close()
+
+
+def test_a_task_compares_plain_objects():
+    files = Toolpack.from_class("files", foreign.FileSystem)
+    files.add_task(Task("make", "Make a folder.", solution=[("mkdir", {"dir_name": "new"})]))
+    made = serving.Bench(Catalog({"files": files}))
+    for name, reward in (("new", 1), ("other", 0)):
+        session = made.rpc("create_session", task="files/make")["session_id"]
+        made.result(session, "mkdir", dir_name=name)
+        assert made.rpc("evaluate_session", session_id=session)["reward"] == reward
     made.close()
 
 

@@ -188,6 +188,7 @@ class _Thawed(Worlds):
     def __init__(self, evidence: Evidence, means: Means) -> None:
         self._evidence = evidence
         self._means = means
+        self.plain = means.codec.catalog.plain
 
     def initial(self) -> dict[str, BaseModel]:
         """See `Worlds.initial`."""

@@ -6,7 +6,7 @@ nothing is the evaluator's fault and never a reward.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Number
@@ -97,7 +97,13 @@ class RolloutTask(Protocol):
 
 
 class Worlds(ABC):
-    """The environments of a rollout, by toolpack, each time thawed anew from what is committed."""
+    """The environments of a rollout, by toolpack, each time thawed anew from what is committed.
+
+    Attributes:
+        plain: The classes whose objects JSON shows as their public attributes.
+    """
+
+    plain: Container[type] = ()
 
     @abstractmethod
     def initial(self) -> dict[str, BaseModel]:
@@ -124,6 +130,7 @@ class Rollout(Generic[E]):
         answer: The agent's answer: the submitted one, else its last message, else "".
         version: The version that is evaluated.
         checks: What `check` has noted so far.
+        plain: See `Worlds`.
     """
 
     def __init__(
@@ -139,6 +146,7 @@ class Rollout(Generic[E]):
         version: int,
     ) -> None:
         self._worlds = worlds
+        self.plain = worlds.plain
         self.toolpack = toolpack
         self.task = task
         self.options = options

@@ -5,7 +5,7 @@ JSON values.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import jsonpointer
@@ -89,8 +89,8 @@ def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
 
     def reached(rollout: Rollout[Any]) -> None:
         calls = solution_calls(rollout.task, rollout.initial)
-        wanted = _view(rollout.replay_all(calls, raise_on_error), pointers)
-        found = _view(rollout.environments, pointers)
+        wanted = _view(rollout.replay_all(calls, raise_on_error), pointers, rollout.plain)
+        found = _view(rollout.environments, pointers, rollout.plain)
         difference = _difference("", wanted, found)
         rollout.check("the environment is as after the solution", difference is None, difference or "")
         said = _normal(rollout.answer)
@@ -100,9 +100,9 @@ def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
     return reached
 
 
-def _view(environments: Mapping[str, Any], ignore: Sequence[Any]) -> Any:
+def _view(environments: Mapping[str, Any], ignore: Sequence[Any], plain: Container[type]) -> Any:
     """Get environments as JSON values, without what is ignored."""
-    view = {toolpack: loads(to_json(environment)) for toolpack, environment in environments.items()}
+    view = {toolpack: loads(to_json(environment, plain)) for toolpack, environment in environments.items()}
     for pointer in ignore:
         try:
             holder, last = pointer.to_last(view)
