@@ -30,7 +30,7 @@ class EventStream:
         receive: ASGI's function; the request has arrived in full.
         headers: Headers of the response, besides those of an event stream.
         sign: Makes a sign of life; gets the seconds since the request came.
-        on_left: Called when the client has closed the connection.
+        on_left: Called if the client closes the connection before the answer is there.
 
     Attributes:
         client_left: The client has closed the connection.
@@ -47,7 +47,7 @@ class EventStream:
         self._send, self._receive = send, receive
         self._headers = headers
         self._sign = sign
-        self._on_left = on_left
+        self._on_left: Callable[[], object] | None = on_left
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._signs: asyncio.Task[None] | None = None
@@ -58,18 +58,13 @@ class EventStream:
     async def end(self, answer: bytes) -> bool:
         """End the stream with the answer; get False if it hasn't begun, so that the answer is to be sent as it is."""
         self._timer.cancel()
+        self._on_left = None
         if self._signs is None or self._answered is None:
             return False
         self._answered.set()
         await self._signs
         await self._send({"type": "http.response.body", "body": event(answer)})
         return True
-
-    def close(self) -> None:
-        """Send nothing more."""
-        self._timer.cancel()
-        if self._signs is not None:
-            self._signs.cancel()
 
     def _begin(self) -> None:
         self._answered = asyncio.Event()
@@ -94,4 +89,5 @@ class EventStream:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.client_left = True
-        self._on_left()
+        if self._on_left is not None:  # the answer isn't there yet
+            self._on_left()

@@ -57,6 +57,12 @@ def throughput(rows: list[Row]) -> list[Bound]:
         name = f"ours, {store} tiny, {kind}"
         if name in ratios:
             found.append(Bound(f"{name}: requests/s, compared with bare", ratios[name], limit, at_least=True))
+    cpu = {row.name: row.cpu_us for row in rows if not row.unavailable}
+    for store in ("memory:", "sqlite:"):
+        agents, mcp = (cpu.get(f"ours, {store} tiny, change, {door}") for door in ("agents' address", "MCP tool call"))
+        if agents and mcp:
+            name = f"ours, {store} MCP tool call: CPU time, compared with run_function at the agents' address"
+            found.append(Bound(name, mcp / agents, 1.15, detail=f"{mcp:.0f} / {agents:.0f} µs"))
     best = max((ratio for name, ratio in ratios.items() if name.startswith("FastMCP")), default=None)
     change = ratios.get("ours, sqlite: tiny, change")
     if best and change:

@@ -69,6 +69,8 @@ def _ours(store: str, workshop: Workshop) -> Iterator[list[Case]]:
             server.case(f"{name} tiny, read, 1 session", "get", sessions=1),
             server.case(f"{name} tiny, change", "add", ONE, note="8 sessions"),
             server.case(f"{name} tiny, change, 1 session", "add", ONE, sessions=1),
+            server.case(f"{name} tiny, change, agents' address", "add", ONE, door="agents", note="8 sessions"),
+            server.case(f"{name} tiny, change, MCP tool call", "add", ONE, door="mcp", note="8 sessions"),
         ]
         for size, (suite, function, kwargs) in ours.AGENTDOJO.items():
             note = f"8 sessions; {suite}: {function}"
@@ -107,6 +109,24 @@ def _fastmcp(mode: str, workshop: Workshop) -> Iterator[list[Case]]:
                 requests,
                 '"isError":false',
                 lambda: client.call("tools/call", ADD_NOTHING)["structuredContent"]["result"],
+                note=f"streamable HTTP, JSON answers; {ASYNC}; one state for all",
+            )
+        ]
+
+
+@contextlib.contextmanager
+def _mcp_sdk(workshop: Workshop) -> Iterator[list[Case]]:
+    with _listening(workshop, "serve_mcp_sdk", requirements="fastmcp") as (process, port):
+        client = Client(port, "/mcp", MCP_HEADERS)
+        requests = [request_bytes(port, "/mcp", {**ADD_TOOL, "id": number}, MCP_HEADERS) for number in range(IDS)]
+        yield [
+            HttpCase(
+                "MCP Python SDK, low-level server, stateless",
+                process,
+                port,
+                requests,
+                '"isError":false',
+                lambda: int(client.call("tools/call", ADD_NOTHING)["content"][0]["text"]),
                 note=f"streamable HTTP, JSON answers; {ASYNC}; one state for all",
             )
         ]
@@ -178,6 +198,7 @@ CONTENDERS = [
     *(Contender(f"ours, {store}", functools.partial(_ours, store)) for store in ("memory:", "sqlite:", "redis:")),
     Contender("fastapi-jsonrpc", _fastapi_jsonrpc),
     *(Contender(f"FastMCP tool call, {mode}", functools.partial(_fastmcp, mode)) for mode in ("sessions", "stateless")),
+    Contender("MCP Python SDK, low-level server", _mcp_sdk),
     Contender("OpenEnv /step", _openenv_step),
     Contender("OpenEnv tool call", _openenv_tool),
     *(Contender(f"AgentDojo in-process, {size}", functools.partial(_agentdojo, size)) for size in ours.AGENTDOJO),

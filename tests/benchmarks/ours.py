@@ -14,6 +14,17 @@ from tests.benchmarks.workshop import PACKS, Workshop
 TOKEN = "a-token-for-this-benchmark"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 SESSIONS = 8
+MCP_VERSION = "2026-07-28"
+MCP_META = {
+    "io.modelcontextprotocol/protocolVersion": MCP_VERSION,
+    "io.modelcontextprotocol/clientInfo": {"name": "benchmark", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+MCP_HEADERS = {
+    "Accept": "application/json, text/event-stream",
+    "MCP-Protocol-Version": MCP_VERSION,
+    "Mcp-Method": "tools/call",
+}
 
 # AgentDojo's environments, by the size of their JSON, each with a call that changes it but not its size.
 AGENTDOJO = {
@@ -60,12 +71,13 @@ class Server:
         options: Mapping[str, Any] | None = None,
         sessions: int = SESSIONS,
         connections: int = 8,
+        door: str = "rpc",
         note: str = "",
     ) -> HttpCase:
-        """Create sessions, and a case that calls a function in each in turn."""
+        """Create sessions, and a case that calls a function in each in turn, through one of `DOORS`."""
         ids = [self.create(toolpack, options) for _ in range(sessions)]
         calls = [{"session_id": id_, "function": function, "kwargs": dict(kwargs or {})} for id_ in ids]
-        requests = [request_bytes(self.port, "/rpc", jsonrpc("run_function", call), HEADERS) for call in calls]
+        requests = [DOORS[door](self, call) for call in calls]
         for call in calls:
             envelope = self.client.call("run_function", call)
             if envelope["error"] is not None:
@@ -77,7 +89,26 @@ class Server:
                 seen[id_] = self._recorded(id_, seen[id_])
             return sum(seen.values())
 
-        return HttpCase(name, self.process, self.port, requests, '"error":null}', counted, connections, note)
+        expected = '"isError":false' if door == "mcp" else '"error":null}'
+        return HttpCase(name, self.process, self.port, requests, expected, counted, connections, note)
+
+    def at_rpc(self, call: Mapping[str, Any]) -> bytes:
+        """Get a request to `/rpc`."""
+        return request_bytes(self.port, "/rpc", jsonrpc("run_function", call), HEADERS)
+
+    def at_agents(self, call: Mapping[str, Any]) -> bytes:
+        """Get a request to the session's `agent_path`."""
+        session = self.client.call("get_session", {"session_id": call["session_id"]})
+        params = {"function": call["function"], "kwargs": call["kwargs"]}
+        return request_bytes(self.port, session["agent_path"], jsonrpc("run_function", params))
+
+    def at_mcp(self, call: Mapping[str, Any]) -> bytes:
+        """Get a request to the session's `mcp_path`, as a client of 2026-07-28 sends it."""
+        session = self.client.call("get_session", {"session_id": call["session_id"]})
+        name = call["function"]
+        params = {"name": name, "arguments": call["kwargs"], "_meta": MCP_META}
+        headers = {**MCP_HEADERS, "Mcp-Name": name}
+        return request_bytes(self.port, session["mcp_path"], jsonrpc("tools/call", params), headers)
 
     def _recorded(self, session_id: str, at_least: int) -> int:
         """Count a session's records by a binary search for the last index; indices start at 0 and have no gaps."""
@@ -94,6 +125,9 @@ class Server:
 
     def _has_record(self, session_id: str, index: int) -> bool:
         return bool(self.client.call("get_trace", {"session_id": session_id, "after": index - 1, "limit": 1}))
+
+
+DOORS = {"rpc": Server.at_rpc, "agents": Server.at_agents, "mcp": Server.at_mcp}
 
 
 @contextlib.contextmanager

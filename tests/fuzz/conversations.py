@@ -14,7 +14,7 @@ from fuzz.oracle import check_text, require, strict
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-STATUSES = {100, 200, 204, 400, 401, 403, 404, 405, 408, 413, 415, 431, 503}
+STATUSES = {100, 200, 202, 204, 400, 401, 403, 404, 405, 408, 413, 415, 431, 503}
 # The server's limits; uvicorn also closes a connection that is idle for 5 s.
 LIMITS = {
     "TOOLPACK_HEADER_TIMEOUT_SECONDS": "1",
@@ -24,6 +24,7 @@ LIMITS = {
 }
 END_SECONDS = 15.0
 PAUSE_SECONDS = 0.05
+MCP_CODES = {-32700, -32600, -32601, -32602, -32020, -32022}  # of MCP's errors whose status isn't 200
 PARALLEL_CONVERSATIONS = 40
 MAX_PRINTED = 600
 
@@ -52,6 +53,37 @@ def _call(session, method="run_function"):
     if method == "run_function":
         params |= {"function": "add", "kwargs": {"amount": 1}}
     return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+
+
+MODERN = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+ADD = {"name": "add", "arguments": {"amount": 1}}
+
+
+def _mcp_body(method, **params):
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+
+
+_MCP_BODIES = [
+    _mcp_body("initialize", protocolVersion="2025-06-18"), _mcp_body("tools/list"), _mcp_body("tools/call", **ADD),
+    _mcp_body("tools/call", **ADD, _meta=MODERN), _mcp_body("tools/call", **ADD, _meta={"progressToken": "x" * 1500}),
+    _mcp_body("tools/call", name="add", arguments={"amount": {"$call": {"function": "total", "args": {}}}}),
+    _mcp_body("tools/list", _meta=MODERN | {"io.modelcontextprotocol/protocolVersion": "1" * 1500}),
+    _mcp_body("x" * 1500), _mcp_body("tools/call", name="\u0000" * 100), b'{"jsonrpc": "2.0", "method": "x"}',
+    b"[]", b"{", b"5", b'{"jsonrpc":"2.0","id":1,"result":{}}', b'{"jsonrpc":"2.0","id":{},"method":"ping"}',
+]  # fmt: skip
+_MCP_HEADERS = [
+        b"MCP-Protocol-Version: 2026-07-28", b"MCP-Protocol-Version: 2025-06-18", b"MCP-Protocol-Version: \xff",
+        b"MCP-Protocol-Version: " + b"1" * 2000, b"Mcp-Method: tools/call", b"Mcp-Method: =?base64?\xff?=",
+        b"Mcp-Name: add", b"Mcp-Name: =?base64?YWRk?=", b"Mcp-Name: =?base64?" + b"A" * 3000 + b"?=",
+        b"Mcp-Param-X: " + b"y" * 3000, b"Mcp-Session-Id: x", b"Last-Event-ID: 5", b"Accept: text/event-stream",
+        b"Accept: " + b"text/event-stream," * 100, b"Origin: http://localhost:1", b"Origin: http://[::1",
+]  # fmt: skip
+# By number: Hypothesis would write all of them out.
+_mcp_bodies = st.sampled_from(range(len(_MCP_BODIES))).map(_MCP_BODIES.__getitem__)
+_mcp_headers = st.lists(st.sampled_from(range(len(_MCP_HEADERS))).map(_MCP_HEADERS.__getitem__), max_size=4)
 
 
 def _maybe(*odd, times=6):
@@ -141,17 +173,23 @@ def _framed(draw, body):
 
 
 @st.composite
-def _messages(draw, session):
-    body = draw(st.sampled_from([_call(session)] * 3 + [
+def _messages(draw, session, mcp_path):
+    line, more = draw(_lines), []
+    speaks_mcp = draw(st.sampled_from([False] * 3 + [True]))
+    if speaks_mcp:
+        method = draw(st.sampled_from([b"POST"] * 8 + [b"GET", b"DELETE", b"OPTIONS"]))
+        path = draw(st.sampled_from([mcp_path] * 6 + [b"/mcp/" + b"0" * 48, b"/mcp/", b"/mcp/%00", mcp_path + b"/x"]))
+        line, more = b"%b %b HTTP/1.1" % (method, path), draw(_mcp_headers)
+    body = draw(_mcp_bodies) if speaks_mcp else draw(st.sampled_from([_call(session)] * 3 + [
         _call(session, "get_session"), b"", b"{", b"[]", b"\xff\xfe", b" " * 99_000, b"[" * 2000, _call(session) * 2,
     ]))  # fmt: skip
     lengths, framed = draw(_framed(body))
     media = draw(
         st.sampled_from([b"Content-Type: application/json"] * 18 + [b"content-type:application/json;x", b"X: 1"])
     )
-    headers = draw(st.permutations([*draw(_hosts), media, *lengths, *draw(_extras)]))
+    headers = draw(st.permutations([*draw(_hosts), media, *lengths, *draw(_extras), *more]))
     newline = draw(st.sampled_from([b"\r\n"] * 25 + [b"\n"]))
-    head = newline.join([draw(_lines), *headers, b"", b""])
+    head = newline.join([line, *headers, b"", b""])
     damage = draw(_maybe(b"\x00", b"\r", b"\n", b"\xff", times=60))
     if damage is not None:
         at = draw(st.integers(0, len(head)))
@@ -160,9 +198,9 @@ def _messages(draw, session):
 
 
 @st.composite
-def conversations(draw, session):
+def conversations(draw, session, mcp_path):
     """Get a conversation: one to three pipelined requests, cut into pieces, and an ending."""
-    text = b"".join(draw(st.lists(_messages(session), min_size=1, max_size=3)))
+    text = b"".join(draw(st.lists(_messages(session, mcp_path), min_size=1, max_size=3)))
     if draw(st.sampled_from([False] * 5 + [True])):
         text = text[: draw(st.integers(0, len(text)))]
     cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=3)))
@@ -220,7 +258,9 @@ def check_replies(received, conversation):
         if b"application/json" in head and len(body) == int(length[1]):
             answer = strict(body)
             require(isinstance(answer, dict | list), "a body is not JSON-RPC", body)
-            if statuses[-1] != 200:
+            if statuses[-1] in {400, 404} and answer["error"]["code"] in MCP_CODES:
+                require(answer["error"]["message"], "an error has no message", body)
+            elif statuses[-1] != 200:
                 require(answer["error"]["data"] == {"status": statuses[-1]}, "a refusal has another shape", body)
     return statuses
 
@@ -240,7 +280,8 @@ class Talks:
     def __init__(self, server, log):
         self.server = server
         self.port = int(server.url.rpartition(":")[2])
-        self.session = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        session = server.rpc("create_session", toolpacks=["ledger"])
+        self.session, self.mcp_path = session["session_id"], session["mcp_path"].encode()
         self.seen = Counter()
         self._log_file, self._log_offset = log, 0
 
@@ -256,24 +297,29 @@ class Talks:
         self.check_log()
 
     def check_log(self):
-        """Check that the log has only lines of calls."""
+        """Check that the log has only lines of calls, sessions and refused requests."""
         text = self._log_file.read_bytes()[self._log_offset :]
         self._log_offset += len(text)
         check_text(text)
         for line in text.splitlines():
             call = strict(line)
-            require(isinstance(call, dict) and "request_id" in call, "the log has an unexpected line", line)
+            require(
+                isinstance(call, dict) and ("request_id" in call or call.get("event") == "refused"),
+                "the log has an unexpected line",
+                line,
+            )
 
 
 def fuzz_conversations(server, log, rounds, number=None):
     """Hold this many rounds of conversations with a server that logs to this file; get the count of each status."""
     talks = Talks(server, log)
+    any_talk = conversations(talks.session, talks.mcp_path)
 
     @settings(
         max_examples=rounds + 1, deadline=None, database=None, derandomize=number is None,
         suppress_health_check=list(HealthCheck), phases=[Phase.generate], print_blob=False,
     )  # fmt: skip
-    @given(st.lists(conversations(talks.session), min_size=PARALLEL_CONVERSATIONS, max_size=PARALLEL_CONVERSATIONS))
+    @given(st.lists(any_talk, min_size=PARALLEL_CONVERSATIONS, max_size=PARALLEL_CONVERSATIONS))
     def send(held):
         if len({conversation.pieces for conversation in held}) > 1:  # Hypothesis' first example repeats one element
             talks.hold(held)
