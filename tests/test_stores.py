@@ -1074,19 +1074,26 @@ OLD = Path(__file__).with_name("stored") / "sessions-schema-1.sql"
 
 
 def test_sqlite_starts_its_log_anew_while_commits_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_PAGES", 50)  # SQLite's own checkpoint is far away
-    store = open_store(f"sqlite:///{tmp_path}/busy.db")
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)  # SQLite's own checkpoint is far away
+    path = tmp_path / "busy.db"
+    store = open_store(f"sqlite:///{path}")
     kept, indices = session(), count()
     store.create([kept], {}, {})
 
-    def log_is_restarted():
-        before, index = store._file._checkpoints._frames(), next(indices)
+    def log_is_shorter():
+        before, index = store._file._log.stat().st_size, next(indices)
         blobs = {f"b{index}": bytes(20_000)}
         assert store.commit([commit(kept, index, parts={"bank": f"b{index}"}, blobs=blobs)]) == [True]
-        return store._file._checkpoints._frames() < before
+        return store._file._log.stat().st_size < before
 
-    serving.wait_until(log_is_restarted, "a checkpoint")
+    for _ in range(3):
+        serving.wait_until(log_is_shorter, "a checkpoint")
     assert len(store.records(kept.id, -1, 10**6)) == next(indices)
+    # The locks of this process still keep others out.
+    script = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
+    with store._file.write():
+        ended = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=False)
+    assert "database is locked" in ended.stderr
     store.close()
 
 

@@ -1,7 +1,6 @@
 """The benchmark: compares Toolpack Server with bare Starlette and with alternatives, in one run.
 
     python -m tests.benchmarks
-    python -m tests.benchmarks --variant fast
     python -m tests.benchmarks --part throughput --only ours --rounds 1 --seconds 2
 
 It prints a table of results and one of bounds; `--out` writes them as JSON and SVG. Exit status 1 means that answers
@@ -17,25 +16,18 @@ from pathlib import Path
 import click
 
 from tests.benchmarks import bounds as measurements
-from tests.benchmarks import report
+from tests.benchmarks import growth, report, workers
 from tests.benchmarks.contenders import bare
 from tests.benchmarks.load import find_wrk
 from tests.benchmarks.processes import UnavailableError
 from tests.benchmarks.rounds import Plan, compare
 from tests.benchmarks.workshop import Workshop
 
-PARTS = ("throughput", "latency", "touched", "sessions", "start")
+PARTS = ("throughput", "latency", "touched", "sessions", "growth", "workers", "start")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolpack-server-benchmarks"
 
 
 @click.command()
-@click.option(
-    "--variant",
-    type=click.Choice(["plain", "fast"]),
-    default="plain",
-    show_default=True,
-    help="plain: asyncio and h11, the default install; fast: uvloop and httptools; for all contenders.",
-)
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="What to measure.  [default: all]")
 @click.option("--only", multiple=True, help="Contenders whose name contains this word.  [default: all]")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each case.")
@@ -49,21 +41,21 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolpa
     help="Folder for the virtual environments of other contenders.",
 )
 @click.option("--out", type=Path, help="Folder to write JSON and SVG into.")
-def main(variant, parts, only, rounds, seconds, cache, out):
+def main(parts, only, rounds, seconds, cache, out):
     """Measure, and print the results."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that children are stopped then too
     plan = Plan(rounds, seconds)
-    about = report.context(variant, plan)
+    about = report.context(plan)
     try:
         find_wrk()
         with tempfile.TemporaryDirectory(prefix="toolpack-benchmark-") as folder:
-            rows, bounds = measure(Workshop(Path(folder), cache, variant), plan, parts or PARTS, only)
+            rows, bounds = measure(Workshop(Path(folder), cache), plan, parts or PARTS, only)
     except UnavailableError as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
         sys.exit(130)
     machine = f"Python {about['python']}, {about['processors']} processors, load before {about['load_before']:.2f}"
-    click.echo(f"{about['date']}, variant {variant}, {machine}; {about['command']}\n")
+    click.echo(f"{about['date']}, {machine}; {about['command']}\n")
     if rows:
         click.echo(f"{report.table(rows)}\n")
     if bounds:
@@ -78,14 +70,16 @@ def main(variant, parts, only, rounds, seconds, cache, out):
 def measure(workshop, plan, parts, only):
     """Get the rows of the table, and the bounds."""
     rows, bounds = [], []
-    with bare(workshop) as reference:
+    with bare(workshop, plain=True) as reference, bare(workshop, plain=False) as fast:
         if "throughput" in parts:
-            rows = compare(workshop, reference, plan, only)
+            rows = compare(workshop, (reference, fast), plan, only)
             bounds += measurements.throughput(rows)
         for part, bound_of in (
             ("latency", lambda: measurements.quiet_and_beside_noise(workshop, reference, plan)),
             ("touched", lambda: measurements.touched_only(workshop, plan)),
             ("sessions", lambda: measurements.sessions(workshop, plan)),
+            ("growth", lambda: growth.growth(workshop)),
+            ("workers", lambda: workers.two_workers(workshop, plan)),
             ("start", lambda: measurements.start(workshop, plan)),
         ):
             if part in parts:

@@ -34,15 +34,15 @@ class Contender:
 
 
 @contextlib.contextmanager
-def bare(workshop: Workshop) -> Iterator[HttpCase]:
-    """Bare Starlette, the reference for all others."""
+def bare(workshop: Workshop, *, plain: bool) -> Iterator[HttpCase]:
+    """Bare Starlette, the reference for all others: plain as pip installs it, else on uvloop and httptools."""
     call = jsonrpc("run_function", {"session_id": "0" * 32, "function": "add", "kwargs": ONE})
-    with _listening(workshop, "serve_bare") as (process, port):
+    with _listening(workshop, "serve_bare", plain=plain) as (process, port):
         client = Client(port, "/rpc")
         requests = [request_bytes(port, "/rpc", call, ours.HEADERS)]
         add_nothing = {**call, "params": {"kwargs": {"amount": 0}}}
         yield HttpCase(
-            "bare Starlette",
+            "bare Starlette" if plain else "bare Starlette on uvloop and httptools",
             process,
             port,
             requests,
@@ -53,9 +53,11 @@ def bare(workshop: Workshop) -> Iterator[HttpCase]:
 
 
 @contextlib.contextmanager
-def _listening(workshop: Workshop, module: str, *arguments: str, requirements: str | None = None) -> Iterator[Any]:
+def _listening(
+    workshop: Workshop, module: str, *arguments: str, requirements: str | None = None, plain: bool = False
+) -> Iterator[Any]:
     port = free_port()
-    with workshop.run(module, port, *arguments, requirements=requirements) as process:
+    with workshop.run(module, port, *arguments, requirements=requirements, plain=plain) as process:
         process.wait_until(lambda: listens(port))
         yield process, port
 
@@ -186,6 +188,21 @@ def _fastapi_jsonrpc(workshop: Workshop) -> Iterator[list[Case]]:
 
 
 @contextlib.contextmanager
+def _fastapi(workshop: Workshop) -> Iterator[list[Case]]:
+    file = workshop.folder / "by-hand.db"
+    with _listening(workshop, "serve_fastapi", str(file), requirements="fastapi") as (process, port):
+        client = Client(port, "/call")
+        ids = [f"session {number}" for number in range(ours.SESSIONS)]
+        requests = [request_bytes(port, "/call", {"session": id_, "amount": 1}) for id_ in ids]
+
+        def counted() -> int:
+            return sum(client.post({"session": id_, "amount": 0})[0]["result"] for id_ in ids)
+
+        note = "8 sessions; aiosqlite, one transaction a call; uvloop and httptools"
+        yield [HttpCase("FastAPI by hand, durable", process, port, requests, '"result":', counted, note=note)]
+
+
+@contextlib.contextmanager
 def _agentdojo(size: str, workshop: Workshop) -> Iterator[list[Case]]:
     suite, function, kwargs = ours.AGENTDOJO[size]
     with workshop.run("loop_agentdojo", suite, function, json.dumps(kwargs), piped=True) as process:
@@ -196,6 +213,7 @@ def _agentdojo(size: str, workshop: Workshop) -> Iterator[list[Case]]:
 
 CONTENDERS = [
     *(Contender(f"ours, {store}", functools.partial(_ours, store)) for store in ("memory:", "sqlite:", "redis:")),
+    Contender("FastAPI by hand, durable", _fastapi),
     Contender("fastapi-jsonrpc", _fastapi_jsonrpc),
     *(Contender(f"FastMCP tool call, {mode}", functools.partial(_fastmcp, mode)) for mode in ("sessions", "stateless")),
     Contender("MCP Python SDK, low-level server", _mcp_sdk),

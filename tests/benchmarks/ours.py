@@ -132,7 +132,7 @@ DOORS = {"rpc": Server.at_rpc, "agents": Server.at_agents, "mcp": Server.at_mcp}
 
 @contextlib.contextmanager
 def serving(
-    workshop: Workshop, store: str = "sqlite:", *, bundled: bool = False, wait: bool = True
+    workshop: Workshop, store: str = "sqlite:", *, bundled: bool = False, wait: bool = True, workers: int = 1
 ) -> Iterator[Server]:
     """Serve until the block ends.
 
@@ -141,12 +141,13 @@ def serving(
         store: `memory:`, `sqlite:` or `redis:`.
         bundled: Serve the bundled toolpacks instead of the benchmark's.
         wait: Wait until the server is ready.
+        workers: How many workers it has.
     """
     with contextlib.ExitStack() as stack:
         data = workshop.folder / "data"
         shutil.rmtree(data, ignore_errors=True)
         port = free_port()
-        arguments: list[object] = ["serve", "--port", port, "--data-dir", data]
+        arguments: list[object] = ["serve", "--port", port, "--data-dir", data, "--workers", workers]
         if store != "sqlite:":
             arguments += ["--store", stack.enter_context(_redis(workshop)) if store == "redis:" else store]
         if not bundled:

@@ -16,14 +16,13 @@ from tests.benchmarks.bounds import Bound
 from tests.benchmarks.rounds import Plan, Row
 
 PACKAGES = ("toolpack-server", "starlette", "uvicorn", "pydantic", "agentdojo")
-HEAD = ("", "requests/s", "p50 ms", "p99 ms", "CPU µs", "of bare", "")
+HEAD = ("", "requests/s", "p50 ms", "p99 ms", "CPU µs", "of bare", "of fast bare", "")
 
 
-def context(variant: str, plan: Plan) -> dict[str, Any]:
+def context(plan: Plan) -> dict[str, Any]:
     """Describe the conditions of the measurement: date, machine, versions and settings."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "variant": variant,
         "rounds": plan.rounds,
         "seconds": plan.seconds,
         "python": platform.python_version(),
@@ -36,16 +35,17 @@ def context(variant: str, plan: Plan) -> dict[str, Any]:
 
 def table(rows: Sequence[Row]) -> str:
     """Get the rows as a Markdown table."""
-    lines = [HEAD, ("---", *("---:",) * 5, "---")]
+    lines = [HEAD, ("---", *("---:",) * 6, "---")]
     for row in rows:
         if row.unavailable:
-            lines.append((row.name, *("-",) * 5, row.unavailable.replace("\n", " ")))
+            lines.append((row.name, *("-",) * 6, row.unavailable.replace("\n", " ")))
         else:
             wrong = f"WRONG: {'; '.join(row.problems)}" if row.problems else ""
             times = f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}", f"{row.cpu_us:.0f}"
             note = "; ".join(filter(None, [row.note, wrong]))
-            lines.append((row.name, f"{row.per_second:,.0f}", *times, f"{row.ratio:.3f}", note))
-    return _aligned(lines, left={0, 6})
+            ratios = f"{row.ratio:.3f}", f"{row.ratio_fast:.3f}"
+            lines.append((row.name, f"{row.per_second:,.0f}", *times, *ratios, note))
+    return _aligned(lines, left={0, 7})
 
 
 def bounds_table(bounds: Sequence[Bound]) -> str:
@@ -74,7 +74,7 @@ def write(folder: Path, about: dict[str, Any], rows: Sequence[Row], bounds: Sequ
     """Write the figures as JSON, and the ratios as a plot."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {**about, "rows": [asdict(row) for row in rows], "bounds": [asdict(b) | {"met": b.met} for b in bounds]}
-    written = [folder / f"benchmark-{about['variant']}.json", folder / f"benchmark-{about['variant']}.svg"]
+    written = [folder / "benchmark.json", folder / "benchmark.svg"]
     written[0].write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     written[1].write_text(plot(about, rows), encoding="utf-8")
     return written
@@ -89,7 +89,7 @@ def plot(about: dict[str, Any], rows: Sequence[Row]) -> str:
     """Draw the ratios to bare Starlette as bars; a bar that is too long is cut off, with an arrow."""
     shown = [row for row in rows if not row.unavailable]
     height = TOP + LINE * len(shown) + 16
-    title = f"Calls per second, compared with bare Starlette ({about['variant']}, {about['date']})"
+    title = f"Calls per second, compared with bare Starlette ({about['date']})"
     size = f'width="{LABELS + WIDTH + 90}" height="{height}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, sans-serif" font-size="12">',

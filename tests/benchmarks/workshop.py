@@ -1,7 +1,8 @@
-"""How contenders are started: the folder, the variant, and the virtual environments of the other contenders.
+"""How contenders are started: the folder, and the virtual environments of the other contenders.
 
-The rule: ours and bare Starlette run with this process's packages. Each other contender has a virtual environment with
-pinned packages in the cache, installed once; nothing is installed into the project's environment.
+The rule: each runs as pip installs it. Ours and bare Starlette run with this process's packages, bare Starlette also
+without uvloop and httptools, which it doesn't require. Each other contender has a virtual environment with pinned
+packages in the cache, installed once; nothing is installed into the project's environment.
 """
 
 import hashlib
@@ -13,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from tests.benchmarks.processes import Process, UnavailableError, started
 
@@ -30,12 +30,10 @@ class Workshop:
     Attributes:
         folder: A folder for logs and data; removed at the end.
         cache: A folder for virtual environments; kept.
-        variant: `plain` is asyncio and h11, `fast` is uvloop and httptools.
     """
 
     folder: Path
     cache: Path
-    variant: Literal["plain", "fast"]
 
     def run(
         self,
@@ -44,8 +42,9 @@ class Workshop:
         requirements: str | None = None,
         environment: Mapping[str, str] | None = None,
         piped: bool = False,
+        plain: bool = False,
     ) -> AbstractContextManager[Process]:
-        """Run a Python module in the chosen variant until the block ends.
+        """Run a Python module until the block ends.
 
         Args:
             module: The module.
@@ -53,10 +52,11 @@ class Workshop:
             requirements: The name of its requirements file; default: this process's packages.
             environment: Variables besides this process's, of which those of the server's settings are left out.
             piped: Its standard input and output are pipes.
+            plain: Hide uvloop and httptools.
         """
         python = self.python(requirements) if requirements else sys.executable
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
-        command = [python, str(APPS / "launch.py"), self.variant, module, *map(str, arguments)]
+        command = [python, str(APPS / "launch.py"), "plain" if plain else "installed", module, *map(str, arguments)]
         log = self.folder / f"{module}.log"
         log.unlink(missing_ok=True)
         return started(command, log, inherited | dict(environment or {}), piped=piped)

@@ -1,23 +1,23 @@
 """Checkpoints: what has been appended to the write-ahead log is copied back into the database.
 
 The rule: commits don't wait for it. SQLite would checkpoint within a commit, for as long as many MB take. So a thread
-copies nearly all while commits go on, then blocks them for the few pages that came meanwhile, after which the log
-starts anew. SQLite's own checkpoint remains for a log that grows faster than it is copied.
+copies nearly all while commits go on, then blocks them for the few pages that came meanwhile, after which the log is
+empty. SQLite's own checkpoint remains for a log that grows faster than it is copied.
+
+SQLite's files must never be opened here, only asked for their size: closing a file ends all locks that this process has
+on it (https://www.sqlite.org/howtocorrupt.html, section 2.2).
 """
 
 import sqlite3
-import struct
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-PAUSE_SECONDS = 0.05  # between two looks at the log while something is written
-CHECKPOINT_PAGES = 3000  # 12 MB: a page that many commits change is copied back less often than with SQLite's 1000
+CHECKPOINT_BYTES = 12 * 2**20  # a page that many commits change is copied back less often than with SQLite's 4 MB
 OWN_CHECKPOINT_PAGES = 5500  # 22 MB: then SQLite checkpoints within a commit
-ROUNDS, FEW_PAGES = 6, 200  # each round copies what was written during the one before it
+ROUNDS, FEW_BYTES = 6, 2**20  # each round copies what was written during the one before it
 WAIT_SECONDS = 0.05  # for readers, while commits wait
-FRAMES = struct.Struct("=16xI")  # the first bytes of the WAL index, see https://www.sqlite.org/walformat.html
 
 
 class Checkpoints:
@@ -25,53 +25,41 @@ class Checkpoints:
 
     Args:
         connect: Opens a connection to it.
-        path: The path of the database.
+        log: The path of its write-ahead log.
     """
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection], path: Path) -> None:
+    def __init__(self, connect: Callable[[], sqlite3.Connection], log: Path) -> None:
         self._connect = connect
-        self._index = path.with_name(path.name + "-shm")
-        self._written = threading.Event()
-        self._closed = threading.Event()
+        self._log = log
+        self._due = threading.Event()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
 
-    def note_write(self) -> None:
-        """Note that something was written; called after each transaction."""
-        if not self._written.is_set():
-            self._written.set()
+    def look_at(self, log_bytes: int) -> None:
+        """Begin a checkpoint if the log has become that long; called after each transaction."""
+        if log_bytes > CHECKPOINT_BYTES and not self._due.is_set():
+            self._due.set()
 
     def close(self) -> None:
         """End the thread; a checkpoint that runs is awaited."""
-        self._closed.set()
-        self._written.set()
+        self._closed = True
+        self._due.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._closed.wait(PAUSE_SECONDS):
-            if self._frames() > CHECKPOINT_PAGES:
-                with suppress(sqlite3.Error), closing(self._connect()) as connection:
-                    self._checkpoint(connection)
-            self._written.wait()
-            self._written.clear()
-
-    def _checkpoint(self, connection: sqlite3.Connection) -> None:
-        for _ in range(ROUNDS):
-            copied = checkpoint(connection, "PASSIVE", 0)
-            if self._frames() - copied < FEW_PAGES:
-                break
-        checkpoint(connection, "RESTART", WAIT_SECONDS)
-
-    def _frames(self) -> int:
-        """Get the number of pages in the log."""
-        with suppress(OSError, struct.error), self._index.open("rb") as index:
-            frames: int = FRAMES.unpack(index.read(FRAMES.size))[0]
-            return frames
-        return 0
+        while self._due.wait() and not self._closed:
+            with suppress(sqlite3.Error, OSError), closing(self._connect()) as connection:
+                for _ in range(ROUNDS):
+                    copied = checkpoint(connection, "PASSIVE", 0)
+                    if self._log.stat().st_size - copied < FEW_BYTES:
+                        break
+                checkpoint(connection, "TRUNCATE", WAIT_SECONDS)
+            self._due.clear()
 
 
 def checkpoint(connection: sqlite3.Connection, mode: str, wait_seconds: float) -> int:
-    """Copy the write-ahead log into the database as far as nobody is in the way, and get how many pages are copied.
+    """Copy the write-ahead log into the database as far as nobody is in the way, and get how many bytes are copied.
 
     Args:
         connection: A connection without a transaction.
@@ -81,5 +69,6 @@ def checkpoint(connection: sqlite3.Connection, mode: str, wait_seconds: float) -
     with suppress(sqlite3.Error):
         connection.execute(f"PRAGMA busy_timeout = {round(wait_seconds * 1000)}")
         ((_, _, copied),) = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
-        return int(copied)
+        ((page_bytes,),) = connection.execute("PRAGMA page_size").fetchall()
+        return int(copied) * int(page_bytes)
     return 0

@@ -64,9 +64,9 @@ class SqliteFile:
             self._writer = self._connect()
             try:
                 self._prepare(exclusive=exclusive)
-                self._files = self._identity()
+                self._files, _ = self._look()
                 self.keep_reserve()
-                self._checkpoints = Checkpoints(self._connect, path)
+                self._checkpoints = Checkpoints(self._connect, self._log)
             except BaseException:
                 self._writer.close()
                 raise
@@ -133,7 +133,6 @@ class SqliteFile:
                     self._restart_log("PASSIVE")  # then its space can be used again
                 raise
             self._trouble = ""
-            self._checkpoints.note_write()
             self._check_in_place()
 
     def check(self) -> None:
@@ -208,18 +207,19 @@ class SqliteFile:
         checkpoint(self._writer, mode, 0)
         self._writer.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
 
-    def _identity(self) -> tuple[int, ...]:
+    def _look(self) -> tuple[tuple[int, ...], int]:
+        """Get what identifies the file and the log beside it, and the size of the log."""
         # With `os.stat`, as this is done after each transaction, and `Path.stat` takes three times as long.
         file, log = os.stat(self._names[0]), os.stat(self._names[1])  # noqa: PTH116
-        return file.st_ino, file.st_dev, log.st_ino, log.st_dev
+        return (file.st_ino, file.st_dev, log.st_ino, log.st_dev), log.st_size
 
     def _check_in_place(self) -> None:
-        """Check that the file, and the log beside it, are those that were opened."""
-        try:
-            if self._identity() == self._files:
+        """Check that the file, and the log beside it, are those that were opened; see if the log is long."""
+        with suppress(OSError):
+            files, log_bytes = self._look()
+            if files == self._files:
+                self._checkpoints.look_at(log_bytes)
                 return
-        except OSError:
-            pass
         raise OverloadedError(
             f"The store {self._path} was deleted or replaced while the server runs: restart the server."
         )

@@ -1,0 +1,57 @@
+"""A counter that somebody would write by hand to be durable: FastAPI and aiosqlite, one transaction for each call.
+
+It does what a call here does to the store, and no more: it reads a session's state, writes the new one and a record.
+"""
+
+import asyncio
+import json
+import sys
+from contextlib import asynccontextmanager
+
+import aiosqlite
+from fastapi import FastAPI
+from pydantic import BaseModel
+from serving import serve
+
+SCHEMA = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+CREATE TABLE counters (session TEXT PRIMARY KEY, value INTEGER NOT NULL);
+CREATE TABLE records (session TEXT, place INTEGER, body TEXT, PRIMARY KEY (session, place));
+"""
+ADD_RECORD = """
+INSERT INTO records VALUES (?1, (SELECT coalesce(max(place), -1) + 1 FROM records WHERE session = ?1), ?2)
+"""
+
+
+class Call(BaseModel):
+    session: str
+    amount: int
+
+
+@asynccontextmanager
+async def lifespan(app):
+    async with aiosqlite.connect(sys.argv[2], isolation_level=None) as connection:
+        await connection.executescript(SCHEMA)
+        app.state.connection, app.state.turn = connection, asyncio.Lock()
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/call")
+async def call(asked: Call) -> dict[str, int]:
+    async with app.state.turn:  # one connection: transactions of two calls must not mix
+        connection = app.state.connection
+        await connection.execute("BEGIN IMMEDIATE")
+        found = await connection.execute_fetchall("SELECT value FROM counters WHERE session = ?", (asked.session,))
+        value = (found[0][0] if found else 0) + asked.amount
+        await connection.execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (asked.session, value))
+        record = json.dumps({"amount": asked.amount, "result": value})
+        await connection.execute(ADD_RECORD, (asked.session, record))
+        await connection.execute("COMMIT")
+    return {"result": value}
+
+
+serve(app)
