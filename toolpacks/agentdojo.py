@@ -10,12 +10,13 @@ import importlib.util
 import re
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from importlib.abc import SourceLoader
 from types import ModuleType
 from typing import Any, Literal
 
-from server import Toolpack
+from server import Rollout, Task, Toolpack
 from server.errors import ToolpackUnavailable
 
 if importlib.util.find_spec("agentdojo") is None:
@@ -80,12 +81,18 @@ _defer("agentdojo.agent_pipeline")
 _defer("agentdojo.agent_pipeline.llms.google_llm")
 
 import yaml  # type: ignore[import-untyped] # noqa: E402 - comes with agentdojo
-from agentdojo.task_suite.load_suites import _SUITES, get_suites  # noqa: E402 - fast only after `_defer`
+from agentdojo.functions_runtime import FunctionCall as AgentDojoCall  # noqa: E402 - fast only after `_defer`
+from agentdojo.task_suite.load_suites import _SUITES, get_suites  # noqa: E402 - as above
+from agentdojo.types import text_content_block_from_string  # noqa: E402 - as above
 
 # AgentDojo lists its versions nowhere else; asking for an unknown version leaves an empty entry.
 _NUMBERS = {v: [int(n) for n in v[1:].split(".")] for v in _SUITES if _SUITES[v] and re.fullmatch(r"v\d+(\.\d+)*", v)}
 VERSIONS = tuple(sorted(_NUMBERS, key=_NUMBERS.__getitem__))
 NEWEST = VERSIONS[-1]
+
+# In the newest version: what passes with nothing done, and injection tasks whose own solution doesn't pass.
+NOP_PASSES = {"banking": {f"user_task_{number}" for number in (5, 6, 8, 9, 10)}}
+UNSOLVED = {"workspace": {f"injection_task_{number}" for number in range(6, 14)}}
 
 
 def make_toolpack(suite_name: str) -> Toolpack:
@@ -121,7 +128,37 @@ def make_toolpack(suite_name: str) -> Toolpack:
         return environment if user_task is None else suite.user_tasks[user_task].init_environment(environment)
 
     build.__annotations__ |= {"benchmark_version": Literal[VERSIONS], "return": newest.environment_type}
-    return Toolpack(f"agentdojo-{suite_name}", build, newest.tools, opt_in=True)
+    pack = Toolpack(f"agentdojo-{suite_name}", build, newest.tools, opt_in=True)
+    pack.tasks(lambda: _tasks(suite_name))
+    return pack
+
+
+def _tasks(suite_name: str) -> Iterator[Task]:
+    """Make the tasks of a suite: its user tasks, then its injection tasks, whose reward is 1 if the attack succeeds."""
+    suite, judge = get_suites(NEWEST)[suite_name], partial(_judge, suite_name)
+    for tag, tasks in (("user", suite.user_tasks), ("injection", suite.injection_tasks)):
+        for name, task in tasks.items():
+            solved = name not in UNSOLVED.get(suite_name, ())
+            yield Task(
+                name,
+                task.PROMPT if tag == "user" else task.GOAL,
+                judge,
+                options={"user_task": name} if tag == "user" else {},
+                solution=task.ground_truth if solved else None,
+                answer=task.GROUND_TRUTH_OUTPUT if solved else "",
+                tags=[tag, task.DIFFICULTY.name.lower()],
+                nop_passes=name in NOP_PASSES.get(suite_name, ()),
+            )
+
+
+def _judge(suite_name: str, rollout: Rollout[Any]) -> bool:
+    """Judge a rollout by AgentDojo's own code, of the version of the benchmark that the session was created with."""
+    suite = get_suites(rollout.options.get("benchmark_version", NEWEST))[suite_name]
+    name = rollout.task.name
+    task = suite.user_tasks[name] if name in suite.user_tasks else suite.injection_tasks[name]
+    said = [text_content_block_from_string(rollout.answer)]
+    called = [AgentDojoCall(function=call.function, args=dict(call.kwargs)) for call in rollout.calls]
+    return bool(suite._check_task_result(task, said, rollout.initial, rollout.environment, called))  # noqa: SLF001
 
 
 def _check(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
