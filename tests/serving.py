@@ -1,6 +1,7 @@
 """Shared by the tests of the server: the fixture packs, a server without HTTP, and waiting for a condition."""
 
 import asyncio
+import atexit
 import contextlib
 import json
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -112,17 +114,70 @@ def refused(code: int, call: Callable[..., Any], /, *args: Any, **params: Any) -
     return error.value
 
 
+IN_BOTH = [
+    pytest.mark.usefixtures("isolation"),
+    pytest.mark.parametrize(
+        "isolation", ["thread", "process"] if sys.platform == "linux" else ["thread"], indirect=True
+    ),
+]
+"""The mark of a file whose tests must hold wherever functions run."""
+
+
+def in_both(test: Any) -> Any:
+    """Mark a single test in this way."""
+    for mark in IN_BOTH:
+        test = mark(test)
+    return test
+
+
+isolation = "thread"
+"""Where functions run on a `Bench` with the fixture packs; the fixture of this name sets it."""
+
+
+def gate(name: str) -> Any:
+    """Make a gate for functions of the ledger that wait until it is set."""
+    return ledger.gates.make(name, shared=isolation == "process")
+
+
+_zygotes: dict[str, Any] = {}
+
+
+def _shared_zygote(configuration: Any, expected: object) -> Any:
+    """Get a zygote that is shared by all who need one like it, and lives as long as the tests."""
+    key = repr(configuration)
+    if key not in _zygotes:
+        from server.executors.child import Zygote  # noqa: PLC0415 - only Linux has what it imports
+
+        made = _zygotes[key] = Zygote(configuration, expected)
+        atexit.register(made.close)
+        made.close = lambda: None
+    return _zygotes[key]
+
+
+@contextlib.contextmanager
+def _zygotes_shared(needed: bool) -> Iterator[None]:
+    with contextlib.ExitStack() as patched:
+        if needed:
+            patched.enter_context(mock.patch("server.executors.runner.Zygote", _shared_zygote))
+        yield
+
+
 class Bench:
     """A complete server except for HTTP; its event loop runs in its own thread."""
 
     def __init__(self, catalog: Catalog | None = None, store: Any = "memory:", key: bytes = KEY, **settings: Any):
         self.store = open_store(store) if isinstance(store, str) else store
         self._closes_store = isinstance(store, str)
+        # A process loads toolpacks by their names.
+        shared = isolation == "process" and (catalog is None or "packs" in settings)
+        if shared:
+            settings = {"isolation": "process", "pack_dir": (PACKS,), "packs": FIXTURES, **settings}
         self.settings = Settings(**{"store": "memory:", "log_calls": "off", **settings})
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.service = Service(self.settings, catalog or CATALOG, store=self.store, key=key)
+        with _zygotes_shared(shared):
+            self.service = Service(self.settings, catalog or CATALOG, store=self.store, key=key)
         self.sessions = self.service.sessions
 
     def _run(self, work: Any) -> Any:

@@ -12,6 +12,8 @@ from server import Depends, TaskEnvironment, ToolNotFoundError, Toolpack
 from server.errors import MissingBlobError, OverloadedError, StateDamagedError
 from server.packs.catalog import Catalog
 
+pytestmark = serving.IN_BOTH
+
 INT = "Input should be a valid integer, unable to parse string as an integer"
 UNKNOWN = "Extra inputs are not permitted"
 

@@ -1,10 +1,10 @@
 """A call with a call_id is committed once, whether it is repeated, concurrent, or sent again after a restart."""
 
-import threading
-
 import pytest
 import serving
 from serving import Bench, RpcError, ledger, wait_until
+
+pytestmark = serving.IN_BOTH
 
 
 def sent(bench, session_id, function="add", call_id="first", kwargs=None, **params):
@@ -112,7 +112,7 @@ def test_a_refused_call_does_not_use_up_its_call_id(stored_bench):
 
 def test_duplicates_wait_for_the_one_that_runs(stored_bench):
     session_id = stored_bench.create()
-    gate = ledger.gates["duplicates"] = threading.Event()
+    gate = serving.gate("duplicates")
     before = times("add_and_hold")
     params = {
         "session_id": session_id,

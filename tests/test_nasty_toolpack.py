@@ -4,6 +4,8 @@ import pytest
 import serving
 from serving import Bench, nasty
 
+pytestmark = serving.IN_BOTH
+
 
 @pytest.fixture(params=["live", "thawed"])
 def bench(request):

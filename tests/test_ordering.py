@@ -1,6 +1,5 @@
 """Calls on one session run one at a time, in order of arrival; sessions never wait for each other."""
 
-import threading
 from collections import Counter
 from itertools import chain
 
@@ -10,6 +9,8 @@ from serving import RpcError, ledger, wait_until
 
 from server.errors import OverloadedError
 from server.stores import open_store
+
+pytestmark = serving.IN_BOTH
 
 
 def test_calls_on_one_session_run_in_order_of_arrival(stored_bench):
@@ -24,7 +25,7 @@ def test_calls_on_one_session_run_in_order_of_arrival(stored_bench):
 
 def test_a_slow_call_delays_only_its_own_session(stored_bench):
     slow, other = stored_bench.create(), stored_bench.create()
-    gate = ledger.gates["slow"] = threading.Event()
+    gate = serving.gate("slow")
     holding = stored_bench.later_call(slow, "add_and_hold", name="slow")
     queued = stored_bench.later_call(slow, "add", amount=1)
     assert [stored_bench.result(other, "add", amount=1) for _ in range(50)] == list(range(1, 51))
@@ -36,9 +37,10 @@ def test_a_slow_call_delays_only_its_own_session(stored_bench):
     assert queued.result(serving.PATIENCE)["result"] == 4
 
 
+@pytest.mark.usefixtures("in_threads")
 def test_many_blocked_sessions_do_not_delay_others(bench):
     sessions = [bench.create() for _ in range(20)]
-    gate = ledger.gates["many"] = threading.Event()
+    gate = serving.gate("many")
     before = len(ledger.runs)
     calls = [bench.later_call(session, "add_and_hold", name="many") for session in sessions]
     wait_until(lambda: ledger.runs[before:].count("add_and_hold") == 20, "20 calls at once")
@@ -102,7 +104,7 @@ def test_a_reset_starts_after_the_commits_of_the_calls_before_it(stored_bench):
 def test_anothers_call_on_a_busy_session_neither_waits_nor_takes_a_place_in_its_queue():
     bench = serving.Bench(max_waiting_per_session=1)
     session_id = bench.create(owner="ann")
-    gate = ledger.gates["busy"] = threading.Event()
+    gate = serving.gate("busy")
     before = len(ledger.runs)
     holding = bench.later_call(session_id, "add_and_hold", {"owner": "ann"}, name="busy")
     wait_until(lambda: len(ledger.runs) > before, "the call")
@@ -123,7 +125,7 @@ def test_anothers_call_on_a_busy_session_neither_waits_nor_takes_a_place_in_its_
 def test_who_waits_too_long_for_a_session_may_send_it_again():
     bench = serving.Bench(queue_timeout_seconds=0.1)
     session_id = bench.create()
-    gate = ledger.gates["queue"] = threading.Event()
+    gate = serving.gate("queue")
     holding = bench.later_call(session_id, "add_and_hold", name="queue")
     with pytest.raises(RpcError) as overloaded:
         bench.call(session_id, "add", {"call_id": "again"}, amount=7)
@@ -139,7 +141,7 @@ def test_who_waits_too_long_for_a_session_may_send_it_again():
 def test_a_call_over_the_limit_of_waiting_calls_is_refused_at_once():
     bench = serving.Bench(max_waiting_per_session=3)
     session_id, other = bench.create(), bench.create()
-    gate = ledger.gates["waiting"] = threading.Event()
+    gate = serving.gate("waiting")
     before = len(ledger.runs)
     holding = bench.later_call(session_id, "add_and_hold", name="waiting")
     wait_until(lambda: len(ledger.runs) > before)

@@ -11,13 +11,14 @@ from server.execution import promises
 from server.execution.promises import FIRST_CALLS, SHARE, Promises
 from server.packs.loading import load_catalog
 
-CATALOG = load_catalog((serving.PACKS,), ("liars", "ledger"))
+NAMES = ("liars", "ledger")
+CATALOG = load_catalog((serving.PACKS,), NAMES)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def bench(request, tmp_path):
+def bench(request, tmp_path, isolation):  # noqa: ARG001 - it is set by then
     store = "memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 'sessions.db'}"
-    made = serving.Bench(CATALOG, store)
+    made = serving.Bench(CATALOG, store, packs=NAMES)
     yield made
     made.close()
 
@@ -26,6 +27,7 @@ def seen(bench, session_id):
     return bench.rpc("get_environment", session_id=session_id, pointer="/liars/seen")
 
 
+@serving.in_both
 @pytest.mark.parametrize(
     ("function", "kwargs", "path"),
     [
@@ -49,6 +51,7 @@ def test_the_envelope_names_function_and_path_and_nothing_stays(bench, function,
     assert bench.rpc("get_trace", session_id=session_id)[0]["error"] == answer["error"]
 
 
+@serving.in_both
 def test_from_then_on_it_counts_as_changing(bench, caplog):
     session_id = bench.create("liars")
     with caplog.at_level(logging.WARNING, "toolpack_server"):
@@ -64,6 +67,7 @@ def test_from_then_on_it_counts_as_changing(bench, caplog):
     assert "From now on it counts as changing" in line
 
 
+@serving.in_both
 def test_with_raise_on_error_it_is_a_function_that_raised(bench):
     session_id = bench.create("liars")
     error = serving.refused(
@@ -75,6 +79,7 @@ def test_with_raise_on_error_it_is_a_function_that_raised(bench):
     )
 
 
+@serving.in_both
 def test_a_nested_call_of_it_ends_the_outer_one(bench):
     session_id = bench.create("liars", "ledger")
     inner = {"$call": {"function": "search", "args": {"word": "a"}}}
@@ -86,6 +91,7 @@ def test_a_nested_call_of_it_ends_the_outer_one(bench):
     assert (bench.version(session_id), seen(bench, session_id)) == (1, ["a"])
 
 
+@serving.in_both
 def test_after_a_changing_call_it_is_compared_with_what_that_has_left(bench):
     session_id = bench.create("liars")
     see = {"$call": {"function": "see_word", "args": {"word": "a"}}}
@@ -98,7 +104,7 @@ def test_after_a_changing_call_it_is_compared_with_what_that_has_left(bench):
 
 
 def test_a_setting_compares_every_call():
-    bench = serving.Bench(CATALOG, compare_read_only=True)
+    bench = serving.Bench(CATALOG, packs=NAMES, compare_read_only=True)
     session_id = bench.create("liars")
     for _ in range(3 * FIRST_CALLS):
         assert bench.result(session_id, "search", word="nothing") == 0

@@ -4,7 +4,6 @@ import base64
 import contextlib
 import json
 import re
-import threading
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Annotated
@@ -23,6 +22,8 @@ from server.sessions.views import json_patch
 from server.snapshots.pickling import thaw
 from server.stores import open_store
 from server.stores.history import GAP_SECONDS
+
+pytestmark = serving.IN_BOTH
 
 
 def moment(text):
@@ -380,7 +381,7 @@ def test_what_another_worker_has_renewed_is_alive_here_too(tmp_path, pass_time):
 
 def test_a_session_that_is_closed_while_a_call_runs_is_gone_for_that_call(stored_bench):
     session_id = stored_bench.create()
-    gate = ledger.gates["closed"] = threading.Event()
+    gate = serving.gate("closed")
     before = len(ledger.runs)
     call = stored_bench.later_call(session_id, "add_and_hold", name="closed")
     behind = stored_bench.later_call(session_id, "total")

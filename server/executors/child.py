@@ -36,6 +36,7 @@ from server.executors.zygote import main
 main(control)
 """
 _numbers = itertools.count(1)
+START_SECONDS = 10.0  # until an executor is there: its zygote may be busy with others
 STATUS_SECONDS = 2.0  # until the zygote has said how an executor has ended
 END_SECONDS = 2.0  # until the zygote has ended with all that it has started
 
@@ -97,7 +98,7 @@ class Zygote:
         with self._lock:
             child = self._fork()
             if child is None and again:
-                self.close()
+                self._end()
                 self._start()
                 child = self._fork()
             return child
@@ -118,6 +119,9 @@ class Zygote:
 
     def close(self) -> None:
         """End it, and with it all executors."""
+        self._end()
+
+    def _end(self) -> None:
         self._control.close()
         try:
             self._process.wait(END_SECONDS)
@@ -163,6 +167,8 @@ class Child:
         """
         if self._process is not None:
             return
+        if not _is_ready(self._channel.fileno(), START_SECONDS):
+            raise ExecutorGoneError
         try:
             process = self._channel.receive().head["process"]
             descriptor = os.pidfd_open(process)
@@ -222,9 +228,7 @@ class Child:
 
     def how_it_ended(self) -> str | None:
         """Get how it has ended, like "signal 11"; None if that is unknown, because the zygote has ended as well."""
-        poller = select.poll()
-        poller.register(self._ended, select.POLLIN)
-        if not poller.poll(STATUS_SECONDS * 1000):
+        if not _is_ready(self._ended, STATUS_SECONDS):
             self.kill()
             return "without an answer"
         status = os.read(self._ended, 16)
@@ -242,8 +246,8 @@ class Child:
             self._process = None
 
 
-def _is_ready(descriptor: int) -> bool:
-    """Whether there is something to read: of a process, that it has ended."""
+def _is_ready(descriptor: int, seconds: float = 0) -> bool:
+    """Whether there is something to read within so many seconds: of a process, that it has ended."""
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(0))
+    return bool(poller.poll(seconds * 1000))

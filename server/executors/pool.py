@@ -19,6 +19,7 @@ log = logging.getLogger("toolpack_server")
 
 IDLE_SECONDS = 60.0  # until an executor that nobody has needed ends
 STOPPING = "The server is stopping; nothing was changed. Send it again, with its call_id."
+UNSTARTED = "No process for toolpacks' code can be started; nothing was changed. Send it again."
 
 
 class Pool:
@@ -92,9 +93,7 @@ class Pool:
             except ExecutorGoneError:
                 self._end(child, "lost")
                 if time.monotonic() > deadline:
-                    raise OverloadedError(
-                        "No process for toolpacks' code can be started; nothing was changed. Send it again."
-                    ) from None
+                    raise OverloadedError(UNSTARTED) from None
                 time.sleep(0.01)  # the system may allow no more processes
                 continue
             if child.is_alive():
@@ -133,15 +132,15 @@ class Pool:
             log.error("Executors can't be started: %s", error)  # noqa: TRY400 - it says all there is to say
         with self._changed:
             self._starting -= 1
-            if child is not None:
+            if child is not None and not self._closed:
                 self._children[child.number] = child
                 self._metrics.executor_started()
-                if self._closed:
-                    child.kill()
-            self._count()
+                self._count()
+                return child
         if child is None:
-            raise OverloadedError("No process for toolpacks' code can be started; nothing was changed. Send it again.")
-        return child
+            raise OverloadedError(UNSTARTED)
+        child.close()
+        raise OverloadedError(STOPPING)
 
     def _start_spare(self) -> None:
         """Start an executor that nobody needs yet, unless there are enough."""
@@ -152,16 +151,22 @@ class Pool:
         with contextlib.suppress(OverloadedError):
             spare = self._start(again=False)
             with self._changed:
-                self._idle.insert(0, spare.number)
-                self._count()
-                self._changed.notify()
+                if not self._closed:
+                    self._idle.insert(0, spare.number)
+                    self._count()
+                    self._changed.notify()
+                    return
+            self._end(spare, "idle")
 
     def _give_back(self, child: Child) -> None:
         with self._changed:
-            child.rested = time.monotonic()
-            self._idle.append(child.number)
-            self._count()
-            self._changed.notify()
+            if not self._closed:
+                child.rested = time.monotonic()
+                self._idle.append(child.number)
+                self._count()
+                self._changed.notify()
+                return
+        self._end(child, "idle")
 
     def _end(self, child: Child, why: str) -> None:
         """End an executor that belongs to no request any more."""

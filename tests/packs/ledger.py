@@ -2,18 +2,18 @@
 
 import asyncio
 import sys
-import threading
 import time
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
+from toolpacks._across import Gates, Lines
 
 from server import Depends, TaskEnvironment, Toolpack
 
 # For the tests: the functions that ran, and gates that block functions until a test opens them.
-runs: list[str] = []
-gates: dict[str, threading.Event] = {}
-late: list[str] = []
+runs = Lines("runs")
+gates = Gates()
+late = Lines("late")
 
 
 class Ledger(BaseModel):

@@ -1,0 +1,71 @@
+"""What tests and functions tell each other, in whatever process a function runs: by files.
+
+Plain threads need no files for their gates; `serving.gate` makes what fits.
+"""
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(os.environ.setdefault("ACROSS_FOLDER", tempfile.mkdtemp(prefix="across-")))
+
+
+class Gate:
+    """An event that processes share."""
+
+    def __init__(self, name: str) -> None:
+        self._path = FOLDER / f"gate {name.replace(os.sep, ' ')}"
+
+    def set(self) -> None:
+        self._path.touch()
+
+    def is_set(self) -> bool:
+        return self._path.exists()
+
+    def clear(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    def wait(self) -> None:
+        while not self.is_set():
+            time.sleep(0.001)
+
+
+class Gates(dict[str, Any]):
+    """Gates by name: events of this process, and else those that processes share."""
+
+    def __missing__(self, name: str) -> Gate:
+        return Gate(name)
+
+    def make(self, name: str, *, shared: bool) -> Any:
+        if not shared:
+            made = self[name] = threading.Event()
+            return made
+        self.pop(name, None)
+        gate = Gate(name)
+        gate.clear()
+        return gate
+
+
+class Lines(Sequence[str]):
+    """A list of lines that processes share."""
+
+    def __init__(self, name: str) -> None:
+        self._path = FOLDER / f"lines {name}"
+        self._path.touch()
+
+    def append(self, line: str) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{line}\n")
+
+    def _read(self) -> list[str]:
+        return self._path.read_text().splitlines()
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._read()[at]
