@@ -51,10 +51,14 @@ class KnownSession:
 
     id: str
     agent_path: str
+    mcp_path: str
     parent: tuple | None = None
     calls: list = field(default_factory=list)
     views: list = field(default_factory=list)
     resets: list = field(default_factory=list)
+
+
+MCP_SHIFT = 1000  # between the codes of MCP and of JSON-RPC
 
 
 class UnknownError(Exception):
@@ -70,6 +74,23 @@ class RefusedError(Exception):
         self.message = error["message"]
         # If the outcome of a commit is unknown, the server's message doesn't say this.
         self.nothing_changed = self.code != OVERLOADED or "nothing was changed" in error["message"]
+
+
+def _tool_call(function, kwargs, call_id=None):
+    """Get the parameters of MCP's tools/call that stand for those of run_function."""
+    meta = {} if call_id is None else {"toolpack-server/call_id": call_id}
+    return {"name": function, "arguments": kwargs, "_meta": meta}
+
+
+def _envelope(result):
+    """Get the envelope that stands for the result of a tool."""
+    (block,) = result["content"]
+    if result["isError"]:
+        return {"result": "", "error": block["text"]}
+    try:
+        return {"result": json.loads(block["text"]), "error": None}
+    except ValueError:
+        return {"result": block["text"], "error": None}
 
 
 class Connection:
@@ -91,6 +112,9 @@ class Connection:
             self._connection = http.client.HTTPConnection("127.0.0.1", self._rng.choice(self._ports), timeout=seconds)
         elif self._connection.sock is not None:
             self._connection.sock.settimeout(seconds)
+        speaks_mcp = path.startswith("/mcp/")
+        if speaks_mcp:
+            method, params = "tools/call", _tool_call(**params)
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
         try:
             self._connection.request("POST", path, body, {"Content-Type": "application/json"})
@@ -104,8 +128,9 @@ class Connection:
             raise UnknownError("503")
         response = json.loads(text)
         if "error" in response:
-            raise RefusedError(response["error"])
-        return response["result"]
+            error = response["error"]
+            raise RefusedError(error | {"code": error["code"] + MCP_SHIFT} if speaks_mcp else error)
+        return _envelope(response["result"]) if speaks_mcp else response["result"]
 
     def insist(self, method, params, until, path="/rpc", first_seconds=ANSWER_SECONDS):
         """Send a request, with retries until an answer says what its outcome is."""
@@ -175,7 +200,7 @@ class Clients:
                 self.surprises.append("a client did not finish")
 
     def _add(self, session, parent=None):
-        known = KnownSession(session["session_id"], session["agent_path"], parent)
+        known = KnownSession(session["session_id"], session["agent_path"], session["mcp_path"], parent)
         self.sessions[known.id] = known
 
     def _run(self, number, rng):
@@ -209,7 +234,9 @@ class Clients:
         call = Call(number, function, kwargs, _new_id(rng) if with_id else None, time.monotonic())
         params = {"function": function, "kwargs": kwargs} | ({"call_id": call.call_id} if with_id else {})
         path = session.agent_path
-        if rng.random() < 0.5:
+        if rng.random() < 0.4 and "$call" not in json.dumps(kwargs):  # which MCP doesn't take
+            path = session.mcp_path
+        elif rng.random() < 0.5:
             path, params = "/rpc", params | {"session_id": session.id}
         session.calls.append(call)
         if not with_id:
