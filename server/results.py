@@ -41,6 +41,9 @@ class Session(TypedDict):
     expires_at: str
     parent: Parent | None
     task: str | None
+    seed: str | None
+    clock: str | None
+    clock_step_seconds: float | None
 
 
 class Function(TypedDict):
@@ -89,6 +92,7 @@ class CallRecord(TypedDict):
     result: Json
     error: str | None
     version: int
+    state: NotRequired[str | None]
     started_at: str
     duration_ms: float
     place: NotRequired[int]
@@ -104,6 +108,7 @@ class ResetRecord(TypedDict):
     call_id: NotRequired[str]
     to_version: int
     version: int
+    state: NotRequired[str | None]
     started_at: str
     duration_ms: float
 

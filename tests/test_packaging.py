@@ -21,7 +21,7 @@ from server.web.connections import LimitedProtocol
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = ("agentdojo", "client", "redis")  # what parts of the server need; the others are for development
+EXTRAS = ("agentdojo", "client", "redis", "seeded")  # what parts of the server need; the others are for development
 
 
 def canonical(name):

@@ -347,6 +347,18 @@ def test_a_first_session_in_processes(folder):
         check_console("README.md", "A first session", folder, port_of(banner))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="there are no executors elsewhere")
+@pytest.mark.usefixtures("curl")
+def test_a_seeded_session(folder):
+    page, heading = "docs/replay.md", "Seeded sessions"
+    (folder / "packs").mkdir()
+    (source,) = blocks(page, heading, "python")
+    (folder / "packs" / "dice.py").write_text(source)
+    (line,) = blocks(page, heading, "sh")
+    with serving(line.strip(), folder) as banner:
+        check_console(page, heading, folder, port_of(banner))
+
+
 def test_a_file_that_shadows_the_package(folder):
     check_console("docs/operate.md", "A `server.py` of your own", folder)
 
@@ -381,6 +393,7 @@ RUN = {
     ("docs/replay.md", "Replay a session"),
     *(("docs/toolpacks.md", heading) for heading in LESSONS),
     ("docs/toolpacks.md", "Find mistakes"),
+    ("docs/replay.md", "Seeded sessions"),
     ("docs/replay.md", "Bundles"),
 }
 NOT_RUN = {("docs/operate.md", "Containers")}

@@ -68,7 +68,7 @@ def test_a_new_session_tells_all_about_itself(stored_bench, clock):
         "parent": None,
     }
     assert session["mcp_path"] == f"/mcp/{key}"
-    assert len(session) == 10
+    assert len(session) == 13
     assert moment(session["created_at"]) == datetime.fromtimestamp(clock.time(), UTC)
     assert moment(session["expires_at"]) - moment(session["created_at"]) == timedelta(seconds=60)
     clock.move(10)
@@ -495,7 +495,7 @@ def test_a_reset_is_a_new_version_with_the_content_of_the_old_one(stored_bench):
         (4, "reset", 5, 0),
         (5, "call", 5, None),
     ]
-    assert set(records[2]) == {"index", "kind", "to_version", "version", "started_at", "duration_ms"}
+    assert set(records[2]) == {"index", "kind", "to_version", "version", "state", "started_at", "duration_ms"}
     moment(records[2]["started_at"])
 
 
@@ -505,12 +505,12 @@ def test_a_record_tells_a_call_as_it_was(stored_bench):
     stored_bench.call(session_id, "add", amount="x")
     first, second = stored_bench.rpc("get_trace", session_id=session_id)
     assert list(first) == ["index", "kind", "call_id", "function", "kwargs", "result", "error", "version",
-                           "started_at", "duration_ms", "by"]  # fmt: skip
+                           "state", "started_at", "duration_ms", "by"]  # fmt: skip
     moment(first.pop("started_at"))
     assert 0 <= first.pop("duration_ms") < 10_000
     assert first == {
         "index": 0, "kind": "call", "call_id": "mine", "function": "add", "kwargs": {"amount": 2}, "result": 2,
-        "error": None, "version": 1, "by": "client",
+        "error": None, "version": 1, "state": None, "by": "client",
     }  # fmt: skip
     assert (second["result"], second["kwargs"], second["call_id"], second["version"]) == ("", {"amount": "x"}, None, 1)
     assert second["error"].startswith("ValidationError: ")

@@ -6,6 +6,7 @@ The rule: everything else about them, `requests.method` adds.
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from server.client.replay_methods import ClientReplayMethods
 from server.client.requests import Request, call_id_or_new, method
 from server.client.task_methods import AgentTaskMethods, ClientTaskMethods
 from server.results import Envelope, Export, FunctionList, Json, Record, Session, ToolpackDescription
@@ -46,7 +47,7 @@ class AgentMethods(AgentTaskMethods):
         )
 
 
-class ClientMethods(ClientTaskMethods):
+class ClientMethods(ClientTaskMethods, ClientReplayMethods):
     """The JSON-RPC methods, with their parameters and results; the server's OpenRPC document describes each."""
 
     @method
@@ -60,6 +61,9 @@ class ClientMethods(ClientTaskMethods):
         labels: Mapping[str, str] | None = None,
         call_id: str | None = None,
         task: str | None = None,
+        seed: str | None = None,
+        clock: str | None = None,
+        clock_step_seconds: float | None = None,
     ) -> Request[Session]:
         """Create a session: a private world of the chosen toolpacks."""
         return Request(
@@ -72,6 +76,9 @@ class ClientMethods(ClientTaskMethods):
                 "labels": labels,
                 "call_id": call_id_or_new(call_id),
                 "task": task,
+                "seed": seed,
+                "clock": clock,
+                "clock_step_seconds": clock_step_seconds,
             },
         )
 
@@ -161,6 +168,9 @@ class ClientMethods(ClientTaskMethods):
         labels: Mapping[str, str] | None = None,
         ttl_seconds: float | None = None,
         call_id: str | None = None,
+        seed: str | None = None,
+        clock: str | None = None,
+        clock_step_seconds: float | None = None,
     ) -> Request[list[Session]]:
         """Create sessions that start from a version of this one."""
         return Request(
@@ -172,6 +182,9 @@ class ClientMethods(ClientTaskMethods):
                 "labels": labels,
                 "ttl_seconds": ttl_seconds,
                 "call_id": call_id_or_new(call_id),
+                "seed": seed,
+                "clock": clock,
+                "clock_step_seconds": clock_step_seconds,
             },
         )
 

@@ -20,6 +20,8 @@ from server.execution.world import Snapshot, World
 from server.functions_runtime import MAX_LISTED_ERRORS, error_text
 from server.jsonio.strict import dumps
 from server.jsonio.view import to_json
+from server.pins import pinned
+from server.snapshots.digest import Entries, part_entries
 from server.tracebacks import traceback_text
 
 
@@ -53,6 +55,8 @@ class Outcome:
         broken: The toolpack and the name of a falsely read-only function, and what it has changed.
         traceback: Where the function raised, for the log and the author; never part of a reply.
         content: The result is a list of MCP's content blocks.
+        entries: For each part that a call with pinned time or chance may have changed, what its digest is made of.
+        state: The digest of the world after a call, in a session where time or chance is pinned.
     """
 
     result: bytes | None = None
@@ -68,6 +72,8 @@ class Outcome:
     broken: tuple[str, str, str] | None = None
     traceback: str | None = None
     content: bool = False
+    entries: dict[str, Entries | None] = field(default_factory=dict)
+    state: str | None = None
 
 
 def call(
@@ -99,7 +105,17 @@ def call(
         trusted=plan.trusted,
         compares=plan.compares,
     )
-    outcome: Outcome
+    with pinned(plan.pin):
+        outcome = _run(plan, world, codec, max_result_bytes)
+    if plan.pin is not None:
+        outcome.entries = {part: part_entries(outcome.live[part], codec.catalog.classes) for part in outcome.blobs}
+        outcome.live = {}  # the next call reads everything anew: the order of a set depends on how it was filled
+    if plan.compares:
+        outcome.compared_seconds = world.compared_seconds
+    return outcome
+
+
+def _run(plan: Plan, world: World, codec: PlainCodec, max_result_bytes: int) -> Outcome:
     try:
         value = plan.runtime.call(world, plan.function, plan.arguments)
         result = to_json(value, codec.catalog.plain)
@@ -108,7 +124,7 @@ def call(
         if plan.content:
             check_content(result)
         blobs = {part: codec.encode(part, world.touched[part]) for part in world.dirty}
-        outcome = Outcome(result, changes=not plan.read_only, blobs=blobs, live=world.touched)
+        return Outcome(result, changes=not plan.read_only, blobs=blobs, live=world.touched)
     # BaseException: if a function raises SystemExit or KeyboardInterrupt, that is its failure, not the server's.
     except BaseException as error:
         if isinstance(error, RequestError | InternalSignal) and not world.raised:
@@ -116,9 +132,7 @@ def call(
         outcome = _failed(error, max_result_bytes, raised=world.raised)
         if plan.tracebacks:
             outcome.traceback = traceback_text(error)
-    if plan.compares:
-        outcome.compared_seconds = world.compared_seconds
-    return outcome
+        return outcome
 
 
 def _failed(error: BaseException, max_bytes: int, *, raised: bool) -> Outcome:

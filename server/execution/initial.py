@@ -14,6 +14,7 @@ from server.errors import SnapshotError
 from server.execution.codec import PlainCodec
 from server.execution.parts import environments
 from server.jsonio.strict import dumps
+from server.pins import Pin, pinned
 from server.snapshots.graph import difference
 
 Built = dict[str, tuple[str, bytes]]
@@ -22,15 +23,16 @@ Built = dict[str, tuple[str, bytes]]
 ENTRY_BYTES = 1024  # what a part takes in the cache besides its bytes
 
 
-def build(codec: PlainCodec, toolpack: str, options: Mapping[str, Any]) -> Built:
-    """Build a toolpack's initial environment.
+def build(codec: PlainCodec, toolpack: str, options: Mapping[str, Any], pin: Pin | None = None) -> Built:
+    """Build a toolpack's initial environment, with time and chance pinned.
 
     Raises:
         InvalidParamsError: The options are invalid.
         SnapshotError: The environment holds something that can't be stored exactly.
         TooLargeError: It is too large.
     """
-    environment = codec.catalog.toolpacks[toolpack].build(options)
+    with pinned(pin):
+        environment = codec.catalog.toolpacks[toolpack].build(options)
     built = codec.write(toolpack, environment)
     restored = environments({part: codec.decode(part, *blob) for part, blob in built.items()})
     changed = difference(environment, restored[toolpack])
@@ -39,9 +41,11 @@ def build(codec: PlainCodec, toolpack: str, options: Mapping[str, Any]) -> Built
     return built
 
 
-def parse(codec: PlainCodec, toolpack: str, environment: Any) -> Built:
+def parse(codec: PlainCodec, toolpack: str, environment: Any, pin: Pin | None = None) -> Built:
     """Build a toolpack's environment from JSON; raises as `build`."""
-    return codec.write(toolpack, codec.catalog.toolpacks[toolpack].parse(environment))
+    with pinned(pin):
+        parsed = codec.catalog.toolpacks[toolpack].parse(environment)
+    return codec.write(toolpack, parsed)
 
 
 class InitialEnvironments:

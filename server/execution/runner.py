@@ -13,10 +13,12 @@ from server.execution.codec import Codec
 from server.execution.evaluation import Evidence, Means, evaluate, solve
 from server.execution.initial import Built, build, parse
 from server.execution.runtime import Plan
-from server.execution.views import export, view
+from server.execution.views import entries, export, view
 from server.execution.world import Snapshot
 from server.leftovers import Watch
+from server.pins import Pin
 from server.results import Solution, Verdict
+from server.snapshots.digest import Entries
 
 
 class Runner(Protocol):
@@ -38,11 +40,14 @@ class Runner(Protocol):
             start: Called when the function is about to start.
         """
 
-    def build(self, toolpack: str, options: Mapping[str, Any]) -> Built:
+    def build(self, toolpack: str, options: Mapping[str, Any], pin: Pin | None = None) -> Built:
         """Build a toolpack's initial environment; see `execution.initial.build`."""
 
-    def parse(self, toolpack: str, environment: Any) -> Built:
+    def parse(self, toolpack: str, environment: Any, pin: Pin | None = None) -> Built:
         """Build a toolpack's environment from JSON; see `execution.initial.parse`."""
+
+    def entries(self, snapshot: Snapshot) -> dict[str, Entries | None]:
+        """Get what the digest of each part is made of; see `execution.views.entries`."""
 
     def view(self, snapshot: Snapshot) -> bytes:
         """Get the JSON of all environments, by toolpack; see `execution.views.view`."""
@@ -95,13 +100,17 @@ class LocalRunner:
             outcome.live = {}
         return outcome
 
-    def build(self, toolpack: str, options: Mapping[str, Any]) -> Built:
+    def build(self, toolpack: str, options: Mapping[str, Any], pin: Pin | None = None) -> Built:
         """See `Runner.build`."""
-        return build(self._codec, toolpack, options)
+        return build(self._codec, toolpack, options, pin)
 
-    def parse(self, toolpack: str, environment: Any) -> Built:
+    def parse(self, toolpack: str, environment: Any, pin: Pin | None = None) -> Built:
         """See `Runner.parse`."""
-        return parse(self._codec, toolpack, environment)
+        return parse(self._codec, toolpack, environment, pin)
+
+    def entries(self, snapshot: Snapshot) -> dict[str, Entries | None]:
+        """See `Runner.entries`."""
+        return entries(self._codec, snapshot)
 
     def view(self, snapshot: Snapshot) -> bytes:
         """See `Runner.view`."""

@@ -18,6 +18,7 @@ from server.execution.world import World
 from server.functions_runtime import FunctionCall, FunctionsRuntime
 from server.packs.pack_function import PackFunction
 from server.packs.tasks import is_offered
+from server.pins import Pin
 
 Footprint = Mapping[str, frozenset[str] | None]
 """For each toolpack, the attributes of its environment that a call uses; None means unknown."""
@@ -41,6 +42,7 @@ class Plan:
         trusted: The functions of the session that count as read-only.
         compares: Whether to compare what its read-only functions leave behind with what they were given.
         tracebacks: Whether the outcome of a function that raised is to have its traceback.
+        pin: What is pinned while it runs; None if nothing is.
     """
 
     runtime: "SessionRuntime"
@@ -56,6 +58,7 @@ class Plan:
     trusted: frozenset[str]
     compares: bool = False
     tracebacks: bool = False
+    pin: Pin | None = None
 
 
 class SessionRuntime(FunctionsRuntime):

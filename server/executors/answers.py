@@ -5,7 +5,7 @@ be wrong, and then only its own session is.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from server.errors import (
@@ -23,6 +23,7 @@ from server.execution.parts import toolpack_of
 from server.execution.runtime import Plan
 from server.executors.channel import Frame
 from server.jsonio.strict import loads
+from server.snapshots.digest import Entries
 
 log = logging.getLogger("toolpack_server")
 
@@ -84,6 +85,7 @@ def read_outcome(answer: Frame, plan: Plan, parts: Sequence[str], codec: Codec, 
         sealed = zip(changed, payloads, strict=True)
         outcome.blobs = {part: codec.seal(part, payload) for part, payload in sealed}
         outcome.live = dict.fromkeys(live, held)
+        outcome.entries = read_entries(answer, changed) if plan.pin is not None else {}
         return outcome
     outcome.error, outcome.failure = _member(head, "error", str), Failure(head["failure"])
     outcome.errors, outcome.similar = _member(head, "errors", list), _member(head, "similar", list)
@@ -94,6 +96,15 @@ def read_outcome(answer: Frame, plan: Plan, parts: Sequence[str], codec: Codec, 
         check(toolpack in {plan.toolpack, *plan.footprint} and isinstance(change, str))
         outcome.broken = toolpack, str(function), change
     return outcome
+
+
+def read_entries(answer: Frame, parts: Iterable[str]) -> dict[str, Entries | None]:
+    """Read what the digests of parts are made of; raises as `read_outcome`."""
+    found = answer.head["entries"]
+    check(isinstance(found, dict) and found.keys() == {*parts})
+    for entries in found.values():
+        check(entries is None or (isinstance(entries, list) and all(isinstance(entry, str) for entry in entries)))
+    return {part: entries if entries is None else tuple(entries) for part, entries in found.items()}
 
 
 def read_built(answer: Frame, toolpack: str, codec: Codec) -> Built:

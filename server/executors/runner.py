@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -25,7 +26,7 @@ from server.execution.initial import Built
 from server.execution.parts import toolpack_of, wanted
 from server.execution.runtime import Plan
 from server.execution.world import Snapshot
-from server.executors.answers import Held, check, raise_refusal, read_built, read_outcome
+from server.executors.answers import Held, check, raise_refusal, read_built, read_entries, read_outcome
 from server.executors.channel import Frame
 from server.executors.child import Child, Zygote
 from server.executors.executor import Configuration
@@ -34,8 +35,10 @@ from server.executors.pool import Pool
 from server.executors.zygote import describe
 from server.jsonio.strict import Fragment, loads
 from server.observability.metrics import Metrics
+from server.pins import Pin
 from server.results import Solution, Verdict
 from server.settings import Settings
+from server.snapshots.digest import Entries
 
 T = TypeVar("T")
 
@@ -124,6 +127,7 @@ class ExecutorRunner:
                 "given": given,
                 "held": held,
                 "tag": tag,
+                "pin": _members(plan.pin),
             }
             pieces = [self._opened(snapshot, part) for part in given]
             start()
@@ -137,13 +141,13 @@ class ExecutorRunner:
         except ExecutorLostError as error:
             return Outcome(error=f"ExecutorLostError: {error}", failure=Failure.LOST)
 
-    def build(self, toolpack: str, options: Mapping[str, Any]) -> Built:
+    def build(self, toolpack: str, options: Mapping[str, Any], pin: Pin | None = None) -> Built:
         """See `Runner.build`."""
-        return self._build({"do": "build", "toolpack": toolpack, "options": options})
+        return self._build({"do": "build", "toolpack": toolpack, "options": options, "pin": _members(pin)})
 
-    def parse(self, toolpack: str, environment: Any) -> Built:
+    def parse(self, toolpack: str, environment: Any, pin: Pin | None = None) -> Built:
         """See `Runner.parse`."""
-        return self._build({"do": "parse", "toolpack": toolpack, "environment": environment})
+        return self._build({"do": "parse", "toolpack": toolpack, "environment": environment, "pin": _members(pin)})
 
     def _build(self, head: Mapping[str, Any]) -> Built:
         toolpack = head["toolpack"]
@@ -153,15 +157,19 @@ class ExecutorRunner:
 
         return self._run(lambda child: self._answer(child, head), read, f"The toolpack {toolpack!r}")
 
+    def entries(self, snapshot: Snapshot) -> dict[str, Entries | None]:
+        """See `Runner.entries`."""
+        return self._read("entries", snapshot, lambda answer: read_entries(answer, snapshot.parts))
+
     def view(self, snapshot: Snapshot) -> bytes:
         """See `Runner.view`."""
-        text = self._read("view", snapshot)
+        text = self._read("view", snapshot, _piece)
         loads(text)  # it becomes a part of an answer, which must stay JSON
         return text
 
     def export(self, snapshot: Snapshot) -> bytes:
         """See `Runner.export`."""
-        return self._read("export", snapshot)
+        return self._read("export", snapshot, _piece)
 
     def evaluate(self, task: str, evidence: Evidence) -> Verdict:
         """See `Runner.evaluate`."""
@@ -181,14 +189,14 @@ class ExecutorRunner:
 
         return self._run(ask, lambda answer, _child: asked.read(answer), f"The task {task!r}")
 
-    def _read(self, what: str, snapshot: Snapshot) -> bytes:
+    def _read(self, what: str, snapshot: Snapshot, read: Callable[[Frame], T]) -> T:
         parts = [*snapshot.parts]
 
         def ask(child: Child) -> Frame:
             pieces = [self._opened(snapshot, part) for part in parts]
             return self._answer(child, {"do": what, "parts": parts, "given": parts}, pieces)
 
-        return self._run(ask, lambda answer, _child: answer.pieces[0], "A toolpack")
+        return self._run(ask, lambda answer, _child: read(answer), "A toolpack")
 
     def end_unused(self) -> None:
         """See `Runner.end_unused`."""
@@ -254,3 +262,13 @@ class ExecutorRunner:
     def _opened(self, snapshot: Snapshot, part: str) -> bytes:
         """Get the bytes of a part as an executor reads them."""
         return self._codec.unseal(part, snapshot.parts[part], snapshot.blobs[part], bound=snapshot.bound)
+
+
+def _piece(answer: Frame) -> bytes:
+    """Get the bytes of an answer that consists of them."""
+    return answer.pieces[0]
+
+
+def _members(pin: Pin | None) -> dict[str, Any] | None:
+    """Get a pin as JSON."""
+    return None if pin is None else asdict(pin)

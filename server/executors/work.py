@@ -15,11 +15,12 @@ from server.execution.call import Outcome, call
 from server.execution.codec import PlainCodec
 from server.execution.initial import Built, build, parse
 from server.execution.runtime import SessionRuntime
-from server.execution.views import export, view
+from server.execution.views import entries, export, view
 from server.execution.world import Snapshot
 from server.executors.channel import Channel, Frame
 from server.executors.judge import Judge
 from server.packs.catalog import Catalog
+from server.pins import Pin
 
 LIVE_BYTES = 4 * 2**20  # of snapshots; the environments take four to eight times as much
 RUNTIMES = 256
@@ -46,8 +47,13 @@ class Work:
         self._runtime = lru_cache(maxsize=RUNTIMES)(self._make_runtime)
         self._kinds: Mapping[str, Callable[[Frame], Answer]] = {
             "call": self._call,
-            "build": lambda frame: _built(build(self._codec, frame.head["toolpack"], frame.head["options"])),
-            "parse": lambda frame: _built(parse(self._codec, frame.head["toolpack"], frame.head["environment"])),
+            "build": lambda frame: _built(
+                build(self._codec, frame.head["toolpack"], frame.head["options"], _pin(frame))
+            ),
+            "parse": lambda frame: _built(
+                parse(self._codec, frame.head["toolpack"], frame.head["environment"], _pin(frame))
+            ),
+            "entries": lambda frame: ({"entries": entries(self._codec, self._snapshot(frame))}, []),
             "view": lambda frame: ({}, [view(self._codec, self._snapshot(frame))]),
             "evaluate": lambda frame: (self._judge.do(frame), []),
             "solve": lambda frame: (self._judge.do(frame), []),
@@ -76,6 +82,7 @@ class Work:
         # The worker knows what has been seen of the functions in all executors.
         plan.trusted -= frozenset(head["distrusted"])
         plan.read_only, plan.compares, plan.tracebacks = head["read_only"], head["compares"], head["tracebacks"]
+        plan.pin = _pin(request)
         snapshot = self._snapshot(request)
         sizes = {part: len(blob) for part, blob in snapshot.blobs.items()}
         for part, tag in head["held"].items():
@@ -135,6 +142,12 @@ class _Live:
             self._size -= self._kept.popitem(last=False)[1][1]
 
 
+def _pin(request: Frame) -> Pin | None:
+    """Get what is pinned while a request is done."""
+    pin = request.head.get("pin")
+    return None if pin is None else Pin(**pin)
+
+
 def _built(built: Built) -> Answer:
     return {"parts": [*built]}, [blob for _, blob in built.values()]
 
@@ -150,5 +163,6 @@ def _outcome(outcome: Outcome) -> Answer:
         "traceback": outcome.traceback,
         "blobs": [*outcome.blobs],
         "live": [*outcome.live],
+        "entries": outcome.entries,
     }
     return head, [outcome.result or b"", *(blob for _, blob in outcome.blobs.values())]

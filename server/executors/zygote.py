@@ -22,6 +22,7 @@ from server.executors.sandbox import Sandbox
 from server.jsonio.strict import dumps, loads
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
+from server.pins import load_time_machine
 
 MAX_CONFIGURATION = 2**17
 
@@ -45,6 +46,8 @@ def main(control: socket.socket) -> NoReturn:
         catalog = None
     if catalog is None:
         os._exit(1)
+    with contextlib.suppress(ImportError):
+        load_time_machine()  # once, for all executors
     gc.collect()
     gc.freeze()  # a collection in an executor would copy every page of what they share
     _Zygote(control, catalog, configuration).serve()

@@ -37,6 +37,7 @@ from server.rpc.parameters import (
 from server.sessions.calls import CallRequest
 from server.sessions.manager import SessionManager
 from server.sessions.reader import SessionReader
+from server.sessions.seeds import Seeds
 from server.sessions.tasks import Tasks
 from server.settings import Settings
 
@@ -204,6 +205,7 @@ class Methods:
             params.labels,
             params.call_id,
             params.task,
+            Seeds(params.seed, params.clock, params.clock_step_seconds),
         )
 
     async def get_session(self, caller: Caller, params: GetSession) -> Any:
@@ -245,6 +247,7 @@ class Methods:
             params.labels,
             params.ttl_seconds,
             params.call_id,
+            Seeds(params.seed, params.clock, params.clock_step_seconds),
         )
 
     async def reset_session(self, caller: Caller, params: ResetSession) -> Any:

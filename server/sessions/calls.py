@@ -20,6 +20,7 @@ from server.sessions.context import SessionContext
 from server.sessions.episodes import Progress, offered, with_progress
 from server.sessions.identity import is_bound
 from server.sessions.records import cut, cut_arguments, cut_error, request_digest
+from server.sessions.seeds import Seeds
 from server.stores.base import Record, SessionStore
 from server.times import timestamp
 
@@ -63,6 +64,7 @@ class CallOperation:
         self._shown_kwargs = b""
         self._started_at = 0.0
         self._progress: Progress | None = None
+        self._state: str | None = None  # the digest of the world before the call
 
     def run(self, state: SessionState, start_clock: StartClock) -> Result:
         """Answer from the record if there is one, else run the function."""
@@ -92,7 +94,9 @@ class CallOperation:
                 context.room.check_session(state, len(self._shown_kwargs), at_least=True)
             except TooLargeError as error:
                 return Result(_no_room(plan, error))
+        self._pin(plan, state, snapshot, start_clock)
         outcome, seconds = self._call(plan, state.session.toolpacks, snapshot, start_clock)
+        outcome.state = self._state_after(plan, state, blobs, outcome)
         record = self._record(state, outcome, seconds)
         snapshot.live.update(outcome.live)
         new_blobs = dict(outcome.blobs.values())
@@ -146,6 +150,32 @@ class CallOperation:
             context.broke_promise(*outcome.broken)
         return outcome, seconds
 
+    def _pin(self, plan: Plan, state: SessionState, snapshot: Snapshot, start_clock: StartClock) -> None:
+        """Pin time and chance for the call if the session asks for it, and get the digest of the world before it.
+
+        Raises:
+            InvalidParamsError: This server can't pin them.
+        """
+        context = self._context
+        seeds = Seeds.of(state.session)
+        if not seeds:
+            return
+        seeds.check(context.settings)
+        snapshot.live.clear()
+        plan.pin = seeds.pin(state.index + 2)
+        plan.compares = True  # not now and then: the same call is to give the same
+        start_clock(context.settings.timeout_seconds)
+        self._state = context.digests.digest(state.parts, snapshot.blobs, bound=snapshot.bound)
+
+    def _state_after(self, plan: Plan, state: SessionState, blobs: Mapping[str, bytes], outcome: Outcome) -> str | None:
+        """Get the digest of the world after the call; None if nothing was pinned."""
+        if plan.pin is None or not outcome.blobs:
+            return self._state
+        for part, (blob_id, _) in outcome.blobs.items():
+            self._context.digests.note(blob_id, outcome.entries[part])
+        changed = {part: blob_id for part, (blob_id, _) in outcome.blobs.items()}
+        return self._context.digests.digest({**state.parts, **changed}, blobs, bound=is_bound(self.session_id))
+
     def on_timeout(self, state: SessionState) -> Result:
         """Record that the deadline has passed; nothing has changed."""
         plan = self._plan
@@ -156,6 +186,7 @@ class CallOperation:
             f"nothing has changed.",
             failure=Failure.DEADLINE,
             toolpack=plan.toolpack,
+            state=self._state,
         )
         return Result(outcome, self._record(state, outcome, plan.timeout_seconds), progress=self._progress)
 
@@ -194,6 +225,7 @@ class CallOperation:
             "result": Fragment(result),
             "error": error,
             "version": state.version + outcome.changes,
+            "state": outcome.state,
             "started_at": timestamp(self._started_at),
             "duration_ms": round(seconds * 1000, 3),
             "by": "agent" if self._request.by_agent else "client",

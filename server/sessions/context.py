@@ -19,12 +19,14 @@ from server.execution.runtime import SessionRuntime
 from server.observability.running import RunningFunctions
 from server.packs.catalog import Catalog
 from server.packs.registration import place
+from server.pins import Pin
 from server.sessions.episodes import Episodes
 from server.sessions.identity import Identities
 from server.sessions.origins import Origins
 from server.sessions.paths import Paths
 from server.sessions.records import Records
 from server.sessions.room import Room
+from server.sessions.seeds import StateDigests
 from server.settings import Settings
 from server.stores.base import SessionStore
 from server.times import expiry
@@ -76,6 +78,7 @@ class SessionContext:
         self.origins = Origins(store, self.paths, key)
         self.episodes = Episodes(catalog, store, self.records, self.paths, self.origins)
         self.room = Room(store, settings)
+        self.digests = StateDigests(runner)
         self._initial = InitialEnvironments(runner.build, INITIAL_BYTES)
         self.functions = catalog.spellings()
         # The order of its toolpacks is the client's choice, so there are more than can be kept.
@@ -134,9 +137,15 @@ class SessionContext:
             self.store.renew(state.session.id, state.expires_at)
 
     def initial_parts(
-        self, toolpacks: tuple[str, ...], options: Mapping[str, Any], environment: Mapping[str, Any]
+        self,
+        toolpacks: tuple[str, ...],
+        options: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        pin: Pin | None = None,
     ) -> tuple[dict[str, str], dict[str, bytes]]:
         """Get the blob ids by part, and the blobs, of the environments that a session starts with.
+
+        With time or chance pinned they are built anew.
 
         Raises:
             InvalidParamsError: The options or the given environments don't fit.
@@ -144,7 +153,9 @@ class SessionContext:
         parts, blobs = {}, {}
         for toolpack in toolpacks:
             if toolpack in environment:
-                built = self.runner.parse(toolpack, environment[toolpack])
+                built = self.runner.parse(toolpack, environment[toolpack], pin)
+            elif pin is not None:
+                built = self.runner.build(toolpack, options.get(toolpack, {}), pin)
             else:
                 built = self._initial.get(toolpack, options.get(toolpack, {}))
             for part, (blob_id, blob) in built.items():

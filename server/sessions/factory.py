@@ -5,27 +5,47 @@ The rule: a new session costs a row and references to blobs; an owner never has 
 
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from server.errors import (
     CallIdReusedError,
+    InvalidParamsError,
     MissingBlobError,
     OverloadedError,
     TooLargeError,
     VersionNotRetainedError,
+    shown,
 )
 from server.jsonio.strict import dumps
 from server.results import Session
 from server.sessions.context import SessionContext
 from server.sessions.identity import DIGITS, OLD_DIGITS, Creation, is_bound, pack
 from server.sessions.reader import SessionReader
+from server.sessions.seeds import REAL, Seeds
 from server.sessions.views import session_view
-from server.stores.base import NO_ORIGIN, History, StoredSession
+from server.stores.base import NO_ORIGIN, Head, History, StoredSession
 from server.times import expiry
 
 RECOUNT_SECONDS = 1.0
+
+
+def check_recipe(toolpacks: Sequence[str], options: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+    """Check that each of the options and environments belongs to a toolpack, which has only one of them.
+
+    Raises:
+        InvalidParamsError: It isn't so.
+    """
+    for given in [*options, *environment]:
+        if given not in toolpacks:
+            raise InvalidParamsError(
+                f"Toolpack {shown(given)!r} is not among the session's: {', '.join(toolpacks) or 'none'}."
+            )
+    both = options.keys() & environment.keys()
+    if both:
+        raise InvalidParamsError(f"Toolpack {shown(min(both))!r} has options and an environment: give one of them.")
 
 
 class SessionFactory:
@@ -51,15 +71,18 @@ class SessionFactory:
         ttl_seconds: float | None,
         task: str | None,
         creation: Creation | None,
+        seeds: Seeds = REAL,
     ) -> Session:
         """Create a session; see `rpc.parameters.CreateSession`."""
         created = self._created(owner, creation, 1)
         if created:
             return _view(created[0])
+        seeds = seeds.of_new(self._context.settings)
         self._check_quota(owner, 1)
-        parts, blobs = self._context.initial_parts(toolpacks, options, environment)
+        parts, blobs = self._context.initial_parts(toolpacks, options, environment, seeds.pin(0))
+        is_new = bool(environment or seeds)
         recipe_bytes = len(dumps([options, environment, labels]))
-        self._context.room.check_name(owner, recipe_bytes + (sum(map(len, blobs.values())) if environment else 0))
+        self._context.room.check_name(owner, recipe_bytes + (sum(map(len, blobs.values())) if is_new else 0))
         template = self._template(
             owner=owner,
             toolpacks=toolpacks,
@@ -68,11 +91,12 @@ class SessionFactory:
             labels=labels,
             ttl_seconds=self._context.settings.ttl_seconds if ttl_seconds is None else ttl_seconds,
             task=task,
+            details=seeds.details(),
         )
         sessions = self._sessions(template, 1, DIGITS, creation)
         try:
             # Most often the blobs are in the store already, and needn't be sent.
-            self._context.store.create(sessions, parts, {} if not environment else blobs)
+            self._context.store.create(sessions, parts, blobs if is_new else {})
         except MissingBlobError:
             self._context.store.create(sessions, parts, blobs)
         return _view((self._created(owner, creation, 1) or sessions)[0])
@@ -86,6 +110,7 @@ class SessionFactory:
         labels: Mapping[str, str] | None,
         ttl_seconds: float | None,
         creation: Creation | None,
+        seeds: Seeds = REAL,
         *,
         again: bool = False,
     ) -> list[Session]:
@@ -104,6 +129,7 @@ class SessionFactory:
             labels=parent.labels if labels is None else labels,
             ttl_seconds=parent.ttl_seconds if ttl_seconds is None else ttl_seconds,
             parent=(parent.id, at),
+            details=self._fork_seeds(parent, head, at, seeds).details(),
         )
         self._check_reply(template, count)
         self._check_quota(parent.owner, count)
@@ -118,6 +144,21 @@ class SessionFactory:
             newest = self._reader.find(session_id, owner)[1].version
             raise VersionNotRetainedError(at, newest, newest) from None
         return [*map(_view, self._created(owner, creation, count) or forks)]
+
+    def _fork_seeds(self, parent: StoredSession, head: Head, version: int, given: Seeds) -> Seeds:
+        """Get what is pinned in a fork, whose ticks go on from the record that made the version."""
+        own = Seeds.of(parent)
+        seeds = given.of_fork(own, self._context.settings)
+        return replace(seeds, ticks=own.ticks + self._records_before(parent.id, head, version)) if seeds else seeds
+
+    def _records_before(self, session_id: str, head: Head, version: int) -> int:
+        """Count the records of a session up to the one that made a version."""
+
+        def made_by(index: int) -> int:
+            (record,) = self._context.store.records(session_id, index - 1, 1)
+            return record.version
+
+        return bisect_left(range(head.index + 1), version, key=made_by) + 1 if version else 0
 
     def restore(
         self,

@@ -16,20 +16,19 @@ from server.engine.queues import Queues
 from server.errors import (
     HeavyReadError,
     InternalError,
-    InvalidParamsError,
     OverloadedError,
     RequestError,
     SessionNotFoundError,
-    shown,
 )
 from server.execution.call import Outcome
 from server.results import Session
 from server.sessions.calls import CallOperation, CallRequest
 from server.sessions.context import SessionContext
-from server.sessions.factory import SessionFactory
+from server.sessions.factory import SessionFactory, check_recipe
 from server.sessions.identity import Creation
 from server.sessions.reader import SessionReader
 from server.sessions.resets import ResetOperation
+from server.sessions.seeds import REAL, Seeds
 from server.sessions.task_recipes import task_recipe
 
 T = TypeVar("T")
@@ -75,32 +74,27 @@ class SessionManager:
         labels: Mapping[str, str],
         call_id: str | None,
         task: str | None = None,
+        seeds: Seeds = REAL,
     ) -> Session:
         """Create a session; with the call_id of an earlier request, get the session that it has created.
 
         Raises:
             InvalidParamsError: Toolpacks, options or environment don't fit.
         """
-        asked = ["create_session", toolpacks, options, environment, ttl_seconds, labels, *([task] if task else [])]
+        asked = ["create_session", toolpacks, options, environment, ttl_seconds, labels]
+        asked += [*([task] if task else []), *seeds.asked()]
         if task is not None:
             recipe = partial(task_recipe, self.catalog, task, toolpacks, options, environment)
             toolpacks, options = await self.compute(recipe, owner, "tasks")
         chosen = self.catalog.choose(toolpacks)
-        for given in [*options, *environment]:
-            if given not in chosen:
-                raise InvalidParamsError(
-                    f"Toolpack {shown(given)!r} is not among the session's: {', '.join(chosen) or 'none'}."
-                )
-        both = options.keys() & environment.keys()
-        if both:
-            raise InvalidParamsError(f"Toolpack {shown(min(both))!r} has options and an environment: give one of them.")
+        check_recipe(chosen, options, environment)
 
         def create() -> Session:
             creation = self._creation(owner, call_id, asked)
-            return self.factory.create(owner, chosen, options, environment, labels, ttl_seconds, task, creation)
+            return self.factory.create(owner, chosen, options, environment, labels, ttl_seconds, task, creation, seeds)
 
         # Building or validating an environment may take long; most often it has been built already.
-        return await (self.compute(create, owner, "create") if options or environment else self._do(create))
+        return await (self.compute(create, owner, "create") if options or environment or seeds else self._do(create))
 
     async def fork(
         self,
@@ -111,13 +105,14 @@ class SessionManager:
         labels: Mapping[str, str] | None,
         ttl_seconds: float | None,
         call_id: str | None,
+        seeds: Seeds = REAL,
     ) -> list[Session]:
         """Create sessions that start from a version of this one, or get those that were created with this call_id."""
-        asked = ["fork_session", session_id, version, count, labels, ttl_seconds]
+        asked = ["fork_session", session_id, version, count, labels, ttl_seconds, *seeds.asked()]
 
         def fork() -> list[Session]:
             creation = self._creation(owner, call_id, asked)
-            return self.factory.fork(session_id, owner, version, count, labels, ttl_seconds, creation)
+            return self.factory.fork(session_id, owner, version, count, labels, ttl_seconds, creation, seeds)
 
         return await self._do(fork)
 

@@ -20,6 +20,7 @@ from server.sessions.copies import CopyOperation
 from server.sessions.identity import began_as_fork, is_bound, unpack
 from server.sessions.manager import SessionManager
 from server.sessions.records import cut, cut_error
+from server.sessions.seeds import Seeds
 from server.stores.base import StoredSession
 
 RECORDS_AT_ONCE = 100
@@ -84,6 +85,7 @@ class Replays:
             session.labels if labels is None else labels,
             None,
             session.task,
+            Seeds.of(session),
         )
 
     def _fits(self, session: StoredSession) -> bool:
@@ -190,7 +192,7 @@ class _Repeat:
         recorded = dumps(record["result"], sort_keys=True)
         if recorded not in (dumps(loads(result), sort_keys=True), dumps(cut(result), sort_keys=True)):
             return _difference(record, "result", recorded.decode(), result.decode())
-        return None
+        return _compare_states(record, outcome.state)
 
     async def _reset(self, record: Mapping[str, Any]) -> Difference | None:
         version = self._versions.get(record["to_version"])
@@ -200,11 +202,24 @@ class _Repeat:
             )
         await self._sessions.reset(self._id, self._owner, version, None)
         self._version += 1
-        return None
+        state = record.get("state")
+        return _compare_states(record, await self._sessions.read(lambda _: self._last_state())) if state else None
+
+    def _last_state(self) -> str | None:
+        """Get the digest in the last record of the session."""
+        found = self._context.store.get(self._id)
+        last = self._context.store.records(self._id, found[1].index - 1, 1) if found else []
+        state: str | None = loads(self._context.records.read(self._id, last[0])[0])["state"] if last else None
+        return state
 
     async def _copy(self, record: Mapping[str, Any]) -> Difference | None:
         await self._sessions.queues.run(CopyOperation(self._context, self._id, self._owner, record))
         return None
+
+
+def _compare_states(record: Mapping[str, Any], state: str | None) -> Difference | None:
+    recorded = record.get("state")
+    return None if recorded is None or recorded == state else _difference(record, "state", recorded, state)
 
 
 def _is_cut(kwargs: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from server.sessions.context import SessionContext
 from server.sessions.episodes import Progress, with_progress
 from server.sessions.identity import is_bound, unpack
 from server.sessions.records import request_digest
+from server.sessions.seeds import Seeds
 from server.stores.base import Record, StoredSession
 from server.times import timestamp
 
@@ -58,17 +59,13 @@ class ResetOperation:
                 raise
             parts, blobs = self._built_again(state.session, parts)
             new_blobs = blobs
+        by_part = {part: blobs[blob_id] for part, blob_id in parts.items()}
+        seeds = Seeds.of(state.session)
+        digest = context.digests.digest(parts, by_part, bound=is_bound(self.session_id)) if seeds else None
         progress = context.episodes.at(state, self._to_version)
-        record = self._record(state, progress)
+        record = self._record(state, progress, digest)
         context.room.check_session(state, added_bytes(record, new_blobs))
-        return Result(
-            state.version + 1,
-            record,
-            parts=parts,
-            new_blobs=new_blobs,
-            blobs={part: blobs[blob_id] for part, blob_id in parts.items()},
-            progress=progress,
-        )
+        return Result(state.version + 1, record, parts, new_blobs, by_part, progress=progress)
 
     def on_timeout(self, state: SessionState) -> Result:  # noqa: ARG002 - an operation's signature
         """Refuse it."""
@@ -80,7 +77,9 @@ class ResetOperation:
     ) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
         """Build the initial environments with the classes of today."""
         context = self._context
-        parts, blobs = context.initial_parts(session.toolpacks, unpack(session.options), unpack(session.environment))
+        pin = Seeds.of(session).pin(0)
+        given = unpack(session.options), unpack(session.environment)
+        parts, blobs = context.initial_parts(session.toolpacks, *given, pin)
         # A store forgets no part; a part that the new classes don't have is left empty.
         for part in old.keys() - parts.keys():
             empty = emptied(context.catalog.toolpacks[toolpack_of(part)].environment_class)
@@ -98,13 +97,14 @@ class ResetOperation:
         self._context.records.read_repeated(self.session_id, record, self._digest)
         return record.version
 
-    def _record(self, state: SessionState, progress: Progress | None) -> Record:
+    def _record(self, state: SessionState, progress: Progress | None, digest: str | None) -> Record:
         shown = {
             "index": state.index + 1,
             "kind": "reset",
             **({"call_id": self._call_id} if self._call_id else {}),
             "to_version": self._to_version,
             "version": state.version + 1,
+            "state": digest,
             "started_at": timestamp(time.time()),
             "duration_ms": 0.0,
         }

@@ -11,6 +11,7 @@ import jsonpointer
 
 from server.jsonio.strict import dumps
 from server.results import Session
+from server.sessions.seeds import Seeds
 from server.stores.base import StoredSession
 from server.times import timestamp
 
@@ -18,6 +19,7 @@ from server.times import timestamp
 def session_view(session: StoredSession, version: int, *, called_at: float | None = None) -> Session:
     """Describe a session; it expires its TTL after `called_at`, which is by default now."""
     called_at = time.time() if called_at is None else called_at
+    seeds = Seeds.of(session)
     return {
         "session_id": session.id,
         "agent_path": f"/agents/{session.agent_key}",
@@ -29,6 +31,9 @@ def session_view(session: StoredSession, version: int, *, called_at: float | Non
         "expires_at": timestamp(called_at + session.ttl_seconds),
         "parent": {"session_id": session.parent[0], "version": session.parent[1]} if session.parent else None,
         "task": session.task,
+        "seed": seeds.seed,
+        "clock": seeds.clock,
+        "clock_step_seconds": seeds.clock_step_seconds,
     }
 
 

@@ -45,9 +45,9 @@ def part_entries(part: BaseModel, classes: ClassTable, max_bytes: int = MAX_BYTE
     try:
         for slot, held in zip(layout.slots, layout.get_state(part), strict=True):
             if slot.__name__ == _FIELDS:
-                entries += [f"field {digests.of(value)} {name}" for name, value in held.items()]
+                entries += [f"field {digests.of(value)} {name!a}" for name, value in held.items()]
             elif slot.__name__ == _FIELDS_SET:
-                entries += [f"set {name}" for name in held]
+                entries += [f"set {name!a}" for name in held]
             elif held is not None and held is not UNSET:
                 entries.append(f"slot {digests.of(held)} {slot.__name__}")
     except Exception:  # noqa: BLE001 - whatever can't be written out has no digest

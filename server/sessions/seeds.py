@@ -1,0 +1,157 @@
+"""Seeded sessions: what is pinned while their calls run, and the digests of their worlds.
+
+The rule: what a seeded session does follows from its seed, its clock, its records and the code alone. So its
+environments are read from their bytes before every call, and nothing of it is kept alive in between.
+"""
+
+import importlib.util
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from server.errors import InvalidParamsError
+from server.execution.parts import toolpack_of
+from server.execution.runner import Runner
+from server.execution.world import Snapshot
+from server.pins import Pin, start_ns
+from server.settings import Settings
+from server.snapshots.digest import Entries, world_digest
+from server.stores.base import StoredSession
+
+REMEMBERED = 10_000  # parts whose entries a worker knows
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """What is pinned in a session.
+
+    Attributes:
+        seed: What chance is drawn from; None if it is real.
+        clock: The time at tick 0, RFC 3339 with offset; None if time is real.
+        clock_step_seconds: How far each tick moves the clock on; None without a clock.
+        ticks: The tick of the record that made the session's first version; 0 unless it is a fork.
+    """
+
+    seed: str | None = None
+    clock: str | None = None
+    clock_step_seconds: float | None = None
+    ticks: int = 0
+
+    def __bool__(self) -> bool:
+        """Whether anything is pinned."""
+        return self.seed is not None or self.clock is not None
+
+    @classmethod
+    def of(cls, session: StoredSession) -> "Seeds":
+        """Get what is pinned in a session."""
+        details = session.details
+        return cls(
+            details.get("seed"), details.get("clock"), details.get("clock_step_seconds"), details.get("ticks", 0)
+        )
+
+    def of_new(self, settings: Settings) -> "Seeds":
+        """Get what is pinned in a new session that was asked for with this.
+
+        Raises:
+            InvalidParamsError: It makes no sense, or this server can't pin it.
+        """
+        if self.clock is None and self.clock_step_seconds is not None:
+            raise InvalidParamsError("clock_step_seconds needs a clock: give both, or neither.")
+        seeds = replace(self, clock_step_seconds=1.0) if self.clock and self.clock_step_seconds is None else self
+        seeds.check(settings)
+        return seeds
+
+    def of_fork(self, parent: "Seeds", settings: Settings) -> "Seeds":
+        """Get what is pinned in a fork that was asked for with this: what isn't given is its parent's."""
+        given = {name: value for name, value in self.shown().items() if value is not None}
+        return replace(parent, **given).of_new(settings) if given else parent
+
+    def asked(self) -> list[dict[str, Any]]:
+        """Get what of this is a part of a request; nothing in a request without any of it."""
+        shown = self.shown()
+        return [shown] if any(value is not None for value in shown.values()) else []
+
+    def details(self) -> dict[str, Any]:
+        """Get what a store keeps of this; nothing if nothing is pinned."""
+        return {**self.shown(), "ticks": self.ticks} if self else {}
+
+    def shown(self) -> dict[str, Any]:
+        """Get what clients see of this."""
+        return {"seed": self.seed, "clock": self.clock, "clock_step_seconds": self.clock_step_seconds}
+
+    def pin(self, calls: int) -> Pin | None:
+        """Get what is pinned for a call; None if nothing is.
+
+        Args:
+            calls: 1 more than the index of the record that the call will get; 0 while an environment is built.
+        """
+        if not self:
+            return None
+        tick = self.ticks + calls if calls else 0
+        clock = self.clock and start_ns(datetime.fromisoformat(self.clock), self.clock_step_seconds or 0, tick)
+        return Pin(tick, self.seed, clock or None)
+
+    def check(self, settings: Settings) -> None:
+        """Check that this server can pin it.
+
+        Raises:
+            InvalidParamsError: It can't.
+        """
+        if not self:
+            return
+        if settings.isolation != "process":
+            raise InvalidParamsError(
+                "A session with a seed or a clock needs TOOLPACK_ISOLATION=process: only in a process of its own can a "
+                "function's clock and chance be pinned. Start the server with it."
+            )
+        if self.clock is not None and importlib.util.find_spec("time_machine") is None:
+            raise InvalidParamsError(
+                "A session with a clock needs the package time-machine on the server: pip install "
+                "'toolpack-server[seeded]'."
+            )
+
+
+REAL = Seeds()
+"""Nothing is pinned."""
+
+
+class StateDigests:
+    """Gets the digests of worlds, part by part; blobs never change, so each is read once.
+
+    Args:
+        runner: Reads parts.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._known: OrderedDict[str, Entries | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def note(self, blob_id: str, entries: Entries | None) -> None:
+        """Take over what is known of a new blob."""
+        with self._lock:
+            self._known[blob_id] = entries
+            self._known.move_to_end(blob_id)
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+
+    def digest(self, parts: Mapping[str, str], blobs: Mapping[str, bytes], *, bound: bool) -> str | None:
+        """Get the digest of a world; None if it has none.
+
+        Args:
+            parts: The blob id of each part.
+            blobs: The bytes of each part; those that are known already aren't looked at.
+            bound: See `Codec.decode`.
+        """
+        with self._lock:
+            found = {part: self._known[blob_id] for part, blob_id in parts.items() if blob_id in self._known}
+        missing = {part: blob_id for part, blob_id in parts.items() if part not in found}
+        if missing:
+            read = self._runner.entries(Snapshot(missing, {part: blobs[part] for part in missing}, bound=bound))
+            for part, blob_id in missing.items():
+                found[part] = read[part]
+                self.note(blob_id, read[part])
+        return world_digest((toolpack_of(part), entries) for part, entries in found.items())

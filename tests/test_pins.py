@@ -1,0 +1,218 @@
+"""Pinned time and chance: the same in every process, and gone afterwards. Each test has a process of its own."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+BEFORE = """
+import json, os, random, secrets, sys, time, uuid
+from datetime import date, datetime, timezone, UTC
+from random import random as imported_random, choice, randint
+from secrets import token_hex
+from time import time as imported_time
+from uuid import uuid4
+from server.pins import Pin, pinned, start_ns
+
+imported_now, imported_today = datetime.now, date.today
+PIN = Pin(tick=3, seed="a seed", now_ns=1_800_000_000 * 10**9)
+
+def drawn():
+    return [
+        imported_random(), choice(range(10**9)), randint(1, 10**9), random.gauss(0, 1), random.randbytes(5).hex(),
+        random.Random().random(), random.SystemRandom().random(), random.SystemRandom().getrandbits(70),
+        secrets.token_hex(), token_hex(4), secrets.randbelow(10**9), secrets.choice(range(10**9)),
+        uuid.uuid4().hex, uuid4().hex, os.urandom(3).hex(), os.urandom(200).hex(), random.sample(range(99), 5),
+    ]
+
+def looked():
+    return [
+        imported_time(), time.time_ns(), time.clock_gettime(time.CLOCK_REALTIME), list(time.localtime()),
+        list(time.gmtime()), time.strftime("%Y-%m-%d %H:%M:%S %Z"), imported_now().isoformat(),
+        imported_now(timezone.utc).isoformat(), datetime.utcnow().isoformat() if sys.version_info < (3, 12) else "",
+        datetime.today().isoformat(), imported_today().isoformat(), uuid.uuid1().hex, time.tzname[0],
+    ]
+"""
+
+
+def run(code, **environment):
+    """Run code in a fresh process and get the JSON that it prints."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", BEFORE + textwrap.dedent(code)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": "", "PYTHONPATH": ":".join(filter(None, sys.path)), **environment},
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+DRAW_AND_LOOK = """
+with pinned(PIN):
+    found = [looked(), drawn(), looked(), drawn()]
+print(json.dumps(found))
+"""
+
+
+def test_it_is_the_same_in_every_process():
+    first = run(DRAW_AND_LOOK)
+    assert run(DRAW_AND_LOOK, TZ="Asia/Tokyo", PYTHONHASHSEED="7") == first
+    assert first[1] != first[3]
+    again = "random.seed(5); os.urandom(9); uuid.uuid1(); random.Random(); datetime.now()\n"
+    assert run(again + DRAW_AND_LOOK) == first
+    in_turn = "with pinned(Pin(8, 'another', 10**18)):\n    drawn(), looked()\n"
+    assert run(in_turn + DRAW_AND_LOOK) == first
+
+
+def test_what_is_drawn_depends_on_seed_and_tick():
+    found = run(
+        """
+        found = []
+        for pin in (Pin(1, "a"), Pin(2, "a"), Pin(1, "b"), Pin(1, "a1"), Pin(11, "a"), Pin(1, ""), Pin(1, "a")):
+            with pinned(pin):
+                found.append(json.dumps(drawn()))
+        print(json.dumps(found))
+        """
+    )
+    assert found[0] == found[-1]
+    assert len(set(found)) == 6
+
+
+def test_the_clock():
+    found = run(
+        """
+        with pinned(PIN):
+            times = [time.time_ns() for _ in range(1000)]
+            floats = [time.time() for _ in range(1000)]
+        print(json.dumps([times, floats]))
+        """
+    )
+    times, floats = found
+    assert times == [1_800_000_000 * 10**9 + 1000 * n for n in range(1000)]
+    assert floats == sorted({*floats})
+    assert floats[0] == 1_800_000_000.001
+
+
+def test_looks_of_all_kinds_come_from_one_clock():
+    looks = run("with pinned(PIN):\n    print(json.dumps(looked()))")
+    assert looks[0] == 1_800_000_000
+    assert looks[1] == 1_800_000_000 * 10**9 + 1000
+    assert looks[5] == "2027-01-15 08:00:00 UTC"
+    assert looks[6] == "2027-01-15T08:00:00.000006"
+    assert looks[7] == "2027-01-15T08:00:00.000007+00:00"
+    assert looks[10] == "2027-01-15"
+    assert looks[12] == "UTC"
+
+
+def test_real_time_and_chance_are_back_afterwards():
+    found = run(
+        """
+        originals = [os.urandom, random._urandom, random.Random.seed, uuid._node, time.time, datetime.now]
+        real = time.time()
+        zone = os.environ.get("TZ"), time.tzname
+        states = []
+        for _ in range(2):
+            with pinned(PIN):
+                inside = drawn(), looked()
+            states.append([drawn(), random.getstate()[1][:9]])
+        for _ in range(2):
+            try:
+                with pinned(PIN):
+                    raise SystemExit
+            except SystemExit:
+                pass
+        after = [os.urandom, random._urandom, random.Random.seed, uuid._node, time.time, datetime.now]
+        print(json.dumps([
+            [a is b or a == b for a, b in zip(originals, after)],
+            abs(time.time() - real) < 60,
+            (os.environ.get("TZ"), time.tzname) == zone,
+            states[0] != states[1],
+            imported_now().year < 2027 or real > 1.79e9,
+        ]))
+        """,
+        TZ="Asia/Tokyo",
+    )
+    assert found == [[True] * 6, True, True, True, True]
+
+
+def test_either_alone():
+    found = run(
+        """
+        real = time.time()
+        with pinned(Pin(1, "a")):
+            chance = drawn(), abs(time.time() - real) < 60
+        with pinned(Pin(1, None, PIN.now_ns)):
+            clock = time.time(), drawn()
+        with pinned(Pin(1, None, PIN.now_ns)):
+            again = time.time(), drawn()
+        with pinned(None):
+            nothing = abs(time.time() - real) < 60
+        with pinned(Pin(1, "a")):
+            chance_again = drawn()
+        print(json.dumps([chance[0] == chance_again, chance[1], clock[0] == again[0], clock[1] != again[1], nothing]))
+        """
+    )
+    assert found == [True] * 5
+
+
+def test_types_stay_the_real_ones():
+    found = run(
+        """
+        class Own(datetime): pass
+        with pinned(PIN):
+            made = datetime.now(), Own.now(), date.today(), random.Random(), uuid.uuid4()
+            same = isinstance(made[0], datetime), type(made[1]) is Own, type(made[2]) is date
+        print(json.dumps([type(made[0]) is datetime, *same, type(made[3]) is random.Random, Own.now().year > 2000]))
+        """
+    )
+    assert found == [True] * 6
+
+
+def test_explicit_seeds_and_saved_states_stay_what_they_are():
+    found = run(
+        """
+        expected = random.Random(5).random()
+        saved = random.Random(5).getstate()
+        with pinned(PIN):
+            own = random.Random(5).random()
+            restored = random.Random(); restored.setstate(saved)
+            random.seed(5)
+            shared = random.random()
+        print(json.dumps([own == expected, restored.random() == expected, shared == expected]))
+        """
+    )
+    assert found == [True] * 3
+
+
+def test_monotonic_clocks_are_real():
+    assert run(
+        """
+        with pinned(PIN):
+            began = time.monotonic(), time.perf_counter()
+            time.sleep(0.01)
+            print(json.dumps(time.monotonic() - began[0] >= 0.009 and time.perf_counter() - began[1] >= 0.009))
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    ("clock", "step", "tick", "expected"),
+    [
+        ("2026-03-01T00:00:00+00:00", 1, 0, 1772323200 * 10**9),
+        ("2026-03-01T01:00:00.000001+01:00", 1, 5, 1772323205 * 10**9 + 1000),
+        ("1900-01-01T00:00:00+00:00", 0, 99, -2208988800 * 10**9),
+        ("2026-03-01T00:00:00+00:00", 0.1, 3, 1772323200 * 10**9 + 3 * 10**8),
+    ],
+)
+def test_when_a_call_starts(clock, step, tick, expected):
+    code = f"print(json.dumps(start_ns(datetime.fromisoformat({clock!r}), {step}, {tick})))"
+    assert run(code) == expected
+
+
+def test_pytest_is_not_imported():
+    code = "from server.pins import load_time_machine; load_time_machine(); print(json.dumps('pytest' in sys.modules))"
+    assert run(code) is False

@@ -1,0 +1,305 @@
+"""A seeded session does the same again: in another process, on another server, after a restart, in a fork."""
+
+import base64
+import contextlib
+import time
+
+import pytest
+from serving import PACKS, Bench, refused
+
+from server.packs.loading import load_catalog
+
+NAMES = ("dice",)
+CATALOG = load_catalog((PACKS,), NAMES)
+PINNED = {"seed": "a seed", "clock": "2026-03-02T09:30:00Z"}
+
+
+@contextlib.contextmanager
+def process_bench(**settings):
+    made = Bench(CATALOG, isolation="process", pack_dir=(PACKS,), packs=NAMES, **settings)
+    try:
+        yield made
+    finally:
+        made.close()
+        made.service.runner.close()
+
+
+@pytest.fixture(scope="module")
+def bench():
+    with process_bench() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def other():
+    with process_bench(key=b"another key, of another server!!") as made:
+        yield made
+
+
+def play(bench, session_id, rounds=2):
+    """Call everything, and get all answers."""
+    answers = []
+    for number in range(rounds):
+        for function, kwargs in (
+            *(
+                ("throw", {}),
+                ("throw", {"sides": 10**9}),
+                ("look", {}),
+                ("throw_later", {}),
+                ("fail", {}),
+                ("seats", {}),
+            ),
+            *((("join", {"name": f"{number} {name}"})) for name in "abcdefgh"),
+            *(("throw", {"sides": "none"}), ("none", {}), ("look", {})),
+            ("throw", {"sides": {"$call": {"function": "throw", "args": {}}}}),
+        ):
+            answers.append(bench.call(session_id, function, **kwargs))
+        answers.append(bench.rpc("reset_session", session_id=session_id, version=2)["version"])
+        answers.append(bench.call(session_id, "throw"))
+    return answers
+
+
+def states(bench, session_id):
+    return [record["state"] for record in bench.rpc("get_trace", session_id=session_id, limit=1000)]
+
+
+def environment(bench, session_id, **params):
+    return bench.rpc("get_environment", session_id=session_id, **params)
+
+
+def test_two_servers_give_the_same(bench, other):
+    sessions = [(each, each.create("dice", options={"dice": {"players": 9}}, **PINNED)) for each in (bench, other)]
+    first, second = (play(*session) for session in sessions)
+    assert first == second
+    assert states(*sessions[0]) == states(*sessions[1])
+    assert all(len(state) == 32 for state in states(*sessions[0]))
+    assert environment(*sessions[0]) == environment(*sessions[1])
+
+
+def test_other_seeds_and_clocks_give_something_else(bench):
+    asked = [
+        PINNED,
+        PINNED | {"seed": "another"},
+        PINNED | {"clock": "2026-03-02T09:30:01Z"},
+        PINNED | {"clock_step_seconds": 2},
+    ]
+    found = [play(bench, bench.create("dice", **each), 1) for each in asked]
+    assert len({str(each) for each in found}) == len(asked)
+    same_time = bench.create("dice", **PINNED | {"clock": "2026-03-02T10:30:00.000+01:00"})
+    assert play(bench, same_time, 1) == found[0]
+
+
+def test_what_sessions_say_of_it(bench):
+    plain = bench.rpc("create_session", toolpacks=["dice"])
+    assert [plain[name] for name in ("seed", "clock", "clock_step_seconds")] == [None, None, None]
+    session = bench.rpc("create_session", toolpacks=["dice"], **PINNED)
+    assert [session[name] for name in ("seed", "clock", "clock_step_seconds")] == [*PINNED.values(), 1.0]
+    assert bench.rpc("get_session", session_id=session["session_id"])["seed"] == "a seed"
+    listed = bench.rpc("create_session", toolpacks=["dice"], seed="x", labels={"only": "seed"})
+    assert bench.rpc("list_sessions", labels={"only": "seed"})[0]["seed"] == listed["seed"] == "x"
+    agent = session["agent_path"].removeprefix("/agents/")
+    told = bench.answer(b'{"jsonrpc":"2.0","id":1,"method":"list_functions"}', agent_key=agent)
+    assert b"a seed" not in told
+    bench.call(plain["session_id"], "throw")
+    assert states(bench, plain["session_id"]) == [None]
+
+
+def test_the_clock_ticks_with_the_records(bench):
+    session_id = bench.create("dice", clock="2026-03-02T09:30:00Z", clock_step_seconds=60)
+    start = 1772443800
+    assert environment(bench, session_id, pointer="/dice/opened_at") == "2026-03-02T09:30:00Z"
+    for tick in (1, 2):
+        assert bench.result(session_id, "look")[0] == start + tick * 60
+    bench.call(session_id, "fail")
+    refused(-32005, bench.call, session_id, "look", {"expected_version": 9})
+    bench.call(session_id, "look", {"call_id": "x"})
+    bench.call(session_id, "look", {"call_id": "x"})
+    bench.rpc("reset_session", session_id=session_id)
+    assert bench.result(session_id, "look")[:2] == [start + 6 * 60, (start + 6 * 60) * 10**9 + 1000]
+
+
+def test_real_time_and_chance_are_back_in_the_next_call(bench):
+    pinned, plain = bench.create("dice", **PINNED), bench.create("dice")
+    looks = []
+    for _ in range(3):
+        bench.call(pinned, "look")
+        looks.append(bench.result(plain, "look"))
+        assert abs(looks[-1][0] - time.time()) < 60
+    assert len({tuple(look[4:10]) for look in looks}) == 3
+    fresh = [environment(bench, bench.create("dice"), pointer="/dice/opened_at") for _ in range(2)]
+    assert all(not opened.startswith("2026-03-02T09:30") for opened in fresh)
+
+
+def test_each_alone(bench, other):
+    seeded = [each.result(each.create("dice", seed="x"), "look") for each in (bench, other)]
+    assert seeded[0][4:10] == seeded[1][4:10]
+    assert abs(seeded[0][0] - time.time()) < 60
+    clocked = [each.result(each.create("dice", clock=PINNED["clock"]), "look") for each in (bench, other)]
+    assert clocked[0][:3] == clocked[1][:3]
+    assert clocked[0][4:10] != clocked[1][4:10]
+
+
+def test_a_fork_does_what_its_parent_would_have_done_next(bench):
+    parent = bench.create("dice", **PINNED)
+    bench.call(parent, "throw")
+    bench.call(parent, "look")
+    bench.call(parent, "throw")
+    forks = [each["session_id"] for each in bench.rpc("fork_session", session_id=parent, count=2)]
+    grandchild = bench.rpc("fork_session", session_id=forks[0])[0]["session_id"]
+    expected = play(bench, parent, 1)[:5]
+    for fork in (*forks, grandchild):
+        assert play(bench, fork, 1)[:5] == expected
+    of_version_1 = bench.rpc("fork_session", session_id=parent, version=1)[0]["session_id"]
+    again = bench.create("dice", **PINNED)
+    bench.call(again, "throw")
+    assert bench.result(of_version_1, "look") == bench.result(again, "look")
+    at_once = bench.rpc("fork_session", session_id=parent, version=0)[0]["session_id"]
+    assert bench.result(at_once, "look") == bench.result(bench.create("dice", **PINNED), "look")
+    assert [bench.rpc("get_session", session_id=one)["seed"] for one in (*forks, grandchild)] == ["a seed"] * 3
+
+
+def test_a_fork_may_have_a_seed_of_its_own(bench):
+    parent = bench.create("dice", **PINNED)
+    bench.call(parent, "throw")
+
+    def fork(**params):
+        return bench.rpc("fork_session", session_id=parent, **params)[0]
+
+    differing = [fork(), fork(seed="b"), fork(clock="2030-01-01T00:00:00Z"), fork(clock_step_seconds=5)]
+    assert len({str(bench.result(each["session_id"], "look")) for each in differing}) == 4
+    assert [each["clock_step_seconds"] for each in differing] == [1, 1, 1, 5]
+    plain = bench.create("dice")
+    seeded = bench.rpc("fork_session", session_id=plain, seed="b")[0]
+    assert seeded["seed"] == "b"
+    bench.call(seeded["session_id"], "throw")
+    assert states(bench, seeded["session_id"])[0]
+    refused(-32602, fork, seed="")
+    refused(-32602, bench.rpc, "fork_session", session_id=plain, clock_step_seconds=5)
+
+
+def test_after_a_restart(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    with process_bench(store=url) as whole:
+        expected = play(whole, whole.create("dice", **PINNED), 2)
+    with process_bench(store=url) as first:
+        session_id = first.create("dice", **PINNED)
+        found = play(first, session_id, 1)
+    with process_bench(store=url) as second:
+        fork = second.rpc("fork_session", session_id=session_id)[0]["session_id"]
+        assert [*found, second.call(session_id, "throw")] == expected[: len(found) + 1]
+        assert second.call(fork, "throw") == expected[len(found)]
+
+
+def test_every_executor_gives_the_same():
+    with process_bench(executor_calls=1) as bench, process_bench() as other:
+        found = [play(each, each.create("dice", **PINNED), 1) for each in (bench, other)]
+        assert found[0] == found[1]
+
+
+def test_lost_and_overrunning_calls_use_their_tick(bench, other):
+    trace = []
+    for each in (bench, other):
+        session_id = each.create("dice", **PINNED)
+        before = environment(each, session_id)
+        assert each.call(session_id, "stall")["error"].startswith("TimeoutError")
+        assert each.call(session_id, "crash")["error"].startswith("ExecutorLostError")
+        assert environment(each, session_id) == before
+        trace.append([each.result(session_id, "look"), states(each, session_id)])
+        assert len({*states(each, session_id)}) == 1
+        replayed = each.rpc("replay_session", session_id=session_id)
+        assert replayed["complete"] is True
+        assert states(each, replayed["session"]["session_id"]) == states(each, session_id)
+    assert trace[0] == trace[1]
+
+
+def test_what_a_function_leaves_behind_is_not_seen(bench):
+    expected = bench.result(bench.create("dice", **PINNED), "straggle")
+    session_id = bench.create("dice", **PINNED)
+    assert bench.result(session_id, "straggle") == expected
+    looks = bench.result(session_id, "look")
+    again = bench.create("dice", **PINNED)
+    bench.call(again, "fail")
+    assert bench.result(again, "look") == looks
+
+
+def test_a_world_that_refers_to_itself_has_no_digest(bench):
+    session_id = bench.create("dice", **PINNED)
+    bench.call(session_id, "throw")
+    assert bench.call(session_id, "tie")["error"] is None
+    bench.call(session_id, "throw")
+    found = states(bench, session_id)
+    assert found[0]
+    assert found[1:] == [None, None]
+    assert bench.rpc("replay_session", session_id=session_id)["complete"]
+
+
+def test_replay(bench):
+    session_id = bench.create("dice", options={"dice": {"players": 5}}, **PINNED)
+    play(bench, session_id)
+    replayed = bench.rpc("replay_session", session_id=session_id)
+    assert (replayed["complete"], replayed["diverged"]) == (True, None)
+    assert states(bench, replayed["session"]["session_id"]) == states(bench, session_id)
+    plain = bench.create("dice")
+    bench.call(plain, "throw", sides=10**9)
+    assert bench.rpc("replay_session", session_id=plain)["diverged"]["what"] == "result"
+
+
+def test_bundles_keep_what_is_pinned(bench, other):
+    session_id = bench.create("dice", **PINNED)
+    play(bench, session_id, 1)
+    bundle = bench.rpc("export_bundle", session_id=session_id)["bundle"]
+    replayed = other.rpc("import_bundle", bundle=bundle, mode="replay")
+    assert (replayed["complete"], replayed["session"]["seed"]) == (True, "a seed")
+    fork = bench.rpc("fork_session", session_id=session_id)[0]["session_id"]
+    for one in (session_id, fork):
+        bundle = bench.rpc("export_bundle", session_id=one)["bundle"]
+        moved = bench.rpc("import_bundle", bundle=bundle)["session_id"]
+        assert bench.result(moved, "look") == bench.result(one, "look")
+    assert base64.b64decode(bundle)
+
+
+def test_threads_cannot_be_seeded(bench):
+    seeded = bench.create("dice", **PINNED)
+    threads = Bench(CATALOG, store=bench.store)
+    for params in (PINNED, {"seed": "x"}, {"clock": PINNED["clock"]}):
+        error = refused(-32602, threads.rpc, "create_session", toolpacks=["dice"], **params)
+        assert "TOOLPACK_ISOLATION=process" in error.data["detail"]
+    refused(-32602, threads.call, seeded, "throw")
+    refused(-32602, threads.rpc, "fork_session", session_id=seeded, seed="y")
+    threads.close()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"seed": ""},
+        {"seed": "x" * 129},
+        {"seed": 5},
+        {"clock": "2026-03-02T09:30:00"},
+        {"clock": "2026-03-02"},
+        {"clock": "2026-02-30T09:30:00Z"},
+        {"clock": "0001-01-01T00:00:00Z"},
+        {"clock": "9999-12-31T00:00:00Z"},
+        {"clock": 1772443800},
+        {"clock": "٢٠٢٦-03-02T09:30:00Z"},
+        {"clock_step_seconds": 1},
+        {"clock": PINNED["clock"], "clock_step_seconds": -1},
+        {"clock": PINNED["clock"], "clock_step_seconds": 1e9},
+    ],
+)
+def test_what_is_refused(bench, params):
+    refused(-32602, bench.rpc, "create_session", toolpacks=["dice"], **params)
+
+
+def test_a_repeated_request_creates_once(bench):
+    first = bench.rpc("create_session", toolpacks=["dice"], call_id="one", **PINNED)
+    assert bench.rpc("create_session", toolpacks=["dice"], call_id="one", **PINNED)["session_id"] == first["session_id"]
+    refused(-32009, bench.rpc, "create_session", toolpacks=["dice"], call_id="one", seed="another")
+    fork = {"session_id": first["session_id"], "call_id": "two", "seed": "b"}
+    assert bench.rpc("fork_session", **fork)[0]["session_id"] == bench.rpc("fork_session", **fork)[0]["session_id"]
+    refused(-32009, bench.rpc, "fork_session", **fork | {"seed": "c"})
+
+
+def test_a_clock_that_stands_still(bench):
+    session_id = bench.create("dice", clock=PINNED["clock"], clock_step_seconds=0)
+    assert bench.result(session_id, "look")[0] == bench.result(session_id, "look")[0]
