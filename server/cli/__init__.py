@@ -9,6 +9,7 @@ import click
 
 from server.cli.call import call
 from server.cli.check import check
+from server.cli.evaluate import evaluate
 from server.cli.look import diff, env, sessions, trace
 from server.cli.mcp import mcp
 from server.cli.new import new
@@ -28,7 +29,7 @@ def cli() -> None:
 COMMANDS = (
     *(serve, mcp),
     *(new, check, list_toolpacks, call),
-    *(sessions, env, trace, diff),
+    *(sessions, env, trace, diff, evaluate),
     *(schemas, token),
 )
 

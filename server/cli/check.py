@@ -4,6 +4,7 @@ The rule: every problem is printed, not only the first. Problems go to standard 
 are about what may be meant so.
 """
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -14,17 +15,21 @@ from server.checking.findings import Finding
 from server.checking.writes import writes
 from server.cli.options import packs_options
 from server.cli.shadowing import shadowing_files
+from server.cli.task_checks import check_tasks
 from server.packs.catalog import Catalog
 from server.packs.loading import inspect_toolpacks
 from server.packs.registration import place
 from server.settings import load_settings, unknown_variables
 
+IN_MEMORY = {"store": "memory:", "log_calls": "off", "log_level": "error", "isolation": "thread", "workers": 1}
+
 
 @click.command()
 @packs_options
 @click.option("--calls/--no-calls", default=True, help="Call every function in a process of its own.  [default: calls]")
+@click.option("--tasks", is_flag=True, help="Check every task and its solution, too; may take long.")
 @click.option("--strict", is_flag=True, help="Exit with status 1 for notes, too.")
-def check(pack_dir: tuple[Path, ...], packs: str | None, *, calls: bool, strict: bool) -> None:
+def check(pack_dir: tuple[Path, ...], packs: str | None, *, calls: bool, tasks: bool, strict: bool) -> None:
     """Load every toolpack, call its functions, and print every problem."""
     settings = load_settings(pack_dir=pack_dir or None, packs=packs)
     catalog, errors = inspect_toolpacks(settings.pack_dir, settings.packs)
@@ -39,6 +44,10 @@ def check(pack_dir: tuple[Path, ...], packs: str | None, *, calls: bool, strict:
             found += [(finding, "") for finding in tried if not _is_known(finding, written)]
         notes += [str(finding) for finding, _ in found if not finding.is_problem]
         problems += [str(finding) for finding, _ in found if finding.is_problem]
+    checked = ""
+    if tasks and catalog is not None and not problems:
+        number, problems = asyncio.run(check_tasks(settings.model_copy(update=IN_MEMORY), catalog))
+        checked = f" and {number} task{'' if number == 1 else 's'}"
     for note in notes:
         click.echo(f"note: {note}")
     for problem in problems:
@@ -46,7 +55,7 @@ def check(pack_dir: tuple[Path, ...], packs: str | None, *, calls: bool, strict:
     if catalog is not None and not problems:
         functions = sum(len(pack.functions) for pack in catalog.toolpacks.values())
         packs_found = f"{len(catalog.toolpacks)} toolpack{'' if len(catalog.toolpacks) == 1 else 's'}"
-        click.echo(f"{packs_found} with {functions} function{'' if functions == 1 else 's'}: no problems.")
+        click.echo(f"{packs_found} with {functions} function{'' if functions == 1 else 's'}{checked}: no problems.")
     if problems or (strict and notes):
         sys.exit(1)
 

@@ -5,7 +5,6 @@ that server can be asked with `--url`.
 """
 
 import asyncio
-import contextlib
 import json
 import shutil
 import sys
@@ -15,18 +14,13 @@ from typing import Any
 
 import click
 
+from server.cli.local import local_service
 from server.cli.options import packs_options, server_options
 from server.cli.remote import Send, remote
-from server.errors import SettingsError
 from server.jsonio.strict import dumps, loads
 from server.observability.call_log import printable
-from server.packs.catalog import Catalog
-from server.packs.loading import load_catalog
-from server.service import Service
 from server.sessions.identity import OLD_DIGITS
 from server.sessions.reader import SessionReader
-from server.settings import Settings, load_settings
-from server.stores import open_store
 
 MOST_AT_ONCE = 1000
 FORMS = "On a terminal the output is for people, elsewhere (in a pipe or a file) it is JSON."
@@ -71,7 +65,7 @@ def look_options(command: Any) -> Any:
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many, at most.")
 def sessions(labels: tuple[str, ...], parent: str | None, limit: int, **where: Any) -> None:
     """List sessions, the newest first."""
-    wanted = dict(_label(label) for label in labels)
+    wanted = dict(map(label, labels))
 
     async def look(send: Send) -> None:
         within = await _whole(send, parent) if parent else None
@@ -161,35 +155,12 @@ def _look(
     if url:
         asyncio.run(look(remote(url, token)))
         return
-    settings = load_settings(
-        store=store, data_dir=data_dir, pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning"
-    )
-    _check_exists(settings)
-    catalog = Catalog({}) if pack_dir is None else load_catalog(settings.pack_dir, settings.packs)
-    try:
-        opened = open_store(settings.store_url, exclusive=settings.exclusive)
-    except SettingsError as error:
-        if isinstance(error.__context__, BlockingIOError):  # its lock is held
-            used = settings.store_url.removeprefix("sqlite:///")
-            raise click.ClickException(f"{used} is in use by a running server: look at that, with --url.") from None
-        raise
-    with contextlib.closing(opened):
-        service = Service(settings, catalog, store=opened)
+    with local_service(store, data_dir, pack_dir, packs) as service:
 
         async def send(method: str, given: dict[str, Any]) -> Any:
             return loads(dumps(await service.sessions.read(lambda reader: READS[method](reader, given))))
 
         asyncio.run(look(send))
-
-
-def _check_exists(settings: Settings) -> None:
-    """Check that there is a store, as opening one would create it."""
-    url = settings.store_url
-    if url.startswith("memory:"):
-        raise click.UsageError("A memory: store is in its server's process only: look at that server, with --url.")
-    path = Path(url.removeprefix("sqlite:///"))
-    if url.startswith("sqlite:///") and not path.is_file():
-        raise click.ClickException(f"There is no store {path}: give --data-dir, or look at a server, with --url.")
 
 
 async def _whole(send: Send, beginning: str) -> str:
@@ -204,7 +175,8 @@ async def _whole(send: Send, beginning: str) -> str:
     return str(ids[0])
 
 
-def _label(text: str) -> tuple[str, str]:
+def label(text: str) -> tuple[str, str]:
+    """Get the name and the value of a label."""
     name, equals, value = text.partition("=")
     if not equals:
         raise click.UsageError(f"{text!r} is not of the form name=value.")

@@ -103,18 +103,28 @@ class Task:
         """Say what is wrong with the task as far as that can be seen without its toolpack."""
         if not _is_prompt(self.prompt):
             return "its prompt is neither a text nor a list of {role, content}, the role system, user or assistant"
-        if self.evaluate is not None and not callable(self.evaluate):
+        if not (self.evaluate is None or callable(self.evaluate)):
             return "its evaluator can't be called: give a function of one Rollout"
+        if self.max_calls is not None and (not isinstance(self.max_calls, int) or self.max_calls < 0):
+            return f"its max_calls is {self.max_calls!r}: give a number of calls"
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
+            return f"its timeout_seconds is {self.timeout_seconds}: give a number of seconds above 0"
+        return self._no_list() or self._no_json()
+
+    def _no_list(self) -> str | None:
+        """Say which attribute should be a list and isn't."""
+        if not (self.solution is None or callable(self.solution) or isinstance(self.solution, list | tuple)):
+            return "its solution is neither a list of calls nor a function that returns one"
         for name in ("tags", "functions", "answer"):
             value = getattr(self, name)
             if name == "answer" and isinstance(value, str):
                 continue
             if isinstance(value, str) or not all(isinstance(text, str) for text in value or ()):
                 return f"its {name} is no list of texts"
-        if self.max_calls is not None and (not isinstance(self.max_calls, int) or self.max_calls < 0):
-            return f"its max_calls is {self.max_calls!r}: give a number of calls"
-        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
-            return f"its timeout_seconds is {self.timeout_seconds}: give a number of seconds above 0"
+        return None
+
+    def _no_json(self) -> str | None:
+        """Say which attribute should be JSON and isn't."""
         for name in ("options", "toolpacks", "metadata"):
             value = getattr(self, name)
             if not isinstance(value, Mapping):

@@ -1,0 +1,110 @@
+"""`toolpack-server evaluate`: evaluates sessions that have a task, and says how often tasks were done.
+
+The rule: the report goes to standard output, progress and what couldn't be evaluated to standard error. A session that
+couldn't be evaluated counts nowhere, and makes the exit status 1.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from server.cli.local import local_service
+from server.cli.look import label, look_options
+from server.cli.options import packs_options
+from server.cli.pass_rates import rates, table
+from server.cli.remote import Send, remote, request_body, result_of
+from server.cli.trajectories import trajectory
+from server.rpc.method import Caller
+from server.service import Service
+
+AT_ONCE = 1000
+
+
+@click.command()
+@look_options
+@packs_options
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only sessions with this label.")
+@click.option(
+    "--trajectories",
+    type=click.File("w", encoding="utf-8", lazy=True),
+    metavar="FILE",
+    help="Write a line of JSON for each session to this file; - is standard output.",
+)
+def evaluate(
+    labels: tuple[str, ...],
+    trajectories: IO[str] | None,
+    url: str | None,
+    token: str | None,
+    store: str | None,
+    data_dir: Path | None,
+    pack_dir: tuple[Path, ...],
+    packs: str | None,
+) -> None:
+    """Evaluate the sessions that have a task: passed, mean reward, pass^k and pass@k."""
+    wanted = dict(map(label, labels))
+    if url:
+        failed = asyncio.run(_evaluate(remote(url, token), wanted, trajectories))
+    else:
+        with local_service(store, data_dir, pack_dir, packs) as service:
+            failed = asyncio.run(_evaluate(_send_to(service), wanted, trajectories))
+    if failed:
+        sys.exit(1)
+
+
+def _send_to(service: Service) -> Send:
+    """Get a function that sends requests to a service, and sees everybody's sessions."""
+    everybody: Any = None
+
+    async def send(method: str, params: dict[str, Any]) -> Any:
+        return result_of(await service.rpc.answer(Caller(everybody), request_body(method, params)) or b"null")
+
+    return send
+
+
+async def _evaluate(send: Send, labels: dict[str, str], file: IO[str] | None) -> bool:
+    """Evaluate, print, and say whether a session couldn't be evaluated."""
+    found = [session async for session in _sessions(send, labels)]
+    verdicts, failed = [], []
+    with click.progressbar(found, label="Evaluating", file=sys.stderr, hidden=not sys.stderr.isatty()) as shown:
+        for session in shown:
+            try:
+                verdict = await send("evaluate_session", {"session_id": session["session_id"]})
+                if file is not None:
+                    line = trajectory(session, *await _seen(send, session), verdict)
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                verdicts.append(verdict)
+            except click.ClickException as error:
+                failed.append(f"{session['session_id']} ({session['task']}): {error.format_message()}")
+    click.echo(table(rates(verdicts)), err=file is not None and file.name == "-")
+    if failed:
+        click.echo(f"\n{len(failed)} could not be evaluated, and count nowhere:", err=True)
+        for why in failed:
+            click.echo(f"  {why}", err=True)
+    return bool(failed)
+
+
+async def _sessions(send: Send, labels: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
+    """Get the sessions that have a task."""
+    after = ""
+    while page := await send("list_sessions", {"labels": labels, "after": after, "limit": AT_ONCE}):
+        for session in page:
+            if session["task"] is not None:
+                yield session
+        after = page[-1]["session_id"]
+
+
+async def _seen(send: Send, session: dict[str, Any]) -> tuple[Any, list[Any], list[Any]]:
+    """Get the task of a session, its path and its functions."""
+    session_id = session["session_id"]
+    path: list[Any] = []
+    while page := await send(
+        "get_trace", {"session_id": session_id, "path": True, "after": len(path) - 1, "limit": AT_ONCE}
+    ):
+        path += page
+    tools = await send("list_functions", {"session_id": session_id, "format": "openai"})
+    return await send("get_task", {"task": session["task"]}), path, tools["result"]

@@ -1,0 +1,73 @@
+"""How often tasks are done: the share that passed, and what that says of k attempts.
+
+The rule: pure, and unbiased: all choices of k among the n rollouts of a task count alike.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import comb
+from typing import Any, NamedTuple
+
+
+class Rate(NamedTuple):
+    """What the rollouts of one task came to.
+
+    Attributes:
+        task: The task.
+        rollouts: How many there are.
+        passed: How many of them passed.
+        mean_reward: The mean of their rewards.
+    """
+
+    task: str
+    rollouts: int
+    passed: int
+    mean_reward: float
+
+
+def rates(verdicts: Sequence[Mapping[str, Any]]) -> list[Rate]:
+    """Get the rate of each task, by name."""
+    by_task: dict[str, list[Mapping[str, Any]]] = {}
+    for verdict in verdicts:
+        by_task.setdefault(verdict["task"], []).append(verdict)
+    return [
+        Rate(
+            task,
+            len(found),
+            sum(verdict["passed"] for verdict in found),
+            sum(verdict["reward"] for verdict in found) / len(found),
+        )
+        for task, found in sorted(by_task.items())
+    ]
+
+
+def all_of(rate: Rate, k: int) -> float:
+    """Get how probable it is that all of k rollouts pass (pass^k), which says how reliable an agent is."""
+    return comb(rate.passed, k) / comb(rate.rollouts, k)
+
+
+def any_of(rate: Rate, k: int) -> float:
+    """Get how probable it is that at least one of k rollouts passes (pass@k)."""
+    return 1 - comb(rate.rollouts - rate.passed, k) / comb(rate.rollouts, k)
+
+
+def table(found: Sequence[Rate]) -> str:
+    """Get the text of all rates; pass^k and pass@k are means over the tasks, up to the fewest rollouts."""
+    rows: list[tuple[str, ...]] = [("task", "n", "passed", "mean reward")]
+    rows += [(rate.task, str(rate.rollouts), str(rate.passed), f"{rate.mean_reward:.3f}") for rate in found]
+    text = _aligned(rows)
+    if not found:
+        return "No session with a task."
+    rows = [("k", "pass^k", "pass@k")]
+    for k in range(1, min(rate.rollouts for rate in found) + 1):
+        means = (sum(chance(rate, k) for rate in found) / len(found) for chance in (all_of, any_of))
+        rows.append((str(k), *(f"{mean:.3f}" for mean in means)))
+    return f"{text}\n\n{_aligned(rows)}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]))
+    return "\n".join(lines)

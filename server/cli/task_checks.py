@@ -1,0 +1,137 @@
+"""The checks of tasks for `toolpack-server check --tasks`.
+
+The rule: tasks are checked as agents meet them, in sessions of a service in memory. Doing nothing must not pass, unless
+the task says that it does; the solution must run without an error, and pass; a second evaluation must equal the first.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from server.cli.remote import request_body, result_of
+from server.errors import EvaluationError
+from server.packs.catalog import Catalog
+from server.packs.registration import place
+from server.packs.tasks import SEPARATOR, Task, is_offered
+from server.packs.toolpack import Toolpack
+from server.rpc.method import Caller
+from server.service import Service
+from server.settings import Settings
+
+UNSTABLE = (
+    "a second evaluation gives another verdict: an evaluator must neither look at the clock nor draw random numbers."
+)
+_OURS = "server."  # evaluators of this package have no place that helps an author
+
+
+async def check_tasks(settings: Settings, catalog: Catalog) -> tuple[int, list[str]]:
+    """Check all tasks; get their number, and what is wrong with them."""
+    problems: list[str] = []
+    tasks: list[tuple[Toolpack, Task]] = []
+    for pack in catalog.toolpacks.values():
+        try:
+            tasks += [(pack, task) for task in pack.task_list.all().values()]
+        except EvaluationError as error:
+            problems.append(str(error))
+    checks = _Checks(Service(settings, catalog), catalog)
+    with click.progressbar(tasks, label="Checking tasks", file=sys.stderr, hidden=not sys.stderr.isatty()) as shown:
+        for pack, task in shown:
+            name = f"{pack.name}{SEPARATOR}{task.name}"
+            try:
+                unknown = next(_unknown_functions(catalog, pack, task), None)
+                problem = unknown or await checks.problem(name, task)
+            except click.ClickException as error:
+                problem = error.format_message()
+            if problem:
+                problems.append(f"{_place(task)}task {name!r}: {problem}")
+    return len(tasks), problems
+
+
+def _place(task: Task) -> str:
+    evaluator = inspect.unwrap(task.evaluate) if task.evaluate else None
+    plain = inspect.isfunction(evaluator) and not evaluator.__module__.startswith(_OURS)
+    return f"{place(evaluator)}: " if plain else ""
+
+
+def _unknown_functions(catalog: Catalog, pack: Toolpack, task: Task) -> Iterator[str]:
+    """Find names among a task's `functions` that no function of its sessions has."""
+    missing = [name for name in task.toolpacks if name not in catalog.toolpacks]
+    if missing:
+        yield f"it needs the toolpack {missing[0]!r}, which isn't loaded: load it, too."
+        return
+    functions = catalog.listed([pack.name, *task.toolpacks])
+    for name in task.functions or ():
+        if not any(is_offered(function, frozenset({name})) for function in functions):
+            yield f"its functions name {name!r}, which its sessions don't have: correct the name."
+
+
+class _Checks:
+    """Checks single tasks.
+
+    Args:
+        service: Runs their sessions.
+        catalog: The loaded toolpacks.
+    """
+
+    def __init__(self, service: Service, catalog: Catalog) -> None:
+        self._service = service
+        self._catalog = catalog
+
+    async def _send(self, method: str, **params: Any) -> Any:
+        return result_of(await self._service.rpc.answer(Caller(), request_body(method, params)) or b"null")
+
+    async def problem(self, name: str, task: Task) -> str | None:
+        """Say what is wrong with a task.
+
+        Raises:
+            ClickException: A request about it was refused.
+        """
+        if task.evaluate is None and task.solution is None:
+            return "it has neither an evaluator nor a solution: give one."
+        session_id = (await self._send("create_session", task=name))["session_id"]
+        try:
+            problem = await self._untouched(session_id, task)
+            return problem if problem or task.solution is None else await self._solved(session_id, task)
+        finally:
+            await self._send("close_session", session_id=session_id)
+
+    async def _untouched(self, session_id: str, task: Task) -> str | None:
+        """Say what is wrong with the verdict on nothing done."""
+        verdict = await self._send("evaluate_session", session_id=session_id)
+        if verdict != await self._send("evaluate_session", session_id=session_id):
+            return UNSTABLE
+        if verdict["passed"] and not task.nop_passes:
+            return "it passes with nothing done: tighten the evaluator, or set nop_passes=True."
+        if task.nop_passes and not verdict["passed"]:
+            return f"it has nop_passes=True, but nothing done doesn't pass{_failed(verdict)}."
+        return None
+
+    async def _solved(self, session_id: str, task: Task) -> str | None:
+        """Run the solution, and say what is wrong with it or with the verdict on it."""
+        solution = await self._send("get_solution", session_id=session_id)
+        for call in solution["calls"]:
+            envelope = await self._send("run_function", session_id=session_id, **call)
+            if envelope["error"] is not None:
+                return f"the call of `{call['function']}` in its solution fails: {envelope['error']}"
+        if solution["answer"]:
+            await self._send("submit_answer", session_id=session_id, answer=solution["answer"])
+        verdict = await self._send("evaluate_session", session_id=session_id)
+        if not verdict["passed"]:
+            return f"its solution doesn't pass{_failed(verdict)}."
+        if verdict != await self._send("evaluate_session", session_id=session_id):
+            return UNSTABLE
+        if task.max_calls is not None and len(solution["calls"]) > task.max_calls:
+            return f"its solution has {len(solution['calls'])} calls, and max_calls is {task.max_calls}."
+        return None
+
+
+def _failed(verdict: dict[str, Any]) -> str:
+    """Describe the first check that failed."""
+    failed = [check for check in verdict["checks"] if not check["passed"]]
+    if not failed:
+        return f" (reward {verdict['reward']:g})"
+    detail = f": {failed[0]['detail']}" if failed[0]["detail"] else ""
+    return f" ({failed[0]['name']}{detail})"
