@@ -14,7 +14,7 @@ MARKUP = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>'
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    flags = ["--store", "memory:", "--packs", "bank,ledger,pages,vault"]
+    flags = ["--store", "memory:", "--packs", "bank,chores,ledger,pages,vault"]
     with server_process.served(tmp_path_factory.mktemp("console"), *flags) as running:
         yield running
 
@@ -69,7 +69,7 @@ def test_whoever_has_no_session_is_told_what_to_do_first(page, server):
 
 def test_create_a_session_with_options_and_labels(page, server):
     page.click("New session")
-    for toolpack in ("ledger", "pages"):
+    for toolpack in ("chores", "ledger", "pages"):
         page.until(lambda name=toolpack: page.find(f"input[value={name}]").click() or True, "a click")
     page.write("balance", "77.50")
     page.write("labels", "run=first, model=m")
@@ -296,6 +296,24 @@ def test_what_a_session_holds_is_text_everywhere(page, server):
     page.sees(MARKUP)
     page.open(f"#/sessions/{session_id}?record=1")
     page.sees("a\\u202eb\\u0000c")  # what would turn the direction of the text round is seen
+
+
+def test_a_task_is_begun_and_evaluated(page, server):
+    page.open("#/toolpacks/chores")
+    page.sees("tasks", "Do the dishes, once.")
+    page.find("tr", "chores/dishes").find_element("link text", "New session").click()
+    page.sees("For the task chores/dishes")
+    page.click("Create session")
+    session_id = page.at("#/sessions/").split("/")[2]
+    page.sees("task chores/dishes")
+    server.call(session_id, "do", chore="dishes")
+    server.rpc("add_message", session_id=session_id, role="assistant", content=MARKUP)
+    page.sees("message of the assistant", MARKUP[:20])
+    page.click("Evaluate", ".tabs a")
+    page.sees("passed reward 1", "chores/dishes at version 1", "the dishes are done")
+    page.click("Start")
+    page.click("Evaluate", ".tabs a")
+    page.sees("failed reward 0", "chores/dishes at version 0")
 
 
 def test_search_in_the_world_and_copy(page, server):

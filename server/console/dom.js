@@ -2,7 +2,6 @@
 // The rule: whatever is shown goes through `h`, which makes text of it. Nothing that a session holds becomes markup,
 // and characters that can't be seen, or that turn the direction of a text round, are written as \u202e.
 const UNSEEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
-
 const escaped = (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`;
 const visible = (text) => String(text).replace(UNSEEN, escaped);
 const isGiven = (value) => ![undefined, null, false].includes(value);
@@ -78,7 +77,6 @@ export function askingButton(label, question, action) {
 }
 
 export const copyButton = (label, text) => button(label, async () => copy(await text()), "quiet");
-
 async function copy(text) {
   if (!navigator.clipboard) return prompt("Copy this; a page that isn't served securely can't:", text);
   await navigator.clipboard.writeText(text);

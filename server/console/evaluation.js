@@ -6,8 +6,8 @@ import { full } from "./tree.js";
 export function openEvaluation({ id, session, version, signal }) {
   const input = h("input", { id: "task", value: session.task, placeholder: "toolpack/name", spellcheck: "false" });
   const answer = h("div", { "aria-live": "polite" });
-  const params = () => ({ session_id: id, version, task: input.value.trim() });
-  const evaluate = () => load(answer, async () => resultOf(await call("evaluate_session", params(), signal)));
+  const ask = () => call("evaluate_session", { session_id: id, version, task: input.value.trim() }, signal);
+  const evaluate = () => load(answer, async () => resultOf(await ask()));
   const toolpacks = session.toolpacks.map((name) => [" ", link(["toolpacks", name], {}, name)]);
   if (session.task) evaluate();
   return [
@@ -23,5 +23,5 @@ function resultOf({ task, version, reward, passed, checks, metrics = {} }) {
   const tag = (ok) => h(ok ? "span.tag.good" : "span.tag.bad", ok ? "passed" : "failed");
   const rows = checks.map((check) => h("tr", h("td", tag(check.passed)), h("td", check.name), h("td", check.detail)));
   const more = Object.keys(metrics).length > 0 && [h("h3", "Metrics"), h("pre", full(metrics))];
-  return [h("h3", tag(passed), ` reward ${reward}`), h("p.hint", `${task} at version ${version}`), h("table", rows), more];
+  return [h("h3", tag(passed), ` reward ${reward}`), h("p.hint", `${task} at version ${version}`), h("table.changes", rows), more];
 }

@@ -104,11 +104,7 @@ function select(options, isNeeded, attributes, value) {
 /** Read `name=value, name=value`. */
 export function readLabels(text) {
   const pairs = text.split(",").map((part) => part.trim()).filter(Boolean);
-  return Object.fromEntries(
-    pairs.map((pair) => {
-      const parts = /^([^=]+)=(.*)$/s.exec(pair);
-      if (!parts) throw new Error(`Write labels as name=value, separated by commas: “${pair}” is not.`);
-      return parts.slice(1).map((part) => part.trim());
-    }),
-  );
+  const parts = pairs.map((pair) => /^([^=]+)=(.*)$/s.exec(pair));
+  if (parts.includes(null)) throw new Error(`Write labels as name=value, separated by commas: “${text}” is not.`);
+  return Object.fromEntries(parts.map(([, name, value]) => [name.trim(), value.trim()]));
 }

@@ -22,12 +22,12 @@ export async function openRun(state) {
   );
   const none = h("option", { value: " " }, `Choose one of ${functions.length}…`);
   const select = h("select", { id: "function", name: "function", onchange }, none, options);
-  const field = h("div.field", h("label", { for: "function" }, "Function"), select);
-  const hint = h("p.hint", "To try one shows what it would change, and changes nothing.");
-  return [h("h2", "Run a function"), field, chosen ? formOf(state, chosen, recorded?.kwargs) : hint];
+  const about = h("span.about", chosen?.description ?? "To try one shows what it would change, and changes nothing.");
+  const field = h("div.field", h("label", { for: "function" }, "Function"), select, about);
+  return [h("h2", "Run a function"), field, chosen && formOf(state, chosen, recorded?.kwargs)];
 }
 
-function formOf({ id, version, session, signal }, { name, description, parameters }, kwargs) {
+function formOf({ id, version, session, signal }, { name, parameters }, kwargs) {
   const form = schemaForm(parameters, kwargs), answer = h("div", { "aria-live": "polite" });
   const ask = (params) => call("run_function", { function: name, raise_on_error: true, ...params }, signal);
   const shown = (label, work) => async () => {
@@ -62,5 +62,5 @@ function formOf({ id, version, session, signal }, { name, description, parameter
     isPast ? h("span.hint", "To run it from here, fork first.") : button("Run", shown("Result", run), "primary"),
     copyButton("Copy as curl", () => curlOf(id, name, form.read())),
   ];
-  return [h("p.about", description), form.element, h("p.actions", actions), answer];
+  return [form.element, h("p.actions", actions), answer];
 }

@@ -26,7 +26,7 @@ export function openSession(place, [id], query, signal) {
   };
   const look = async () => {
     const after = { session_id: id, after: state.total - 1, limit: 500 };
-    const [session, news] = await all([["get_session", { session_id: id }], ["get_trace", after]], signal);
+    const [news, session] = await all([["get_trace", after], ["get_session", { session_id: id }]], signal); // in this order
     Object.assign(state, { session, total: state.total + news.length });
     steps.add(news);
     fill(steps.live, "live");
@@ -47,9 +47,9 @@ export function openSession(place, [id], query, signal) {
   load(place, async () => {
     state.session = await call("get_session", { session_id: id }, signal);
     state.total = await countRecords(id, signal, state.session.version);
+    fill(place, head, h("div.columns", steps.element, side));
     await show(state.query);
     follow();
-    return [head, h("div.columns", steps.element, side)];
   });
   return (next) => state.session && show(next);
 }
@@ -71,8 +71,7 @@ function headOf({ id, session, query }) {
     return made;
   };
   const copied = (label, path) => copyButton(label, () => new URL(`..${path}`, document.baseURI).href);
-  const agent = [copied("Copy agent's address", session.agent_path), copied("Copy MCP address", session.mcp_path)];
-  const copies = [copyButton("Copy id", () => id), agent];
+  const copies = [copied("Copy agent's address", session.agent_path), copied("Copy MCP address", session.mcp_path)];
   const facts = [
     toolpacks.join(", "),
     `version ${version}`,
@@ -85,7 +84,7 @@ function headOf({ id, session, query }) {
   const tabs = [tab(undefined, "Step"), tab("run", "Run a function"), task !== undefined && tab("evaluate", "Evaluate")];
   const closing = askingButton("Close", "Close for good?", close);
   return [
-    h("div.heading", h("h1", "Session ", h("code", short(id))), copies, compare, closing),
+    h("div.heading", h("h1", "Session ", h("code", short(id))), copyButton("Copy id", () => id), copies, compare, closing),
     h("p.facts", facts.map((fact) => fact && h("span", fact))),
     h("nav.tabs", { "aria-label": "Details" }, tabs),
   ];

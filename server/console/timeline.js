@@ -6,8 +6,7 @@ import { batch } from "./rpc.js";
 import { details, outcome, records, title } from "./trace.js";
 import { brief } from "./tree.js";
 
-const PAGE = 100;
-const AT_ONCE = 8; // steps
+const PAGE = 100, AT_ONCE = 8; // steps
 const QUICKLY = 1500; // milliseconds
 const LINES = 3; // changes of a step
 
@@ -16,7 +15,7 @@ export function timeline(state) {
   const live = h("span.live.hint", "live"), pager = h("div.pager"), list = h("ol.steps");
   const rows = new Map(); // by index; -1 is the start
   const patches = new Map(); // by version
-  let first = 0, shown = [], versionBefore = 0; // `versionBefore` is that of the record before the page
+  let first = 0, shown = [], chosen = null, versionBefore = 0; // `versionBefore` is that of the record before the page
 
   const before = (index) => (index > first ? shown[index - first - 1].version : index < 0 ? 0 : versionBefore);
   const page = () => {
@@ -47,9 +46,14 @@ export function timeline(state) {
   const choose = async (index) => {
     if (!rows.has(index)) await open(Math.max(Math.min(index - PAGE / 2, state.total - PAGE), 0));
     for (const [at, row] of rows) row.firstElementChild.ariaCurrent = at === index ? "step" : null;
-    const { offsetTop: top, offsetHeight: height } = rows.get(index);
-    list.scrollTop = Math.max(Math.min(list.scrollTop, top - 40), top + height + 40 - list.clientHeight);
+    chosen = { row: rows.get(index), until: performance.now() + 2 * QUICKLY };
+    reveal();
     return index < 0 ? null : shown[index - first];
+  };
+  /** Keep the chosen row in sight, also while what steps have changed is filled in. */
+  const reveal = () => {
+    const { offsetTop: top, offsetHeight: height } = chosen.row;
+    list.scrollTop = Math.max(Math.min(list.scrollTop, top - 40), top + height + 40 - list.clientHeight);
   };
   /** Add new records, if the page is the last one. */
   const add = (news) => {
@@ -72,6 +76,7 @@ export function timeline(state) {
       const answers = await batch(part.map((record) => ["diff_environment", ends(record)]), signal).catch(() => []);
       answers.forEach(({ result }, place) => result && patches.set(part[place].version, result.slice(0, 20)));
       part.forEach(write);
+      if (performance.now() < chosen?.until) reveal();
       isLate = performance.now() - began > QUICKLY || !answers.every(({ result }) => result);
     }
   };

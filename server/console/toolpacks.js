@@ -17,7 +17,8 @@ async function list(signal) {
   const toolpacks = await call("list_toolpacks", {}, signal);
   const rows = toolpacks.map(({ name, description, functions, tasks, opt_in: isOptIn }) => {
     const about = [description, isOptIn && h("span.hint", " Only sessions that name it get it.")];
-    return [link(["toolpacks", name], {}, name), about, count(functions.length, "function"), tasks > 0 && count(tasks, "task")];
+    const sizes = [count(functions.length, "function"), tasks > 0 && count(tasks, "task")];
+    return [link(["toolpacks", name], {}, name), about, ...sizes.map((size) => h("span.number", size))];
   });
   const none = h("p.empty", "No toolpack is loaded: start the server with --pack-dir or --packs.");
   return [h("div.heading", h("h1", "Toolpacks")), rows.length ? table(rows) : none];

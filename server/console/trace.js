@@ -21,7 +21,6 @@ async function firstIndex(id, isLate, signal, low = 0) {
 }
 
 export const countRecords = (id, signal, atLeast) => firstIndex(id, () => false, signal, atLeast);
-
 /** Find the index of the record that made a version; -1 for version 0. */
 export const indexOf = async (id, at, signal) => at < 1 ? -1 : firstIndex(id, ({ version }) => version >= at, signal);
 

@@ -7,8 +7,8 @@ import { stringify } from "./rpc.js";
 
 const GROUP = 100; // members that are shown at once
 const LONG = 120; // characters of a text that are shown in a line
+const FOLDED = 5; // equal members beside changed ones that are shown each for itself
 const OPENED = 40; // changes that are shown without being asked for
-
 const keyed = (value) => (Array.isArray(value) ? [...value.entries()] : Object.entries(value));
 
 /** Write a value in one line of about `limit` characters. */
@@ -27,23 +27,35 @@ export function brief(value, limit = LONG) {
 
 /** Write a value in full; a text as it is. */
 export const full = (value) => (typeof value === "string" ? value : stringify(value, 2));
-
 /** Get the nodes below one: its members, or groups of them. */
 function below({ group, value, change, pointer }) {
   if (group) return grouped(group);
   const entries = change?.kind === "inside" ? change.entries : keyed(value).map(([key, member]) => ({ key, value: member }));
   const place = (entry) => ({ pointer: join(pointer, entry.key), changes: changesOf(entry.change).length });
-  return grouped(entries.map((entry) => ({ ...entry, ...place(entry) })));
+  const nodes = entries.map((entry) => ({ ...entry, ...place(entry) }));
+  return grouped(change && Array.isArray(value) ? folded(nodes) : nodes);
+}
+
+/** Put what is equal between the changes of a list into groups. */
+function folded(nodes) {
+  const runs = [];
+  for (const node of nodes) {
+    if (runs.length && !node.change && !runs.at(-1)[0].change) runs.at(-1).push(node);
+    else runs.push([node]);
+  }
+  return runs.flatMap((run) => (run.length > FOLDED ? groupOf(run) : run));
+}
+
+function groupOf(group) {
+  const changes = group.reduce((sum, node) => sum + node.changes, 0);
+  return { key: `${group[0].key} … ${group.at(-1).key}`, pointer: null, group, changes };
 }
 
 function grouped(nodes) {
   if (nodes.length <= GROUP) return nodes;
   const size = GROUP ** Math.ceil(Math.log(nodes.length) / Math.log(GROUP) - 1);
-  return Array.from({ length: Math.ceil(nodes.length / size) }, (_, place) => {
-    const group = nodes.slice(place * size, (place + 1) * size);
-    const changes = group.reduce((sum, node) => sum + node.changes, 0);
-    return { key: `${group[0].key} … ${group.at(-1).key}`, pointer: null, group, changes };
-  });
+  const starts = Array.from({ length: Math.ceil(nodes.length / size) }, (_, place) => place * size);
+  return starts.map((start) => groupOf(nodes.slice(start, start + size)));
 }
 
 function canOpen({ group, value, change }) {
@@ -126,7 +138,7 @@ export function tree(value, change, { label, words, onSelect }) {
 function rowOf({ key, value, change, group, changes }, words) {
   const said = changes > 0 && (group || change.kind === "inside") ? count(changes, words.change) : words[change?.kind];
   const mark = said && h("span.mark", said), name = h("span.key", String(key), !group && ": ");
-  if (group) return h("div.row", name, mark);
+  if (group) return h("div.row", name, h("span.preview", count(group.length, "item")), mark);
   if (change?.kind === "changed") {
     const { old, now } = change;
     return h("div.row", name, h("del", words.old, brief(old)), " → ", h("ins", words.now, brief(now)), mark);

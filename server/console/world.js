@@ -41,5 +41,5 @@ export function changeList(change, limit = 12) {
     const sides = [shown("del", old), kind === "changed" && " → ", shown("ins", now)];
     return h("tr", h("td", h("code", pointer)), h("td.hint", WORDS[kind]), h("td", sides));
   });
-  return [h("table.changes", h("tbody", rows)), more > 0 && h("p.hint", `And ${more} more: the world shows them.`)];
+  return [h("table.changes.cards", h("tbody", rows)), more > 0 && h("p.hint", `And ${more} more: the world shows them.`)];
 }
