@@ -14,6 +14,7 @@ import decimal
 import enum
 import uuid
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -105,7 +106,14 @@ def emptied(kind: type[BaseModel]) -> BaseModel:
     return _new(kind, {})
 
 
-def wanted(parts: Iterable[str], toolpack: str, footprint: frozenset[str] | None) -> list[str]:
+@lru_cache(maxsize=1024)  # the parts are the same at every call, and those of sessions mostly have the same names
+def parts_of(parts: tuple[str, ...], toolpack: str) -> tuple[str, ...]:
+    """Get those of a session's parts that belong to a toolpack, sorted."""
+    return tuple(sorted(part for part in parts if toolpack_of(part) == toolpack))
+
+
+@lru_cache(maxsize=1024)
+def wanted(parts: tuple[str, ...], toolpack: str, footprint: frozenset[str] | None) -> tuple[str, ...]:
     """Choose those of a session's parts that a call most probably uses of a toolpack's environment.
 
     Args:
@@ -113,9 +121,9 @@ def wanted(parts: Iterable[str], toolpack: str, footprint: frozenset[str] | None
         toolpack: The toolpack.
         footprint: The attributes that the call uses; None if that is unknown.
     """
-    found = sorted([part for part in parts if toolpack_of(part) == toolpack])
+    found = parts_of(parts, toolpack)
     if footprint is not None and len(found) > 1:
-        holding = [part for part in found if any(holds(part, name) for name in footprint)]
+        holding = tuple(part for part in found if any(holds(part, name) for name in footprint))
         if len(holding) == 1:
             return holding
     return found

@@ -4,7 +4,7 @@ The rule: the snapshot is the truth, the live object a cache. A call gets its en
 dropped; only a commit stores what it has changed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from server.errors import SnapshotError
 from server.execution.codec import PlainCodec
-from server.execution.parts import emptied, merge, toolpack_of, wanted
+from server.execution.parts import emptied, merge, parts_of, wanted
 from server.snapshots.graph import first_difference
 
 
@@ -75,7 +75,7 @@ class World:
         self.trusted = trusted
         self.compares = compares
         self.compared_seconds = 0.0
-        self._loaded: dict[str, tuple[BaseModel, list[str]]] = {}
+        self._loaded: dict[str, tuple[BaseModel, Sequence[str]]] = {}
 
     def environment(self, toolpack: str) -> BaseModel:
         """Get the environment of a toolpack, with at least the attributes in the call's footprint."""
@@ -120,9 +120,9 @@ class World:
         after = self.copy(toolpack)
         return found if after is None else first_difference(before, after)
 
-    def _load(self, toolpack: str, footprint: frozenset[str] | None) -> tuple[BaseModel, list[str]]:
-        parts = sorted([part for part in self._snapshot.parts if toolpack_of(part) == toolpack])
-        chosen = wanted(parts, toolpack, footprint)
+    def _load(self, toolpack: str, footprint: frozenset[str] | None) -> tuple[BaseModel, Sequence[str]]:
+        names = tuple(self._snapshot.parts)
+        parts, chosen = parts_of(names, toolpack), wanted(names, toolpack, footprint)
         if len(chosen) == 1:
             environment = self._take(chosen[0])
             if len(parts) == 1 or (footprint is not None and footprint <= environment.__dict__.keys()):

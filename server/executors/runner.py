@@ -104,7 +104,7 @@ class ExecutorRunner:
         self, plan: Plan, toolpacks: Sequence[str], sent: bytes, snapshot: Snapshot, start: Callable[[], None]
     ) -> Outcome:
         """See `Runner.call`."""
-        parts = [part for part in snapshot.parts if toolpack_of(part) in plan.footprint]
+        parts = tuple(part for part in snapshot.parts if toolpack_of(part) in plan.footprint)
         used = [part for toolpack, fields in plan.footprint.items() for part in wanted(parts, toolpack, fields)]
         live: dict[str, Held] = {part: held for part in used if (held := snapshot.live.pop(part, None)) is not None}
         at = Counter(held.executor for held in live.values()).most_common(1)
