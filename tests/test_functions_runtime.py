@@ -499,7 +499,7 @@ REFUSED = [
     (positional, "parameter `x` is positional-only, but agents pass names: remove the `/`."),
     (no_hint, "parameter `x` has no type hint: add one."),
     (unknown_hint, "its type hints can't be read (name 'Nowhere' is not defined): import or correct the names."),
-    (no_schema, "no JSON Schema can be made of parameter `y` ("),
+    (no_schema, "no JSON Schema can be made of parameter `x` ("),
     (not_serializable, "no JSON Schema can be made of parameter `y` ("),
 ]
 
