@@ -7,7 +7,7 @@ export function openEvaluation({ id, session, version, signal }) {
   const input = h("input", { id: "task", value: session.task, placeholder: "toolpack/name", spellcheck: "false" });
   const answer = h("div", { "aria-live": "polite" });
   const ask = () => call("evaluate_session", { session_id: id, version, task: input.value.trim() }, signal);
-  const evaluate = () => load(answer, async () => resultOf(await ask()));
+  const evaluate = () => load(answer, () => ask().then(resultOf));
   const toolpacks = session.toolpacks.map((name) => [" ", link(["toolpacks", name], {}, name)]);
   if (session.task) evaluate();
   return [

@@ -45,7 +45,9 @@ export function openSession(place, [id], query, signal) {
     }
   };
   load(place, async () => {
-    state.session = await call("get_session", { session_id: id }, signal);
+    const [session, toolpacks] = await all([["get_session", { session_id: id }], ["list_toolpacks", {}]], signal);
+    state.hasTasks = toolpacks.some(({ name, tasks }) => tasks > 0 && session.toolpacks.includes(name));
+    state.session = session;
     state.total = await countRecords(id, signal, state.session.version);
     fill(place, head, h("div.columns", steps.element, side));
     await show(state.query);
@@ -54,7 +56,7 @@ export function openSession(place, [id], query, signal) {
   return (next) => state.session && show(next);
 }
 
-function headOf({ id, session, query }) {
+function headOf({ id, session, query, hasTasks }) {
   const { labels, parent, toolpacks, version, task } = session;
   const close = async () => {
     await call("close_session", { session_id: id });
@@ -76,16 +78,15 @@ function headOf({ id, session, query }) {
     toolpacks.join(", "),
     `version ${version}`,
     task && ["task ", link(["toolpacks", task.split("/")[0]], {}, task)],
-    labelsOf(labels),
+    Object.keys(labels).length > 0 && labelsOf(labels),
     parent && ["fork of ", from, ` at version ${parent.version}`],
     ["created ", time(session.created_at)],
     ["expires ", time(session.expires_at)],
   ];
-  const tabs = [tab(undefined, "Step"), tab("run", "Run a function"), task !== undefined && tab("evaluate", "Evaluate")];
   const closing = askingButton("Close", "Close for good?", close);
   return [
     h("div.heading", h("h1", "Session ", h("code", short(id))), copyButton("Copy id", () => id), copies, compare, closing),
     h("p.facts", facts.map((fact) => fact && h("span", fact))),
-    h("nav.tabs", { "aria-label": "Details" }, tabs),
+    h("nav.tabs", { "aria-label": "Details" }, tab(undefined, "Step"), tab("run", "Run a function"), hasTasks && tab("evaluate", "Evaluate")),
   ];
 }

@@ -4,7 +4,6 @@ import { all, call } from "./rpc.js";
 import { brief, full } from "./tree.js";
 
 const PAGE = 100; // tasks
-
 export function openToolpacks(place, [name], query, signal) {
   const show = (next) => load(place, () => (name === undefined ? list(signal) : toolpackOf(name, next, signal)));
   show(query);
