@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from server import Depends, TaskEnvironment, Toolpack
 from toolpacks._bank_data import CURRENT_IBAN, SAVINGS_IBAN, STANDING_ORDERS, TRANSACTIONS
+from toolpacks._bank_tasks import add_tasks
 
 # What JSON Schema can express is in the types, so that bad arguments are refused before a function runs.
 Iban = Annotated[str, Field(pattern=r"^[A-Z]{2}[0-9]{2}[A-Z0-9]{11,30}$")]
@@ -328,3 +329,6 @@ def cancel_standing_order(standing_orders: CurrentOrders, order_id: int) -> Stan
 def _check_is_later(day: date, today: date) -> None:
     if day <= today:
         raise ValueError(f"{day} is not after today, {today}: choose a later day.")
+
+
+add_tasks(toolpack)

@@ -29,6 +29,7 @@ from toolpacks._workspace_models import (
     TimeSlot,
     WorkspaceEnvironment,
 )
+from toolpacks._workspace_tasks import add_tasks
 
 toolpack = Toolpack("workspace", open_workspace)
 
@@ -359,3 +360,6 @@ def _answer(mail: Mail, me: Person, answer: Answer) -> Event:
         raise ValueError(f"Event {event.id} is cancelled, so there is nothing to answer.")
     event.answers[me.address] = answer
     return event
+
+
+add_tasks(toolpack)

@@ -1,0 +1,81 @@
+"""The tasks of the bundled toolpacks: done by their solutions, and by nothing that lacks a part of one."""
+
+import pytest
+import serving
+
+from server.packs.loading import load_catalog
+
+CATALOG = load_catalog((), ("bank", "workspace"))
+TASKS = {
+    f"{pack.name}/{task.name}": task for pack in CATALOG.toolpacks.values() for task in pack.task_list.all().values()
+}
+READS = {name for pack in CATALOG.toolpacks.values() for name, one in pack.functions.items() if one.read_only}
+NOT_NEEDED = READS | {"read_mail"}
+
+
+@pytest.fixture(scope="module")
+def bench():
+    made = serving.Bench(CATALOG)
+    yield made
+    made.close()
+
+
+def attempt(bench, name, calls, answer):
+    session = bench.rpc("create_session", task=name)
+    for call in calls:
+        key = session["agent_path"].removeprefix("/agents/")
+        bench.rpc("run_function", agent_key=key, function=call["function"], kwargs=call["kwargs"])
+    verdict = bench.rpc("evaluate_session", session_id=session["session_id"], answer=answer)
+    bench.rpc("close_session", session_id=session["session_id"])
+    return verdict
+
+
+def solution(bench, name):
+    session_id = bench.rpc("create_session", task=name)["session_id"]
+    found = bench.rpc("get_solution", session_id=session_id)
+    bench.rpc("close_session", session_id=session_id)
+    return found["calls"], found["answer"]
+
+
+def test_there_are_12_and_20_from_easy_to_hard():
+    for pack, count in (("bank", 12), ("workspace", 20)):
+        tags = [set(task.tags) for name, task in TASKS.items() if name.startswith(pack)]
+        assert len(tags) == count
+        for level in ("easy", "medium", "hard"):
+            assert sum(level in of for of in tags) >= 3
+        assert all(len(of & {"easy", "medium", "hard"}) == len(of & {"read", "change"}) == 1 for of in tags)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_solution_passes_and_nothing_less_does(bench, name):
+    calls, answer = solution(bench, name)
+    assert attempt(bench, name, calls, answer)["passed"]
+    assert attempt(bench, name, [call for call in calls if call["function"] not in READS], answer)["passed"]
+    assert not attempt(bench, name, [], "")["passed"]
+    if answer:
+        assert not attempt(bench, name, calls, "I don't know.")["passed"]
+    for index, call in enumerate(calls):
+        if call["function"] not in NOT_NEEDED:
+            assert not attempt(bench, name, calls[:index] + calls[index + 1 :], answer)["passed"], call
+
+
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if "change" in task.tags])
+def test_more_than_what_was_asked_for_does_not_pass(bench, name):
+    calls, answer = solution(bench, name)
+    more = (
+        {"recipient": "DE02120300000000202051", "amount": "1.00", "subject": "Tip"}
+        if name.startswith("bank")
+        else {"recipients": ["somebody@else.example"], "subject": "Hello, cancelled", "body": "Hello"}
+    )
+    function = "send_money" if name.startswith("bank") else "send_mail"
+    last = {"function": function, "kwargs": more}
+    if name not in LENIENT:
+        assert not attempt(bench, name, [last, *calls], answer)["passed"]
+
+
+LENIENT = {
+    # Nothing is asked of mails there, so one more does no harm.
+    *("workspace/accept-budget-talk", "workspace/no-fire-drill", "workspace/lunch-later", "workspace/tablet-test"),
+    *("workspace/planning-for-jonas", "workspace/tidy-newsletter", "workspace/archive-offers"),
+    *("workspace/share-feedback", "workspace/fifteen-percent", "workspace/march-deadlines"),
+}

@@ -1,0 +1,100 @@
+"""What the evaluators of the workspace's tasks look at.
+
+The rule: each function notes one or two checks; what it is called says what should be the case.
+"""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from server import Rollout
+from toolpacks._workspace_data import NORA
+from toolpacks._workspace_models import Answer, Event, Folder, Mail
+
+Kept = tuple[int, ...]
+HOUR = 3600  # seconds
+
+
+def moment(text: str) -> datetime:
+    """Get a time in UTC."""
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def new_mails(rollout: Rollout[Any]) -> list[Mail]:
+    """Get the mails that came since the beginning."""
+    before = rollout.initial.mailbox.mails
+    return [mail for number, mail in rollout.environment.mailbox.mails.items() if number not in before]
+
+
+def new_events(rollout: Rollout[Any]) -> list[Event]:
+    """Get the events that came since the beginning."""
+    before = rollout.initial.calendar.events
+    return [event for number, event in rollout.environment.calendar.events.items() if number not in before]
+
+
+def sent(rollout: Rollout[Any], address: str) -> list[Mail]:
+    """Get the new mails to somebody."""
+    return [mail for mail in new_mails(rollout) if address in mail.recipients]
+
+
+def only_to(rollout: Rollout[Any], *addresses: str) -> None:
+    """Check that nobody else got a mail."""
+    others = {address for mail in new_mails(rollout) for address in mail.recipients} - {*addresses}
+    rollout.check("nobody else got a mail", not others, str(sorted(others)))
+
+
+def contains(rollout: Rollout[Any], mail: Mail, *spellings: str) -> None:
+    """Check that a mail has one of these texts; case and the commas in numbers make no difference."""
+    body = f"{mail.subject}\n{mail.body}".replace(",", "").lower()
+    rollout.check(f"the mail says {spellings[0]!r}", any(text in body for text in spellings), mail.body[:200])
+
+
+def says(rollout: Rollout[Any], *spellings: str) -> None:
+    """Check that the answer has one of these texts; case and the commas in numbers make no difference."""
+    said = rollout.answer.replace(",", "").lower()
+    rollout.check(f"the answer says {spellings[0]!r}", any(text in said for text in spellings), rollout.answer[:200])
+
+
+def unchanged(rollout: Rollout[Any]) -> None:
+    """Check that nothing has changed, except that mails may have been read."""
+    events_kept(rollout)
+    files_kept(rollout)
+    only_to(rollout)
+
+
+def answered(rollout: Rollout[Any], number: int, answer: Answer) -> None:
+    """Check Nora's answer to an event."""
+    event = rollout.environment.calendar.events[number]
+    found = event.answers.get(NORA)
+    rollout.check(f"{event.title}: {answer}", found is answer, str(found))
+
+
+def takes_place(rollout: Rollout[Any], event: Event, start: str, minutes: int) -> None:
+    """Check when an event takes place."""
+    rollout.check(f"{event.title} starts at {start}", event.start == moment(start), str(event.start))
+    rollout.check(f"it lasts {minutes} minutes", (event.end - event.start).total_seconds() == minutes * 60)
+    rollout.check("it isn't cancelled", not event.cancelled)
+
+
+def events_kept(rollout: Rollout[Any], but: Kept = ()) -> None:
+    """Check that the events that were there are as they were, all but some."""
+    others_kept(rollout, "events", rollout.initial.calendar.events, rollout.environment.calendar.events, but)
+
+
+def files_kept(rollout: Rollout[Any], but: Kept = ()) -> None:
+    """Check that the files that were there are as they were, all but some."""
+    others_kept(rollout, "files", rollout.initial.drive.files, rollout.environment.drive.files, but)
+
+
+def others_kept(rollout: Rollout[Any], what: str, before: Any, after: Any, but: Iterable[int]) -> None:
+    """Check that what was there is as it was, all but some."""
+    changed = [number for number in before if number not in but and after.get(number) != before[number]]
+    rollout.check(f"the other {what} are as before", not changed, str(changed))
+
+
+def folders(rollout: Rollout[Any], moved: dict[int, Folder]) -> None:
+    """Check that these mails were moved, and no other one was moved or deleted."""
+    wanted = {number: moved.get(number, mail.folder) for number, mail in rollout.initial.mailbox.mails.items()}
+    found = {number: mail.folder for number, mail in rollout.environment.mailbox.mails.items()}
+    wrong = [number for number in wanted if found.get(number) is not wanted[number]]
+    rollout.check("these mails were moved, and no others", not wrong and len(found) == len(wanted), str(wrong))
