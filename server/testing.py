@@ -19,7 +19,8 @@ from pydantic import RootModel, ValidationError
 from pydantic_core import to_jsonable_python
 
 from server import errors
-from server.errors import CallError, ReplyError
+from server.errors import CallError, ReadOnlyError, ReplyError
+from server.execution.call import Outcome
 from server.functions_runtime import FunctionCall, error_text
 from server.jsonio.strict import dumps, loads
 from server.packs.catalog import Catalog
@@ -28,6 +29,7 @@ from server.packs.pack_function import PackFunction
 from server.packs.toolpack import Toolpack
 from server.rpc.method import Caller
 from server.service import Service
+from server.sessions.calls import CallRequest
 from server.settings import Settings
 from server.snapshots.pickling import thaw
 
@@ -51,9 +53,13 @@ class Session:
     Raises:
         RegistrationError: A toolpack can't be used.
         ReplyError: The options don't fit.
+        TypeError: Something else than a toolpack was passed.
     """
 
     def __init__(self, *toolpacks: Toolpack, options: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        for pack in toolpacks:
+            if not isinstance(pack, Toolpack):
+                raise TypeError(f"{pack!r} is no Toolpack: pass the object that the toolpack's module has made.")
         self._server = _Server(toolpacks)
         self._opened_server = True
         try:
@@ -167,7 +173,9 @@ class _Server:
         self.catalog = copy.copy(_catalog(tuple(toolpacks)))
         self.catalog.note = self._note
         settings: dict[str, Any] = {**_SETTINGS}
-        self._service = Service(Settings(**settings), self.catalog, key=secrets.token_bytes(32))
+        self._service = Service(
+            Settings(**settings), self.catalog, key=secrets.token_bytes(32), on_call=self._note_broken_promise
+        )
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         started = threading.Event()
@@ -183,6 +191,10 @@ class _Server:
 
         self._loop.run_until_complete(serve())
         self._loop.close()
+
+    def _note_broken_promise(self, _request: CallRequest, outcome: Outcome) -> None:
+        if outcome.broken:
+            self._note(ReadOnlyError((outcome.error or "").partition(": ")[2], *outcome.broken))
 
     def _note(self, error: BaseException) -> None:
         self.raised[error_text(error)] = error

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from server.snapshots.graph import walk
+from server.packs.loose_signatures import NEEDED
+from server.snapshots.graph import children, walk
 
 MAX_NESTING = 8
 MAX_OBJECTS = 5_000  # of an environment that are looked at
@@ -56,16 +57,26 @@ _MISSING = object()
 def known_values(environment: Any) -> dict[str, list[Any]]:
     """Get the texts and numbers that an environment holds, by the name of the attribute or key that holds them.
 
-    The keys of its dicts have the name "".
+    The keys of a dict have the name of the attribute that holds it, too, and the name "".
     """
     known: dict[str, list[Any]] = {}
-    for number, (path, _, value) in enumerate(walk(environment)):
+    for number, (path, _, holder) in enumerate(walk(environment)):
         if number > MAX_OBJECTS:
             break
-        if type(value) in (str, int, float):
-            is_key = path.rpartition("[")[2].startswith("key ")
-            name = "" if is_key else path.rpartition(".")[2].partition("[")[0]
-            known.setdefault(name, []).append(value)
+        if path.endswith(".model_fields_set"):
+            continue
+        attribute = path.rpartition(".")[2].partition("[")[0]
+        # From the holder, as several may hold one string, such as a key that is also the value of an `id`.
+        for step, value in children(holder):
+            if type(value) not in (str, int, float):
+                continue
+            names = [step[1:]] if step.startswith(".") else [attribute]
+            if step.startswith("[key "):
+                names.append("")
+            elif isinstance(holder, dict) and step.startswith("['"):
+                names.append(step[2:-2])
+            for name in names:
+                known.setdefault(name, []).append(value)
     return known
 
 
@@ -92,6 +103,19 @@ def example_arguments(model: type[BaseModel], known: Mapping[str, list[Any]]) ->
             yield arguments
 
 
+def example_options(model: type[BaseModel] | None) -> dict[str, Any]:
+    """Make up the options without which instances of classes aren't prepared; see `loose_signatures.NEEDED`."""
+    options: dict[str, Any] = {}
+    for name, field in model.model_fields.items() if model else ():
+        if NEEDED in field.metadata:
+            schema = model.model_json_schema()  # type: ignore[union-attr] # it has fields
+            wanted = {key: value for key, value in schema["properties"][name].items() if key != "default"}
+            options[name] = _example(wanted, schema.get("$defs", {}), 0)
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            options |= {name: found for found in [example_options(field.annotation)] if found}
+    return options
+
+
 def _fits(model: type[BaseModel], arguments: dict[str, Any]) -> bool:
     try:
         model.model_validate(arguments)
@@ -101,11 +125,12 @@ def _fits(model: type[BaseModel], arguments: dict[str, Any]) -> bool:
 
 
 def _from_environment(schema: Mapping[str, Any], name: str, known: Mapping[str, list[Any]]) -> Any:
-    if "examples" in schema:
+    if "examples" in schema or "enum" in schema:
         return _MISSING
     kinds = {"string": str, "integer": int, "number": float}
     kind = kinds.get(schema.get("type", ""))
-    for candidate in (name, name.rpartition("_")[2], f"{name}s", ""):
+    stem, _, last = name.rpartition("_")
+    for candidate in (name, f"{name}s", f"{stem}s", last, ""):  # as `user_id` may be a key of `users`
         for value in known.get(candidate, ()):
             if kind is not None and type(value) is kind:
                 return value

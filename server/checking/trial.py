@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from server.checking.examples import example_arguments, known_values
+from server.checking.examples import example_arguments, example_options, known_values
 from server.checking.findings import Finding
 from server.checking.shared_state import SharedState
 from server.errors import InvalidParamsError, SnapshotError, TooLargeError
@@ -62,6 +62,7 @@ class Trial:
         self._built: dict[str, Built | None] = {}
         self._known: dict[str, Mapping[str, list[Any]]] = {}
         self._environments: dict[str, Any] = {}
+        self._unprepared: dict[str, Mapping[str, Any]] = {}  # toolpacks, with options that don't fit
         functions = [
             function.function.run for pack in catalog.toolpacks.values() for function in pack.functions.values()
         ]
@@ -93,16 +94,25 @@ class Trial:
         """Build the environment on which the functions of a toolpack are called; None if that fails."""
         if pack.name not in self._built:
             self._built[pack.name], self._known[pack.name] = None, {}
-            options = next(example_arguments(pack.options, {}), {}) if pack.options else {}
-            try:
-                built = build(self._codec, pack.name, options)
-            except (InvalidParamsError, SnapshotError, TooLargeError):
+            needed = example_options(pack.options)
+            built = self._build(pack, needed) if needed else None
+            if built is None:
+                built = self._build(pack, next(example_arguments(pack.options, {}), {}) if pack.options else {})
+                if needed and built is not None:
+                    self._unprepared[pack.name] = needed
+            if built is None:
                 return None
             restored = environments({part: self._codec.decode(part, *blob) for part, blob in built.items()})
             self._environments[pack.name] = restored[pack.name]
             self._built[pack.name], self._known[pack.name] = built, known_values(restored[pack.name])
             self._shared.changes()
         return self._built[pack.name]
+
+    def _build(self, pack: Toolpack, options: Mapping[str, Any]) -> Built | None:
+        try:
+            return build(self._codec, pack.name, options)
+        except (InvalidParamsError, SnapshotError, TooLargeError):
+            return None
 
     def _call(
         self, pack: Toolpack, function: PackFunction, arguments: dict[str, Any], built: Built, where: str
@@ -114,6 +124,8 @@ class Trial:
         outcome = call(runtime.plan(function.name, arguments), snapshot, self._codec, MAX_RESULT_BYTES)
         called = f" (called with {_shown(arguments)})"
         found = _failures(outcome, where, called, made_up=bool(arguments))
+        if pack.name in self._unprepared and (outcome.error or "").startswith("AttributeError: "):
+            found = self._say_unprepared(pack)
         if outcome.error is None:
             found += _wrong_type(function, runtime.returned, where, called)
         if watch.leaves_work({pack.name: None}):
@@ -129,6 +141,20 @@ class Trial:
             for name in self._shared.changes()
         ]
         return found
+
+
+    def _say_unprepared(self, pack: Toolpack) -> list[Finding]:
+        """Say, once, that functions lack what only options would prepare."""
+        tried, self._unprepared[pack.name] = self._unprepared[pack.name], {}
+        if not tried:
+            return []
+        return [
+            Finding(
+                pack.place,
+                f"functions of {pack.name!r} can't be tried, because no made-up options fit, such as {_shown(tried)}: "
+                "make the toolpack with options= of a function whose options have defaults.",
+            )
+        ]
 
 
 def _failures(outcome: Outcome, where: str, called: str, *, made_up: bool) -> list[Finding]:

@@ -13,6 +13,7 @@ import click
 
 from server.cli.options import packs_options, server_options
 from server.cli.remote import Send, remote, request_body, result_of
+from server.errors import CallError
 from server.execution.call import Outcome
 from server.rpc.method import Caller
 from server.service import Service
@@ -77,8 +78,13 @@ def call(
         raise click.UsageError("--option needs a new session: leave out --session.")
     steps = [_step([function, *arguments]), *map(_step, ctx.meta[FURTHER])]
     given = _options(options)
-    send = remote(url, token) if url else _here(pack_dir, packs)
-    asyncio.run(_run(send, session, given, steps))
+    details: list[str] = []
+    send = remote(url, token) if url else _here(pack_dir, packs, details)
+    try:
+        asyncio.run(_run(send, session, given, steps))
+    except CallError as error:
+        click.echo("\n".join(details) or str(error), err=True)  # details have the error, too
+        sys.exit(1)
 
 
 async def _run(send: Send, session: str | None, options: dict[str, dict[str, Any]], steps: list[Step]) -> None:
@@ -90,8 +96,7 @@ async def _run(send: Send, session: str | None, options: dict[str, dict[str, Any
             call = {"session_id": session_id, "function": function, "kwargs": kwargs}
             envelope = await send("run_function", call)
             if envelope["error"] is not None:
-                click.echo(envelope["error"], err=True)
-                sys.exit(1)
+                raise CallError(envelope["error"])
             click.echo(json.dumps(envelope["result"], indent=2, ensure_ascii=False))
     finally:
         if session is None:
@@ -132,7 +137,7 @@ def _owner(packs: list[dict[str, Any]], function: str, options: dict[str, dict[s
     return None
 
 
-def _here(pack_dir: tuple[Path, ...], packs: str | None) -> Send:
+def _here(pack_dir: tuple[Path, ...], packs: str | None, details: list[str]) -> Send:
     settings = load_settings(
         store="memory:",
         log_calls="off",
@@ -143,17 +148,18 @@ def _here(pack_dir: tuple[Path, ...], packs: str | None) -> Send:
     )
     made: list[Service] = []
 
+    def note_details(_request: CallRequest, outcome: Outcome) -> None:
+        if outcome.traceback:
+            details.append(outcome.traceback)
+        elif outcome.similar:
+            details.append(f"{outcome.error} Did you mean {' or '.join(outcome.similar)}?")
+
     async def send(method: str, params: dict[str, Any]) -> Any:
         if not made:
-            made.append(Service(settings, on_call=_show_traceback))
+            made.append(Service(settings, on_call=note_details))
         return result_of(await made[0].rpc.answer(Caller(), request_body(method, params)) or b"null")
 
     return send
-
-
-def _show_traceback(_request: CallRequest, outcome: Outcome) -> None:
-    if outcome.traceback:
-        click.echo(f"{outcome.traceback}\n", err=True)
 
 
 def _step(words: list[str]) -> Step:

@@ -129,13 +129,11 @@ class ReadOnlyError(CallError):
         change: The path of the first change in the toolpack's environment, and what differs there.
     """
 
-    def __init__(self, toolpack: str, function: str, path: str, reason: str) -> None:
-        # An agent may read this: it names the path, and no value.
-        where = f"env{'' if path.startswith('[') or not path else '.'}{path}"
-        super().__init__(f"{function} promised read_only=True but changed {where}")
+    def __init__(self, message: str, toolpack: str = "", function: str = "", change: str = "") -> None:
+        super().__init__(message)
         self.toolpack = toolpack
         self.function = function
-        self.change = f"{where}: {reason}"
+        self.change = change
 
 
 class TooLargeError(CallError):

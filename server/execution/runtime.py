@@ -198,7 +198,11 @@ class SessionRuntime(FunctionsRuntime):
         finally:
             env.compared_seconds += time.perf_counter() - began
         if found:
-            raise ReadOnlyError(toolpack, function.name, *found)
+            path, reason = found
+            # An agent may read the message: it names the path, and no value.
+            where = f"env{'' if path.startswith('[') or not path else '.'}{path}"
+            message = f"{function.name} promised read_only=True but changed {where}"
+            raise ReadOnlyError(message, toolpack, function.name, f"{where}: {reason}")
         return result
 
     def _run(self, env: World, function: Any, arguments: dict[str, Any]) -> Any:

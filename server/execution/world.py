@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
 from server.errors import SnapshotError
 from server.execution.codec import PlainCodec
@@ -118,7 +118,10 @@ class World:
             return None
         # Only a snapshot of it shows what a snapshot would lose anyway: nobody is accused of that.
         after = self.copy(toolpack)
-        return found if after is None else first_difference(before, after)
+        found = found if after is None else first_difference(before, after)
+        if found and isinstance(environment, RootModel):  # its only field is all of the environment
+            found = found[0].removeprefix("root").removeprefix("."), found[1]
+        return found
 
     def _load(self, toolpack: str, footprint: frozenset[str] | None) -> tuple[BaseModel, Sequence[str]]:
         names = tuple(self._snapshot.parts)

@@ -84,11 +84,14 @@ def world_of_classes(
     Raises:
         RegistrationError: A class or one of its methods can't be used.
     """
-    unknown = options.keys() - kinds.keys()
+    if not isinstance(kinds, Mapping) or not kinds:
+        raise RegistrationError('give each instance a name and its class, as in {"files": FileSystem}.')
+    if not isinstance(options, Mapping):
+        example = f"{{{next(iter(kinds))!r}: {_shown(options)}}}"
+        raise RegistrationError(f"options={_shown(options)} isn't by the name of the instance: write options={example}.")
+    unknown = [name for name in options if name not in kinds]
     if unknown:
-        raise RegistrationError(f"options has {min(unknown)!r}, which is none of the instances: correct the name.")
-    if not kinds:
-        raise RegistrationError("there is no class: give each instance a name and its class.")
+        raise RegistrationError(f"options has {unknown[0]!r}, which is none of the instances: correct the name.")
     for field, kind in kinds.items():
         _check_is_class(kind)
         if not field.isidentifier() or field.startswith("_"):

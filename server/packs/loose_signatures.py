@@ -6,7 +6,7 @@ an exact docstring. What would make a call fail is refused.
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Optional, get_type_hints
+from typing import Annotated, Any, Optional, get_args, get_type_hints
 
 import docstring_parser
 from pydantic import BaseModel, Field
@@ -21,6 +21,10 @@ from server.signatures import (
     parameters_model,
     unknown_keys,
 )
+
+
+NEEDED = object()
+"""Marks an option that may be left out, and without which a method that prepares an instance isn't called."""
 
 
 def parse_docstring(text: str) -> docstring_parser.Docstring:
@@ -64,9 +68,11 @@ def read_loosely(
     for parameter in [*signature.parameters.values()][receiver:]:
         if only is not None and parameter.name not in only and parameter.kind in _VARIADIC:
             continue
+        hint = hints.get(parameter.name, Any)
         if optional and parameter.default is parameter.empty and parameter.kind not in _VARIADIC:
             parameter = parameter.replace(default=None)  # noqa: PLW2901 - from here on it is that one
-        field = _field(parameter, hints.get(parameter.name, Any), descriptions)
+            hint = Annotated[Optional[hint], NEEDED]  # noqa: UP045 - see `_field`
+        field = _field(parameter, hint, descriptions)
         offered = parameter.name in only if only is not None else not parameter.name.startswith("_")
         if offered and (parameter.name in descriptions or _can_be_offered(parameter, field)):
             fields[parameter.name] = field
@@ -113,7 +119,7 @@ def _field(parameter: inspect.Parameter, hint: Any, descriptions: dict[str, str]
     if type(parameter.default).__name__ == _FACTORY:
         return hint, Field(default_factory=lambda: None, description=text)  # it isn't passed: see `_Maker`
     default = ... if parameter.default is parameter.empty else parameter.default
-    if default is None:
+    if default is None and NEEDED not in get_args(hint):
         hint = Optional[hint]  # noqa: UP045 - `x: str = None` is meant so, and `|` fails for some hints
     return hint, Field(default=default, description=text)
 

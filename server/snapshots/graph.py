@@ -57,6 +57,7 @@ _CONTENT: dict[type, Callable[[Any], Any]] = {
 
 _MUTABLE = (bytearray, random.Random, itertools.count)
 _SHOWN_NAME = 40
+_SHOWN_STEPS = 5
 
 
 def difference(before: object, after: object) -> str | None:
@@ -190,9 +191,9 @@ class _Comparison:
             return f"values differ: {shown(before)} became {shown(after)}"
         steps, others = ([step for step, _ in children(value)] for value in (before, after))
         if steps != others:
-            gone = [step for step in steps if step not in others]
-            new = [step for step in others if step not in steps]
-            return f"contents or their order differ: {len(gone)} gone {gone[:5]}, {len(new)} new {new[:5]}"
+            changes = [_named(steps, others, "gone"), _named(others, steps, "new")]
+            count = f"it has {len(others)} members instead of {len(steps)}" if len(others) != len(steps) else ""
+            return ", ".join(filter(None, changes)) or count or "the order of what it holds differs"
         opaque = not value_of and not steps and not kind.__flags__ & 1 << 9 and not hasattr(kind, "__len__")
         return f"{kind.__qualname__} can't be compared" if opaque and before is not after else None
 
@@ -219,6 +220,15 @@ class _Comparison:
             else:
                 return f"{shown(member)} is no longer in the set"
         return None
+
+
+def _named(steps: list[str], others: list[str], what: str) -> str:
+    """Name the steps that are missing among others; a dict's key and its value count once."""
+    missing = [step for step in steps if step not in others and not step.startswith("[key ")]
+    if not missing:
+        return ""
+    more = f" and {len(missing) - _SHOWN_STEPS} more" if len(missing) > _SHOWN_STEPS else ""
+    return f"{', '.join(missing[:_SHOWN_STEPS])}{more} {'is' if len(missing) == 1 else 'are'} {what}"
 
 
 def _simple(member: object) -> bool:
