@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Self
 
-from pydantic import RootModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from server import errors
@@ -25,6 +25,7 @@ from server.functions_runtime import FunctionCall, error_text
 from server.jsonio.strict import dumps, loads
 from server.packs.catalog import Catalog
 from server.packs.checks import initial_problem
+from server.packs.environments import as_made
 from server.packs.pack_function import PackFunction
 from server.packs.toolpack import Toolpack
 from server.rpc.method import Caller
@@ -111,11 +112,7 @@ class Session:
     def environments(self) -> dict[str, Any]:
         """The environment of each toolpack, by name: copies, which the test may change."""
         exported = self._rpc("export_session")
-        world = thaw(base64.b64decode(exported["snapshot"]), self._server.catalog.classes)
-        return {
-            name: environment.root if isinstance(environment, RootModel) else environment
-            for name, environment in world.items()
-        }
+        return as_made(thaw(base64.b64decode(exported["snapshot"]), self._server.catalog.classes))
 
     @property
     def version(self) -> int:

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import io
 import json
+import multiprocessing
+import os
 import re
 import time
 
@@ -114,6 +116,18 @@ def test_a_request_id_that_is_unsafe_to_log_is_replaced(log, given):
     reply = post(log.server, "/rpc", "run_function", headers, session_id="0" * 32, function="add")
     assert re.fullmatch(r"[0-9a-f]{16}", reply.headers["x-request-id"])
     assert [line["request_id"] for line in log.lines()] == [reply.headers["x-request-id"]]
+
+
+def test_a_forked_process_gives_request_ids_of_its_own():
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    pid = os.fork()
+    if pid == 0:
+        theirs.send(accept_request_id(None))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert abs(int(ours.recv(), 16) - int(accept_request_id(None), 16)) > 9
+    ours.close()
+    theirs.close()
 
 
 def test_refusals_return_the_request_id_too(log):

@@ -8,8 +8,9 @@ import serving
 from click.testing import CliRunner
 from wrong_toolpacks import ENVIRONMENT, FUNCTION, HEAD, WRONG
 
+from server import TaskEnvironment
 from server.checking import calls
-from server.checking.examples import example_arguments
+from server.checking.examples import example_arguments, known_values
 from server.cli import cli
 from server.errors import RegistrationError
 from server.functions_runtime import make_function
@@ -274,3 +275,69 @@ def f(iban: str, user_id: int, example: Annotated[str, Field(examples=["mine"])]
     first, second = arguments_of(code, {"iban": [5, "DE1"], "id": [7], "example": ["theirs"]})
     assert first == {"iban": "DE1", "user_id": 7, "example": "mine"}
     assert second == {"iban": "text", "user_id": 1, "example": "mine", "more": 3}
+
+
+def test_the_keys_of_a_dict_are_known_by_its_name_and_a_shared_string_by_each_of_its_names():
+    class Env(TaskEnvironment):
+        users: dict[str, dict[str, object]]
+        stock: dict[str, int]
+
+    user = "ann"
+    known = known_values(Env(users={user: {"user_id": user, "age": 30}}, stock={"pen": 1}))
+    assert known["user_id"] == ["ann"]
+    assert known["users"][0] == "ann"
+    code = '''
+def f(user_id: str, stock: str):
+    """Do it.
+
+    :param user_id: U.
+    :param stock: S.
+    """
+'''
+    first, _ = arguments_of(code, known)
+    assert first == {"user_id": "ann", "stock": "pen"}
+
+
+SCENARIO = '''
+from server import Toolpack
+
+
+class Drive:
+    def __init__(self):
+        self.files: dict
+
+    def _load(self, scenario: dict, owner: str = "ann"):
+        self.files = dict(scenario)BAD
+
+    def look(self) -> int:
+        """Look."""
+        self.looked = True
+        return len(self.files)
+
+    def add(self, name: str) -> int:
+        """Add."""
+        self.files[name] = 1
+        return len(self.files)
+
+
+toolpack = Toolpack.from_class("NAME", Drive, options="_load", read_only=["look"])
+'''
+
+
+@pytest.mark.usefixtures("patient")
+def test_instances_are_prepared_with_made_up_options(tmp_path):
+    file = tmp_path / "wrong_prepared.py"
+    file.write_text(SCENARIO.replace("BAD", "").replace("NAME", file.stem))
+    status, (line,), _ = check("--pack-dir", tmp_path)
+    assert status == 1
+    assert f"{file}:12: Drive.look: it promises read_only=True but changes env: .looked is new" in line
+
+
+@pytest.mark.usefixtures("patient")
+def test_instances_that_no_made_up_options_prepare_are_named_once(tmp_path):
+    file = tmp_path / "wrong_unprepared.py"
+    file.write_text(SCENARIO.replace("BAD", "; scenario['root']").replace("NAME", file.stem))
+    status, (line,), _ = check("--pack-dir", tmp_path)
+    assert status == 0
+    assert line.startswith(f"note: {file}:23: Toolpack('{file.stem}'): functions of '{file.stem}' can't be tried")
+    assert '{"scenario":{}}: make the toolpack with options=' in line

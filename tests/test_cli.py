@@ -255,6 +255,13 @@ def test_call_shows_where_a_function_raised():
     assert middle[0].endswith(", in add_then")
     assert not [line for line in middle if "/server/" in line]
     assert last == "LookupError: half of it is done"
+    assert result.stderr.count(last) == 1
+
+
+def test_call_names_similar_functions():
+    result = run("call", *FIXTURES, "ad", "amount=1")
+    assert result.returncode == 1
+    assert result.stderr.startswith("ToolNotFoundError: The requested function `ad` is not available. Did you mean add")
 
 
 def test_call_compares_what_read_only_functions_leave_behind():

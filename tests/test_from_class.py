@@ -320,6 +320,25 @@ def test_a_task_compares_plain_objects():
     made.close()
 
 
+def test_an_evaluator_gets_the_instance():
+    seen = []
+
+    def evaluate(rollout):
+        seen.append(
+            (rollout.initial, rollout.environment, rollout.at(0), rollout.replay([("mkdir", {"dir_name": "b"})]))
+        )
+        return True
+
+    files = Toolpack.from_class("files", foreign.FileSystem)
+    files.add_task(Task("make", "Make a folder.", evaluate=evaluate))
+    made = serving.Bench(Catalog({"files": files}))
+    session = made.rpc("create_session", task="files/make")["session_id"]
+    made.result(session, "mkdir", dir_name="a")
+    assert made.rpc("evaluate_session", session_id=session)["reward"] == 1
+    made.close()
+    assert [[*files.root.contents] for files in seen[0]] == [[], ["a"], [], ["b"]]
+
+
 class NoDefault:
     def __init__(self, db):
         self.db = db
@@ -379,6 +398,12 @@ class Odd:
         (lambda: Toolpack.from_class("p", Odd, exclude=["anything", "positional", "typed"]), "exclude=['item']"),
         (lambda: Toolpack.from_classes("p", {"a b": foreign.MailBox}), "an instance is called 'a b'"),
         (lambda: Toolpack.from_classes("p", {"a": foreign.MailBox}, options={"b": "x"}), "options has 'b'"),
+        (
+            lambda: Toolpack.from_classes("p", {"a": foreign.MailBox}, options="_load"),
+            "options='_load' isn't by the name of the instance: write options={'a': '_load'}",
+        ),
+        (lambda: Toolpack.from_classes("p", [foreign.MailBox]), "give each instance a name"),
+        (lambda: Toolpack.from_classes("p", {}), "give each instance a name"),
         (lambda: Toolpack.from_classes("p", {"a": foreign.MailBox}, exclude=["b.ls"]), "exclude names 'b.ls'"),
     ],
 )

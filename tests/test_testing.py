@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from server import Depends, FunctionCall, TaskEnvironment, Toolpack
-from server.errors import RegistrationError, ReplyError, ResultError, SnapshotError, ToolNotFoundError
+from server.errors import ReadOnlyError, RegistrationError, ReplyError, ResultError, SnapshotError, ToolNotFoundError
 from server.testing import Session
 
 ROOT = Path(__file__).parent.parent
@@ -219,3 +219,27 @@ def test_tests_import_toolpacks_as_the_server_does(tmp_path):
     assert "nowhere is not a folder" in run_pytest(tmp_path, "--pack-dir", "nowhere")
     (tmp_path / "pytest.ini").write_text("[pytest]\npack_dir = packs\n")
     assert "1 passed" in run_pytest(tmp_path)
+
+
+def test_a_falsely_read_only_function_raises():
+    toolpack = Toolpack("p", open_account)
+
+    @toolpack.function(read_only=True)
+    def look(account: Annotated[Account, Depends("account")]) -> int:
+        """Look."""
+        account.balance += 1
+        return account.balance
+
+    with Session(toolpack) as session:
+        with pytest.raises(
+            ReadOnlyError, match=r"look promised read_only=True but changed env\.account\.balance"
+        ) as broken:
+            session.run("look")
+        assert (broken.value.toolpack, broken.value.function) == ("p", "look")
+        assert broken.value.change.startswith("env.account.balance: ")
+        assert session.environment.account.balance == 100
+
+
+def test_the_name_of_a_toolpack_is_none():
+    with pytest.raises(TypeError, match="'bank' is no Toolpack: pass the object"):
+        Session("bank")

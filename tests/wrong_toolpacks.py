@@ -1071,8 +1071,8 @@ def f(s: Seen) -> int:
 ''',
         [
             (
-                "FILE:18: f: it promises read_only=True but changes env.seen: contents or their order differ: 0 gone "
-                "[], 1 new ['[0]'] (called with no arguments): leave out read_only=True, or change a copy."
+                "FILE:18: f: it promises read_only=True but changes env.seen: [0] is new "
+                "(called with no arguments): leave out read_only=True, or change a copy."
             ),
         ],
     ),
@@ -1090,8 +1090,8 @@ def f(s: Seen, word: str) -> int:
 ''',
         [
             (
-                "FILE:18: f: it promises read_only=True but changes env.seen: contents or their order differ: 0 gone "
-                '[], 1 new [\'[0]\'] (called with {"word":"text"}): leave out read_only=True, or change a copy.'
+                "FILE:18: f: it promises read_only=True but changes env.seen: [0] is new "
+                '(called with {"word":"text"}): leave out read_only=True, or change a copy.'
             ),
         ],
     ),
@@ -1124,7 +1124,7 @@ def f(n: Annotated[dict[str,int], Depends("names")], who: str) -> int:
 ''',
         [
             (
-                "FILE:18: f: it promises read_only=True but changes env.names: contents or their order differ: … "
+                "FILE:18: f: it promises read_only=True but changes env.names: ['text'] is new "
                 '(called with {"who":"text"}): leave out read_only=True, or change a copy.'
             ),
         ],

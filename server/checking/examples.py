@@ -112,7 +112,8 @@ def example_options(model: type[BaseModel] | None) -> dict[str, Any]:
             wanted = {key: value for key, value in schema["properties"][name].items() if key != "default"}
             options[name] = _example(wanted, schema.get("$defs", {}), 0)
         elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            options |= {name: found for found in [example_options(field.annotation)] if found}
+            inner = example_options(field.annotation)
+            options |= {name: inner} if inner else {}
     return options
 
 

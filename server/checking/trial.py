@@ -142,7 +142,6 @@ class Trial:
         ]
         return found
 
-
     def _say_unprepared(self, pack: Toolpack) -> list[Finding]:
         """Say, once, that functions lack what only options would prepare."""
         tried, self._unprepared[pack.name] = self._unprepared[pack.name], {}

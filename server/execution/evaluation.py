@@ -12,8 +12,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
-
 from server.coroutines import run_coroutine
 from server.errors import EvaluationError, Interrupted, InvalidParamsError, MissingBlobError, ReplayError, RequestError
 from server.execution.call import call
@@ -22,6 +20,7 @@ from server.execution.runtime import SessionRuntime
 from server.execution.views import thawed
 from server.execution.world import Snapshot
 from server.functions_runtime import error_text
+from server.packs.environments import as_made
 from server.packs.rollouts import Rollout, RolloutCall, RolloutMessage, Worlds, verdict
 from server.packs.solutions import plain_calls, reached_solution, solution_calls
 from server.packs.tasks import Task
@@ -190,20 +189,20 @@ class _Thawed(Worlds):
         self._means = means
         self.plain = means.codec.catalog.plain
 
-    def initial(self) -> dict[str, BaseModel]:
+    def initial(self) -> dict[str, Any]:
         """See `Worlds.initial`."""
         with self._uninterrupted():
-            return thawed(self._means.codec, self._evidence.initial)
+            return as_made(thawed(self._means.codec, self._evidence.initial))
 
-    def at(self, version: int | None) -> dict[str, BaseModel]:
+    def at(self, version: int | None) -> dict[str, Any]:
         """See `Worlds.at`."""
         evidence = self._evidence
         with self._uninterrupted():
             if version is None or version == evidence.version:
-                return thawed(self._means.codec, evidence.final)
-            return thawed(self._means.codec, evidence.at(version))
+                return as_made(thawed(self._means.codec, evidence.final))
+            return as_made(thawed(self._means.codec, evidence.at(version)))
 
-    def replay(self, calls: Sequence[Any], *, raise_on_error: bool) -> dict[str, BaseModel]:
+    def replay(self, calls: Sequence[Any], *, raise_on_error: bool) -> dict[str, Any]:
         """See `Worlds.replay`."""
         means, initial = self._means, self._evidence.initial
         plain = plain_calls(calls)
@@ -219,7 +218,7 @@ class _Thawed(Worlds):
                 parts = {**snapshot.parts, **{part: blob_id for part, (blob_id, _) in outcome.blobs.items()}}
                 blobs = {**snapshot.blobs, **{part: blob for part, (_, blob) in outcome.blobs.items()}}
                 snapshot = Snapshot(parts, blobs, bound=initial.bound)
-            return thawed(means.codec, snapshot)
+            return as_made(thawed(means.codec, snapshot))
 
     @contextmanager
     def _uninterrupted(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ the write is the most expensive step.
 """
 
 import itertools
+import os
 import re
 import secrets
 import sys
@@ -22,7 +23,22 @@ _SECRET_ID = re.compile(r"[0-9a-f]{32,}")
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
-_numbers = itertools.count(secrets.randbits(64))
+
+class _Numbers:
+    """Numbers that no other process gives, also if it was forked from this one."""
+
+    def __init__(self) -> None:
+        self.begin()
+        os.register_at_fork(after_in_child=self.begin)
+
+    def begin(self) -> None:
+        self._count = itertools.count(secrets.randbits(64))
+
+    def next(self) -> int:
+        return next(self._count)
+
+
+_numbers = _Numbers()
 
 
 def accept_request_id(header: bytes | None) -> str:
@@ -31,7 +47,7 @@ def accept_request_id(header: bytes | None) -> str:
     Args:
         header: The header's value; accepted are 1-128 printable ASCII characters without spaces.
     """
-    accepted = header.decode("ascii") if header and REQUEST_ID.fullmatch(header) else f"{next(_numbers) % 2**64:016x}"
+    accepted = header.decode("ascii") if header and REQUEST_ID.fullmatch(header) else f"{_numbers.next() % 2**64:016x}"
     request_id.set(accepted)
     return accepted
 

@@ -88,7 +88,9 @@ def world_of_classes(
         raise RegistrationError('give each instance a name and its class, as in {"files": FileSystem}.')
     if not isinstance(options, Mapping):
         example = f"{{{next(iter(kinds))!r}: {_shown(options)}}}"
-        raise RegistrationError(f"options={_shown(options)} isn't by the name of the instance: write options={example}.")
+        raise RegistrationError(
+            f"options={_shown(options)} isn't by the name of the instance: write options={example}."
+        )
     unknown = [name for name in options if name not in kinds]
     if unknown:
         raise RegistrationError(f"options has {unknown[0]!r}, which is none of the instances: correct the name.")

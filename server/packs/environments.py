@@ -4,12 +4,21 @@ The rule: pure; no environment is built here.
 """
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 
 from server.errors import RegistrationError, shown
 from server.functions_runtime import MAX_LISTED_ERRORS, make_function
+
+
+def as_made(environments: Mapping[str, BaseModel]) -> dict[str, Any]:
+    """Get environments, by toolpack, as their authors know them: that of a class is its instance."""
+    return {
+        toolpack: environment.root if isinstance(environment, RootModel) else environment
+        for toolpack, environment in environments.items()
+    }
 
 
 def environment_and_options(environment: Any) -> tuple[type[BaseModel], Any]:

@@ -22,7 +22,6 @@ from server.signatures import (
     unknown_keys,
 )
 
-
 NEEDED = object()
 """Marks an option that may be left out, and without which a method that prepares an instance isn't called."""
 

@@ -12,13 +12,11 @@ from functools import cached_property
 from numbers import Number
 from typing import Any, Generic, Protocol, TypeVar
 
-from pydantic import BaseModel
-
 from server.jsonio.strict import loads
 from server.jsonio.view import to_json
 from server.results import Json, TaskCheck, Verdict
 
-E = TypeVar("E", bound=BaseModel)
+E = TypeVar("E")
 
 PASSED = 1.0  # this reward, and any above it, has passed
 
@@ -106,15 +104,15 @@ class Worlds(ABC):
     plain: Container[type] = ()
 
     @abstractmethod
-    def initial(self) -> dict[str, BaseModel]:
+    def initial(self) -> dict[str, Any]:
         """Get those with which the family of the session began."""
 
     @abstractmethod
-    def at(self, version: int | None) -> dict[str, BaseModel]:
+    def at(self, version: int | None) -> dict[str, Any]:
         """Get those of a version of the session; None: of the one that is evaluated."""
 
     @abstractmethod
-    def replay(self, calls: Sequence[Any], *, raise_on_error: bool) -> dict[str, BaseModel]:
+    def replay(self, calls: Sequence[Any], *, raise_on_error: bool) -> dict[str, Any]:
         """Get what calls make of the initial ones."""
 
 
@@ -157,24 +155,24 @@ class Rollout(Generic[E]):
         self.checks: list[Check] = []
 
     @cached_property
-    def initials(self) -> dict[str, BaseModel]:
+    def initials(self) -> dict[str, Any]:
         """The environments with which the session began, before any fork, by toolpack."""
         return self._worlds.initial()
 
     @cached_property
-    def environments(self) -> dict[str, BaseModel]:
+    def environments(self) -> dict[str, Any]:
         """The environments of the version that is evaluated, by toolpack."""
         return self._worlds.at(None)
 
     @property
     def initial(self) -> E:
         """The environment of the task's toolpack at the beginning."""
-        return self.initials[self.toolpack]  # type: ignore[return-value] # only the task's author knows its class
+        return self.initials[self.toolpack]  # type: ignore[no-any-return] # only the task's author knows its class
 
     @property
     def environment(self) -> E:
         """The environment of the task's toolpack at the version that is evaluated."""
-        return self.environments[self.toolpack]  # type: ignore[return-value] # as above
+        return self.environments[self.toolpack]  # type: ignore[no-any-return] # as above
 
     def at(self, version: int) -> E:
         """Get the environment of the task's toolpack at an older version of this session.
@@ -182,7 +180,7 @@ class Rollout(Generic[E]):
         Raises:
             VersionNotRetainedError: The version is no longer kept.
         """
-        return self._worlds.at(version)[self.toolpack]  # type: ignore[return-value] # as above
+        return self._worlds.at(version)[self.toolpack]  # type: ignore[no-any-return] # as above
 
     def replay(self, calls: Sequence[Any], raise_on_error: bool = True) -> E:
         """Get what calls make of a copy of `initial`.
@@ -194,9 +192,9 @@ class Rollout(Generic[E]):
         Raises:
             ReplayError: A call has failed.
         """
-        return self.replay_all(calls, raise_on_error)[self.toolpack]  # type: ignore[return-value] # as above
+        return self.replay_all(calls, raise_on_error)[self.toolpack]  # type: ignore[no-any-return] # as above
 
-    def replay_all(self, calls: Sequence[Any], raise_on_error: bool = True) -> dict[str, BaseModel]:
+    def replay_all(self, calls: Sequence[Any], raise_on_error: bool = True) -> dict[str, Any]:
         """Get what calls make of a copy of `initials`; see `replay`."""
         return self._worlds.replay(calls, raise_on_error=raise_on_error)
 
