@@ -31,7 +31,7 @@ def printed(*arguments):
     return found
 
 
-def on_a_terminal(*arguments):
+def on_a_terminal(*arguments, status=0):
     """Run a command whose output is a terminal."""
     terminal, end = pty.openpty()
     try:
@@ -48,7 +48,7 @@ def on_a_terminal(*arguments):
             if not more:
                 break
             text += more
-        assert process.wait(serving.PATIENCE) == 0
+        assert process.wait(serving.PATIENCE) == status
     finally:
         os.close(terminal)
     return text.decode().replace("\r\n", "\n")

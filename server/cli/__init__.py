@@ -14,6 +14,7 @@ from server.cli.look import diff, env, sessions, trace
 from server.cli.mcp import mcp
 from server.cli.new import new
 from server.cli.packs import list_toolpacks
+from server.cli.replay import bundle, replay
 from server.cli.schemas import schemas
 from server.cli.serve import serve
 from server.cli.token import token
@@ -30,6 +31,7 @@ COMMANDS = (
     *(serve, mcp),
     *(new, check, list_toolpacks, call),
     *(sessions, env, trace, diff, evaluate),
+    *(replay, bundle),
     *(schemas, token),
 )
 

@@ -16,9 +16,10 @@ import click
 
 from server.cli.local import local_service
 from server.cli.options import packs_options, server_options
-from server.cli.remote import Send, remote
+from server.cli.remote import Send, remote, request_body, result_of
 from server.jsonio.strict import dumps, loads
 from server.observability.call_log import printable
+from server.rpc.method import Caller
 from server.sessions.identity import OLD_DIGITS
 from server.sessions.reader import SessionReader
 
@@ -68,7 +69,7 @@ def sessions(labels: tuple[str, ...], parent: str | None, limit: int, **where: A
     wanted = dict(map(label, labels))
 
     async def look(send: Send) -> None:
-        within = await _whole(send, parent) if parent else None
+        within = await whole_id(send, parent) if parent else None
         found: list[Any] = []
         while len(found) < limit:
             page = {"labels": wanted, "after": found[-1]["session_id"] if found else "", "parent": within}
@@ -76,9 +77,9 @@ def sessions(labels: tuple[str, ...], parent: str | None, limit: int, **where: A
             found += more
             if not more:
                 break
-        _show(found[:limit], _sessions_text)
+        show(found[:limit], _sessions_text)
 
-    _look(look, **where)
+    look_at(look, **where)
 
 
 @click.command(epilog=FORMS)
@@ -91,10 +92,10 @@ def env(session: str, version: int | None, pointer: str, **where: Any) -> None:
     """Show the environments of a SESSION; the beginning of its id is enough."""
 
     async def look(send: Send) -> None:
-        asked = {"session_id": await _whole(send, session), "version": version, "pointer": pointer}
-        _show(await send("get_environment", asked), _json_text)
+        asked = {"session_id": await whole_id(send, session), "version": version, "pointer": pointer}
+        show(await send("get_environment", asked), _json_text)
 
-    _look(look, **where)
+    look_at(look, **where)
 
 
 @click.command(epilog=FORMS)
@@ -105,16 +106,16 @@ def trace(session: str, path: bool, **where: Any) -> None:
     """Show the calls and resets of a SESSION; the beginning of its id is enough."""
 
     async def look(send: Send) -> None:
-        session_id = await _whole(send, session)
+        session_id = await whole_id(send, session)
         found: list[Any] = []
         while more := await send(
             "get_trace",
             {"session_id": session_id, "after": len(found) - 1, "limit": MOST_AT_ONCE, "path": path},
         ):
             found += more
-        _show(found, _trace_text)
+        show(found, _trace_text)
 
-    _look(look, **where)
+    look_at(look, **where)
 
 
 @click.command(epilog=FORMS)
@@ -129,20 +130,20 @@ def diff(session: str, other: str | None, from_version: int | None, to_version: 
 
     async def look(send: Send) -> None:
         asked = {
-            "session_id": await _whole(send, session),
+            "session_id": await whole_id(send, session),
             "from_version": from_version,
             "to_version": to_version,
-            "to_session_id": await _whole(send, other) if other else None,
+            "to_session_id": await whole_id(send, other) if other else None,
         }
-        _show(await send("diff_environment", asked), _diff_text)
+        show(await send("diff_environment", asked), _diff_text)
 
-    _look(look, **where)
+    look_at(look, **where)
 
 
 # Where they look
 
 
-def _look(
+def look_at(
     look: Callable[[Send], Any],
     url: str | None,
     token: str | None,
@@ -158,12 +159,15 @@ def _look(
     with local_service(store, data_dir, pack_dir, packs) as service:
 
         async def send(method: str, given: dict[str, Any]) -> Any:
-            return loads(dumps(await service.sessions.read(lambda reader: READS[method](reader, given))))
+            if method in READS:
+                return loads(dumps(await service.sessions.read(lambda reader: READS[method](reader, given))))
+            session, _ = await service.sessions.read(lambda reader: reader.get(given["session_id"], None))
+            return result_of(await service.rpc.answer(Caller(session.owner), request_body(method, given)) or b"null")
 
         asyncio.run(look(send))
 
 
-async def _whole(send: Send, beginning: str) -> str:
+async def whole_id(send: Send, beginning: str) -> str:
     """Get the id of the session whose id begins so; a whole id is taken as it is."""
     if len(beginning) >= OLD_DIGITS:
         return beginning
@@ -186,7 +190,8 @@ def label(text: str) -> tuple[str, str]:
 # What they print
 
 
-def _show(value: Any, text: Callable[[Any], str]) -> None:
+def show(value: Any, text: Callable[[Any], str]) -> None:
+    """Print a value: as this text on a terminal, else as JSON."""
     click.echo(text(value) if sys.stdout.isatty() else _json_text(value))
 
 

@@ -1,0 +1,118 @@
+"""`toolpack-server replay` and `bundle`: on a server, in its store, and with a file in this process."""
+
+import json
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import server_process
+from test_look import on_a_terminal
+
+FIXTURES = ["--pack-dir", str(server_process.serving.PACKS), "--packs", "ledger"]
+CHANGED = '''from server import Toolpack
+
+toolpack = Toolpack("ledger")
+
+
+@toolpack.function
+def add(amount: int) -> int:
+    """Add.
+
+    :param amount: What to add.
+    """
+    return -amount
+'''
+
+
+def run(*arguments):
+    """Run the command, and get what it wrote and how it ended."""
+    return subprocess.run(
+        server_process.command(*map(str, arguments)),
+        env=server_process.environment(),
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def replayed(status, *arguments):
+    ended = run("replay", *arguments)
+    assert ended.returncode == status, ended
+    assert ended.stderr == b""
+    return json.loads(ended.stdout)
+
+
+def session_on(server):
+    session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+    for amount in (1, 2):
+        server.call(session_id, "add", amount=amount)
+    return session_id
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A server, one of its sessions and its bundle; code that does something else; and the store of a stopped one."""
+    folder, other = tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("other")
+    with server_process.served(other) as stopped:
+        in_store = session_on(stopped)
+    changed = tmp_path_factory.mktemp("packs")
+    (changed / "ledger.py").write_text(CHANGED)
+    with server_process.served(folder) as server:
+        session_id = session_on(server)
+        ended = run("bundle", "--url", server.url, session_id)
+        assert (ended.returncode, ended.stderr) == (0, b"")
+        file = folder / "session.bundle"
+        file.write_bytes(ended.stdout)
+        yield SimpleNamespace(
+            url=server.url, rpc=server.rpc, session=session_id, file=file, other=other, in_store=in_store,
+            changed=["--pack-dir", changed, "--packs", "ledger"],
+        )  # fmt: skip
+
+
+def test_a_session_on_a_server(world):
+    found = replayed(0, "--url", world.url, world.session)
+    assert (found["replayed"], found["complete"], found["diverged"]) == (2, True, None)
+    assert found["session"]["parent"]["session_id"] == world.session
+    assert replayed(0, "--url", world.url, "--limit", 1, world.session[:20])["replayed"] == 1
+
+
+def test_a_session_in_a_store(world):
+    assert replayed(0, "--data-dir", world.other, *FIXTURES, world.in_store[:20])["replayed"] == 2
+    ended = run("bundle", "--data-dir", world.other, *FIXTURES, "--ends", world.in_store)
+    assert ended.stdout.startswith(b"toolpack-bundle-1\n")
+    assert ended.stdout != world.file.read_bytes()
+
+
+def test_a_file_here_and_on_a_server(world):
+    assert replayed(0, *FIXTURES, world.file)["complete"]
+    assert replayed(0, "--url", world.url, world.file)["complete"]
+
+
+def test_a_difference_is_status_1(world):
+    assert replayed(1, *world.changed, world.file)["diverged"] == {
+        "index": 0, "what": "result", "recorded": "1", "replayed": "-1",
+    }  # fmt: skip
+
+
+def test_on_a_terminal_it_is_said_in_words(world):
+    assert on_a_terminal("replay", *FIXTURES, str(world.file)) == "2 records came out the same.\n"
+    first, *_, last = on_a_terminal("replay", *map(str, world.changed), str(world.file), status=1).splitlines()
+    assert first == "Record 0 comes out differently: its result was"
+    assert last.endswith(" stands after that call.")
+    assert on_a_terminal("bundle", "--url", world.url, world.session, status=2) == ""  # it is no text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["replay", "--data-dir", "nowhere", "x"], "There is no store nowhere/sessions.db"),
+        (["replay", *FIXTURES, server_process.__file__], "This is no bundle"),
+        (["bundle", "--url", "http://127.0.0.1:1", "x" * 48], "can't be reached"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence(arguments, said):
+    ended = run(*arguments)
+    assert ended.returncode == 1
+    assert ended.stdout == b""
+    (line,) = ended.stderr.decode().splitlines()
+    assert said in line
