@@ -1,0 +1,84 @@
+"""AgentDojo's functions, which look at the clock and draw numbers, do the same again in seeded sessions.
+
+The calls are the solutions of all of its user and injection tasks. One server runs them in one go. Another one, with
+another key, runs the first half; after a restart it runs the second, and a fork does the same.
+"""
+
+import contextlib
+import os
+
+import pytest
+import serving
+
+from server.packs.loading import load_catalog
+
+pytest.importorskip("agentdojo")
+
+SUITES = ("banking", "slack", "travel", "workspace")
+STEP = 1 if os.environ.get("CI") == "true" else 6  # all of them take about half a minute
+PINNED = {"seed": "agentdojo", "clock": "2026-03-02T09:30:00Z"}
+
+
+@contextlib.contextmanager
+def process_bench(pack, **settings):
+    made = serving.Bench(load_catalog((), (pack,)), isolation="process", packs=(pack,), **settings)
+    try:
+        yield made
+    finally:
+        made.close()
+        made.service.runner.close()
+
+
+def tasks_of(bench, pack):
+    """The names of all tasks, each with the calls of its solution."""
+    found = bench.rpc("list_tasks", toolpack=pack, limit=1000)["tasks"]
+    solved = []
+    for task in (each["task"] for each in found if each["has_solution"]):
+        session_id = bench.rpc("create_session", task=task)["session_id"]
+        solved.append((task, bench.rpc("get_solution", session_id=session_id)["calls"]))
+        bench.rpc("close_session", session_id=session_id)
+    return solved
+
+
+def begin(bench, task):
+    return bench.rpc("create_session", task=task, **PINNED)["session_id"]
+
+
+def run(bench, session_id, calls):
+    return [bench.call(session_id, call["function"], **call["kwargs"]) for call in calls]
+
+
+def states(bench, session_id):
+    return [record["state"] for record in bench.rpc("get_trace", session_id=session_id, limit=1000)]
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_all_solutions(suite, tmp_path):
+    pack = f"agentdojo-{suite}"
+    with process_bench(pack) as whole:
+        tasks = dict(tasks_of(whole, pack)[::STEP])
+        assert len(tasks) >= 20 // STEP
+        expected = {}
+        for task, calls in tasks.items():
+            session_id = begin(whole, task)
+            expected[task] = run(whole, session_id, calls), states(whole, session_id)
+            assert None not in expected[task][1]
+    store, key = f"sqlite:///{tmp_path}/s.db", b"another key, of another server!!"
+    begun = {}
+    with process_bench(pack, store=store, key=key) as first:
+        for task, calls in tasks.items():
+            begun[task] = begin(first, task)
+            assert run(first, begun[task], calls[: len(calls) // 2]) == expected[task][0][: len(calls) // 2]
+    with process_bench(pack, store=store, key=key) as second:
+        for task, calls in tasks.items():
+            half = len(calls) // 2
+            version = second.version(begun[task])
+            (fork,) = second.rpc("fork_session", session_id=begun[task], version=version)
+            answers, digests = expected[task]
+            assert run(second, begun[task], calls[half:]) == answers[half:], task
+            assert states(second, begun[task]) == digests, task
+            if version == half:  # so the fork's ticks go on where the session's do
+                assert run(second, fork["session_id"], calls[half:]) == answers[half:], task
+                assert states(second, fork["session_id"]) == digests[half:], task
+            replayed = second.rpc("replay_session", session_id=begun[task])
+            assert (replayed["complete"], replayed["diverged"]) == (True, None), task
