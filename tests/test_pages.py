@@ -359,6 +359,19 @@ def test_a_seeded_session(folder):
         check_console(page, heading, folder, port_of(banner))
 
 
+def test_tasks_in_one_sitting(folder):
+    page, heading = "docs/tasks.md", "In one sitting"
+    (folder / "packs").mkdir()
+    pantry, program = blocks(page, heading, "python")
+    (folder / "packs" / "pantry.py").write_text(pantry)
+    check, run = (commands_and_outputs(block) for block in blocks(page, heading, "console"))
+    assert run_console(check, folder) == [output for _, output in check]
+    (line,) = blocks(page, heading, "sh")
+    with serving(line.strip(), folder) as banner:
+        (folder / "run.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+        assert run_console(run, folder, port_of(banner)) == [output for _, output in run]
+
+
 def test_a_file_that_shadows_the_package(folder):
     check_console("docs/operate.md", "A `server.py` of your own", folder)
 
@@ -393,6 +406,7 @@ RUN = {
     ("docs/replay.md", "Replay a session"),
     *(("docs/toolpacks.md", heading) for heading in LESSONS),
     ("docs/toolpacks.md", "Find mistakes"),
+    ("docs/tasks.md", "In one sitting"),
     ("docs/replay.md", "Seeded sessions"),
     ("docs/replay.md", "Bundles"),
 }
