@@ -1,0 +1,75 @@
+"""Tasks of Toolpack Server as a task of Inspect AI (https://inspect.aisi.org.uk).
+
+`inspect eval examples/inspect_task.py --model openai/gpt-4o -T toolpack=bank` lets a model try them, and
+`python examples/inspect_task.py http://127.0.0.1:8000 bank` a scripted one, which does what the solutions say.
+"""
+
+import sys
+from typing import Any
+
+from inspect_ai import Task, eval, task
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ModelOutput, ModelUsage, get_model
+from inspect_ai.scorer import Score, Target, accuracy, scorer
+from inspect_ai.solver import Generate, TaskState, solver
+from inspect_ai.tool import ToolDef, ToolParams
+
+from server.client import AsyncAgentClient, AsyncClient, Client
+
+
+def bridged(agent: AsyncAgentClient, function: dict[str, Any]) -> Any:
+    async def execute(**kwargs: Any) -> Any:
+        told = await agent.run_function(function["name"], kwargs)
+        return str(told["result"] if told["error"] is None else told["error"])
+
+    parameters = ToolParams.model_validate({**function["parameters"], "additionalProperties": False})
+    return ToolDef(execute, function["name"], function["description"], parameters).as_tool()
+
+
+@solver
+def rollout(url: str) -> Any:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        async with AsyncClient(url) as client:
+            session = await client.create_session(task=state.sample_id)
+        async with AsyncAgentClient(url + session["agent_path"]) as agent:
+            state.tools = [bridged(agent, each) for each in (await agent.list_functions())["result"]]
+            state = await generate(state)
+            await agent.submit_answer(state.output.completion)
+        state.metadata["session_id"] = session["session_id"]
+        return state
+
+    return solve
+
+
+@scorer(metrics=[accuracy()])
+def reward(url: str) -> Any:
+    async def score(state: TaskState, _target: Target) -> Score:
+        async with AsyncClient(url) as client:
+            verdict = await client.evaluate_session(state.metadata["session_id"])
+        return Score(value=verdict["reward"], answer=state.output.completion, explanation=str(verdict["checks"]))
+
+    return score
+
+
+@task
+def toolpack_tasks(url: str = "http://127.0.0.1:8000", toolpack: str | None = None) -> Task:
+    with Client(url) as client:
+        tasks = client.list_tasks(toolpack=toolpack, limit=1000)["tasks"]
+    samples = [Sample(input=each["prompt"], id=each["task"]) for each in tasks]
+    return Task(dataset=samples, solver=rollout(url), scorer=reward(url))
+
+
+def scripted(url: str, name: str) -> list[ModelOutput]:
+    with Client(url) as client:
+        solution = client.get_solution(client.create_session(task=name)["session_id"])
+    calls = [ModelOutput.for_tool_call("mockllm/model", each["function"], each["kwargs"]) for each in solution["calls"]]
+    outputs = [*calls, ModelOutput.from_content("mockllm/model", solution["answer"] or "Done.")]
+    return [output.model_copy(update={"usage": ModelUsage()}) for output in outputs]
+
+
+if __name__ == "__main__":
+    url, toolpack = sys.argv[1:]
+    tried = toolpack_tasks(url, toolpack)
+    outputs = [output for sample in tried.dataset for output in scripted(url, str(sample.id))]
+    (log,) = eval(tried, get_model("mockllm/model", custom_outputs=outputs), max_samples=1, display="none")
+    print(log.status, log.results and log.results.scores[0].metrics["accuracy"].value)

@@ -1,0 +1,67 @@
+"""A task of Toolpack Server as an environment of OpenEnv (https://github.com/meta-pytorch/OpenEnv).
+
+`python examples/openenv_environment.py http://127.0.0.1:8000 bank/save-300` plays the task's own solution. To serve the
+environment to trainers, pass `environment` to OpenEnv's `create_fastapi_app`.
+"""
+
+import sys
+from typing import Any
+
+from openenv.core.env_server import Action, Environment, Observation, State
+
+from server.client import AgentClient, Client
+
+
+class Move(Action):
+    """A call of a function, or with `answer` the end of the episode."""
+
+    function: str = ""
+    kwargs: dict[str, Any] = {}
+    answer: str | None = None
+
+
+class Told(Observation):
+    """The prompt and the functions at the beginning, then the result or the error of each call."""
+
+    content: Any = None
+    error: str | None = None
+    functions: list[dict[str, Any]] = []
+
+
+class ToolpackEnvironment(Environment):
+    """One session for each episode; the reward comes with the last step."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, url: str, task: str) -> None:
+        super().__init__()
+        self.client, self._url, self._task = Client(url), url, task
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_more: Any) -> Told:
+        self.session = self.client.create_session(task=self._task, labels={"episode": episode_id or ""})
+        self.agent = AgentClient(self._url + self.session["agent_path"])
+        functions = self.agent.list_functions(format="openai")["result"]
+        return Told(content=self.agent.get_task()["prompt"], functions=functions)
+
+    def step(self, action: Move, timeout_s: float | None = None, **_more: Any) -> Told:
+        told: Any = {"result": None, "error": None}
+        if action.answer is None:
+            told = self.agent.run_function(action.function, action.kwargs)
+        else:
+            self.agent.submit_answer(action.answer)
+        done = self.agent.get_task()["done"]
+        reward = self.client.evaluate_session(self.session["session_id"])["reward"] if done else None
+        return Told(content=told["result"], error=told["error"], done=done, reward=reward)
+
+    @property
+    def state(self) -> State:
+        return State(episode_id=self.session["session_id"])
+
+
+if __name__ == "__main__":
+    environment = ToolpackEnvironment(*sys.argv[1:])
+    print(environment.reset().content)
+    solution = environment.client.get_solution(environment.session["session_id"])
+    for call in solution["calls"]:
+        print(environment.step(Move(**call)).content)
+    print("reward:", environment.step(Move(answer=solution["answer"])).reward)
