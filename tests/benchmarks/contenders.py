@@ -82,6 +82,18 @@ def _ours(store: str, workshop: Workshop) -> Iterator[list[Case]]:
         yield cases
 
 
+@contextlib.contextmanager
+def _ours_in_processes(store: str, workshop: Workshop) -> Iterator[list[Case]]:
+    with ours.serving(workshop, store, isolation="process") as server:
+        name = f"ours, {store}"
+        suite, function, kwargs = ours.AGENTDOJO["110 KB"]
+        yield [
+            server.case(f"{name} tiny, read, in processes", "get", note="8 sessions; recorded"),
+            server.case(f"{name} tiny, change, in processes", "add", ONE, note="8 sessions"),
+            server.case(f"{name} 110 KB, change, in processes", function, kwargs, toolpack=f"agentdojo-{suite}"),
+        ]
+
+
 MCP_HEADERS = {"Accept": f"{JSON}, text/event-stream", "MCP-Protocol-Version": "2025-06-18"}
 ADD_TOOL = jsonrpc("tools/call", {"name": "add", "arguments": ONE})
 ADD_NOTHING = {"name": "add", "arguments": {"amount": 0}}
@@ -213,6 +225,10 @@ def _agentdojo(size: str, workshop: Workshop) -> Iterator[list[Case]]:
 
 CONTENDERS = [
     *(Contender(f"ours, {store}", functools.partial(_ours, store)) for store in ("memory:", "sqlite:", "redis:")),
+    *(
+        Contender(f"ours, {store} in processes", functools.partial(_ours_in_processes, store))
+        for store in ("memory:", "sqlite:")
+    ),
     Contender("FastAPI by hand, durable", _fastapi),
     Contender("fastapi-jsonrpc", _fastapi_jsonrpc),
     *(Contender(f"FastMCP tool call, {mode}", functools.partial(_fastmcp, mode)) for mode in ("sessions", "stateless")),

@@ -132,7 +132,13 @@ DOORS = {"rpc": Server.at_rpc, "agents": Server.at_agents, "mcp": Server.at_mcp}
 
 @contextlib.contextmanager
 def serving(
-    workshop: Workshop, store: str = "sqlite:", *, bundled: bool = False, wait: bool = True, workers: int = 1
+    workshop: Workshop,
+    store: str = "sqlite:",
+    *,
+    bundled: bool = False,
+    wait: bool = True,
+    workers: int = 1,
+    isolation: str = "thread",
 ) -> Iterator[Server]:
     """Serve until the block ends.
 
@@ -142,9 +148,10 @@ def serving(
         bundled: Serve the bundled toolpacks instead of the benchmark's.
         wait: Wait until the server is ready.
         workers: How many workers it has.
+        isolation: Where functions run: `thread` or `process`.
     """
     with contextlib.ExitStack() as stack:
-        data = workshop.folder / "data"
+        data = workshop.folder / f"data-{isolation}"
         shutil.rmtree(data, ignore_errors=True)
         port = free_port()
         arguments: list[object] = ["serve", "--port", port, "--data-dir", data, "--workers", workers]
@@ -154,6 +161,7 @@ def serving(
             packs = ["counter", "bank", *(f"agentdojo-{suite}" for suite, _, _ in AGENTDOJO.values())]
             arguments += ["--pack-dir", PACKS, "--packs", ",".join(packs)]
         environment = {"TOOLPACK_TOKENS": f"benchmark:{TOKEN}", "TOOLPACK_SECRET_KEY": "a key for this benchmark alone"}
+        environment["TOOLPACK_ISOLATION"] = isolation
         process = stack.enter_context(workshop.run("server", *arguments, environment=environment))
         if wait:
             process.wait_until(lambda: status(port, "/readyz") == 200)

@@ -63,6 +63,16 @@ def wait(counter: TheCounter, seconds: float) -> int:
     return counter.value
 
 
+@toolpack.function(timeout_seconds=3)
+def hold(counter: TheCounter, seconds: float) -> int:
+    """Compute in C without giving other threads a turn, for a long time.
+
+    :param seconds: About how long, if nobody ends it.
+    """
+    counter.value += sum(range(int(seconds * 10**8)))
+    return counter.value
+
+
 @toolpack.function
 def compute(counter: TheCounter, seconds: float) -> int:
     """Compute in Python, and add 1.
