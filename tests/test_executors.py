@@ -40,6 +40,7 @@ def shared():
 
 def executors(bench):
     """Get the numbers of executors that were started, and that have ended, by reason."""
+    bench.service.runner.end_unused()  # it measures them, too
     numbers = {}
     for line in bench.service.metrics.exposition(None).decode().splitlines():
         if line.startswith("toolpack_executors"):

@@ -62,7 +62,7 @@ class Runner(Protocol):
         """Get a task's solution; see `execution.evaluation.solve`."""
 
     def end_unused(self) -> None:
-        """End what it has started and nobody has needed for a while. Brief."""
+        """End what it has started and nobody has needed for a while, and measure the rest. Brief."""
 
     def close(self) -> None:
         """End all that it has started."""

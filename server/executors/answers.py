@@ -8,6 +8,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import orjson
+
 from server.errors import (
     InternalError,
     InvalidParamsError,
@@ -22,7 +24,6 @@ from server.execution.initial import Built
 from server.execution.parts import toolpack_of
 from server.execution.runtime import Plan
 from server.executors.channel import Frame
-from server.jsonio.strict import loads
 from server.snapshots.digest import Entries
 
 log = logging.getLogger("toolpack_server")
@@ -80,7 +81,7 @@ def read_outcome(answer: Frame, plan: Plan, parts: Sequence[str], codec: Codec, 
     outcome = Outcome(compared_seconds=_member(head, "compared_seconds", float))
     if head["error"] is None:
         check(not changed or not plan.read_only)
-        loads(result)  # it becomes a part of answers and records, which must stay JSON
+        orjson.loads(result)  # it becomes a part of answers and records, which must stay JSON
         outcome.result, outcome.changes = result, not plan.read_only
         sealed = zip(changed, payloads, strict=True)
         outcome.blobs = {part: codec.seal(part, payload) for part, payload in sealed}

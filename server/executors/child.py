@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from server.errors import ExecutorGoneError, StartError
 from server.executors import system
 from server.executors.channel import Channel, Frame
@@ -158,6 +160,7 @@ class Child:
         self._ended = ended
         self._zygote = zygote
         self._process: int | None = None  # a file descriptor
+        self._poller = select.poll()  # of what is readable once it has ended
 
     def greet(self) -> None:
         """Wait until it is there, if it has just been forked.
@@ -179,6 +182,8 @@ class Child:
             os.close(descriptor)
             raise ExecutorGoneError
         self._process = descriptor
+        self._poller.register(self._channel.fileno(), select.POLLIN)
+        self._poller.register(descriptor, select.POLLIN)
 
     def ask(self, head: Mapping[str, Any], pieces: Sequence[bytes] = ()) -> None:
         """Send it a request, or what it needs for that.
@@ -201,7 +206,7 @@ class Child:
             ValueError: What it has sent is no answer.
         """
         try:
-            frame = self._channel.receive()
+            frame = self._channel.receive(orjson.loads)
         except ExecutorGoneError as gone:
             raise ExecutorGoneError(unread=gone.unread and not self._begun) from None
         self._begun = True
@@ -212,12 +217,7 @@ class Child:
 
     def is_alive(self) -> bool:
         """Whether it hasn't ended, and says nothing unasked."""
-        if self._process is None:
-            return True
-        poller = select.poll()
-        poller.register(self._channel.fileno(), select.POLLIN)
-        poller.register(self._process, select.POLLIN)
-        return not poller.poll(0)
+        return not self._poller.poll(0)
 
     def kill(self) -> None:
         """Kill it, and let nobody wait for it any longer. From any thread, while it isn't closed; brief."""

@@ -109,7 +109,6 @@ class Pool:
                 if self._idle:
                     number = prefer if prefer in self._idle else self._idle[-1]
                     self._idle.remove(number)
-                    self._count()
                     break
                 if len(self._children) + self._starting < self._settings.executors:
                     self._starting += 1
@@ -135,7 +134,6 @@ class Pool:
             if child is not None and not self._closed:
                 self._children[child.number] = child
                 self._metrics.executor_started()
-                self._count()
                 return child
         if child is None:
             raise OverloadedError(UNSTARTED)
@@ -153,7 +151,6 @@ class Pool:
             with self._changed:
                 if not self._closed:
                     self._idle.insert(0, spare.number)
-                    self._count()
                     self._changed.notify()
                     return
             self._end(spare, "idle")
@@ -163,7 +160,6 @@ class Pool:
             if not self._closed:
                 child.rested = time.monotonic()
                 self._idle.append(child.number)
-                self._count()
                 self._changed.notify()
                 return
         self._end(child, "idle")
@@ -173,17 +169,14 @@ class Pool:
         with self._changed:
             del self._children[child.number]
             self._metrics.executor_ended(why)
-            self._count()
             self._changed.notify()
         child.close()
         self._start_spare()
 
-    def _count(self) -> None:
-        self._metrics.executors(len(self._children) - len(self._idle), len(self._idle))
-
     def end_unused(self) -> None:
-        """End executors that nobody has needed for a while; one stays, as a spare."""
+        """End executors that nobody has needed for a while; one stays, as a spare. Measure how many there are."""
         with self._changed:
+            self._metrics.executors(len(self._children) - len(self._idle), len(self._idle))
             before = time.monotonic() - IDLE_SECONDS
             unused = [number for number in self._idle[:-1] if self._children[number].rested < before]
             self._idle = [number for number in self._idle if number not in unused]

@@ -7,7 +7,6 @@ is.
 
 import itertools
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -107,7 +106,7 @@ class ExecutorRunner:
         parts = tuple(part for part in snapshot.parts if toolpack_of(part) in plan.footprint)
         used = [part for toolpack, fields in plan.footprint.items() for part in wanted(parts, toolpack, fields)]
         live: dict[str, Held] = {part: held for part in used if (held := snapshot.live.pop(part, None)) is not None}
-        at = Counter(held.executor for held in live.values()).most_common(1)
+        prefer = next(iter(live.values())).executor if live else None
         tag = next(self._tags)
 
         def ask(child: Child) -> Frame:
@@ -137,7 +136,7 @@ class ExecutorRunner:
             return read_outcome(answer, plan, parts, self._codec, Held(child.number, tag))
 
         try:
-            return self._run(ask, read, f"`{plan.function}`", at[0][0] if at else None)
+            return self._run(ask, read, f"`{plan.function}`", prefer)
         except ExecutorLostError as error:
             return Outcome(error=f"ExecutorLostError: {error}", failure=Failure.LOST)
 
