@@ -17,6 +17,9 @@ from server.settings import Settings
 
 log = logging.getLogger("toolpack_server")
 
+# After a crowd, the environments of sessions are in many executors. One in so many calls moves its session to the
+# executor that was used last, until a few executors do all the work: those have all in the processor's cache.
+DETOURS = 16
 IDLE_SECONDS = 60.0  # until an executor that nobody has needed ends
 STOPPING = "The server is stopping; nothing was changed. Send it again, with its call_id."
 UNSTARTED = "No process for toolpacks' code can be started; nothing was changed. Send it again."
@@ -39,6 +42,7 @@ class Pool:
         self._children: dict[int, Child] = {}
         self._idle: list[int] = []  # the one that was used last comes last
         self._starting = 0
+        self._detours = 0
         self._closed = False
         self._start_spare()
         self._prove()
@@ -107,7 +111,7 @@ class Pool:
                 if self._closed:
                     raise OverloadedError(STOPPING)
                 if self._idle:
-                    number = prefer if prefer in self._idle else self._idle[-1]
+                    number = self._choose(prefer)
                     self._idle.remove(number)
                     break
                 if len(self._children) + self._starting < self._settings.executors:
@@ -121,6 +125,14 @@ class Pool:
         if not self._idle:
             self._start_spare()
         return self._children[number]
+
+    def _choose(self, prefer: int | None) -> int:
+        """Choose an idle executor: the preferred one, or now and then the one that was used last."""
+        last = self._idle[-1]
+        if prefer == last or prefer not in self._idle:
+            return last
+        self._detours += 1
+        return last if self._detours % DETOURS == 0 else prefer
 
     def _start(self, *, again: bool = True) -> Child:
         """Start an executor, for which there is room."""

@@ -50,6 +50,7 @@ def main(control: socket.socket) -> NoReturn:
         load_time_machine()  # once, for all executors
     gc.collect()
     gc.freeze()  # a collection in an executor would copy every page of what they share
+    gc.set_threshold(50_000, 20, 100)  # as in a worker: most collections would find nothing
     _Zygote(control, catalog, configuration).serve()
 
 
