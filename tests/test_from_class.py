@@ -302,7 +302,7 @@ def test_a_default_that_is_made_anew_is_left_to_the_class():
 def test_a_subclass_can_replace_what_cannot_be_stored_by_properties():
     packs = {"guarded": Toolpack.from_class("guarded", Guarded), "storable": Toolpack.from_class("storable", Storable)}
     made = serving.Bench(Catalog(packs))
-    assert "`root._lock` can't be stored" in str(initial_problem(packs["guarded"], made.service.sessions.catalog))
+    assert "`_lock` can't be stored" in str(initial_problem(packs["guarded"], made.service.sessions.catalog))
     session = made.create("storable")
     assert made.result(session, "go") == ["go"]
     assert environment(made, session) == {"storable": {"went": 1}}
@@ -420,5 +420,5 @@ def test_a_world_that_cannot_be_kept_or_shown_is_refused_with_its_path():
         "q": Toolpack.from_class("q", KeyedByObjects, state_types=[foreign.Person]),
     }
     catalog = Catalog(made)
-    assert "`root.now['callback']` can't be stored" in str(initial_problem(made["p"], catalog))
+    assert "`now['callback']` can't be stored" in str(initial_problem(made["p"], catalog))
     assert "/fields has a key of type Person, which has no JSON form" in str(initial_problem(made["q"], catalog))

@@ -733,8 +733,7 @@ toolpack = Toolpack("p", Env)
         [
             (
                 "FILE:7: Env: the initial environment of 'p' can't be used: `a` can't be stored, its type is "
-                "`_thread.lock`: its class is neither in the environment's annotations nor in the toolpack's "
-                "`state_types`, nor a plain type. Name its class in state_types, or keep something else."
+                "`_thread.lock`: it has state that can't be read; make it in the functions that need it."
             ),
         ],
     ),
@@ -766,8 +765,7 @@ toolpack = Toolpack("p", Env)
         [
             (
                 "FILE:6: Env: the initial environment of 'p' can't be used: `a` can't be stored, its type is "
-                "`generator`: its class is neither in the environment's annotations nor in the toolpack's "
-                "`state_types`, nor a plain type. Name its class in state_types, or keep something else."
+                "`generator`: it has state that can't be read; make it in the functions that need it."
             ),
         ],
     ),
@@ -2021,6 +2019,59 @@ f()
 ''',
         [
             "FILE:13: TypeError: …: correct it or move it away.",
+        ],
+    ),
+    "dep_number": Wrong(
+        ENVIRONMENT
+        + r'''
+@toolpack.function
+def f(s: Annotated[list, Depends(3)]) -> int:
+    """Do it."""
+    return 1
+''',
+        [
+            (
+                "FILE:18: f: parameter `s` depends on 3: give Depends the name of an attribute of the environment, or "
+                "a function of the environment."
+            ),
+        ],
+    ),
+    "class_with_lock": Wrong(
+        HEAD
+        + r'''
+import threading
+class Bot:
+    def __init__(self):
+        self.lock = threading.Lock()
+    def go(self) -> int:
+        """Go."""
+        return 1
+toolpack = Toolpack.from_class("p", Bot)
+''',
+        [
+            (
+                "FILE:7: Bot: the initial environment of 'p' can't be used: `lock` can't be stored, its type is "
+                "`_thread.lock`: it has state that can't be read; make it in the functions that need it."
+            ),
+        ],
+    ),
+    "null_bytes": Wrong(HEAD + "x = '\0'\n", ["FILE: it holds null bytes: save it as a text file in UTF-8."]),
+    "main_thread": Wrong(
+        ENVIRONMENT
+        + r'''
+import signal
+@toolpack.function
+def f() -> int:
+    """Do it."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return 1
+''',
+        [
+            (
+                "note: FILE:22: f: it changes the state of the process with `signal.signal`, which all sessions share: "
+                "keep it in the environment."
+            ),
+            "note: FILE:19: f: it raises ValueError: signal only works in main thread … in a new session.",
         ],
     ),
 }

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -129,8 +130,15 @@ def _try(catalog: Catalog, functions: list[tuple[Toolpack, PackFunction]], pipe:
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):  # what functions print would be taken for findings
             os.dup2(null, descriptor)
-        trial = Trial(catalog)
-        for pack, function in functions:
-            pipe.send(trial.run(pack, function))
+        # As in a server, functions don't run on the main thread, which alone may set signals and has an event loop.
+        thread = threading.Thread(target=_try_each, args=(catalog, functions, pipe))
+        thread.start()
+        thread.join()
     finally:
         os._exit(0)
+
+
+def _try_each(catalog: Catalog, functions: list[tuple[Toolpack, PackFunction]], pipe: Connection) -> None:
+    trial = Trial(catalog)
+    for pack, function in functions:
+        pipe.send(trial.run(pack, function))

@@ -251,5 +251,5 @@ def _shown(arguments: Mapping[str, Any]) -> str:
 
 
 def _one_line(error: str) -> str:
-    text = " ".join(error.split())
+    text = " ".join(error.split()).removesuffix(":")
     return text if len(text) <= SHOWN_ARGUMENTS else f"{text[:SHOWN_ARGUMENTS]}…"

@@ -20,7 +20,14 @@ CHANGES = {
 PROCESS_CALLS = {
     *("os.putenv", "os.unsetenv", "os.chdir", "os.umask", "os.environ.update", "os.environ.setdefault"),
     *("os.environ.pop", "os.environ.clear", "random.seed", "random.setstate", "locale.setlocale", "time.tzset"),
-    *("sys.path.append", "sys.path.insert", "sys.setrecursionlimit", "signal.signal", "socket.setdefaulttimeout"),
+    *(
+        "sys.path.append",
+        "sys.path.insert",
+        "sys.setrecursionlimit",
+        "signal.signal",
+        "signal.alarm",
+        "socket.setdefaulttimeout",
+    ),
     *("numpy.random.seed", "np.random.seed"),
 }
 PROCESS_NAMES = ("os.environ",)

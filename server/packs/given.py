@@ -72,6 +72,11 @@ def check_dependency(environment: type[BaseModel], parameter: str, attribute: ob
             f"parameter `{parameter}` depends on `{attribute}`, a class variable, which all sessions share: make it a "
             "field."
         )
+    if attribute is not None and not isinstance(attribute, str) and not callable(attribute):
+        raise RegistrationError(
+            f"parameter `{parameter}` depends on {attribute!r}: give Depends the name of an attribute of the "
+            "environment, or a function of the environment."
+        )
     if not isinstance(attribute, str) or hasattr(environment, attribute):
         return
     if attribute not in environment.model_fields and attribute not in environment.__private_attributes__:

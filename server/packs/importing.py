@@ -50,6 +50,8 @@ def _said(name: str, error: BaseException) -> str:
             "SystemExit: the module ends the program when it is imported: put such code below "
             '`if __name__ == "__main__":`, or move the file out of the folder.'
         )
+    if isinstance(error, SyntaxError) and "null bytes" in str(error):
+        return "it holds null bytes: save it as a text file in UTF-8."
     text = " ".join(error_text(error).partition("For further information visit")[0].split()).rstrip(".")
     return f"{text}: {_remedy(name, error)}"
 

@@ -201,7 +201,7 @@ class Toolpack(TaskAuthor):
     @property
     def factory(self) -> Any:
         """What builds the environment: its class, or the author's function."""
-        return self._build if inspect.isfunction(self._build) else self.source
+        return self._build if inspect.isfunction(self._build) and not self.is_of_classes else self.source
 
     @property
     def task_count(self) -> int:

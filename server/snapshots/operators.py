@@ -14,12 +14,12 @@ import pickle
 import struct
 from collections.abc import Callable
 from datetime import UTC, timezone
-from enum import Flag
+from enum import Enum, Flag
 from typing import Any, NoReturn, Protocol
 
 from server.errors import CycleError, UnsupportedObjectError
 from server.snapshots.classes import ClassTable
-from server.snapshots.layouts import UNSET, Layout
+from server.snapshots.layouts import UNSET, Layout, layout_of
 from server.snapshots.plain_types import FACTORIES, PLAIN, Plain
 
 
@@ -91,6 +91,8 @@ def _refuse(_progress: Progress, value: Any) -> NoReturn:
         raise UnsupportedObjectError("a class isn't state; store its name instead")
     if callable(value) and type(value).__module__ in ("builtins", "functools"):
         raise UnsupportedObjectError("code isn't state; store its name and look the function up")
+    if not isinstance(value, Enum) and layout_of(type(value), "") is None:
+        raise UnsupportedObjectError("it has state that can't be read; make it in the functions that need it")
     raise UnsupportedObjectError(
         "its class is neither in the environment's annotations nor in the toolpack's `state_types`, nor a plain type"
     )

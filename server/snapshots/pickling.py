@@ -13,6 +13,8 @@ import io
 import pickle
 from typing import Any, NoReturn
 
+from pydantic import RootModel
+
 from server.errors import CycleError, SnapshotError, StateDamagedError, UnsupportedObjectError
 from server.snapshots.classes import ClassTable
 from server.snapshots.graph import walk
@@ -135,7 +137,8 @@ def _explain(value: object, operators: OperatorTable, error: Exception) -> str:
                 try:
                     writer.reducer_override(found)
                 except Exception as why:  # noqa: BLE001 - writing may fail in any way
-                    return _problem(path, found, str(why))
+                    # The only field of a root model is all of it, and its author hasn't named it.
+                    return _problem(path.removeprefix(".root" * isinstance(value, RootModel)), found, str(why))
     except RecursionError:  # the caller's own stack is nearly used up
         too_deep = True
     reason = "it is nested too deeply" if too_deep else f"{type(error).__name__}: {error}"
