@@ -85,6 +85,10 @@ class _Sink:
         return len(data)
 
 
+class _Pickler(pickle.Pickler):
+    """Has attributes: on an instance of its base, Python 3.13 and later refuse `persistent_id`."""
+
+
 class _Digests:
     """Digests values with pickle's C implementation, which without its memo writes equal values as equal bytes."""
 
@@ -107,7 +111,7 @@ class _Digests:
 
     def _written(self, value: object, instead: Callable[[object], Any]) -> str:
         sink = _Sink(self._budget)
-        pickler = pickle.Pickler(sink, 5)
+        pickler = _Pickler(sink, 5)
         pickler.persistent_id = instead  # type: ignore[method-assign]
         pickler.memo = self._memo
         pickler.dispatch_table = self._table
