@@ -7,7 +7,6 @@ from pydantic import BaseModel
 from serving import CATALOG, Bench
 
 from server import TaskEnvironment, Toolpack
-from server.execution.codec import Codec
 from server.execution.initial import InitialEnvironments
 from server.packs.catalog import Catalog
 from server.stores import open_store
@@ -64,17 +63,19 @@ def test_the_cache_of_sessions_counts_what_they_were_created_with(store, given):
 
 
 def test_initial_environments_are_counted_with_their_options():
-    codec = Codec(SMALL, b"k" * 32, MEGABYTE)
-    initial = InitialEnvironments(codec, 64 * 1024)
+    bench = Bench(SMALL)
+    initial = InitialEnvironments(bench.sessions._context._initial._build, 64 * 1024)
     for number in range(200):
         initial.get("small", {"given": [number] * 10_000})
     assert len(initial._built) < 64
     assert all(len(digest) == 64 for _, digest in initial._built)
     assert initial._size <= 64 * 1024
+    bench.close()
 
 
-def test_orders_of_toolpacks_take_no_memory_of_their_own():
+def test_the_memory_of_orders_of_toolpacks_is_bounded(monkeypatch):
     bench = Bench()
+    monkeypatch.setattr("server.rpc.methods.MAX_LISTED_BYTES", 2**20)
     names = [*CATALOG.toolpacks]
     listings = {}
     for order in itertools.permutations(names):
@@ -82,6 +83,8 @@ def test_orders_of_toolpacks_take_no_memory_of_their_own():
         listing = bench.rpc("list_functions", session_id=session_id)["result"]
         listings[order] = [function["toolpack"] for function in listing]
         assert [*dict.fromkeys(listings[order])] == [*order]
-    assert len(bench.service._methods._listings) == len(names)
+    methods = bench.service._methods
+    held = sum(map(len, methods._listings.values()))
+    assert held == methods._listed_bytes <= 2**20
     assert bench.sessions._context.runtime.cache_info().maxsize == 256
     bench.close()

@@ -493,7 +493,7 @@ def test_a_retired_worker_that_does_not_end_is_killed(keeper):
 def forked(monkeypatch, run, supervisor_pid=None):
     """Be a supervised worker that runs this, in a process of its own; get its exit status."""
     monkeypatch.setattr(worker, "run_worker", run)
-    monkeypatch.setattr(worker, "Service", lambda *_, **__: None)
+    monkeypatch.setattr(worker, "Service", lambda settings, *_, **__: SimpleNamespace(settings=settings))
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     pid = os.getpid() if supervisor_pid is None else supervisor_pid

@@ -41,7 +41,7 @@ from server.sessions.seeds import Seeds
 from server.sessions.tasks import Tasks
 from server.settings import Settings
 
-MAX_LISTINGS = 256
+MAX_LISTED_BYTES = 8 * 2**20
 
 
 Observe = Callable[[str, str | None, CallRequest, Outcome | None, float], None]
@@ -80,6 +80,7 @@ class Methods:
         self._observe = observe
         self._document = document
         self._listings: dict[tuple[tuple[str, ...], str, bool], bytes] = {}
+        self._listed_bytes = 0
         self._toolpacks: Fragment | None = None
 
     def all(self) -> list[Method]:
@@ -181,8 +182,10 @@ class Methods:
             catalog = self._sessions.catalog
             functions = catalog.listed(toolpacks) if in_session else catalog.registered(toolpacks)
             listed = dumps([*map(FORMATS[form], functions)])
-            if len(self._listings) >= MAX_LISTINGS:  # the order of its toolpacks is the client's choice
+            self._listed_bytes += len(listed)
+            if self._listed_bytes > MAX_LISTED_BYTES:  # the order of its toolpacks is the client's choice
                 self._listings.clear()
+                self._listed_bytes = len(listed)
             self._listings[toolpacks, form, in_session] = listed
         return listed
 

@@ -167,6 +167,10 @@ def _plausible(target):
         "role": st.sampled_from(["system", "user", "assistant"]),
         "content": texts,
         "answer": texts,
+        "seed": texts,
+        "clock": st.sampled_from(["2030-01-01T00:00:00Z", "2030-01-01", "never"]),
+        "versions": st.sampled_from(["all", "ends"]),
+        "mode": st.sampled_from(["exact", "replay"]),
     }  # fmt: skip
 
 
@@ -179,7 +183,7 @@ def _params(target, model, ending):
     if ending:
         plausible["session_id"] = st.sampled_from([target.victim, target.foreign, "0" * 32])
     names = sorted(model.model_fields, key=lambda name: name != "session_id")
-    members = {name: mostly(plausible[name], values, 12) for name in names}
+    members = {name: mostly(plausible.get(name, values), values, 12) for name in names}
     needed = {name: members[name] for name in names if model.model_fields[name].is_required()}
     others = {name: members[name] for name in names if name not in needed}
     right = st.fixed_dictionaries(needed, optional=others)
