@@ -14,7 +14,7 @@ from fuzz.oracle import check_text, require, strict
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-STATUSES = {100, 200, 202, 204, 400, 401, 403, 404, 405, 408, 413, 415, 431, 503}
+STATUSES = {100, 200, 202, 204, 303, 400, 401, 403, 404, 405, 408, 413, 415, 431, 503}
 # The server's limits; uvicorn also closes a connection that is idle for 5 s.
 LIMITS = {
     "TOOLPACK_HEADER_TIMEOUT_SECONDS": "1",
