@@ -135,6 +135,11 @@ class TestSeveralFiles:
         _, lines, _ = check("--pack-dir", tmp_path)
         assert any(line.endswith("'wrong_helper': import it as toolpacks.wrong_helper.") for line in lines)
 
+    def test_a_folder_whose_name_ends_like_a_file_is_none_of_them(self, tmp_path):
+        (tmp_path / "wrong_folder.py").mkdir()
+        (tmp_path / "wrong_file.py").write_text(HEAD + 'toolpack = Toolpack("wrong_file")\n' + FUNCTION)
+        assert check("--pack-dir", tmp_path)[:2] == (0, [])
+
     def test_a_folder_that_is_none(self, tmp_path):
         assert check("--pack-dir", tmp_path / "nowhere")[1][0].endswith("nowhere is not a folder: correct --pack-dir.")
 

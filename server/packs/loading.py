@@ -176,7 +176,7 @@ def _module_names(folders: Iterable[Path], pack_dirs: Sequence[Path], problems: 
     found: dict[str, Path] = {}
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
         for module in pkgutil.iter_modules([str(folder)]):
-            if module.name.startswith("_"):
+            if module.name.startswith("_") or (folder / f"{module.name}.py").is_dir():
                 continue
             other = found.setdefault(module.name, folder)
             if other != folder and folder in [own.resolve() for own in pack_dirs]:
