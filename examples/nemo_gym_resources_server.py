@@ -1,0 +1,80 @@
+"""Tasks of Toolpack Server as a resources server of NeMo Gym 0.4 (https://github.com/NVIDIA-NeMo/Gym).
+
+`python examples/nemo_gym_resources_server.py http://127.0.0.1:8000 bank` sends it what NeMo Gym's simple agent would
+send for a policy that does what the solutions say. Without arguments, this is the `app.py` that NeMo Gym starts: `url`
+is in its configuration, and each of `rows` is a line of its dataset.
+"""
+
+import sys
+from typing import Any
+
+from fastapi import Request
+from fastapi.testclient import TestClient
+from nemo_gym import base_resources_server as gym
+from nemo_gym.server_utils import ServerClient
+
+from server.client import AsyncAgentClient, AsyncClient, Client
+
+
+class ToolpackConfig(gym.BaseResourcesServerConfig):
+    url: str = "http://127.0.0.1:8000"
+
+
+class SeedRequest(gym.BaseSeedSessionRequest):
+    task: str
+
+
+class ToolpackServer(gym.SimpleResourcesServer):
+    config: ToolpackConfig
+
+    def setup_webserver(self) -> Any:
+        app = super().setup_webserver()
+        app.post("/{function}")(self.run_function)
+        return app
+
+    async def seed_session(self, request: Request, body: SeedRequest) -> gym.BaseSeedSessionResponse:
+        async with AsyncClient(self.config.url) as client:
+            request.session["toolpack"] = await client.create_session(task=body.task)  # in NeMo Gym's signed cookie
+        return gym.BaseSeedSessionResponse()
+
+    async def run_function(self, function: str, request: Request, kwargs: dict[str, Any]) -> Any:
+        async with AsyncAgentClient(self.config.url + request.session["toolpack"]["agent_path"]) as agent:
+            return await agent.run_function(function, kwargs)
+
+    async def verify(self, request: Request, body: gym.BaseVerifyRequest) -> gym.BaseVerifyResponse:
+        session_id = request.session["toolpack"]["session_id"]
+        last = body.response.model_copy(update={"output": body.response.output[-1:]})
+        async with AsyncClient(self.config.url) as client:
+            await client.submit_answer(session_id, last.output_text)
+            verdict = await client.evaluate_session(session_id)
+        return gym.BaseVerifyResponse(**body.model_dump(), reward=verdict["reward"])
+
+
+def rows(client: Client, toolpack: str) -> Any:
+    for task in client.list_tasks(toolpack=toolpack, limit=1000)["tasks"]:
+        functions = client.list_functions(client.create_session(task=task["task"])["session_id"], format="openai")
+        tools = [{"type": "function", "strict": False, **each["function"]} for each in functions["result"]]
+        yield {"task": task["task"], "responses_create_params": {"input": task["prompt"], "tools": tools}}
+
+
+def play(app: Any, client: Client, row: dict[str, Any]) -> float:
+    agent = TestClient(app)
+    agent.post("/seed_session", json=row).raise_for_status()
+    solution = client.get_solution(client.create_session(task=row["task"])["session_id"])
+    for call in solution["calls"]:
+        agent.post(f"/{call['function']}", json=call["kwargs"]).raise_for_status()
+    content = [{"type": "output_text", "text": solution["answer"], "annotations": []}]
+    output = [{"id": "0", "type": "message", "role": "assistant", "content": content}]
+    response = {"id": "0", "object": "response", "created_at": 0, "model": "scripted", "tools": [], "output": output}
+    response |= {"parallel_tool_calls": True, "tool_choice": "auto"}
+    return agent.post("/verify", json={**row, "response": response}).json()["reward"]
+
+
+if __name__ == "__main__" and not sys.argv[1:]:
+    ToolpackServer.run_webserver()
+elif __name__ == "__main__":
+    config = ToolpackConfig(host="127.0.0.1", port=0, entrypoint="app.py", name="toolpack", url=sys.argv[1])
+    app = ToolpackServer(config=config, server_client=ServerClient.model_construct()).setup_webserver()
+    with Client(config.url) as client:
+        for row in rows(client, sys.argv[2]):
+            print(row["task"], "reward:", play(app, client, row))
