@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(os.environ.setdefault("ACROSS_FOLDER", tempfile.mkdtemp(prefix="across-")))
+if "ACROSS_FOLDER" not in os.environ:
+    os.environ["ACROSS_FOLDER"] = tempfile.mkdtemp(prefix="across-")
+FOLDER = Path(os.environ["ACROSS_FOLDER"])
 
 
 class Gate:
