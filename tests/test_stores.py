@@ -1097,6 +1097,30 @@ def test_sqlite_starts_its_log_anew_while_commits_go_on(tmp_path, monkeypatch):
     store.close()
 
 
+def test_sqlite_is_closed_once_a_checkpoint_that_runs_has_ended(tmp_path, monkeypatch):
+    running, go_on = threading.Event(), threading.Event()
+    real = checkpoints.checkpoint
+
+    def slow(*arguments):
+        running.set()
+        assert go_on.wait(serving.PATIENCE)
+        return real(*arguments)
+
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 10_000)
+    monkeypatch.setattr(checkpoints, "checkpoint", slow)
+    store = open_store(f"sqlite:///{tmp_path}/closing.db")
+    kept = session()
+    store.create([kept], {}, {})
+    assert store.commit([commit(kept, 0, parts={"bank": "b"}, blobs={"b": bytes(50_000)})]) == [True]
+    assert running.wait(serving.PATIENCE)
+    closing = threading.Thread(target=store.close, daemon=True)
+    closing.start()
+    serving.wait_until(lambda: store._file._checkpoints._closed, "the beginning of the end")
+    go_on.set()
+    closing.join(serving.PATIENCE)
+    assert not closing.is_alive()
+
+
 def test_sqlite_files_of_schema_1_are_read_and_continued(tmp_path):
     with sqlite3.connect(tmp_path / "old.db") as database:
         database.executescript(OLD.read_text(encoding="utf-8"))

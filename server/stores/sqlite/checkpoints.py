@@ -48,14 +48,22 @@ class Checkpoints:
         self._thread.join()
 
     def _run(self) -> None:
-        while self._due.wait() and not self._closed:
-            with suppress(sqlite3.Error, OSError), closing(self._connect()) as connection:
-                for _ in range(ROUNDS):
-                    copied = checkpoint(connection, "PASSIVE", 0)
-                    if self._log.stat().st_size - copied < FEW_BYTES:
-                        break
-                checkpoint(connection, "TRUNCATE", WAIT_SECONDS)
-            self._due.clear()
+        while True:
+            self._due.wait()
+            self._due.clear()  # before anything else: a `close` during a checkpoint must be noticed after it
+            if self._closed:
+                return
+            with suppress(sqlite3.Error, OSError):
+                if self._log.stat().st_size > CHECKPOINT_BYTES:
+                    self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        with closing(self._connect()) as connection:
+            for _ in range(ROUNDS):
+                copied = checkpoint(connection, "PASSIVE", 0)
+                if self._log.stat().st_size - copied < FEW_BYTES:
+                    break
+            checkpoint(connection, "TRUNCATE", WAIT_SECONDS)
 
 
 def checkpoint(connection: sqlite3.Connection, mode: str, wait_seconds: float) -> int:
