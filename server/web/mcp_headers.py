@@ -15,7 +15,7 @@ from starlette.types import Scope
 from server.errors import HttpRefusedError, shown
 from server.mcp.messages import HEADER_MISMATCH, VERSION_KEY, Message
 from server.packs.header_parameters import Path
-from server.web.auth import is_loopback, split_host
+from server.web.auth import names_loopback
 
 VERSION, METHOD, NAME, PARAMETER = b"mcp-protocol-version", b"mcp-method", b"mcp-name", b"mcp-param-"
 
@@ -144,7 +144,7 @@ def cross_origin(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
         return []
     found = _ORIGIN.fullmatch(origin.decode("latin-1").strip())
     authority = found[1].lower() if found else ""
-    if not is_loopback(split_host(authority)) and authority != headers.get(b"host", b"").decode("latin-1").lower():
+    if not names_loopback(authority) and authority != headers.get(b"host", b"").decode("latin-1").lower():
         raise HttpRefusedError(403, "A web page of another origin may not use this server: call it from a program.")
     return [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
 
