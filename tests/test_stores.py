@@ -14,7 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 
 import pytest
@@ -996,6 +996,33 @@ def test_random_operations_on_sqlite(tmp_path):
     run_machine(Sqlite, 60, 25)("runTest").runTest()
 
 
+class InTurn:
+    """Stores of the same data, as several processes have them open, that take turns."""
+
+    def __init__(self, *stores):
+        self._stores = stores
+        self._turns = cycle(stores)
+
+    def __getattr__(self, name):
+        return getattr(next(self._turns), name)
+
+    def close(self):
+        for store in self._stores:
+            store.close()
+
+
+def test_random_operations_on_a_sqlite_that_is_shared(tmp_path):
+    class Shared(Comparison):
+        def open(self):
+            url = f"sqlite:///{tmp_path}/{next(numbers)}.db"
+            return InTurn(*(open_store(url, exclusive=False) for _ in range(2)))
+
+        def kept_blobs(self):
+            return [blob for (blob,) in self.stores[1]._file.read("SELECT id FROM blobs ORDER BY id")]
+
+    run_machine(Shared, 30, 25)("runTest").runTest()
+
+
 def test_random_operations_on_redis(redis_url):
     class Redis(Comparison):
         def open(self):
@@ -1381,6 +1408,63 @@ def test_a_locked_sqlite_database_is_an_overloaded_error(tmp_path):
     store._file._writer.execute("PRAGMA max_page_count = 1000000")
     assert store.commit([commit(kept, 0)]) == [True]
     store.close()
+
+
+class LosesCommits:
+    """A connection of SQLite whose next COMMITs fail, as with a disk that became full."""
+
+    def __init__(self, connection):
+        self._connection = connection
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+    def execute(self, statement, *parameters):
+        if statement == "COMMIT":
+            raise sqlite3.OperationalError("disk I/O error")
+        return self._connection.execute(statement, *parameters)
+
+
+def test_what_sqlite_could_not_commit_is_not_built_upon(tmp_path):
+    store = open_store(f"sqlite:///{tmp_path}/lost.db")
+    kept = session()
+    store.create([kept], {}, {})
+    assert store.commit([commit(kept, 0)]) == [True]
+    writer = store._file._writer
+    store._file._writer = LosesCommits(writer)
+    with pytest.raises(OverloadedError):
+        store.commit([change(kept, 1, "b1"), commit(kept, 2)])
+    store._file._writer = writer
+    assert store.commit([commit(kept, 3)]) == [False]
+    assert store.commit([commit(kept, 2)]) == [False]
+    assert store.commit([commit(kept, 1)]) == [True]
+    assert [record.index for record in store.records(kept.id, -1, 9)] == [0, 1]
+    assert existing(store, "b1") == []
+    store.close()
+
+
+def test_a_session_that_was_deleted_since_its_last_commit_is_not_committed_to(store, one):
+    assert store.commit([commit(one, 0)]) == [True]
+    store.delete([one.id])
+    assert store.commit([commit(one, 1)]) == [False]
+    again = session(id=one.id)
+    store.create([again], {}, {})
+    assert store.commit([commit(again, 1)]) == [False]
+    assert store.commit([commit(again, 0), commit(again, 1)]) == [True, True]
+
+
+def test_sqlite_commits_to_no_session_that_another_process_has_deleted_or_taken(tmp_path):
+    url = f"sqlite:///{tmp_path}/shared.db"
+    store, other = open_store(url, exclusive=False), open_store(url, exclusive=False)
+    gone, taken = session(), session()
+    store.create([gone, taken], {}, {})
+    assert store.commit([commit(gone, 0), commit(taken, 0)]) == [True, True]
+    other.delete([gone.id])
+    assert claim(other, taken, "other").epoch == 1
+    assert store.commit([commit(gone, 1)]) == [False]
+    assert store.commit([commit(taken, 1)]) == [False]
+    store.close()
+    other.close()
 
 
 def test_a_damaged_sqlite_file_is_reported_clearly(tmp_path):

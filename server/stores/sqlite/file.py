@@ -29,7 +29,7 @@ VERSION = 3
 OLDEST_SQLITE = (3, 38)  # the first with JSON functions in every build
 OPEN_AGAIN_SECONDS = 0.01
 BUSY_SECONDS = 10  # above the 5 s after which the supervisor kills a worker that hangs inside a transaction
-STATEMENTS = 256  # prepared and cached: inserts need one for each number of rows
+STATEMENTS = 128  # prepared and cached
 RESERVED_BYTES = 20 * 2**20  # beside the file: enough to empty the write-ahead log, so that its space can be used again
 FULL_BYTES = 4 * 2**20  # a disk with less room is called full
 SHRINK_PAGES = 1000  # that one transaction gives back to the file system
@@ -44,6 +44,9 @@ class SqliteFile:
         path: Its path; a missing file is created.
         exclusive: No other process may open it.
 
+    Attributes:
+        transactions: The number of the last transaction; one that failed counts twice. To be read within one.
+
     Raises:
         SettingsError: It can't be opened.
     """
@@ -55,6 +58,7 @@ class SqliteFile:
         self._log = path.with_name(path.name + "-wal")
         self._names = str(self._path), str(self._log)
         self._reserve = path.with_name(path.name + ".reserve")
+        self.transactions = 0
         self._trouble = ""  # why the last transaction failed, unless another process was in the way
         self._writing = threading.Lock()
         self._readers: deque[sqlite3.Connection] = deque()  # idle; never more than there were reads at the same time
@@ -123,9 +127,11 @@ class SqliteFile:
         with translated_errors, self._writing:
             try:
                 self._writer.execute("BEGIN IMMEDIATE")
+                self.transactions += 1
                 yield self._writer
                 self._writer.execute("COMMIT")
             except BaseException as error:
+                self.transactions += 1
                 if self._writer.in_transaction:  # SQLite has rolled back itself after some errors
                     self._writer.execute("ROLLBACK")
                 if isinstance(error, sqlite3.OperationalError) and not is_busy(error):

@@ -137,6 +137,11 @@ ADD_RECORD = """
     ON CONFLICT DO NOTHING
     RETURNING session
 """
+INSERT_RECORD = """
+    INSERT INTO records (session, place, version, call_id, id, total, body) VALUES (?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT DO NOTHING
+"""
+INSERT_BLOB = "INSERT INTO blobs (key, id, body) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 SAME_RECORD = """
     SELECT 1 FROM records WHERE session = (SELECT key FROM sessions WHERE id = :session)
         AND place = :place AND version = :version AND call_id IS :call_id AND id = :id AND body = :body

@@ -26,7 +26,8 @@ from server.stores.sqlite import deletion
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.file import SqliteFile
 from server.stores.sqlite.listing import Listing
-from server.stores.sqlite.rows import add_blob, add_commit, add_history, add_together, session_row
+from server.stores.sqlite.rows import add_blob, add_commit, add_history, session_row
+from server.stores.sqlite.together import Together
 
 PAGE = 100  # sessions that `list` reads at a time, at least, as most may lack the labels
 
@@ -37,6 +38,7 @@ class SqliteStore:
     def __init__(self, file: SqliteFile, *, shared: bool) -> None:
         self.shared = shared
         self._file = file
+        self._together = Together(file)
         self._recipes = RecipeCache(self._read_recipe)  # the key of a recipe is never reused
 
     @classmethod
@@ -92,10 +94,9 @@ class SqliteStore:
 
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
         """Apply commits in order, in one transaction; return for each whether it was committed."""
-        if len(commits) > 1:
-            with suppress(NotTogetherError, MissingBlobError), self._file.write() as writer:
-                add_together(writer, commits)
-                return [True] * len(commits)
+        with suppress(NotTogetherError, MissingBlobError):
+            self._together.commit(commits)
+            return [True] * len(commits)
         with self._file.write() as writer:
             return [add_commit(writer, commit) for commit in commits]
 
