@@ -1102,6 +1102,7 @@ OLD = Path(__file__).with_name("stored") / "sessions-schema-1.sql"
 
 def test_sqlite_starts_its_log_anew_while_commits_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)  # SQLite's own checkpoint is far away
+    monkeypatch.setattr(checkpoints, "LONG_BYTES", 200_000)
     path = tmp_path / "busy.db"
     store = open_store(f"sqlite:///{path}")
     kept, indices = session(), count()
@@ -1121,6 +1122,27 @@ def test_sqlite_starts_its_log_anew_while_commits_go_on(tmp_path, monkeypatch):
     with store._file.write():
         ended = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=False)
     assert "database is locked" in ended.stderr
+    store.close()
+
+
+def test_sqlite_writes_its_log_again_from_the_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)
+    store = open_store(f"sqlite:///{tmp_path}/again.db")
+    kept, indices = session(), count()
+    store.create([kept], {}, {})
+
+    def more_was_written_than_the_log_holds():
+        index = next(indices)
+        blobs = {f"b{index}": bytes(20_000)}
+        assert store.commit([commit(kept, index, parts={"bank": f"b{index}"}, blobs=blobs)]) == [True]
+        length = store._file._log.stat().st_size
+        lengths.append(length)
+        return index * 20_000 > 3 * length
+
+    lengths = []
+    serving.wait_until(more_was_written_than_the_log_holds, "checkpoints")
+    assert lengths == sorted(lengths)  # it was never emptied
+    assert len(store.records(kept.id, -1, 10**6)) == next(indices)
     store.close()
 
 
