@@ -220,6 +220,35 @@ class TestOrigin:
         assert 10_000 < store.stored_bytes("alice") - before < 11_000
         assert store.get(forks[0].id)[1].size < 1000
 
+    def test_blobs_are_added_to_it_and_replaced_by_name(self, store, one):
+        store.keep(one.id, {"$a": "a0", "$b": "b"}, {"a0": b"a" * 5000, "b": b"b", "unused": b"u"})
+        assert store.origin(one.id) == {"$a": "a0", "$b": "b"}
+        assert store.stored_bytes("alice") > 5000
+        store.keep(one.id, {"$a": "a1"}, {"a1": b"1"})
+        store.keep(one.id, {"$a": "a1", "$c": "b0"}, {})
+        assert store.origin(one.id) == {"$a": "a1", "$b": "b", "$c": "b0"}
+        assert existing(store, "a0", "a1", "b", "b0", "unused") == ["a1", "b", "b0"]
+        assert store.stored_bytes("alice") < 5000
+        assert store.get(one.id)[1] == Head(-1, 0, {"bank": "b0", "mail": "m0"}, 0)
+        assert store.parts_at(one.id, 0) == {"bank": "b0", "mail": "m0"}
+        assert store.commit([change(one, index, f"v{index}") for index in range(3)]) == [True] * 3
+        store.trim(one.id, 0, 0)
+        assert store.origin(one.id) == {"$a": "a1", "$b": "b", "$c": "b0"}
+        fork = session(parent=(one.id, 0))
+        store.create([fork], {}, {}, {"$past": "a1"})
+        store.delete([one.id])
+        assert existing(store, "a1", "b", "b0") == ["a1"]
+        store.delete([fork.id])
+        assert existing(store, "a1") == []
+        assert store.stored_bytes("alice") == 0
+
+    def test_what_is_added_to_it_must_exist_and_so_must_the_session(self, store, one):
+        with pytest.raises(MissingBlobError):
+            store.keep(one.id, {"$a": "a", "$b": "gone"}, {"a": b"a"})
+        store.keep("unknown", {"$a": "a"}, {"a": b"a"})
+        assert store.origin(one.id) == store.origin("unknown") == {}
+        assert existing(store, "a") == []
+
     @pytest.mark.usefixtures("one")
     def test_a_missing_blob_of_it_is_refused_and_nothing_added(self, store):
         with pytest.raises(MissingBlobError):
@@ -933,6 +962,13 @@ class Comparison(RuleBasedStateMachine):
             record = Record(head.index + 1, head.version + 1, None, b"reset")
             self.both(lambda store: store.commit([Commit(kept.id, head.epoch, record, found, after=head.last)]))
 
+    @rule(kept=sessions, names=st.sets(st.sampled_from(["$a", "$b"])), of=sessions)
+    def keep(self, kept, names, of):
+        others = [*self.stores[0].origin(of.id).values(), *self.head(of).parts.values(), "gone"]
+        new = {name: self.name() for name in sorted(names)}
+        self.both(lambda store: store.keep(kept.id, new, {blob: blob.encode() for blob in new.values()}))
+        self.both(lambda store: store.keep(kept.id, {"$b": others[0]}, {}))
+
     @rule(kept=sessions, versions=st.integers(0, 4), size=st.integers(0, 100))
     def trim(self, kept, versions, size):
         self.both(lambda store: store.trim(kept.id, versions, size))
@@ -954,6 +990,7 @@ class Comparison(RuleBasedStateMachine):
 
     def same(self, session_id, version):
         self.both(lambda store: store.get(session_id))
+        self.both(lambda store: store.origin(session_id))
         self.both(lambda store: store.records(session_id, -1, 1000))
         self.both(lambda store: store.record_of_call(session_id, "c1"))
         for each in range(version + 2):

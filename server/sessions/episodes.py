@@ -12,7 +12,7 @@ from server.errors import ClassesChangedError, InvalidParamsError
 from server.jsonio.strict import loads
 from server.packs.catalog import Catalog
 from server.packs.tasks import Task
-from server.sessions.origins import Origins, is_agents_call
+from server.sessions.origins import Origins
 from server.sessions.paths import Paths
 from server.sessions.records import Records
 from server.stores.base import SessionStore, StoredSession
@@ -77,23 +77,18 @@ class Episodes:
 
         Args:
             session: The session.
-            last: The index of its last record.
+            last: The index of its last record, or of the one after which to get it.
         """
         if last < 0:
             return Progress(self._origins.origin(session).calls if session.parent else 0)
-        (record,) = self._store.records(session.id, last - 1, 1)
-        _, private = map(loads, self._records.read(session.id, record))
-        return Progress(*private["progress"])
+        return Progress(*loads(self._paths.private(session, last))["progress"])
 
     def at(self, state: SessionState, version: int) -> Progress | None:
         """Get how far the agent was at an older version; None if the session has no task."""
         session = state.session
         if session.task is None:
             return None
-        progress = Progress(self._origins.origin(session).calls if session.parent else 0)
-        for _, line in self._paths.read(self._paths.own(session, version)):
-            progress = after_record(progress, loads(line))
-        return progress
+        return self.stored(session, self._paths.tip(session, version))
 
     def answer(self, session_id: str, progress: Progress) -> str | None:
         """Get the recorded answer; None if there is none."""
@@ -116,7 +111,7 @@ def after_record(progress: Progress, shown: Mapping[str, Any]) -> Progress:
     """Get how far the agent is after a record, as clients see it."""
     if shown["kind"] == "answer":
         return progress._replace(answered=shown["index"])
-    return progress._replace(calls=progress.calls + is_agents_call(shown))
+    return progress._replace(calls=progress.calls + (shown["kind"] == "call" and shown.get("by") == "agent"))
 
 
 def offered(task: Task | None) -> frozenset[str] | None:

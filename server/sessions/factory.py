@@ -133,17 +133,39 @@ class SessionFactory:
         )
         self._check_reply(template, count)
         self._check_quota(parent.owner, count)
-        path_id = self._context.codec.new_blob_id()
-        origin, blobs = self._context.origins.continued(parent, at, path_id, again=again)
-        self._context.room.check_name(parent.owner, count * len(dumps(template.labels)) + len(blobs[path_id]))
         # Some of the blobs of an old session may have the old format, which only old sessions may have.
         forks = self._sessions(template, count, DIGITS if is_bound(parent.id) else OLD_DIGITS, creation)
         try:
-            self._context.store.create(forks, parts, blobs, origin)
-        except MissingBlobError:  # trimmed in between
+            try:
+                self._add_forks(parent, at, forks, parts, again=again)
+            except MissingBlobError:  # a piece of the path was replaced in between
+                self._add_forks(parent, at, forks, parts, again=again)
+        except MissingBlobError:  # the version was trimmed in between
             newest = self._reader.find(session_id, owner)[1].version
             raise VersionNotRetainedError(at, newest, newest) from None
         return [*map(_view, self._created(owner, creation, count) or forks)]
+
+    def _add_forks(
+        self,
+        parent: StoredSession,
+        version: int,
+        forks: Sequence[StoredSession],
+        parts: Mapping[str, str],
+        *,
+        again: bool,
+    ) -> None:
+        """Store forks, which are alike, with their origin.
+
+        Raises:
+            MissingBlobError: Something was deleted in between.
+        """
+        head_id = self._context.codec.new_blob_id()
+        origin, kept, blobs = self._context.origins.continued(parent, version, head_id, again=again)
+        added = len(forks) * len(dumps(forks[0].labels)) + sum(map(len, blobs.values()))
+        self._context.room.check_name(parent.owner, added)
+        if kept:
+            self._context.store.keep(parent.id, kept, blobs)
+        self._context.store.create(forks, parts, blobs, origin)
 
     def _fork_seeds(self, parent: StoredSession, head: Head, version: int, given: Seeds) -> Seeds:
         """Get what is pinned in a fork, whose ticks go on from the record that made the version."""

@@ -1,28 +1,32 @@
 """Where a fork comes from: the environments with which its family began, and its ancestors' part of its path.
 
-A fork refers to blobs that hold this, so it doesn't depend on its ancestors: they may be closed. Each fork adds a
-*segment*, the compressed records of the session that was forked, to those that this session has itself; all forks of
-one request share it. An answer isn't taken along, as each fork gives its own.
+A fork refers to blobs that hold this, so it doesn't depend on its ancestors: they may be closed. The records are in
+*pieces*, see `pieces`, and the last few in the fork's *head*, which names the pieces and the parent that it was made
+for. All forks of one request share a head. An answer isn't taken along, as each fork gives its own.
 
-The rule: a segment has a keyed hash, and names the one before it and the parent that it was made for. So whoever can
-write to the store can't give a fork another past.
+The session that is forked refers to the pieces that were made of its records, too. So they are made once, although all
+its forks may be closed in between. Its next ones replace them, by size, so it keeps no more than a second copy.
+
+The rule: a piece is known by all that it follows from. So a fork can't be given another past, neither by whoever can
+write to the store, nor by a store that has lost its newest records.
 """
 
-import hmac
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from typing import Any, NamedTuple
 
-from server.errors import MissingBlobError, StateDamagedError
+from server.errors import MissingBlobError, OverloadedError, StateDamagedError
 from server.execution.evaluation import PathRecord
-from server.jsonio.strict import dumps, loads
+from server.jsonio.strict import loads
+from server.sessions.histories import NOTHING_INHERITED, Inherited
 from server.sessions.paths import Paths
-from server.snapshots.seal import KeyedHash
+from server.sessions.pieces import Line, Sealer, cut, is_shortest
 from server.stores.base import SessionStore, StoredSession
 
-_SEGMENT = "$path."  # no part can have this name: a toolpack's begins with a letter or a digit
-_HASH_DIGITS = 64
+# No part can have one of these names: a toolpack's begins with a letter or a digit.
+_HEAD = "$path"
+_PIECE = "$path."  # of a fork's past; once these were segments, of which each named the one before it
+_KEPT = "$kept."  # of a session's own records, for its forks
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +34,57 @@ class Origin:
     """Where a session comes from.
 
     Attributes:
-        names: The blobs by which the store knows it.
         first: The blob id of each part of the environments with which the family began.
-        last: The blob id of the last segment; None in a session that is no fork, and in forks of older versions.
-        calls: How many calls of agents are on the ancestors' part of the path.
-        lines: The records of the ancestors on the path, in order: the session, and the JSON that clients see.
+        known_by: What nothing else is known by: a blob id, or a digest of the records. "" in a session that is no fork.
+        stored: The blobs that the session refers to for its own past and for its forks.
+        calls: How many calls of agents are on the ancestors' part of the path; 0 without a task.
+        pieces: The blob id of each piece, and how many records it holds.
+        rest: The records after them.
     """
 
-    names: Mapping[str, str]
     first: Mapping[str, str]
-    last: str | None = None
+    known_by: str = ""
+    stored: frozenset[str] = frozenset()
     calls: int = 0
-    lines: Sequence[tuple[str, bytes]] = ()
+    pieces: Sequence[tuple[str, int]] = ()
+    rest: Sequence[Line] = ()
+
+    @property
+    def length(self) -> int:
+        """How many records the ancestors have on the path."""
+        return sum(count for _, count in self.pieces) + len(self.rest)
+
+
+class _Past(NamedTuple):
+    """What a fork inherits.
+
+    Attributes:
+        session: The session that is forked.
+        origin: Where that one comes from.
+        own: Its own records.
+    """
+
+    session: StoredSession
+    origin: Origin
+    own: Inherited
+
+    @property
+    def length(self) -> int:
+        return self.origin.length + self.own.length
+
+
+class Continued(NamedTuple):
+    """The origin of a fork.
+
+    Attributes:
+        origin: Its blobs, by name.
+        kept: Those that the session that is forked is to refer to, by name.
+        blobs: The new ones among all these.
+    """
+
+    origin: Mapping[str, str]
+    kept: Mapping[str, str]
+    blobs: Mapping[str, bytes]
 
 
 class Origins:
@@ -56,7 +99,7 @@ class Origins:
     def __init__(self, store: SessionStore, paths: Paths, key: bytes) -> None:
         self._store = store
         self._paths = paths
-        self._keyed = KeyedHash(key, "path")
+        self._sealer = Sealer(key)
 
     def origin(self, session: StoredSession) -> Origin:
         """Get where a session comes from.
@@ -65,98 +108,163 @@ class Origins:
             StateDamagedError: It was damaged or forged.
         """
         names = self._store.origin(session.id)
-        ids = [names.get(f"{_SEGMENT}{number}", "") for number in range(_segments(names))]
-        if not ids:
-            return Origin({}, self._store.parts_at(session.id, 0))
-        try:
-            blobs = self._store.blobs(ids)
-        except MissingBlobError:
-            raise StateDamagedError("A part of the session's past is missing from the store: restore it.") from None
-        segments = [self._open(blob_id, blobs[blob_id]) for blob_id in ids]
-        facts = [loads(segment[0]) for segment in segments]
-        if [one["previous"] for one in facts] != [None, *ids[:-1]] or facts[-1]["parent"] != [*(session.parent or ())]:
-            raise StateDamagedError("The stored past of the session belongs to another one.")
-        lines = [
-            (of, line)
-            for one, segment in zip(facts, segments, strict=True)
-            for of, line in zip(_owners(one["records"]), segment[1:], strict=False)
-        ]
-        return Origin(names, facts[-1]["first"], ids[-1], facts[-1]["calls"], lines)
+        if _HEAD in names:
+            facts, rest = self._read(names[_HEAD])
+            segments = [facts]
+        elif f"{_PIECE}0" in names:
+            ids = [names.get(f"{_PIECE}{n}", "") for n in range(sum(name.startswith(_PIECE) for name in names))]
+            read = [*map(self._read, ids)]
+            segments, rest = [facts for facts, _ in read], [line for _, lines in read for line in lines]
+            if [facts["previous"] for facts in segments] != [None, *ids[:-1]]:
+                raise _another_ones()
+        else:
+            return self._without(session, names)
+        last = segments[-1]
+        if last["parent"] != [*(session.parent or ())]:
+            raise _another_ones()
+        return Origin(
+            last["first"],
+            names.get(_HEAD) or ids[-1],
+            frozenset(names.values()),
+            last["calls"],
+            last.get("pieces", ()),
+            rest,
+        )
 
-    def lines(self, session: StoredSession, version: int, after: int) -> Iterator[tuple[str, bytes]]:
+    def _without(self, session: StoredSession, names: Mapping[str, str]) -> Origin:
+        """Get the origin of a session that has none, as it is no fork or was made before there were origins."""
+        first = self._store.parts_at(session.id, 0)
+        ancestors = self._paths.ancestors(session)
+        lines = [(of, line) for of, indices in ancestors for line in self._paths.read(of, indices)]
+        known_by = self._sealer.name(*(line for _, line in lines)) if lines else ""
+        return Origin(first, known_by, frozenset(names.values()), rest=lines)
+
+    def lines(self, session: StoredSession, version: int, after: int) -> Iterator[Line]:
         """Get the whole path of a version after a place: for each record the session, and the JSON that clients see."""
-        origin = self.origin(session)
-        inherited = len(origin.lines)
-        yield from origin.lines[after + 1 :]
-        yield from self._own(origin, session, version, max(after + 1 - inherited, 0))
+        return self._whole(self.origin(session), session, version, after + 1)
 
-    def _own(self, origin: Origin, session: StoredSession, version: int, start: int = 0) -> Iterator[tuple[str, bytes]]:
-        """Get the part of a path that isn't in the origin; in forks of older versions that is all that there is."""
-        steps = self._paths.own(session, version) if origin.last else self._paths.steps(session, version)
-        for step, line in self._paths.read(steps[start:]):
-            yield step.session_id, line
+    def _whole(self, origin: Origin, session: StoredSession, version: int, start: int) -> Iterator[Line]:
+        yield from self._inherited(origin, start, origin.length)
+        own = self._paths.own(session, version)
+        for line in self._paths.read(session.id, own[max(start - origin.length, 0) :]):
+            yield session.id, line
 
     def path(self, session: StoredSession, version: int) -> tuple[Origin, list[PathRecord]]:
         """Get the path of a version for an evaluator, and where it begins."""
         origin = self.origin(session)
-        lines = [*origin.lines, *self._own(origin, session, version)]
+        lines = self._whole(origin, session, version, 0)
         return origin, [PathRecord(loads(line), own=of == session.id) for of, line in lines]
 
-    def continued(
-        self, session: StoredSession, version: int, blob_id: str, *, again: bool = False
-    ) -> tuple[dict[str, str], dict[str, bytes]]:
-        """Get the origin of a fork, and the new blob among it.
+    def continued(self, session: StoredSession, version: int, head: str, *, again: bool = False) -> Continued:
+        """Get the origin of a fork.
 
         Args:
             session: The session that is forked.
             version: The version that is forked.
-            blob_id: An id for the new blob.
+            head: An id for the fork's head.
             again: The fork begins where the session began, so it takes none of the session's own records.
+
+        Raises:
+            MissingBlobError: A piece was replaced meanwhile: try again.
+            OverloadedError: The session was closed meanwhile.
         """
         origin = self.origin(session)
-        lines: list[bytes] = []
-        owners: list[list[str | int]] = []
-        calls = origin.calls
-        for of, line in () if again else self._own(origin, session, version):
-            shown = loads(line)
-            if shown["kind"] == "answer":
-                continue
-            lines.append(line)
-            calls += is_agents_call(shown)
-            if not owners or owners[-1][0] != of:
-                owners.append([of, 0])
-            owners[-1][1] += 1  # type: ignore[operator] # the second is a number
+        own = NOTHING_INHERITED if again else self._paths.inherited(session, version)
+        past = _Past(session, origin, own)
+        places = [*cut(past.length)]
+        pieces = [self._piece(past, *each) for each in places]
+        kept, blobs = {}, {}
+        for (start, stop), piece in zip(places, pieces, strict=True):
+            if piece not in origin.stored:
+                kept[f"{_KEPT}{stop - start}"] = piece
+                blobs[piece] = self._sealer.close(piece, {}, self._lines(past, start, stop))
         facts = {
             "parent": [session.id, version],
-            "previous": origin.last,
             "first": {**origin.first},
-            "calls": calls,
-            "records": owners,
+            "calls": self._calls(past),
+            "pieces": [(piece, stop - start) for (start, stop), piece in zip(places, pieces, strict=True)],
         }
-        names = {**origin.first, **origin.names, f"{_SEGMENT}{_segments(origin.names)}": blob_id}
-        return names, {blob_id: self._close(blob_id, [dumps(facts), *lines])}
+        rest = self._records(past, places[-1][1] if places else 0, past.length)
+        blobs[head] = self._sealer.close(head, facts, rest)
+        names = {f"{_PIECE}{number}": piece for number, piece in enumerate(pieces)}
+        return Continued({**origin.first, **names, _HEAD: head}, kept, blobs)
 
-    def _close(self, blob_id: str, lines: Sequence[bytes]) -> bytes:
-        packed = zlib.compress(b"\n".join(lines), 1)
-        return self._keyed.of(blob_id, packed).encode() + packed
+    def _calls(self, past: _Past) -> int:
+        """Count the calls of agents that a fork inherits: if there is a task, each record says how many there were."""
+        session, origin, own = past
+        if session.task is None or not own.length:
+            return origin.calls
+        (last,) = own.records(own.length - 1, own.length)
+        calls: int = loads(self._paths.private(session, last))["progress"][0]
+        return calls
 
-    def _open(self, blob_id: str, blob: bytes) -> list[bytes]:
-        # SQLite keeps text as text if somebody has written that instead of bytes.
-        packed = blob[_HASH_DIGITS:] if isinstance(blob, bytes) else b""
-        if not packed or not hmac.compare_digest(blob[:_HASH_DIGITS], self._keyed.of(blob_id, packed).encode()):
-            raise StateDamagedError("The stored past of the session fails its keyed hash: it was damaged or forged.")
-        return zlib.decompress(packed).split(b"\n")
+    def _piece(self, past: _Past, start: int, stop: int) -> str:
+        """Get the blob id of the records at these places; the same for all forks that inherit them."""
+        session, origin, own = past
+        place = 0
+        for blob_id, count in origin.pieces:
+            if (start, stop) == (place, place + count):
+                return blob_id
+            place += count
+        digest = own.up_to(max(stop - origin.length, 0)).digest()
+        return self._sealer.name(session.id, origin.known_by, digest, f"{start} {stop}")
+
+    def _lines(self, past: _Past, start: int, stop: int) -> Iterator[Line]:
+        """Get the records at the places of a piece, from shorter pieces as far as there are any."""
+        for blob_id, first, last in self._sources(past, start, stop):
+            if blob_id is None or last <= past.origin.length:
+                yield from self._records(past, first, last)
+            else:
+                yield from self._open(blob_id)[1]
+
+    def _sources(self, past: _Past, start: int, stop: int) -> list[tuple[str | None, int, int]]:
+        """Get where the records at the places of a piece are: in a piece, or, if that is None, only one by one."""
+        piece = self._piece(past, start, stop)
+        if piece in past.origin.stored:
+            return [(piece, start, stop)]
+        if is_shortest(start, stop):
+            return [(None, start, stop)]
+        middle = (start + stop) // 2
+        before, after = self._sources(past, start, middle), self._sources(past, middle, stop)
+        if before[-1][0] is after[0][0] is None:
+            after[0] = (None, before.pop()[1], after[0][2])
+        return before + after
+
+    def _records(self, past: _Past, start: int, stop: int) -> Iterator[Line]:
+        """Get the records at any places, one by one.
+
+        Raises:
+            OverloadedError: The session was closed meanwhile.
+        """
+        session, origin, own = past
+        yield from self._inherited(origin, start, min(stop, origin.length))
+        indices = own.records(max(start - origin.length, 0), max(stop - origin.length, 0))
+        count = 0
+        for line in self._paths.read(session.id, indices):
+            yield session.id, line
+            count += 1
+        if count < len(indices):
+            raise OverloadedError("The session was closed while it was forked.")
+
+    def _inherited(self, origin: Origin, start: int, stop: int) -> Iterator[Line]:
+        """Get the records of an origin at these places."""
+        place = 0
+        for blob_id, count in origin.pieces:
+            if start < place + count and place < stop:
+                yield from self._read(blob_id)[1][max(start - place, 0) : stop - place]
+            place += count
+        yield from origin.rest[max(start - place, 0) : max(stop - place, 0)]
+
+    def _read(self, blob_id: str) -> tuple[Mapping[str, Any], Sequence[Line]]:
+        """Get what a blob of a session's own past holds, which is there as long as the session is."""
+        try:
+            return self._open(blob_id)
+        except MissingBlobError:
+            raise StateDamagedError("A part of the session's past is missing from the store: restore it.") from None
+
+    def _open(self, blob_id: str) -> tuple[Mapping[str, Any], Sequence[Line]]:
+        return self._sealer.open(blob_id, self._store.blobs([blob_id])[blob_id])
 
 
-def _segments(names: Mapping[str, str]) -> int:
-    return sum(name.startswith(_SEGMENT) for name in names)
-
-
-def _owners(records: Sequence[tuple[str, int]]) -> Iterator[str]:
-    for session_id, count in records:
-        yield from repeat(session_id, count)
-
-
-def is_agents_call(shown: Mapping[str, object]) -> bool:
-    """Whether a record is that of a call that an agent has made."""
-    return shown["kind"] == "call" and shown.get("by") == "agent"
+def _another_ones() -> StateDamagedError:
+    return StateDamagedError("The stored past of the session belongs to another one.")

@@ -7,61 +7,26 @@ The rule: what is here follows from the records alone. Forks also have what `ori
 which may be closed; those that were made before there were origins begin with the oldest ancestor that still exists.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
-from server.jsonio.strict import loads
+from server.errors import OverloadedError
+from server.sessions.histories import History, Inherited
 from server.sessions.identity import Identities
 from server.sessions.records import Records
-from server.stores.base import Record, SessionStore, StoredSession
+from server.stores.base import SessionStore, StoredSession
 
 READ_AT_ONCE = 64
 REMEMBERED = 64  # sessions of which a server knows how their records follow each other
 
-_RESET = b'"kind":"reset"'
-_START = 64  # bytes of a record in which its kind stands
 
+class _Known:
+    """What is known of a session's records, and the lock of whoever reads more of them."""
 
-class Step(NamedTuple):
-    """A record of a path, by its session and its index there."""
-
-    session_id: str
-    record: int
-
-
-@dataclass(slots=True)
-class _History:
-    """How the records of one session follow each other.
-
-    Attributes:
-        before: For each record, the one before it on its path; -1 before the first.
-        last: For each version, the last record of its path; -1 if there is none.
-        last_id: The id of the last record that was read.
-    """
-
-    before: list[int] = field(default_factory=list)
-    last: dict[int, int] = field(default_factory=lambda: {0: -1})
-    tip: int = -1
-    last_id: str = ""
-
-    def add(self, record: Record, text: bytes) -> None:
-        self.before.append(self.tip)
-        if _RESET in text[:_START]:
-            self.tip = self.last.get(loads(text)["to_version"], -1)
-        else:
-            self.tip = record.index
-        self.last[record.version] = self.tip
-        self.last_id = record.id
-
-    def path(self, version: int) -> list[int]:
-        indices = []
-        index = self.last.get(version, -1)
-        while index >= 0:
-            indices.append(index)
-            index = self.before[index]
-        return indices[::-1]
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.history = History()
 
 
 class Paths:
@@ -77,58 +42,75 @@ class Paths:
         self._store = store
         self._records = records
         self._identities = identities
-        self._known = lru_cache(maxsize=REMEMBERED)(lambda _session_id: [_History()])
+        self._known = lru_cache(maxsize=REMEMBERED)(lambda _session_id: _Known())
 
-    def steps(self, session: StoredSession, version: int) -> list[Step]:
-        """Get the path of a version of a session.
+    def ancestors(self, session: StoredSession) -> list[tuple[str, Sequence[int]]]:
+        """Get the ancestors of a session, as far as they still exist, with their records on its path; raises as `own`.
+
+        The oldest comes first.
+        """
+        found: list[tuple[str, Sequence[int]]] = []
+        while session.parent is not None:
+            parent, version = session.parent
+            stored = self._store.get(parent)
+            if stored is None or not self._identities.fits(stored[0]):
+                break
+            session = stored[0]
+            found.append((session.id, self.own(session, version)))
+        return found[::-1]
+
+    def own(self, session: StoredSession, version: int) -> Sequence[int]:
+        """Get the session's own records on the path of a version, in order.
 
         Raises:
             StateDamagedError: A record was damaged or forged.
         """
-        parts: list[list[Step]] = []
-        while True:
-            indices = self._history(session.id).path(version)
-            parts.append([Step(session.id, index) for index in indices])
-            parent, version = session.parent or ("", 0)
-            found = self._store.get(parent) if parent else None
-            if found is None or not self._identities.fits(found[0]):
-                return [step for part in reversed(parts) for step in part]
-            session = found[0]
+        return self._history(session.id).path(version)
 
-    def own(self, session: StoredSession, version: int) -> list[Step]:
-        """Get that part of the path of a version that is the session's own; raises as `steps`."""
-        return [Step(session.id, index) for index in self._history(session.id).path(version)]
+    def tip(self, session: StoredSession, version: int) -> int:
+        """Get the last record of a path, if it is the session's own, else -1; raises as `own`."""
+        return self._history(session.id).tip(version)
 
-    def read(self, steps: Sequence[Step]) -> Iterator[tuple[Step, bytes]]:
-        """Read the records of some steps, as clients see them; it ends at one that was deleted meanwhile."""
+    def inherited(self, session: StoredSession, version: int) -> Inherited:
+        """Get what a fork of a version inherits of the session's own records; raises as `own`."""
+        return self._history(session.id).inherited(version)
+
+    def read(self, session_id: str, indices: Sequence[int]) -> Iterator[bytes]:
+        """Read some records of a session, as clients see them; it ends at one that was deleted meanwhile."""
         start = 0
-        while start < len(steps):
-            session_id, first = steps[start]
-            count = 1
-            while steps[start + count : start + count + 1] == [(session_id, first + count)] and count < READ_AT_ONCE:
-                count += 1
+        while start < len(indices):
+            first = indices[start]
+            some = indices[start : start + READ_AT_ONCE]
+            count = next((n for n, index in enumerate(some) if index != first + n), len(some))
             found = self._store.records(session_id, first - 1, count)
-            for step, record in zip(steps[start : start + count], found, strict=False):
-                yield step, self._records.read(session_id, record)[0]
+            for record in found:
+                yield self._records.read(session_id, record)[0]
             if len(found) < count:
                 return
             start += count
 
-    def _history(self, session_id: str) -> _History:
-        """Read the records that came since the last time; another thread may do the same."""
-        holder = self._known(session_id)
-        known = holder[0]
-        count = len(known.before)
-        found = self._store.records(session_id, count - 2, READ_AT_ONCE)
-        if count and not (found and found[0].id == known.last_id):
-            known, count = _History(), 0  # a store has lost its newest records, and got others
-            found = self._store.records(session_id, -1, READ_AT_ONCE)
-        history = _History(known.before.copy(), known.last.copy(), known.tip, known.last_id)
-        found = found[1:] if count else found
-        more = len(found) >= READ_AT_ONCE - 1
-        while found:
-            for record in found:
-                history.add(record, self._records.read(session_id, record)[0])
-            found = self._store.records(session_id, len(history.before) - 1, READ_AT_ONCE) if more else []
-        holder[0] = history
-        return history
+    def private(self, session: StoredSession, index: int) -> bytes:
+        """Get the line of a record that only the server reads; raises as `own`."""
+        for record in self._store.records(session.id, index - 1, 1):
+            return self._records.read(session.id, record)[1]
+        raise OverloadedError("The session was closed meanwhile.")
+
+    def _history(self, session_id: str) -> History:
+        """Read the records that came since the last time."""
+        known = self._known(session_id)
+        with known.lock:
+            history = known.history
+            count = len(history)
+            found = self._store.records(session_id, count - 2, READ_AT_ONCE)
+            if count and not (found and found[0].id == history.last_id):
+                # A store has lost its newest records, and got others.
+                known.history = history = History()
+                count = 0
+                found = self._store.records(session_id, -1, READ_AT_ONCE)
+            found = found[1:] if count else found
+            more = len(found) >= READ_AT_ONCE - 1
+            while found:
+                for record in found:
+                    history.add(record, self._records.read(session_id, record)[0])
+                found = self._store.records(session_id, len(history) - 1, READ_AT_ONCE) if more else []
+            return history

@@ -7,7 +7,7 @@ A session's environment is stored in *parts*. The content of a part is a *blob*,
 referred to: version *v* of a part is the newest blob that a commit gave it at or before *v*. So a commit costs only
 what it changed, and a fork or a new session only references. A blob is deleted with the last reference to it.
 
-A fork also refers to its *origin*: blobs that no version of its own needs, but that say where its family began.
+A session may also refer to its *origin*: blobs that no version of its own needs, but that say where its family began.
 
 Numbers come back when a store loses its newest data, as after the failover of a Redis: then another record gets the
 same index, and another lease the same epoch. So each record has a random id, and a commit names the record before it.
@@ -157,6 +157,15 @@ class SessionStore(Protocol):
 
     def origin(self, session_id: str) -> Mapping[str, str]:
         """Get the blobs of a session's origin, by name; none if it was created without, or doesn't exist."""
+
+    def keep(self, session_id: str, kept: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
+        """Add blobs to a session's origin, by name, each in place of the one that had its name.
+
+        `blobs` holds those among them that may be new, and may hold others. Does nothing if the session doesn't exist.
+
+        Raises:
+            MissingBlobError: One of them is neither in the store nor in `blobs`; nothing was added.
+        """
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
         """Get a session, expired or not, and its head; None if there is none."""

@@ -18,6 +18,7 @@ FEW, MANY, BATCH = 10, 100_000, 200
 TRACE, VERSIONS = 10_000, 100
 MEASURED, ROUNDS = 200, 3
 FLAT = 1.5  # what noise can make of 1
+FIRST_FORK = 0.1
 SMALL, LARGE = 1024, 10 * 2**20
 
 
@@ -67,7 +68,10 @@ def _sessions(server: Server) -> Iterator[Bound]:
 
 
 def _records(server: Server) -> Iterator[Bound]:
-    """After 10,000 records, of which 100 versions are kept, each request costs what it did after 100."""
+    """After 10,000 records, of which 100 versions are kept, each request costs what it did after 100.
+
+    The first fork of all these records is measured alone, because it reads them. The next ones read only what is new.
+    """
     session = {"session_id": server.create("counter")}
     call = server.client.call
 
@@ -78,16 +82,26 @@ def _records(server: Server) -> Iterator[Bound]:
         for _ in range(max(1, count // BATCH)):
             server.client.post(requests)
 
+    def fork(_: int) -> None:
+        call("close_session", {"session_id": call("fork_session", session)[0]["session_id"]})
+
     actions: dict[str, Callable[[int], object]] = {
         "call": lambda _: call("run_function", {**session, "function": "get"}),
         "page of the trace": lambda _: call("get_trace", {**session, "after": 50, "limit": 20}),
-        "fork and close": lambda _: call(
-            "close_session", {"session_id": call("fork_session", session)[0]["session_id"]}
+        "page of the path": lambda _: call("get_trace", {**session, "after": 50, "limit": 20, "path": True}),
+        "fork and close": fork,
+        "change, fork and close": lambda n: (
+            call("run_function", {**session, "function": "add", "kwargs": ONE}),
+            fork(n),
         ),
     }
     run(VERSIONS)
     before = {name: _cost(server, action) for name, action in actions.items()}
     run(TRACE)
+    started = server.process.cpu_seconds()
+    fork(0)
+    first = (server.process.cpu_seconds() - started) / TRACE * 1000
+    yield _ratio(f"first fork of {TRACE:,} records, for each, compared with a call", before["call"], first, FIRST_FORK)
     for name, action in actions.items():
         yield _ratio(f"{name} after {TRACE:,} records, compared with {VERSIONS}", before[name], _cost(server, action))
 

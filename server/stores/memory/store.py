@@ -65,6 +65,20 @@ class MemoryStore:
             row = self._rows.get(session_id)
             return origin_of(row.changes) if row else {}
 
+    def keep(self, session_id: str, kept: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
+        """Add blobs to a session's origin, by name, each in place of the one that had its name."""
+        added = [Change(ORIGIN, name, blob) for name, blob in kept.items()]
+        with self._lock:
+            row = self._rows.get(session_id)
+            if row is None:
+                return
+            if any(blob not in blobs and blob not in self._blobs for blob in kept.values()):
+                raise MissingBlobError
+            replaced = [change for change in row.changes if change.version == ORIGIN and change.part in kept]
+            self._add_references(added, blobs)
+            row.changes = added + [change for change in row.changes if change not in replaced]
+            self._remove_references(replaced)
+
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
         """Get a session and its head."""
         with self._lock:

@@ -275,6 +275,35 @@ function steps.create()
   return 1
 end
 
+function steps.keep()
+  local session, kept, blobs = take(), take_pairs(), take_map()
+  local facts, names, replaced = call('HGET', SESSIONS, session), {}, {}
+  if not facts then
+    return 1
+  end
+  if not blobs_exist(kept, blobs) then
+    return 0
+  end
+  for _, pair in ipairs(kept) do
+    names[pair[1]] = true
+  end
+  for _, row in ipairs(call('ZRANGEBYSCORE', key('history', session), -1, -1)) do
+    local change = cjson.decode(row)
+    if names[change[2]] then
+      call('ZREM', key('history', session), row)
+      replaced[#replaced + 1] = change[3]
+    end
+  end
+  for _, pair in ipairs(kept) do
+    add_references(pair[2], blobs, 1, owner_of(facts))
+    add_change(session, -1, pair[1], pair[2])
+  end
+  for _, blob in ipairs(replaced) do
+    remove_reference(blob)
+  end
+  return 1
+end
+
 function steps.get()
   return read_session(take())
 end

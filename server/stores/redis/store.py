@@ -79,6 +79,12 @@ class RedisStore:
         rows = self._redis.command("ZRANGEBYSCORE", self._redis.key(f"history:{session_id}"), ORIGIN, ORIGIN)
         return {part: blob for _, part, blob, _ in map(orjson.loads, rows)}
 
+    def keep(self, session_id: str, kept: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
+        """Add blobs to a session's origin, by name, each in place of the one that had its name."""
+        given = {blob: blobs[blob] for blob in kept.values() if blob in blobs}
+        if not self._redis.run("keep", session_id, *pairs(kept), *pairs(given)):
+            raise MissingBlobError
+
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
         """Get a session and its head."""
         return self._session(session_id, self._redis.run("get", session_id))

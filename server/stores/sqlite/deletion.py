@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from server.errors import OverloadedError
-from server.stores.history import fitting
+from server.stores.history import fitting, uncounted
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.file import SqliteFile
 
@@ -34,6 +34,16 @@ def delete_expired(file: SqliteFile, now: float, limit: int) -> Sequence[str]:
     deleted: Sequence[str] = _with_room(file, lambda: _delete_sessions(file, None, now, min(limit, CHUNK)))
     clean_up(file)
     return deleted
+
+
+def note_time(file: SqliteFile, now: float) -> None:
+    """Note the time; if it has jumped, move the time of expiry of all sessions that were alive."""
+    with file.write() as writer:
+        noted: float | None = next((at for (at,) in writer.execute("SELECT noted FROM clock")), None)
+        if gap := uncounted(noted, now):
+            writer.execute("UPDATE sessions SET expires_at = expires_at + ? WHERE expires_at > ?", (gap, noted))
+        writer.execute("DELETE FROM clock")
+        writer.execute("INSERT INTO clock VALUES (?)", (now,))
 
 
 def _delete_sessions(

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from server.errors import MissingBlobError
 from server.stores.base import Commit, History, StoredSession
+from server.stores.history import ORIGIN
 from server.stores.rows import dump
 from server.stores.sqlite import statements as sql
 
@@ -49,6 +50,18 @@ def add_blob(writer: sqlite3.Connection, blob: str, blobs: Mapping[str, bytes]) 
     if found is None:
         raise MissingBlobError(blob)
     return found
+
+
+def keep_blobs(
+    writer: sqlite3.Connection, session_id: str, kept: Mapping[str, str], blobs: Mapping[str, bytes]
+) -> None:
+    """Add blobs to the origin of a session, if that exists, in place of those that had their names."""
+    for (session,) in writer.execute("SELECT key FROM sessions WHERE id = ?", (session_id,)).fetchall():
+        for name, blob in kept.items():
+            row = (session, ORIGIN, name)
+            replaced = writer.execute(sql.CHANGED_TO, row).fetchall()
+            writer.execute("REPLACE INTO changes VALUES (?, ?, ?, ?, ?)", (*row, *add_blob(writer, blob, blobs)))
+            writer.executemany(sql.FREE_BLOB, replaced)
 
 
 def add_history(writer: sqlite3.Connection, after: int, history: History) -> None:

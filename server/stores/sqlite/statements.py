@@ -121,6 +121,7 @@ ORIGIN_OF = """
     SELECT part, blobs.id FROM changes JOIN blobs ON blobs.key = blob
     WHERE version = ? AND session = (SELECT key FROM sessions WHERE sessions.id = ?)
 """
+CHANGED_TO = "SELECT blob FROM changes WHERE session = ? AND version = ? AND part = ?"
 ADD_SESSION = """
     INSERT INTO sessions (recipe, id, agent_key, owner, labels, ttl_seconds, created_at, expires_at, parent,
         parent_version, details)

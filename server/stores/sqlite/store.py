@@ -20,13 +20,13 @@ from server.errors import (
     VersionNotRetainedError,
 )
 from server.stores.base import NO_HISTORY, NO_ORIGIN, Commit, Head, History, Lease, Record, StoredSession
-from server.stores.history import NOTE_SECONDS, ORIGIN, Change, fitting, trim, uncounted
+from server.stores.history import NOTE_SECONDS, ORIGIN, Change, fitting, trim
 from server.stores.rows import RecipeCache, Recipes, load
 from server.stores.sqlite import deletion
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.file import SqliteFile
 from server.stores.sqlite.listing import Listing
-from server.stores.sqlite.rows import add_blob, add_commit, add_history, session_row
+from server.stores.sqlite.rows import add_blob, add_commit, add_history, keep_blobs, session_row
 from server.stores.sqlite.together import Together
 
 PAGE = 100  # sessions that `list` reads at a time, at least, as most may lack the labels
@@ -79,6 +79,11 @@ class SqliteStore:
     def origin(self, session_id: str) -> Mapping[str, str]:
         """Get the blobs of a session's origin, by name."""
         return dict(self._file.read(sql.ORIGIN_OF, ORIGIN, session_id))
+
+    def keep(self, session_id: str, kept: Mapping[str, str], blobs: Mapping[str, bytes]) -> None:
+        """Add blobs to a session's origin, by name, each in place of the one that had its name."""
+        with self._file.write() as writer:
+            keep_blobs(writer, session_id, kept, blobs)
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
         """Get a session and its head."""
@@ -197,19 +202,10 @@ class SqliteStore:
         """Delete up to `limit` sessions whose time of expiry is at or before `now`, and get their ids."""
         ((noted, expired),) = self._file.read(sql.LOOK, now)
         if noted is None or not noted <= now < noted + NOTE_SECONDS:
-            self._note(now)
+            deletion.note_time(self._file, now)
         elif not expired:
             return []
         return deletion.delete_expired(self._file, now, limit)
-
-    def _note(self, now: float) -> None:
-        """Note the time; if it has jumped, move the time of expiry of all sessions that were alive."""
-        with self._file.write() as writer:
-            noted: float | None = next((at for (at,) in writer.execute("SELECT noted FROM clock")), None)
-            if gap := uncounted(noted, now):
-                writer.execute("UPDATE sessions SET expires_at = expires_at + ? WHERE expires_at > ?", (gap, noted))
-            writer.execute("DELETE FROM clock")
-            writer.execute("INSERT INTO clock VALUES (?)", (now,))
 
     def delete(self, session_ids: Sequence[str]) -> int:
         """Delete sessions with everything that belongs to them; return how many existed."""
