@@ -57,3 +57,11 @@ def start(folder: Path) -> Iterator[tuple[str, int]]:
     finally:
         process.kill()
         process.wait()
+
+
+def emptied(url: str) -> str:
+    """Delete everything in a Redis, and get its URL again."""
+    redis = pytest.importorskip("redis")
+    with redis.Redis.from_url(url) as client:
+        client.flushall()
+    return url

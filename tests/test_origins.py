@@ -4,6 +4,7 @@ import zlib
 from unittest import mock
 
 import pytest
+import redis_server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import KEY, Bench, refused
@@ -124,10 +125,7 @@ def test_the_path_of_every_fork_is_always_its_familys(data):
 def workers(request, tmp_path):
     """Two workers on one store."""
     if request.param == "redis":
-        redis = pytest.importorskip("redis")
-        url = request.getfixturevalue("redis_url")
-        with redis.Redis.from_url(url) as client:
-            client.flushall()
+        url = redis_server.emptied(request.getfixturevalue("redis_url"))
     else:
         url = f"sqlite:///{tmp_path}/sessions.db"
     stores = [open_store(url, exclusive=False) for _ in range(2)]

@@ -82,7 +82,7 @@ def claim(store, kept, holder, *dead):
 @pytest.fixture(params=["memory", "sqlite", "sqlite-shared", "redis"])
 def url(request, tmp_path):
     if request.param == "redis":
-        return emptied(request.getfixturevalue("redis_url"))
+        return redis_server.emptied(request.getfixturevalue("redis_url"))
     return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/{request.param}.db"
 
 
@@ -91,13 +91,6 @@ def store(url):
     opened = open_store(url, exclusive="shared" not in url)
     yield opened
     opened.close()
-
-
-def emptied(redis_url):
-    redis = pytest.importorskip("redis")
-    with redis.Redis.from_url(redis_url) as client:
-        client.flushall()
-    return redis_url
 
 
 @pytest.fixture
@@ -1063,7 +1056,7 @@ def test_random_operations_on_a_sqlite_that_is_shared(tmp_path):
 def test_random_operations_on_redis(redis_url):
     class Redis(Comparison):
         def open(self):
-            return open_store(emptied(redis_url))
+            return open_store(redis_server.emptied(redis_url))
 
         def kept_blobs(self):
             keys = (
@@ -1086,7 +1079,7 @@ def test_nothing_is_left_in_sqlite(tmp_path):
 
 
 def test_nothing_is_left_in_redis(redis_url):
-    store = open_store(emptied(redis_url))
+    store = open_store(redis_server.emptied(redis_url))
     use_and_delete(store)
     assert sorted(store._redis._client.keys("*")) == [b"toolpack:created", b"toolpack:schema"]
     store.close()
@@ -1251,7 +1244,7 @@ def test_sqlite_files_of_schema_2_are_continued(tmp_path):
 
 
 def test_a_redis_of_an_older_schema_is_continued(redis_url):
-    store = open_store(emptied(redis_url))
+    store = open_store(redis_server.emptied(redis_url))
     kept = session(details={})
     store.create([kept], {}, {})
     redis, prefix = store._redis._client, "toolpack:"
@@ -1564,7 +1557,11 @@ def test_sqlite_deletes_leftovers_of_a_killed_process(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_a_fork_is_small(kind, tmp_path, request):
-    url = f"sqlite:///{tmp_path}/forks.db" if kind == "sqlite" else emptied(request.getfixturevalue("redis_url"))
+    url = (
+        f"sqlite:///{tmp_path}/forks.db"
+        if kind == "sqlite"
+        else redis_server.emptied(request.getfixturevalue("redis_url"))
+    )
     store = open_store(url)
 
     def size():
@@ -1588,7 +1585,7 @@ def test_a_fork_is_small(kind, tmp_path, request):
 def test_redis_data_of_schema_1_is_read_and_continued(redis_url):
     redis = pytest.importorskip("redis")
     recipe = "recipe:" + "0" * 32
-    with redis.Redis.from_url(emptied(redis_url)) as client:
+    with redis.Redis.from_url(redis_server.emptied(redis_url)) as client:
         client.set("toolpack:schema", "1")
         facts = b'["key","ann","%b"]\n[{"run":"1"},60.0,1000.0,null]' % recipe.encode()
         client.hset("toolpack:sessions", "old", facts)
@@ -1624,7 +1621,7 @@ def test_redis_data_of_schema_1_is_read_and_continued(redis_url):
 
 
 def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_url):
-    url = emptied(redis_url)
+    url = redis_server.emptied(redis_url)
     store, killer = open_store(url), open_store(url)
     kept = session()
     store.create([kept], {"bank": "b"}, {"b": b"x"})
@@ -1652,7 +1649,10 @@ def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_u
 
 def test_redis_forgets_the_heartbeats_of_a_worker_that_is_long_dead(redis_url):
     redis = pytest.importorskip("redis")
-    with contextlib.closing(open_store(emptied(redis_url))) as store, redis.Redis.from_url(redis_url) as client:
+    with (
+        contextlib.closing(open_store(redis_server.emptied(redis_url))) as store,
+        redis.Redis.from_url(redis_url) as client,
+    ):
         store.heartbeat("w1")
         (beat,) = client.keys("*beat*")
         for beats in (1, 2):

@@ -10,6 +10,7 @@ import http_endpoint
 import jsonschema
 import mcp_endpoint
 import pytest
+import redis_server
 import serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,10 +30,7 @@ DO = {"chore": "dishes"}
 @pytest.fixture(params=["memory", "sqlite", "redis"])
 def bench(request, tmp_path):
     if request.param == "redis":
-        redis = pytest.importorskip("redis")
-        url = request.getfixturevalue("redis_url")
-        with redis.Redis.from_url(url) as client:
-            client.flushall()
+        url = redis_server.emptied(request.getfixturevalue("redis_url"))
     else:
         url = "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/sessions.db"
     made = Bench(CATALOG, store=url)
