@@ -1712,8 +1712,7 @@ class FakeRedis:
         self._info = {"redis_version": "7.2.0", **info}
         self.failures, self.asked = [], 0
 
-    def register_script(self, _text):
-        return None
+    connection_pool = None
 
     def info(self, _section=None):
         return self._info

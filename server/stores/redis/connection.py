@@ -15,6 +15,8 @@ try:
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
+
+    from server.stores.redis.scripts import Scripts
 except ImportError:
     raise SettingsError("A redis:// store needs redis-py: pip install 'toolpack-server[redis]'.") from None
 
@@ -50,7 +52,7 @@ class RedisConnection:
             )
         except ValueError as error:
             raise SettingsError(f"The store's URL is wrong: {error}.") from None
-        self._script = self._client.register_script(Path(__file__).with_name("script.lua").read_bytes())
+        self._scripts = Scripts(self._client.connection_pool, Path(__file__).with_name("script.lua").read_bytes())
         try:
             self._check()
         except BaseException as error:
@@ -93,7 +95,7 @@ class RedisConnection:
 
     def run(self, step: str, *arguments: str | bytes | float) -> Any:
         """Run a step of `script.lua`."""
-        return self._send(lambda: self._script(args=(step, self._prefix, *arguments)))
+        return self._send(lambda: self._scripts.run((step, self._prefix, *arguments)))
 
     def command(self, *words: str | bytes | float) -> Any:
         """Run a Redis command."""
@@ -101,12 +103,13 @@ class RedisConnection:
 
     def close(self) -> None:
         """Close all connections."""
+        self._scripts.close()
         self._client.close()
 
     def _send(self, send: Callable[[], Any]) -> Any:
         """Send, and send again after temporary errors."""
         give_up = time.monotonic() + GIVE_UP_SECONDS
-        pause = 0.02
+        pause = 0.0  # an idle connection may have been closed
         while True:
             try:
                 return send()
@@ -120,4 +123,4 @@ class RedisConnection:
                     raise OverloadedError(FULL) from error
                 raise OverloadedError("The store refuses to change anything now; nothing was changed.") from error
             time.sleep(pause)
-            pause = min(2 * pause, 1.0)
+            pause = min(max(2 * pause, 0.02), 1.0)
