@@ -87,9 +87,11 @@ def test_no_worker_commits_on_a_world_that_is_gone(kept):
         wait_until(lambda: b.result(session_id, "total") == 1, "the lease")
         kept.save()
         gate = ledger.gates["lost"] = threading.Event()
+        before = ledger.runs.count("add_and_hold")
         lost = a.later_call(session_id, "add", amount=10)
         running = a.later_call(session_id, "add_and_hold", name="lost")
         assert lost.result(serving.PATIENCE)["result"] == 11
+        wait_until(lambda: ledger.runs.count("add_and_hold") > before, "the call, which knows what is lost then")
         kept.set_back()
         assert b.result(session_id, "add", amount=100) == 101
         gate.set()
