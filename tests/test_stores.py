@@ -508,6 +508,17 @@ class TestHistory:
         assert counted(10, 3, 10**6) == 3
         assert counted(39, 3, 10) == 0
 
+    @pytest.mark.parametrize("owner", ["", "ann", 'a"n', "a\\n", '"', '","', "\\", "añ€\U0001f600", "a\nn", "a]["])
+    def test_a_commit_counts_for_its_owner_whatever_the_name(self, store, owner):
+        kept = session(owner=owner, agent_key=f"key of {owner}")
+        store.create([kept], {}, {})
+        before = store.stored_bytes(owner)
+        blobs = {"b": b"b" * 2000, "c": b"c" * 500}
+        store.commit([commit(kept, 0, body=b"x" * 1000, parts={"x": "b", "y": "b", "z": "c"}, blobs=blobs)])
+        assert store.stored_bytes(owner) - before == pytest.approx(3500, abs=60)
+        store.delete([kept.id])
+        assert store.stored_bytes(owner) == 0
+
     def test_bytes_are_counted(self, store):
         assert store.stored_bytes("ann") == 0
         environment = {"bank": {"text": "r" * 10_000}}

@@ -33,9 +33,8 @@ def has_labels(facts: bytes, labels: Mapping[str, str]) -> bool:
     return not labels or bool(labels.items() <= load(facts.partition(b"\n")[2])[0].items())
 
 
-def decode_head(answer: Sequence[Any]) -> Head:
-    """Decode the head in the script's answer about a session."""
-    _, _, length, found = answer
+def decode_head(length: int, found: Sequence[bytes]) -> Head:
+    """Decode a session's head from the number of its records and its fields."""
     fields = dict(zip(found[::2], found[1::2], strict=True))
     parts = {name[1:].decode(): blob.decode() for name, blob in fields.items() if name.startswith(b"/")}
     size = int(fields.get(b"recorded", 0)) + int(fields.get(b"added", 0))
@@ -48,7 +47,7 @@ def decode_claim(answer: Sequence[Any]) -> Head | Lease | None:
     if not answer:
         return None
     granted, *rest = answer
-    return decode_head(rest) if granted else Lease(rest[0].decode(), int(rest[1]))
+    return decode_head(*rest) if granted else Lease(rest[0].decode(), int(rest[1]))
 
 
 def encode_commit(commit: Commit) -> Iterator[str | bytes | float]:

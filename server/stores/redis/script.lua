@@ -81,9 +81,9 @@ local function blobs_exist(parts, blobs)
   return true
 end
 
--- Get the owner's name, which is in the first line of the facts.
+-- Get the owner's name, which is in the first line of the facts; a plain one without decoding all of that.
 local function owner_of(facts)
-  return cjson.decode(string.match(facts, '^[^\n]*'))[2]
+  return string.match(facts, '^%["[^"\\]*","([^"\\]*)"') or cjson.decode(string.match(facts, '^[^\n]*'))[2]
 end
 
 local function count_bytes(owner, count)
@@ -144,7 +144,8 @@ local function read_session(session)
   }
 end
 
-local function commit()
+-- Apply a commit; add the bytes that it takes to those of its owner in `taken`, which are counted once for all commits.
+local function commit(taken)
   local session, epoch, index, version, call_id, record = take(), take(), tonumber(take()), take(), take(), take()
   local id, after, holder = take(), take(), take()
   local expires_at, release, parts, blobs = take(), take(), take_pairs(), take_map()
@@ -152,36 +153,51 @@ local function commit()
   if not facts then
     return 0
   end
-  local head, records, calls = key('head', session), key('records', session), key('calls', session)
+  local head, records = key('head', session), key('records', session)
   local length = call('LLEN', records)
   if index < length then
     return call('LINDEX', records, index) == record and 1 or 0
   end
-  local stored = call('HMGET', head, 'epoch', 'last', 'holder')
+  local stored = call('HMGET', head, 'epoch', 'last', 'holder', 'recorded', 'added')
   if index > length
     or (stored[1] or '0') ~= epoch
     or (stored[2] or '') ~= after
     or (holder ~= '' and stored[3] ~= holder)
-    or (call_id ~= 'null' and call('HEXISTS', calls, call_id) == 1)
+    or (call_id ~= 'null' and call('HEXISTS', key('calls', session), call_id) == 1)
     or not blobs_exist(parts, blobs)
   then
     return 0
   end
   local owner, added = owner_of(facts), 0
   call('RPUSH', records, record)
-  call('HSET', head, 'version', version, 'last', id)
   if call_id ~= 'null' then
-    call('HSET', calls, call_id, index)
+    call('HSET', key('calls', session), call_id, index)
+  end
+  local recorded = string.format('%.0f', tonumber(stored[4] or '0') + #record)
+  local fields = {'version', version, 'last', id, 'recorded', recorded}
+  local function set(name, value)
+    fields[#fields + 1] = name
+    fields[#fields + 1] = value
   end
   for _, pair in ipairs(parts) do
-    added = added + add_references(pair[2], blobs, 1, owner)
-    add_change(session, tonumber(version), pair[1], pair[2])
+    local part, blob = pair[1], pair[2]
+    local body, size = blobs[blob], nil
+    if body and call('SETNX', key('blob', blob), body) == 1 then
+      size = #body
+      added = added + size
+      call('HSET', REFERENCES, blob, '1 ' .. owner)
+    else
+      size = call('STRLEN', key('blob', blob))
+      add_references(blob, {}, 1, owner)
+    end
+    call('ZADD', key('history', session), version, cjson.encode({tonumber(version), part, blob, size}))
+    set('/' .. part, blob)
   end
-  count_bytes(owner, #record)
-  call('HINCRBY', head, 'recorded', #record)
   if added > 0 then
-    call('HINCRBY', head, 'added', added)
+    set('added', string.format('%.0f', tonumber(stored[5] or '0') + added))
   end
+  call('HSET', head, unpack(fields))
+  taken[owner] = (taken[owner] or 0) + #record + added
   if expires_at ~= '' then
     call('ZADD', EXPIRES, expires_at, session)
   end
@@ -309,9 +325,12 @@ function steps.get()
 end
 
 function steps.commit()
-  local committed = {}
+  local committed, taken = {}, {}
   for i = 1, tonumber(take()) do
-    committed[i] = commit()
+    committed[i] = commit(taken)
+  end
+  for owner, count in pairs(taken) do
+    count_bytes(owner, count)
   end
   return committed
 end
@@ -430,16 +449,27 @@ local function claim(session, holder, dead)
     return {}
   end
   local head = key('head', session)
-  local other = call('HGET', head, 'holder')
+  local fields, epoch_at, other = call('HGETALL', head), nil, nil
+  for i = 1, #fields, 2 do
+    if fields[i] == 'epoch' then
+      epoch_at = i + 1
+    elseif fields[i] == 'holder' then
+      other = fields[i + 1]
+    end
+  end
   if other and other ~= holder then
     local heartbeat = call('GET', key('beat', other)) or '0'
     if dead[other] ~= heartbeat then
       return {0, other, heartbeat}
     end
   end
-  call('HSET', head, 'holder', holder)
-  call('HINCRBY', head, 'epoch', 1)
-  return {1, unpack(read_session(session))}
+  if not epoch_at then
+    epoch_at = #fields + 2
+    fields[epoch_at - 1], fields[epoch_at] = 'epoch', '0'
+  end
+  fields[epoch_at] = string.format('%.0f', tonumber(fields[epoch_at]) + 1)
+  call('HSET', head, 'holder', holder, 'epoch', fields[epoch_at])
+  return {1, call('LLEN', key('records', session)), fields}
 end
 
 function steps.claim()

@@ -243,7 +243,7 @@ class RedisStore:
 
     def _session(self, session_id: str, answer: Sequence[Any]) -> tuple[StoredSession, Head] | None:
         """Decode the script's answer about a session; None if it doesn't exist."""
-        facts, expires_at, *_ = answer
+        facts, expires_at, *head = answer
         if facts is None:
             return None
         first, _, rest = facts.partition(b"\n")
@@ -268,7 +268,7 @@ class RedisStore:
             task=task[0] if task else None,
             details=details[0] if details else {},
         )
-        return session, decode_head(answer)
+        return session, decode_head(*head)
 
     def _read_recipe(self, recipe: str) -> bytes:
         return self.blobs([recipe])[recipe]
