@@ -1,12 +1,13 @@
 """Whether costs stay flat as a server fills: with many sessions, long traces, many versions and large environments.
 
-The rule: each cost is measured in one server before and after it has grown, as processor time of the server for one
-request, and the bound is on their ratio. Only what a call touches may cost in proportion to its size.
+The rule: each cost is measured where there is little and where there is much, in turns, as processor time of the server
+for one request, and the bound is on their ratio. Only what a call touches may cost in proportion to its size.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from tests.benchmarks.bounds import Bound
 from tests.benchmarks.ours import Server, serving
@@ -21,89 +22,105 @@ FLAT = 1.5  # what noise can make of 1
 FIRST_FORK = 0.1
 SMALL, LARGE = 1024, 10 * 2**20
 
+Action = Callable[[int], object]
+
 
 def growth(workshop: Workshop) -> Iterator[Bound]:
     """Measure all of it, on SQLite, the default store."""
-    with serving(workshop) as server:
-        yield from _sessions(server)
+    yield from _sessions(workshop)
     with serving(workshop) as server:
         yield from _records(server)
     with serving(workshop) as server:
         yield from _touched(server)
 
 
-def _cost(server: Server, action: Callable[[int], object], times: int = MEASURED) -> float:
-    """Get the server's processor time of an action in milliseconds: the least of several rounds."""
-    found = []
+def _costs(pairs: Sequence[tuple[Server, Action]], times: int = MEASURED) -> list[float]:
+    """Get the server's processor time of each action in milliseconds: the least of several rounds.
+
+    The actions take turns, so that whatever else the machine does is beside each of them.
+    """
+    found: list[list[float]] = [[] for _ in pairs]
     for _ in range(ROUNDS):
-        before = server.process.cpu_seconds()
-        for number in range(times):
-            action(number)
-        time.sleep(0.05)  # what follows an answer counts too
-        found.append((server.process.cpu_seconds() - before) / times * 1000)
-    return min(found)
+        for (server, action), costs in zip(pairs, found, strict=True):
+            before = server.process.cpu_seconds()
+            for number in range(times):
+                action(number)
+            time.sleep(0.05)  # what follows an answer counts too
+            costs.append((server.process.cpu_seconds() - before) / times * 1000)
+    return [min(costs) for costs in found]
 
 
 def _ratio(name: str, before: float, after: float, limit: float = FLAT) -> Bound:
     return Bound(name, after / before, limit, detail=f"CPU {after:.2f} / {before:.2f} ms")
 
 
-def _sessions(server: Server) -> Iterator[Bound]:
-    """With 100,000 sessions each request costs what it did with 10."""
+def _sessions(workshop: Workshop) -> Iterator[Bound]:
+    """Beside 100,000 sessions each request costs what it does beside 10, on another server."""
+    other = replace(workshop, folder=workshop.folder / "few")
+    other.folder.mkdir()
+    with serving(other) as few, serving(workshop) as many:
+        actions = [_beside_others(few), _beside_others(many)]
+        for _ in range(MANY // BATCH - 10):  # the server allows as many, and counts every second
+            many.client.post([jsonrpc("create_session", {"toolpacks": ["counter"]}, n) for n in range(BATCH)])
+        for name in actions[0]:
+            before, after = _costs([(few, actions[0][name]), (many, actions[1][name])])
+            yield _ratio(f"{name} beside {MANY:,} sessions, compared with {FEW}", before, after)
+
+
+def _beside_others(server: Server) -> dict[str, Action]:
+    """Create some sessions, and get actions on them."""
     first = [server.create("counter") for _ in range(FEW)]
     call = server.client.call
-    actions: dict[str, Callable[[int], object]] = {
+    return {
         "call": lambda n: call("run_function", {"session_id": first[n % FEW], "function": "add", "kwargs": ONE}),
         "create and close": lambda _: call("close_session", {"session_id": server.create("counter")}),
-        "fork and close": lambda n: call(
-            "close_session", {"session_id": call("fork_session", {"session_id": first[n % FEW]})[0]["session_id"]}
-        ),
+        "fork and close": lambda n: _fork(server, first[n % FEW]),
         "list of 10": lambda _: call("list_sessions", {"limit": 10}),
     }
-    before = {name: _cost(server, action) for name, action in actions.items()}
-    for _ in range(MANY // BATCH - 10):  # the server allows as many, and counts every second
-        server.client.post([jsonrpc("create_session", {"toolpacks": ["counter"]}, n) for n in range(BATCH)])
-    for name, action in actions.items():
-        yield _ratio(f"{name} beside {MANY:,} sessions, compared with {FEW}", before[name], _cost(server, action))
+
+
+def _fork(server: Server, session_id: str) -> None:
+    (fork,) = server.client.call("fork_session", {"session_id": session_id})
+    server.client.call("close_session", {"session_id": fork["session_id"]})
 
 
 def _records(server: Server) -> Iterator[Bound]:
-    """After 10,000 records, of which 100 versions are kept, each request costs what it did after 100.
+    """In a session of 10,000 records, of which 100 versions are kept, each request costs what it does in one of 100.
 
     The first fork of all these records is measured alone, because it reads them. The next ones read only what is new.
     """
+    few, many = (_after_records(server, count) for count in (VERSIONS, TRACE))
+    started = server.process.cpu_seconds()
+    many["fork and close"](0)
+    first = (server.process.cpu_seconds() - started) / TRACE * 1000
+    for name in few:
+        before, after = _costs([(server, few[name]), (server, many[name])])
+        yield _ratio(f"{name} after {TRACE:,} records, compared with {VERSIONS}", before, after)
+        if name == "call":
+            yield _ratio(f"first fork of {TRACE:,} records, for each, compared with a call", after, first, FIRST_FORK)
+
+
+def _after_records(server: Server, count: int) -> dict[str, Action]:
+    """Create a session with so many records, and get actions on it."""
     session = {"session_id": server.create("counter")}
     call = server.client.call
+    change = {**session, "function": "add", "kwargs": ONE}
+    for start in range(0, count, BATCH):
+        numbers = range(min(BATCH, count - start))
+        server.client.post([jsonrpc("run_function", change, number) for number in numbers])
+    page = {**session, "after": 50, "limit": 20}
 
-    def run(count: int) -> None:
-        requests = [
-            jsonrpc("run_function", {**session, "function": "add", "kwargs": ONE}, n) for n in range(min(BATCH, count))
-        ]
-        for _ in range(max(1, count // BATCH)):
-            server.client.post(requests)
+    def change_and_fork(_: int) -> None:
+        call("run_function", change)
+        _fork(server, session["session_id"])
 
-    def fork(_: int) -> None:
-        call("close_session", {"session_id": call("fork_session", session)[0]["session_id"]})
-
-    actions: dict[str, Callable[[int], object]] = {
+    return {
         "call": lambda _: call("run_function", {**session, "function": "get"}),
-        "page of the trace": lambda _: call("get_trace", {**session, "after": 50, "limit": 20}),
-        "page of the path": lambda _: call("get_trace", {**session, "after": 50, "limit": 20, "path": True}),
-        "fork and close": fork,
-        "change, fork and close": lambda n: (
-            call("run_function", {**session, "function": "add", "kwargs": ONE}),
-            fork(n),
-        ),
+        "page of the trace": lambda _: call("get_trace", page),
+        "page of the path": lambda _: call("get_trace", {**page, "path": True}),
+        "fork and close": lambda _: _fork(server, session["session_id"]),
+        "change, fork and close": change_and_fork,
     }
-    run(VERSIONS)
-    before = {name: _cost(server, action) for name, action in actions.items()}
-    run(TRACE)
-    started = server.process.cpu_seconds()
-    fork(0)
-    first = (server.process.cpu_seconds() - started) / TRACE * 1000
-    yield _ratio(f"first fork of {TRACE:,} records, for each, compared with a call", before["call"], first, FIRST_FORK)
-    for name, action in actions.items():
-        yield _ratio(f"{name} after {TRACE:,} records, compared with {VERSIONS}", before[name], _cost(server, action))
 
 
 def _touched(server: Server) -> Iterator[Bound]:
@@ -113,7 +130,7 @@ def _touched(server: Server) -> Iterator[Bound]:
         session = server.create("counter", {"padding": size})
         call = {"session_id": session, "function": "add", "kwargs": ONE}
         times = 5 if size == LARGE else MEASURED
-        costs[size] = _cost(server, lambda _, call=call: server.client.call("run_function", call), times)
+        (costs[size],) = _costs([(server, lambda _, call=call: server.client.call("run_function", call))], times)
         with suppress(RuntimeError):
             server.client.call("close_session", {"session_id": session})
     middle, large = ((costs[size] - costs[SMALL]) / size for size in (SMALL * 100, LARGE))

@@ -29,7 +29,7 @@ from server.stores.redis.encoding import (
 from server.stores.redis.listing import Listing, note_creations
 from server.stores.rows import RecipeCache, Recipes, dump, load
 
-PAGE = 100  # sessions that `list` reads at a time, at least, as most may lack the labels
+PAGE = 100  # sessions that `list` reads at a time, at least, if it looks for labels, which most may lack
 RECORDS_AT_ONCE = 16  # that `records` reads if their bytes are limited
 DELETED_AT_ONCE = 100  # sessions in one script, during which Redis serves nobody else
 
@@ -169,7 +169,7 @@ class RedisStore:
     ) -> Sequence[tuple[StoredSession, int]]:
         """Get sessions of an owner (None: of all) that have all these labels, with their versions, in order."""
         listing = Listing(self._redis, owner, parent, newest_first=newest_first)
-        page = max(limit, PAGE)
+        page = max(limit, PAGE) if labels else limit
         found: list[tuple[StoredSession, int]] = []
         while len(found) < limit:
             ids = listing.page(after, page)

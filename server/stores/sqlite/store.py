@@ -29,7 +29,7 @@ from server.stores.sqlite.listing import Listing
 from server.stores.sqlite.rows import add_blob, add_commit, add_history, keep_blobs, session_row
 from server.stores.sqlite.together import Together
 
-PAGE = 100  # sessions that `list` reads at a time, at least, as most may lack the labels
+PAGE = 100  # sessions that `list` reads at a time, at least, if it looks for labels, which most may lack
 
 
 class SqliteStore:
@@ -181,7 +181,8 @@ class SqliteStore:
         """Get sessions of an owner (None: of all) that have all these labels, with their versions, in order."""
         listing = Listing(self._file, owner, parent, newest_first=newest_first)
         found: list[tuple[StoredSession, int]] = []
-        for *session, version in listing.rows(labels, after, max(limit, PAGE)):
+        # One more than asked for: the loop ends with the row after the last one.
+        for *session, version in listing.rows(labels, after, max(limit + 1, PAGE if labels else 0)):
             if len(found) == limit:
                 break
             with suppress(RowGoneError):
