@@ -60,28 +60,30 @@ def trim(
     # Keeping one more version adds only the blobs that the version after it replaced.
     replaced: dict[int, list[str]] = defaultdict(list)
     newest: dict[str, str] = {}
-    for change in changes:
-        if change.part in newest:
-            replaced[change.version].append(newest[change.part])
-        newest[change.part] = change.blob
-    needed = {change.blob for change in changes if change.version <= 0} | set(newest.values())
+    for version, part, blob in changes:
+        if part in newest:
+            replaced[version].append(newest[part])
+        newest[part] = blob
+    needed = {blob for version, _, blob in changes if version <= 0}.union(newest.values())
     oldest = kept[-1]
     for version in range(oldest - 1, max(kept.start, oldest - keep_versions) - 1, -1):
-        more = set(replaced[version + 1]) - needed
-        keep_bytes -= sum(sizes[blob] for blob in more)
+        for blob in replaced[version + 1]:
+            if blob not in needed:
+                needed.add(blob)
+                keep_bytes -= sizes[blob]
         if keep_bytes < 0:
             break
-        needed |= more
         oldest = version
     base: dict[str, Change] = {}
     unneeded = []
     for change in changes:
-        if change.version > oldest:
+        version, part, _ = change
+        if version > oldest:
             break
-        before = base.get(change.part)
+        before = base.get(part)
         if before is not None and before.version > 0:
             unneeded.append(before)
-        base[change.part] = change
+        base[part] = change
     return oldest, unneeded
 
 

@@ -150,16 +150,17 @@ class SqliteStore:
         rows = self._file.read(sql.HISTORY, session_id)
         if not rows:
             return
-        key, oldest, version = rows[0][:3]
-        changes = [Change(*row[3:6]) for row in rows if row[3] is not None]
-        sizes = {row[5]: row[6] for row in rows if row[3] is not None}
+        key, oldest, version, history = rows[0]
+        changes, sizes = [], {}
+        for *change, size in sorted(orjson.loads(history)):
+            changes.append(Change(*change))
+            sizes[change[2]] = size
         keep_from, unneeded = trim(changes, range(oldest, version + 1), sizes, keep_versions, keep_bytes)
         if keep_from == oldest:
             return
-        with self._file.write() as writer:
-            writer.execute("UPDATE sessions SET oldest = max(oldest, ?) WHERE key = ?", (keep_from, key))
-        for some in deletion.in_chunks([(change, sizes[change.blob]) for change in unneeded]):
+        for some in [*deletion.in_chunks([(change, sizes[change.blob]) for change in unneeded])] or [[]]:
             with self._file.write() as writer:
+                writer.execute("UPDATE sessions SET oldest = max(oldest, ?) WHERE key = ?", (keep_from, key))
                 writer.executemany(sql.FORGET_CHANGE, ((key, change.version, change.part) for change in some))
                 writer.executemany(sql.FREE_BLOB, {(int(change.blob),) for change in some})
 
