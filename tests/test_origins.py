@@ -376,6 +376,20 @@ def test_forks_of_versions_without_pieces_keep_their_past_and_pass_it_on(stored_
         assert path(bench, newer) == path(bench, fork(bench, newer)) == expected
 
 
+def test_pieces_of_another_length_are_passed_on(stored_bench, monkeypatch):
+    bench = stored_bench
+    session_id, expected = bench.create(), []
+    for least in (2, 32, 1, 8):
+        monkeypatch.setattr(pieces, "LEAST", least)
+        add(bench, session_id, 11)
+        expected += [(session_id, n) for n in range(11)]
+        child = fork(bench, session_id)
+        close(bench, session_id)
+        assert path(bench, child) == expected
+        assert path(bench, child, after=7, limit=9) == expected[8:17]
+        session_id = child
+
+
 # Damage
 
 

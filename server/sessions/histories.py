@@ -34,10 +34,10 @@ class History:
         self._tip = -1
         self._listed: tuple[int, Sequence[int]] = -1, ()  # the path that was asked for last, by its tip
         self._tips = {0: -1}  # for each version, the last record of its path
-        self._before = array("q")  # for each record, the one before it on its path
-        self._heir = array("q", [0])  # for each node, the last one at or before it that forks inherit
-        self._length = array("q", [0])  # for each node, how many records forks inherit up to it
-        self._jump = array("q", [0])  # for each node, one far before it, so that a place is found in few steps
+        self._before = array("i")  # for each record, the one before it on its path
+        self._heir = array("i", [0])  # for each node, the last one at or before it that forks inherit
+        self._length = array("i", [0])  # for each node, how many records forks inherit up to it
+        self._jump = array("i", [0])  # for each node, one far before it, so that a place is found in few steps
         self._digests = bytearray(DIGEST_BYTES)  # for each node, a digest of all records that forks inherit up to it
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class History:
         tip, indices = self._listed
         if tip == self.tip(version):
             return indices
-        indices = array("q")
+        indices = array("i")
         index = tip = self.tip(version)
         while index >= 0:
             indices.append(index)

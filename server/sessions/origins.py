@@ -35,7 +35,8 @@ class Origin:
 
     Attributes:
         first: The blob id of each part of the environments with which the family began.
-        known_by: What nothing else is known by: a blob id, or a digest of the records. "" in a session that is no fork.
+        known_by: What tells it from any other: the id of its last blob, or a digest of its records. "" if the session
+            is no fork.
         stored: The blobs that the session refers to for its own past and for its forks.
         calls: How many calls of agents are on the ancestors' part of the path; 0 without a task.
         pieces: The blob id of each piece, and how many records it holds.
