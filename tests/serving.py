@@ -173,12 +173,17 @@ class Bench:
         if shared:
             settings = {"isolation": "process", "pack_dir": (PACKS,), "packs": FIXTURES, **settings}
         self.settings = Settings(**{"store": "memory:", "log_calls": "off", **settings})
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
         with _zygotes_shared(shared):
             self.service = Service(self.settings, catalog or CATALOG, store=self.store, key=key)
         self.sessions = self.service.sessions
+        driver = self.sessions.queues.threads.drive(None)
+        self._loop, self._closed, self._serving = driver.loop, asyncio.Event(), None
+        self._thread = threading.Thread(target=driver.run, args=[self._serve()], daemon=True)
+        self._thread.start()
+
+    async def _serve(self) -> None:
+        self._serving = asyncio.current_task()
+        await self._closed.wait()
 
     def _run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
@@ -239,7 +244,7 @@ class Bench:
     def paused(self) -> Iterator[None]:
         """Hold the event loop still: what is sent meanwhile arrives in one turn, and is admitted together."""
         gate = threading.Event()
-        self.sessions.queues._came_alone = False
+        self.sessions.queues._lone = 0
         self._loop.call_soon_threadsafe(gate.wait, PATIENCE)
         try:
             yield
@@ -248,7 +253,7 @@ class Bench:
 
     async def _give_up_waiting(self) -> None:
         """Cancel the requests that will not be answered."""
-        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        waiting = asyncio.all_tasks() - {asyncio.current_task(), self._serving}
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -278,6 +283,5 @@ class Bench:
         if self._closes_store:
             self.store.close()
         self._run(self._give_up_waiting())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join(PATIENCE)
-        self._loop.close()

@@ -18,7 +18,7 @@ from typing import Any
 
 from server.engine.cache import SessionCache
 from server.engine.commits import Committer
-from server.engine.jobs import Errand, Operation, SessionJob, Task, deliver, refuse
+from server.engine.jobs import Errand, Operation, SessionJob, Task, refuse
 from server.engine.lanes import Lanes
 from server.engine.leases import HEARTBEAT_SECONDS, AcquireTogether, Leases
 from server.engine.session_queue import SessionQueue
@@ -33,6 +33,7 @@ POLL_SECONDS = 0.005  # how soon a lease is asked for again; less often for oper
 TURN_SECONDS = 0.5  # how long a queue that is never empty keeps its lease from other workers
 YIELD_SECONDS = 0.025  # long enough for all that poll to ask once
 STOP_SECONDS = 2.0
+MANY = 4  # jobs that came one by one: then the next will, too
 
 AGAIN = "nothing was changed. Send it again."
 STOPPING = "The server is stopping; nothing was changed. Send it again, with its call_id."
@@ -61,7 +62,7 @@ class Queues:
         self._lock = self.threads.lock
         self._queues: dict[str, SessionQueue] = {}
         self._arrived: list[SessionJob] = []
-        self._came_alone = False
+        self._lone = 0  # how many jobs have come one by one, each when nothing else was to be done
         self._leases = Leases(store)
         self._committer = Committer(store, settings)
         self._loader = StateLoader(store, self.cache, self._leases)
@@ -106,19 +107,19 @@ class Queues:
 
         Jobs that come in one turn of the event loop go to the threads together, at its end: the leading thread then
         finds all of them, and the event loop finishes its turn without sharing the interpreter with it. If the last one
-        came alone, the next that finds everything quiet goes at once.
+        came alone, the next that finds everything quiet goes at once; after some, it needs no thread of its own.
         """
         self._arrived.append(job)
         if len(self._arrived) > 1:
             return
-        if self._came_alone and not self._queues:
+        if self._lone and not self._queues:
             self._admit()
         else:
             job.loop.call_soon(self._admit)
 
     def _admit(self) -> None:
         arrived, self._arrived = self._arrived, []
-        self._came_alone = len(arrived) == 1
+        self._lone = self._lone + 1 if len(arrived) == 1 and not self._queues else 0
         started: list[SessionJob] = []
         with self._lock:
             for job in arrived:
@@ -138,7 +139,7 @@ class Queues:
             if self._leases.required:
                 started = self._acquire_together(started)
             for job in started:
-                self.threads.submit(job)
+                self.threads.submit(job, alone=self._lone > MANY)
 
     def _refusal(self, job: SessionJob) -> Exception | None:
         """Say why a job may not wait for its session."""
@@ -246,7 +247,7 @@ class Queues:
             del self._queues[session_id]
 
     def _finish(self, tasks: list[Task]) -> None:
-        """Commit what jobs have done, then answer them."""
+        """Commit what jobs have done."""
         jobs = [task for task in tasks if isinstance(task, SessionJob)]
         self._committer.commit(jobs)
         with self._lock:
@@ -256,7 +257,6 @@ class Queues:
                 queue.unfinished -= 1
                 if not queue.unfinished and not queue.running:
                     self._pause(job, queue)
-        deliver(tasks)
 
     def _pause(self, last: SessionJob, queue: SessionQueue) -> None:
         """Put the state of a session back whose jobs are all committed; release its lease unless more jobs wait."""

@@ -10,14 +10,18 @@ called exactly once, briefly and under this module's lock. A thread whose job ha
 claim: whatever it still does reaches nobody.
 """
 
+import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from server.engine.jobs import deliver
 from server.engine.lanes import Job, Lanes
+from server.engine.loop_driver import LoopDriver
 from server.engine.pace import Pace
 from server.engine.pool_thread import PoolThread
 from server.leftovers import leftover_threads
@@ -34,7 +38,8 @@ class Threads:
     """Runs jobs.
 
     Args:
-        finish: Gets the jobs that are complete, in that order, in batches; one batch at a time. Must not raise.
+        finish: Gets the jobs that are complete, in that order, in batches; one batch at a time. Must not raise. When it
+            returns, their waiters are answered.
         lanes: The lanes of the jobs.
 
     Attributes:
@@ -47,6 +52,9 @@ class Threads:
         self._pace = Pace()
         self.lock = threading.Lock()
         self._followers = threading.Condition(self.lock)
+        self._finishing = threading.Lock()
+        self._process = os.getpid()
+        self._driver: LoopDriver | None = None
         self._idle = 0
         self._ready: SimpleQueue[Job | None] = SimpleQueue()
         self._done: list[Job] = []
@@ -55,12 +63,25 @@ class Threads:
         self._stuck: set[PoolThread] = set()
         self._stopped = False
         self._wake = threading.Event()
-        self._start_thread()
+        self._start_thread(self._work)
         threading.Thread(target=self._watch, name="deadlines", daemon=True).start()
 
-    def submit(self, job: Job) -> None:
-        """Run a job as soon as possible; jobs start in the order in which they were submitted."""
-        self._ready.put(job)
+    def drive(self, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None) -> LoopDriver:
+        """Get what is to run the event loop, so that its thread can run jobs that come alone."""
+        self._driver = LoopDriver(self._start_thread, self._run_alone, loop_factory)
+        return self._driver
+
+    def submit(self, job: Job, *, alone: bool = False) -> None:
+        """Run a job as soon as possible; jobs start in the order in which they were submitted.
+
+        Args:
+            job: The job.
+            alone: Nothing else is to be done at this moment; then this is called on the event loop.
+        """
+        if alone and self._driver is not None and self._pace.is_quick(job.kind):
+            self._driver.run_next(job)
+        else:
+            self._ready.put(job)
 
     def stop(self) -> list[Job]:
         """Let the threads end once they are idle; get the jobs that will never be finished, some of which still run."""
@@ -93,8 +114,8 @@ class Threads:
         now = time.monotonic()
         return sum(thread.is_stuck(now) for thread in list(self._stuck)) + leftover_threads()
 
-    def _start_thread(self) -> None:
-        thread = PoolThread(self._work, self._discard)
+    def _start_thread(self, work: Callable[[PoolThread], None]) -> None:
+        thread = PoolThread(work, self._discard)
         thread.start()
         self._threads.add(thread)
 
@@ -107,12 +128,23 @@ class Threads:
                     continue
                 if job.lane is not None and not self._pace.is_quick(job.kind) and not self._pass_lead_before(job):
                     continue
-                thread.begin(job)
-                if not self._wake.is_set():
-                    self._wake.set()
-                job.run()
+                self._run(thread, job)
                 if not self._complete(thread, job):
                     return
+                if self._leader is not thread:
+                    self._ready.put(None)  # wake the leader, which may have nothing else to do
+
+    def _run_alone(self, thread: PoolThread, job: Job) -> list[Any]:
+        self._run(thread, job)
+        return self._finish_done() if self._complete(thread, job) else []
+
+    def _run(self, thread: PoolThread, job: Job) -> None:
+        thread.begin(job)
+        if not self._wake.is_set():
+            self._wake.set()
+        job.run()
+        if os.getpid() != self._process:  # a process that a function has forked returns from it, too
+            os._exit(0)
 
     def _take_lead(self, thread: PoolThread) -> bool:
         with self.lock:
@@ -148,11 +180,17 @@ class Threads:
                     return self._ready.get_nowait()
                 except Empty:
                     pass
+            deliver(self._finish_done())
+            return None
+        return self._ready.get()
+
+    def _finish_done(self) -> list[Any]:
+        """Finish all jobs that are complete, and get them; one thread at a time, so that commits keep their order."""
+        with self._finishing:
             with self.lock:
                 batch, self._done = self._done, []
             self._finish(batch)
-            return None
-        return self._ready.get()
+        return batch
 
     def _complete(self, thread: PoolThread, job: Job) -> bool:
         """Claim a job as done, unless its deadline was faster; say whether this thread goes on."""
@@ -168,8 +206,6 @@ class Threads:
             # The process may have stood still: then the deadline has passed, though nobody has noticed.
             if job.complete(timed_out=job.is_over(now)):
                 self._done.append(job)
-            if self._leader is not thread:
-                self._ready.put(None)  # wake the leader, which may have nothing else to do
             return True
 
     def _watch(self) -> None:
@@ -191,6 +227,8 @@ class Threads:
 
     def _look_at(self, busy: list[PoolThread]) -> None:
         now = time.monotonic()
+        if self._driver is not None:
+            self._driver.look(now, TICK_SECONDS)
         computing = sum(thread.computes(TICK_SECONDS) for thread in self._stuck) > 0
         for thread in busy:
             if now - thread.since > TICK_SECONDS:
@@ -222,7 +260,7 @@ class Threads:
         if self._idle:
             self._followers.notify()
         else:
-            self._start_thread()
+            self._start_thread(self._work)
         self._leader = None
 
     def _discard(self, thread: PoolThread) -> None:

@@ -12,9 +12,8 @@ import logging
 import os
 import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -49,14 +48,16 @@ class DrainingServer(uvicorn.Server):
         self._stop_at: float | None = None
         self._quiet_since = 0.0
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Handle signals; unlike uvicorn's, don't raise them again afterwards, so that a clean stop exits 0."""
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    signal.signal(number, self.handle_exit)
-        yield
+    def handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Stop at a signal; called on the main thread, which isn't the one that runs the loop."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self.handle_exit, number, frame)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handle)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
         """Stop; at a second signal that is SIGINT, without waiting for running calls."""

@@ -58,7 +58,9 @@ def run_worker(service: Service, listener: socket.socket, pipe: SupervisorPipe |
     )
     server = DrainingServer(config, app.state.gateway, pipe or SupervisorPipe())
     os.register_at_fork(after_in_child=server.close_in_child)
-    server.run(sockets=[listener])
+    driver = service.sessions.queues.threads.drive(config.get_loop_factory())
+    server.handle_signals(driver.loop)
+    driver.run(server.serve(sockets=[listener]))
 
 
 def _allow_open_files(connections: int) -> None:

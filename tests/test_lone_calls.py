@@ -1,0 +1,303 @@
+"""Quick calls that come one by one are run by the event loop's own thread, and hold up nobody if one isn't quick."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+import serving
+from server_process import http_on, served
+from serving import PATIENCE, ledger, wait_until
+
+from server.engine import pace, threads
+from server.engine.loop_driver import LoopDriver
+from server.engine.pace import QUICK_RUNS
+from server.engine.queues import MANY
+from server.packs.catalog import Catalog
+from server.packs.toolpack import Toolpack
+
+ENOUGH = QUICK_RUNS + MANY + 2
+
+
+class Lone:
+    """A bench with a toolpack whose function says on which thread it ran, and does more on demand."""
+
+    def __init__(self, **settings):
+        pack = Toolpack("lone", ledger.LedgerEnvironment, [ledger.add])
+        self.act = lambda: None
+
+        @pack.function
+        def ident() -> int:
+            """Get the thread."""
+            self.act()
+            return threading.get_ident()
+
+        self.bench = serving.Bench(Catalog({"lone": pack}), **settings)
+        self.session = self.bench.create("lone")
+        self.other = self.bench.create("lone")
+        for _ in range(ENOUGH):
+            self.bench.result(self.session, "ident")
+            self.bench.result(self.other, "add", amount=1)
+
+    def runs_on_the_loop(self):
+        """Whether a call runs on the loop's thread; not if another takes over meanwhile, on a busy machine."""
+        return self.loop_thread() == self.bench.result(self.session, "ident") == self.loop_thread()
+
+    def loop_thread(self):
+        async def ident():
+            return threading.get_ident()
+
+        return self.bench._run(ident())
+
+
+@pytest.fixture
+def lone(request, monkeypatch):
+    # On a busy machine, too: a function is known to be quick until a test says otherwise.
+    monkeypatch.setattr(pace, "QUICK_SECONDS", PATIENCE)
+    monkeypatch.setattr(pace, "SLOW_SECONDS", PATIENCE)
+    made = Lone(**getattr(request, "param", {}))
+    yield made
+    made.bench.close()
+
+
+def test_quick_calls_that_come_one_by_one_run_on_the_loops_thread(lone):
+    wait_until(lone.runs_on_the_loop, "a lone call")
+    wait_until(lone.runs_on_the_loop, "another")
+
+
+def test_calls_that_come_together_do_not(lone):
+    with lone.bench.paused():
+        calls = [lone.bench.later_call(session, "ident") for session in (lone.session, lone.other)]
+    assert lone.loop_thread() not in [call.result(PATIENCE)["result"] for call in calls]
+
+
+def test_a_function_that_suddenly_waits_holds_up_nobody(lone):
+    begun, gate = threading.Event(), threading.Event()
+    lone.act = lambda: (begun.set(), gate.wait(PATIENCE))
+    held = lone.bench.later_call(lone.session, "ident")
+    assert begun.wait(PATIENCE)
+    total = lone.bench.result(lone.other, "add", amount=1)
+    assert [lone.bench.result(lone.other, "add", amount=1) for _ in range(ENOUGH)] == [
+        total + number for number in range(1, ENOUGH + 1)
+    ]
+    assert not held.done()
+    gate.set()
+    at = held.result(PATIENCE)["result"]
+    assert at != lone.loop_thread()
+    lone.act = lambda: None
+    wait_until(lone.runs_on_the_loop, "a lone call")
+
+
+@pytest.mark.parametrize("lone", [{"timeout_seconds": 0.2}], indirect=True)
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_it_is_given_up_at_its_deadline(lone, stubborn):
+    gate = threading.Event()
+
+    def act():
+        while not gate.is_set():
+            with contextlib.suppress(BaseException) if stubborn else contextlib.nullcontext():
+                time.sleep(0.001)
+
+    lone.act = act
+    envelope = lone.bench.call(lone.session, "ident")
+    assert envelope["error"].startswith("TimeoutError: `ident` took longer than 0.2 s")
+    lone.act = lambda: None
+    gate.set()
+    assert lone.bench.call(lone.other, "add", amount=1)["error"] is None
+    stuck = lone.bench.sessions.queues.threads.stuck_threads
+    wait_until(lambda: stuck() == 0, "the end of the function")
+
+
+def test_a_deadline_shorter_than_a_tick_leaves_the_loop_running(lone):
+    lone.act = lambda: [None for _ in iter(int, 1)]
+    for _ in range(3):
+        envelope = lone.bench.call(lone.session, "ident", {"timeout_seconds": 0.001})
+        assert envelope["error"].startswith("TimeoutError: `ident` took longer than 0.001 s")
+    lone.act = lambda: None
+    assert lone.bench.result(lone.other, "add", amount=1) == ENOUGH + 1
+
+
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
+def test_whatever_it_raises_is_its_failure(lone, raised):
+    def act():
+        raise raised("out")
+
+    lone.act = act
+    assert lone.bench.call(lone.session, "ident")["error"] == f"{raised.__name__}: out"
+    lone.act = lambda: None
+    wait_until(lone.runs_on_the_loop, "a lone call")
+
+
+def test_it_may_run_an_event_loop_of_its_own(lone):
+    ran = []
+    lone.act = lambda: ran.append(asyncio.run(asyncio.sleep(0, "slept")))
+    wait_until(lone.runs_on_the_loop, "a lone call")
+    assert set(ran) == {"slept"}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system can't fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_process_that_it_forks_runs_no_loop_and_commits_nothing(lone):
+    children = []
+    lone.act = lambda: children.append(os.fork())
+    lone.bench.result(lone.session, "ident")
+    lone.act = lambda: None
+    assert os.waitpid(children[0], 0) == (children[0], 0)
+    assert lone.bench.rpc("get_session", session_id=lone.session)["version"] == ENOUGH + 1
+
+
+def test_a_commit_that_takes_long_does_not_hold_up_the_loop(lone):
+    begun, gate = threading.Event(), threading.Event()
+    real = lone.bench.store.commit
+
+    def commit(commits):
+        begun.set()
+        assert gate.wait(PATIENCE)
+        return real(commits)
+
+    lone.bench.store.commit = commit
+    held = lone.bench.later_call(lone.session, "ident")
+    assert begun.wait(PATIENCE)
+    assert lone.loop_thread()
+    late = lone.bench.later_call(lone.session, "ident")
+    gate.set()
+    assert [call.result(PATIENCE)["error"] for call in (held, late)] == [None, None]
+    lone.bench.store.commit = real
+    trace = lone.bench.rpc("get_trace", session_id=lone.session)
+    assert [record["index"] for record in trace] == [*range(len(trace))]
+
+
+NAPS = """
+import time
+
+from pydantic import BaseModel
+
+from server import Toolpack
+
+
+class World(BaseModel):
+    pass
+
+
+TOOLPACK = Toolpack("naps", World)
+
+
+@TOOLPACK.function
+def nap(seconds: float) -> str:
+    \"\"\"Sleep.
+
+    :param seconds: How long.
+    \"\"\"
+    time.sleep(seconds)
+    return "woken"
+"""
+
+
+@pytest.mark.parametrize("protocol", ["httptools", "h11"])
+def test_a_real_server_answers_others_while_such_a_function_waits(tmp_path, protocol):
+    (tmp_path / "packs").mkdir()
+    (tmp_path / "packs" / "naps.py").write_text(NAPS)
+    variables = http_on(protocol, tmp_path)
+    with served(tmp_path, "--pack-dir", str(tmp_path / "packs"), "--packs", "naps", **variables) as server:
+        session = server.rpc("create_session")["session_id"]
+        for _ in range(ENOUGH):
+            assert server.call(session, "nap", seconds=0) == {"result": "woken", "error": None}
+        with ThreadPoolExecutor(1) as pool:
+            held = pool.submit(server.call, session, "nap", seconds=1)
+            with httpx.Client(base_url=server.url, timeout=PATIENCE) as other:
+                answered = 0
+                while not held.done():
+                    assert other.get("/healthz").status_code == 200
+                    answered += 1
+            assert held.result() == {"result": "woken", "error": None}
+        assert answered > 5
+        assert server.call(session, "nap", seconds=0) == {"result": "woken", "error": None}
+
+
+# The driver by itself
+
+
+class Driven:
+    """A driver whose jobs are functions."""
+
+    def __init__(self):
+        self.threads = []
+        self.driver = LoopDriver(self._start, self._run, None)
+
+    def _start(self, work):
+        thread = threads.PoolThread(work, lambda _: None)
+        self.threads.append(thread)
+        thread.start()
+
+    def _run(self, _thread, job):
+        job()
+        return []
+
+
+def test_what_the_coroutine_raises_is_raised():
+    async def fail():
+        raise LookupError("no")
+
+    with pytest.raises(LookupError):
+        Driven().driver.run(fail())
+
+
+def test_an_exit_inside_the_loop_ends_it():
+    driven = Driven()
+
+    async def leave():
+        driven.driver.loop.call_soon(exit_now)
+        await asyncio.sleep(PATIENCE)
+
+    def exit_now():
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit, match="3"):
+        driven.driver.run(leave())
+
+
+def test_only_one_thread_runs_the_loop_whoever_comes_first():
+    """A job ends at the very moment at which another thread is to take over, again and again."""
+    driven = Driven()
+    driver, inside = driven.driver, []
+
+    async def work():
+        loop = asyncio.get_running_loop()
+        for _ in range(300):
+            done = loop.create_future()
+            driver.run_next(lambda done=done: (driver.look(float("inf"), 0), loop.call_soon_threadsafe(end, done)))
+            await done
+
+    def end(done):
+        inside.append(threading.get_ident())
+        done.set_result(None)
+
+    driver.run(work())
+    assert len(inside) == 300
+    assert len(driven.threads) > 1
+
+
+def test_signals_reach_the_main_thread_while_others_run_the_loop():
+    driven, got = Driven(), []
+
+    came = asyncio.Event()
+
+    async def wait():
+        await asyncio.wait_for(came.wait(), PATIENCE)
+
+    def handle(*_):
+        got.append(threading.current_thread())
+        driven.driver.loop.call_soon_threadsafe(came.set)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        driven.driver.loop.call_soon(os.kill, os.getpid(), signal.SIGUSR1)
+        driven.driver.run(wait())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert got == [threading.main_thread()]
