@@ -1,8 +1,34 @@
-"""Fixtures that several test files share."""
+"""Fixtures that several test files share, and how the tests are shared out among processes."""
+
+import contextlib
+import os
+from pathlib import Path
 
 import pytest
 import redis_server
 import serving
+
+from server.errors import ToolpackUnavailable
+
+# Imported before AgentDojo itself, it spares the tests the import of the clients of all model vendors.
+with contextlib.suppress(ToolpackUnavailable):
+    import toolpacks.agentdojo  # noqa: F401
+
+# The tests start Python hundreds of times: without bytecode it would compile the server's modules each time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at its options
+def pytest_cmdline_main(config):
+    """Run all tests in several processes, but files that are named in this one, which begins sooner and allows `-s`.
+
+    There are half as many processes again as cores, because tests wait for servers almost as long as they compute.
+    """
+    named = all(Path(argument.partition("::")[0]).is_file() for argument in config.args)
+    chosen = config.getoption("numprocesses", 0)  # 0: there is no pytest-xdist, so tests run in this process
+    if chosen is None and not (named or config.option.usepdb or hasattr(config, "workerinput")):
+        config.option.numprocesses = min(((os.cpu_count() or 1) * 3 + 1) // 2, 12)
+        config.option.dist = "worksteal"  # the tests of a file mostly stay in one process
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ The rule: with CI=true Redis is required; otherwise tests are skipped without it
 import contextlib
 import importlib.util
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -27,6 +28,18 @@ def find() -> str | None:
     return str(bundled) if bundled.exists() else None
 
 
+def free_port() -> int:
+    """Get a port for a server that is about to start.
+
+    The system gives no connection a port below 32768, so nothing takes this one until the server does.
+    """
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 @contextlib.contextmanager
 def start(folder: Path) -> Iterator[tuple[str, int]]:
     """Start a server; yield its URL and its process id."""
@@ -36,9 +49,7 @@ def start(folder: Path) -> Iterator[tuple[str, int]]:
         if os.environ.get("CI") == "true":
             pytest.fail(advice)
         pytest.skip(advice)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [server, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""],
         stdout=subprocess.DEVNULL,

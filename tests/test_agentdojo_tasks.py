@@ -1,8 +1,10 @@
 """AgentDojo's tasks on the server are judged as AgentDojo judges them."""
 
+from functools import cache
+
 import pytest
 import serving
-from agentdojo.agent_pipeline import GroundTruthPipeline
+from agentdojo.agent_pipeline.ground_truth_pipeline import GroundTruthPipeline
 from agentdojo.functions_runtime import FunctionsRuntime
 from agentdojo.task_suite.load_suites import get_suites
 
@@ -24,6 +26,16 @@ def bench():
     made.close()
 
 
+@cache
+def loaded(suite):
+    return SUITES[suite].load_and_inject_default_environment({})
+
+
+def start(suite):
+    """Get a suite's environment; a copy, because loading it takes long."""
+    return loaded(suite).model_copy(deep=True)
+
+
 class Forgiving(FunctionsRuntime):
     """Goes on after a call that failed, as an agent would, and restores what it has changed, as the server does."""
 
@@ -40,7 +52,7 @@ def in_process(suite, task, *, solved=True):
     pipeline = GroundTruthPipeline(task)
     if not solved:
         pipeline._task = type("Nothing", (), {"ground_truth": lambda *_: [], "GROUND_TRUTH_OUTPUT": ""})()
-    return suite.run_task_with_pipeline(pipeline, task, None, {}, runtime_class=Forgiving)[0]
+    return SUITES[suite].run_task_with_pipeline(pipeline, task, None, {}, Forgiving, start(suite))[0]
 
 
 def begin(bench, suite, name, **options):
@@ -70,16 +82,16 @@ def test_the_verdicts_are_those_of_agentdojo(bench, suite, name):
     task = there.user_tasks[name] if name in there.user_tasks else there.injection_tasks[name]
     session_id, full_name = begin(bench, suite, name)
     nothing = bench.rpc("evaluate_session", session_id=session_id)["passed"]
-    assert nothing == in_process(there, task, solved=False)
+    assert nothing == in_process(suite, task, solved=False)
     registered = CATALOG.task(full_name)[1]
     assert nothing == registered.nop_passes
-    environment = there.load_and_inject_default_environment({})
+    environment = start(suite)
     if name in there.user_tasks:
         environment = task.init_environment(environment)
     run_ground_truth(bench, session_id, task, environment)
     bench.rpc("submit_answer", session_id=session_id, answer=task.GROUND_TRUTH_OUTPUT)
     passed = bench.rpc("evaluate_session", session_id=session_id)["passed"]
-    assert passed == in_process(there, task)
+    assert passed == in_process(suite, task)
     assert passed == (registered.solution is not None)
 
 

@@ -3,12 +3,12 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from redis_server import free_port
 from serving import all_methods
 
 from server.rpc import codes
@@ -80,9 +80,7 @@ def as_in_the_image(tmp_path, **more):
 
 
 def test_the_image_starts_with_tokens_and_is_healthy(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     given = dict(re.findall(r"-e (TOOLPACK_\w+)=(\S+)", OPERATE))
     assert given.keys() == {"TOOLPACK_TOKENS", "TOOLPACK_PACKS"}
     given = {name: value.strip("`.") for name, value in given.items()}

@@ -8,6 +8,8 @@ import pytest
 import serving
 from serving import RpcError, ledger, wait_until
 
+from server.sessions import manager
+
 DAY = 86_400.0
 
 
@@ -18,6 +20,11 @@ class Clock:
         self.ahead = 0.0
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + self.ahead)
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    monkeypatch.setattr(manager, "SWEEP_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -44,7 +51,7 @@ def test_a_call_that_runs_longer_than_the_ttl_keeps_its_session(stored_bench):
     with stored_bench.sweeping() as look:
         running = stored_bench.later_call(session_id, "add_and_hold", name="long")
         try:
-            look(2)  # the sweeper looks every second
+            look(2)
         finally:
             gate.set()
         assert running.result(serving.PATIENCE)["error"] is None

@@ -15,6 +15,7 @@ import pytest
 import server_process
 import serving
 import uvicorn
+from redis_server import free_port
 from serving import wait_until
 
 from server.errors import SettingsError, StartError
@@ -230,9 +231,7 @@ class Waiting:
         (folder / "packs").mkdir()
         (folder / "packs" / "waiting.py").write_text(PACK)
         self.file = folder / "file"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.log = (folder / "server.log").open("w")
         settings = {f"TOOLPACK_{name}": value for name, value in settings.items()}
         arguments = ["--port", str(self.port), "--data-dir", str(folder), "--pack-dir", str(folder / "packs"), *flags]

@@ -3,7 +3,7 @@
 import gc
 
 import pytest
-from agentdojo.agent_pipeline import GroundTruthPipeline
+from agentdojo.agent_pipeline.ground_truth_pipeline import GroundTruthPipeline
 from agentdojo.functions_runtime import EmptyEnv, FunctionCall, FunctionsRuntime, TaskEnvironment, ToolNotFoundError
 from agentdojo.task_suite.load_suites import get_suites
 from http_server import running

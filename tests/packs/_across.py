@@ -3,7 +3,9 @@
 Plain threads need no files for their gates; `serving.gate` makes what fits.
 """
 
+import atexit
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -13,7 +15,10 @@ from typing import Any
 
 if "ACROSS_FOLDER" not in os.environ:
     os.environ["ACROSS_FOLDER"] = tempfile.mkdtemp(prefix="across-")
-FOLDER = Path(os.environ["ACROSS_FOLDER"])
+    atexit.register(shutil.rmtree, os.environ["ACROSS_FOLDER"], ignore_errors=True)
+# Of several processes that run tests, each has its own, shared with the processes that it starts.
+FOLDER = Path(os.environ["ACROSS_FOLDER"], os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+FOLDER.mkdir(exist_ok=True)
 
 
 class Gate:
