@@ -14,7 +14,7 @@ import random
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -55,17 +55,21 @@ def start_ns(clock: datetime, step_seconds: float, tick: int) -> int:
     return microseconds * 1000 + tick * round(step_seconds * SECOND_NS)
 
 
-@contextmanager
-def pinned(pin: Pin | None) -> Iterator[None]:
+def pinned(pin: Pin | None) -> AbstractContextManager[None]:
     """Pin time and chance for the block.
 
     Raises:
         ImportError: time-machine isn't installed, and the clock is to be pinned.
     """
+    return nullcontext() if pin is None else _pinned(pin)
+
+
+@contextmanager
+def _pinned(pin: Pin) -> Iterator[None]:
     with ExitStack() as stack:
-        if pin is not None and pin.now_ns is not None:
+        if pin.now_ns is not None:
             stack.enter_context(_clock(pin.now_ns))
-        if pin is not None and pin.seed is not None:
+        if pin.seed is not None:
             stack.enter_context(_chance(pin.seed, pin.tick))
         yield
 

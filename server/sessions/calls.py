@@ -157,8 +157,7 @@ class CallOperation:
             InvalidParamsError: This server can't pin them.
         """
         context = self._context
-        seeds = Seeds.of(state.session)
-        if not seeds:
+        if not state.session.details or not (seeds := Seeds.of(state.session)):
             return
         seeds.check(context.settings)
         snapshot.live.clear()

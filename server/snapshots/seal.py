@@ -6,6 +6,7 @@ another's place. The hash is keyed BLAKE2b (RFC 7693).
 
 import hashlib
 import hmac
+from collections.abc import Iterable
 
 from server.errors import ClassesChangedError, StateDamagedError
 
@@ -22,9 +23,9 @@ _BOUND = b"toolpack-snapshot-2"
 def seal(payload: bytes, fingerprint: str, key: bytes, place: str = "") -> bytes:
     """Prepend a header: format, keyed hash of all the rest and of the place, fingerprint of the classes."""
     encoded = fingerprint.encode()
-    rest = bytes([len(encoded)]) + encoded + payload
+    classes = bytes([len(encoded)]) + encoded
     header = _BOUND if place else _FREE
-    return header + _sealing_hash(header, place, rest, key) + rest
+    return b"".join((header, _sealing_hash(header, place, (classes, payload), key), classes, payload))
 
 
 def is_bound(blob: bytes) -> bool:
@@ -47,12 +48,12 @@ def unseal(blob: bytes, fingerprint: str, key: bytes, place: str = "") -> bytes:
     """
     header = _BOUND if place else _FREE
     start = len(header) + _HASH_SIZE
-    found, rest = blob[len(header) : start], blob[start:]
     # SQLite keeps text as text if somebody has written that instead of bytes.
+    rest = memoryview(blob)[start:] if isinstance(blob, bytes) else memoryview(b"")  # a large one isn't copied
     if not (
         isinstance(blob, bytes)
         and blob.startswith(header)
-        and hmac.compare_digest(found, _sealing_hash(header, place, rest, key))
+        and hmac.compare_digest(blob[len(header) : start], _sealing_hash(header, place, (rest,), key))
     ):
         raise StateDamagedError(
             "The stored state fails its keyed hash: it was damaged or forged, or written with another secret key."
@@ -63,7 +64,7 @@ def unseal(blob: bytes, fingerprint: str, key: bytes, place: str = "") -> bytes:
             "The stored state was written by other classes than those that are loaded. "
             "Reset the session to version 0 to rebuild it, or load the classes that wrote it."
         )
-    return rest[end:]
+    return bytes(rest[end:])
 
 
 class KeyedHash:
@@ -92,11 +93,12 @@ def _framed(part: str | bytes) -> bytes:
     return b"%d:%b" % (len(encoded), encoded)
 
 
-def _sealing_hash(header: bytes, place: str, rest: bytes, key: bytes) -> bytes:
+def _sealing_hash(header: bytes, place: str, rest: Iterable[bytes | memoryview], key: bytes) -> bytes:
     keyed = hashlib.blake2b(header, key=_short(key), digest_size=_HASH_SIZE)
     if place:
         keyed.update(_framed(place))
-    keyed.update(rest)
+    for piece in rest:
+        keyed.update(piece)
     return keyed.digest()
 
 
