@@ -50,16 +50,16 @@ def decode_claim(answer: Sequence[Any]) -> Head | Lease | None:
     return decode_head(*rest) if granted else Lease(rest[0].decode(), int(rest[1]))
 
 
-def encode_commit(commit: Commit) -> Iterator[str | bytes | float]:
+def encode_commit(commit: Commit) -> list[str | bytes | float]:
     """Encode a commit as the script's arguments."""
     record = commit.record
-    yield from (commit.session_id, commit.epoch, record.index, record.version, dump(record.call_id))
-    yield encode_record(record)
-    yield from (record.id, commit.after, commit.holder or "")
-    yield "" if commit.expires_at is None else commit.expires_at
-    yield "release" if commit.release else ""
-    yield from pairs(commit.parts)
-    yield from pairs(commit.blobs)
+    call_id = b"null" if record.call_id is None else dump(record.call_id)
+    words: list[str | bytes | float] = [commit.session_id, commit.epoch, record.index, record.version, call_id]
+    words += (encode_record(record), record.id, commit.after, commit.holder or "")
+    words += ("" if commit.expires_at is None else commit.expires_at, "release" if commit.release else "")
+    words += pairs(commit.parts)
+    words += pairs(commit.blobs)
+    return words
 
 
 def encode_record(record: Record) -> bytes:
@@ -74,8 +74,9 @@ def decode_record(index: int, text: bytes) -> Record:
     return Record(index, version, call_id, body, *(record_id or [""]))
 
 
-def pairs(mapping: Mapping[str, str] | Mapping[str, bytes] | Mapping[bytes, str]) -> Iterator[str | bytes | float]:
+def pairs(mapping: Mapping[str, str] | Mapping[str, bytes] | Mapping[bytes, str]) -> list[str | bytes | float]:
     """Encode a mapping as the script's arguments: how many pairs, then the pairs."""
-    yield len(mapping)
+    words: list[str | bytes | float] = [len(mapping)]
     for pair in mapping.items():
-        yield from pair
+        words += pair
+    return words
