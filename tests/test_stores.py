@@ -14,7 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import count, cycle
+from itertools import count, cycle, pairwise
 from pathlib import Path
 
 import pytest
@@ -1174,18 +1174,19 @@ def test_sqlite_writes_its_log_again_from_the_beginning(tmp_path, monkeypatch):
     store = open_store(f"sqlite:///{tmp_path}/again.db")
     kept, indices = session(), count()
     store.create([kept], {}, {})
-
-    def more_was_written_than_the_log_holds():
-        index = next(indices)
-        blobs = {f"b{index}": bytes(20_000)}
-        assert store.commit([commit(kept, index, parts={"bank": f"b{index}"}, blobs=blobs)]) == [True]
-        length = store._file._log.stat().st_size
-        lengths.append(length)
-        return index * 20_000 > 3 * length
-
-    lengths = []
-    serving.wait_until(more_was_written_than_the_log_holds, "checkpoints")
-    assert lengths == sorted(lengths)  # it was never emptied
+    thread, log = store._file._checkpoints, store._file._log
+    ends = [0]
+    for _ in range(4):
+        before = log.stat().st_size
+        while not thread._is_filled(log.stat().st_size):
+            index = next(indices)
+            blobs = {f"b{index}": bytes(2_000)}
+            assert store.commit([commit(kept, index, parts={"bank": f"b{index}"}, blobs=blobs)]) == [True]
+        serving.wait_until(lambda: not thread._is_filled(log.stat().st_size), "the checkpoint")
+        assert log.stat().st_size >= before  # it wasn't emptied
+        ends.append(index)
+    rounds = [end - start for start, end in pairwise(ends)]
+    assert min(rounds) == rounds[0] > 2  # each time as much fits in as the first time
     assert len(store.records(kept.id, -1, 10**6)) == next(indices)
     store.close()
 
