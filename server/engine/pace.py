@@ -51,7 +51,7 @@ class Pace:
 
     def ran(self, kind: str, seconds: float) -> None:
         """Note how long a job took."""
-        seen = self._kinds.setdefault(kind, _Kind())
+        seen = self._kinds.get(kind) or self._kinds.setdefault(kind, _Kind())
         more = 1 if seconds < QUICK_SECONDS else -QUICK_RUNS
         seen.quick_runs = min(max(seen.quick_runs + more, 0), 2 * QUICK_RUNS)
         seen.trials = max(0, seen.trials - 1)
