@@ -18,6 +18,8 @@ from server.engine.jobs import Task, deliver
 from server.engine.lanes import Job
 from server.engine.pool_thread import PoolThread
 
+WAKE_SECONDS = 1.0  # if the system hands a signal to another thread, its handler runs when the main thread wakes up
+
 
 class LoopDriver:
     """Runs an event loop.
@@ -59,7 +61,8 @@ class LoopDriver:
         self._since = time.monotonic()
         self._token.append(None)
         self._start_thread(self._drive)
-        self._ended.wait()
+        while not self._ended.wait(WAKE_SECONDS):
+            pass
         self._runner.close()
         if self._failure is not None:
             raise self._failure
