@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -20,6 +21,7 @@ from server.engine.pace import QUICK_RUNS
 from server.engine.queues import MANY
 from server.packs.catalog import Catalog
 from server.packs.toolpack import Toolpack
+from server.rpc.method import Caller
 
 ENOUGH = QUICK_RUNS + MANY + 2
 
@@ -217,6 +219,21 @@ def test_a_real_server_answers_others_while_such_a_function_waits(tmp_path, prot
             assert held.result() == {"result": "woken", "error": None}
         assert answered > 5
         assert server.call(session, "nap", seconds=0) == {"result": "woken", "error": None}
+
+
+def test_a_call_that_was_to_be_next_when_the_server_stops_is_refused_and_not_run(lone):
+    ran = []
+    lone.act = lambda: ran.append(1)
+    body = {"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": {"session_id": lone.session}}
+    body["params"]["function"] = "ident"
+
+    async def sent_as_it_stops():
+        answer = asyncio.ensure_future(lone.bench.service.rpc.answer(Caller(""), json.dumps(body).encode()))
+        asyncio.get_running_loop().call_soon(lone.bench.sessions.stop)  # in the turn in which the call is admitted
+        return json.loads(await answer)
+
+    assert lone.bench._run(sent_as_it_stops())["error"]["code"] == -32006
+    assert not ran
 
 
 # The driver by itself

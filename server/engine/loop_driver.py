@@ -17,6 +17,7 @@ from typing import Any
 from server.engine.jobs import Task, deliver
 from server.engine.lanes import Job
 from server.engine.pool_thread import PoolThread
+from server.errors import Interrupted
 
 WAKE_SECONDS = 1.0  # if the system hands a signal to another thread, its handler runs when the main thread wakes up
 
@@ -73,6 +74,11 @@ class LoopDriver:
         self._job = job
         self.loop.stop()
 
+    def take_back(self) -> Job | None:
+        """Get the job that was to be run next, so that it isn't; called on the loop."""
+        job, self._job = self._job, None
+        return job
+
     def look(self, now: float, seconds: float) -> None:
         """Let another thread run the loop, if a job has kept this one from it for longer than so many seconds.
 
@@ -84,9 +90,13 @@ class LoopDriver:
 
     def _drive(self, thread: PoolThread) -> None:
         done: Sequence[Task] = ()
-        while not thread.lost and self._take_token():
+        while self._take_token():
             for task in done:
                 task.deliver()
+            if thread.lost:  # its job has passed its deadline: it must get no other
+                self._token.append(None)
+                self._start_thread(self._drive)
+                return
             try:
                 self.loop.run_forever()
             except BaseException as error:  # noqa: BLE001 - `SystemExit`, which `run` raises again
@@ -94,10 +104,13 @@ class LoopDriver:
             if self._main.done() or self._failure is not None:
                 self._ended.set()
                 return
-            job, self._job = self._job, None
+            job = self.take_back()
             self._since = time.monotonic()
             self._token.append(None)
-            done = self._run_job(thread, job) if job else ()
+            try:
+                done = self._run_job(thread, job) if job else ()
+            except Interrupted:
+                done = ()
         deliver(done)
 
     def _take_token(self) -> bool:

@@ -86,8 +86,9 @@ class Threads:
     def stop(self) -> list[Job]:
         """Let the threads end once they are idle; get the jobs that will never be finished, some of which still run."""
         self._stopped = True
+        next_job = self._driver.take_back() if self._driver else None
         with self.lock:
-            unfinished = self._lanes.expire(float("inf")) + self._done
+            unfinished = self._lanes.expire(float("inf")) + self._done + ([next_job] if next_job else [])
             self._done = []
             for thread in self._threads:
                 if thread.job is not None:
