@@ -77,16 +77,17 @@ def throughput(rows: list[Row]) -> list[Bound]:
 def quiet_and_beside_noise(workshop: Workshop, bare: HttpCase, plan: Plan) -> Iterator[Bound]:
     """Measure latency with one connection, and how slow functions of one session affect the others."""
     with serving(workshop) as server:
-        alone = server.case("one connection", "add", ONE, sessions=1, connections=1)
-        alone.measure(1)
-        pairs = [
-            (alone.measure(plan.seconds).p50_ms, replace(bare, connections=1).measure(plan.bare_seconds).p50_ms)
-            for _ in range(plan.rounds)
-        ]
-        ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
-        ratio = statistics.median(one / other for one, other in pairs)
-        detail = f"{ours:.3f} / {theirs:.3f} ms"
-        yield Bound("p50 of a change, one connection, compared with bare", ratio, 2, detail=detail)
+        for kind, function, kwargs in (("read", "get", {}), ("change", "add", ONE)):
+            alone = server.case("one connection", function, kwargs, sessions=1, connections=1)
+            alone.measure(1)
+            pairs = [
+                (alone.measure(plan.seconds).p50_ms, replace(bare, connections=1).measure(plan.bare_seconds).p50_ms)
+                for _ in range(plan.rounds)
+            ]
+            ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
+            ratio = statistics.median(one / other for one, other in pairs)
+            detail = f"{ours:.3f} / {theirs:.3f} ms"
+            yield Bound(f"p50 of a {kind}, one connection, compared with bare", ratio, 2, detail=detail)
         crowd = server.case("8 connections", "add", ONE)
         crowd.measure(1)
         for function, what in (("wait", "waits"), ("compute", "computes in Python")):
