@@ -111,15 +111,15 @@ def test_there_is_a_method_with_the_same_parameters_for_every_one_of_an_agents_a
 @pytest.mark.parametrize(
     ("kind", "shown"),
     [
-        (Client, "get_session(self, session_id: str) -> server.results.Session\n"),
-        (AsyncClient, "async get_session(self, session_id: str) -> server.results.Session\n"),
+        (Client, "get_session(self, session_id: str) -> Session"),
+        (AsyncClient, "async get_session(self, session_id: str) -> Session"),
         (AgentClient, "list_functions(self, *, format: Literal['native', 'openai', 'anthropic', 'gemini', 'mcp']"),
     ],
 )
 def test_help_shows_the_methods_with_their_signatures(kind, shown):
-    text = pydoc.plain(pydoc.render_doc(kind))
-    # Python 3.13 and later write the types' names in another way.
-    assert shown.replace("server.results.", "") in text.replace("server.results.", "").replace("typing.", "")
+    text = pydoc.plain(pydoc.render_doc(kind)).replace("server.results.", "").replace("typing.", "")
+    # Python 3.13 and later break long lines.
+    assert "".join(shown.split()) in "".join(line.removeprefix(" |") for line in text.splitlines()).replace(" ", "")
     assert str(inspect.signature(Client("http://there").get_session)).startswith("(session_id: str) -> ")
 
 
