@@ -66,3 +66,11 @@ def stored_bench(request, tmp_path, isolation):  # noqa: ARG001 - as above
     made = serving.Bench(store="memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 'sessions.db'}")
     yield made
     made.close()
+
+
+@pytest.fixture
+def mcp(server):
+    """A session of its own on the MCP server that all tests of a file share."""
+    from mcp_endpoint import Mcp  # noqa: PLC0415 - most tests need no HTTP
+
+    return Mcp(server.endpoint)

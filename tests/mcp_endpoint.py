@@ -4,9 +4,11 @@ import contextlib
 import json
 
 import http_endpoint
+import pytest
 import serving
 
 from server.packs.loading import load_catalog
+from server.web import event_stream
 
 CATALOG = load_catalog((serving.PACKS,), ("conformance",))
 MODERN = "2026-07-28"
@@ -71,9 +73,12 @@ class Mcp:
 
 
 @contextlib.contextmanager
-def served(**settings):
-    with http_endpoint.served("h11", catalog=CATALOG, log_calls="off", **settings) as endpoint:
-        yield Mcp(endpoint)
+def served(sign_seconds=event_stream.SIGN_SECONDS, **settings):
+    """Serve; an event stream shows every so many seconds that it lives."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(event_stream, "SIGN_SECONDS", sign_seconds)
+        with http_endpoint.served("h11", catalog=CATALOG, log_calls="off", **settings) as endpoint:
+            yield Mcp(endpoint)
 
 
 def events(text):

@@ -22,12 +22,6 @@ def server():
         yield served
 
 
-@pytest.fixture
-def mcp(server):
-    """A session of its own, on the server that all tests share."""
-    return mcp_endpoint.Mcp(server.endpoint)
-
-
 # The methods of each era
 
 

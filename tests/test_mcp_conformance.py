@@ -8,8 +8,6 @@ import mcp_clients
 import mcp_endpoint
 import pytest
 
-from server.web import event_stream
-
 FOLDER = Path(__file__).parent / "mcp_conformance"
 REVISIONS = [path.stem for path in sorted(FOLDER.glob("*.yml"))]
 
@@ -37,15 +35,8 @@ def packages(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_stream, "SIGN_SECONDS", 0.15)
-        with mcp_endpoint.served() as served:
-            yield served
-
-
-@pytest.fixture
-def mcp(server):
-    return mcp_endpoint.Mcp(server.endpoint)
+    with mcp_endpoint.served(sign_seconds=0.15) as served:
+        yield served
 
 
 def run(command, folder):

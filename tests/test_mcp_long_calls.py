@@ -11,22 +11,13 @@ import pytest
 from mcp_endpoint import META, MODERN, STREAM, events
 from serving import PATIENCE, wait_until
 
-from server.web import event_stream
-
 conformance = sys.modules["toolpacks.conformance"]
 
 
 @pytest.fixture(scope="module")
 def server():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_stream, "SIGN_SECONDS", 0.05)
-        with mcp_endpoint.served() as served:
-            yield served
-
-
-@pytest.fixture
-def mcp(server):
-    return mcp_endpoint.Mcp(server.endpoint)
+    with mcp_endpoint.served(sign_seconds=0.05) as served:
+        yield served
 
 
 ERAS = ("2025-06-18", MODERN)
@@ -196,13 +187,12 @@ def test_a_client_that_closes_its_half_gets_its_answer(mcp):
 
 
 def test_a_server_that_stops_answers_a_stream():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(event_stream, "SIGN_SECONDS", 0.05)
-        with mcp_endpoint.served(drain_seconds=0) as mcp, holding(mcp, "stopped", MODERN) as connection:
-            assert connection.recv(65536)
-            service = mcp.endpoint.app.state.gateway.service
-            loop = next(iter(mcp.endpoint._server.server_state.tasks)).get_loop()
-            loop.call_soon_threadsafe(service.sessions.stop)
-            text = read_to_end(connection)
+    served = mcp_endpoint.served(sign_seconds=0.05, drain_seconds=0)
+    with served as mcp, holding(mcp, "stopped", MODERN) as connection:
+        assert connection.recv(65536)
+        service = mcp.endpoint.app.state.gateway.service
+        loop = next(iter(mcp.endpoint._server.server_state.tasks)).get_loop()
+        loop.call_soon_threadsafe(service.sessions.stop)
+        text = read_to_end(connection)
     assert b'"code":-33006' in text
     assert b"The server is stopping; nothing was changed." in text

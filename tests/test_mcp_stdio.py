@@ -287,11 +287,6 @@ def server():
         yield served
 
 
-@pytest.fixture
-def mcp(server):
-    return mcp_endpoint.Mcp(server.endpoint)
-
-
 def url(mcp):
     return f"http://127.0.0.1:{mcp.endpoint.port}{mcp.path}"
 

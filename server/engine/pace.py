@@ -5,6 +5,7 @@ functions and a few fixed words, so their number is bounded.
 """
 
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 
 QUICK_SECONDS = 0.003
@@ -32,7 +33,7 @@ class Pace:
     """What has been seen of each kind of job."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: defaultdict[str, _Kind] = defaultdict(_Kind)
         self._slice_seconds = 0.0
         self.share_interpreter(computing=False)
 
@@ -43,7 +44,7 @@ class Pace:
 
     def may_start(self, kind: str) -> bool:
         """Whether a slow job may start without a turn to compute: its kind waits, or that must be found out."""
-        seen = self._kinds.setdefault(kind, _Kind())
+        seen = self._kinds[kind]
         if seen.waits is None and seen.trials < TRIALS:
             seen.trials += 1
             return True
@@ -51,7 +52,7 @@ class Pace:
 
     def ran(self, kind: str, seconds: float) -> None:
         """Note how long a job took."""
-        seen = self._kinds.get(kind) or self._kinds.setdefault(kind, _Kind())
+        seen = self._kinds[kind]
         more = 1 if seconds < QUICK_SECONDS else -QUICK_RUNS
         seen.quick_runs = min(max(seen.quick_runs + more, 0), 2 * QUICK_RUNS)
         seen.trials = max(0, seen.trials - 1)
@@ -64,7 +65,7 @@ class Pace:
             seconds: How long it has been watched.
             used_processor: How long it has used the processor meanwhile, in seconds.
         """
-        seen = self._kinds.setdefault(kind, _Kind())
+        seen = self._kinds[kind]
         if seconds > SLOW_SECONDS:
             seen.quick_runs = 0
         if used_processor > max(COMPUTES_SECONDS, COMPUTES_SHARE * seconds):

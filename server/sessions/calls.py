@@ -157,7 +157,8 @@ class CallOperation:
             InvalidParamsError: This server can't pin them.
         """
         context = self._context
-        if not state.session.details or not (seeds := Seeds.of(state.session)):
+        seeds = Seeds.of(state.session)
+        if not seeds:
             return
         seeds.check(context.settings)
         snapshot.live.clear()

@@ -53,13 +53,13 @@ class History:
         else:
             self._tip = record.index
         if kind in {"reset", "answer"}:
-            self._add_node(heir, self._length[heir], self._jump[heir], self._digest(heir))
+            self._add_node(heir, self._length[heir], self._jump[heir], self.digest(heir))
         else:
             # "Skew-binary" jumps (Myers 1983): two of the same length are followed by one over both.
             jump = self._jump[heir]
             far = self._jump[jump]
             even = self._length[heir] - self._length[jump] == self._length[jump] - self._length[far]
-            digest = hashlib.blake2b(self._digest(heir) + record.body, digest_size=DIGEST_BYTES).digest()
+            digest = hashlib.blake2b(self.digest(heir) + record.body, digest_size=DIGEST_BYTES).digest()
             self._add_node(record.index + 1, self._length[heir] + 1, far if even else heir, digest)
         self._tips[record.version] = self._tip
         self.last_id = record.id
@@ -104,13 +104,10 @@ class History:
 
     def digest(self, node: int) -> bytes:
         """Get a digest of all records that forks inherit up to a node."""
-        return self._digest(node)
+        return bytes(self._digests[node * DIGEST_BYTES : (node + 1) * DIGEST_BYTES])
 
     def _parent(self, node: int) -> int:
         return self._heir[self._before[node - 1] + 1]
-
-    def _digest(self, node: int) -> bytes:
-        return bytes(self._digests[node * DIGEST_BYTES : (node + 1) * DIGEST_BYTES])
 
     def _add_node(self, heir: int, length: int, jump: int, digest: bytes) -> None:
         self._heir.append(heir)

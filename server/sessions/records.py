@@ -79,7 +79,7 @@ class Records:
             shown: What clients see, with its `index`, `version` and, if there is one, `call_id`.
             private: What only the repeat of its call_id needs.
         """
-        body = b"%b\n%b" % (dumps(shown), b"null" if private is None else dumps(private))
+        body = dumps(shown) + b"\n" + dumps(private)
         index, version, call_id = shown["index"], shown["version"], shown.get("call_id")
         return Record(index, version, call_id, body + b"\n" + self._hash(session_id, index, version, call_id, body))
 

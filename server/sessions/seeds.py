@@ -48,6 +48,8 @@ class Seeds:
     def of(cls, session: StoredSession) -> "Seeds":
         """Get what is pinned in a session."""
         details = session.details
+        if not details:  # as in most sessions, and each call asks
+            return REAL
         return cls(
             details.get("seed"), details.get("clock"), details.get("clock_step_seconds"), details.get("ticks", 0)
         )

@@ -49,11 +49,11 @@ def unseal(blob: bytes, fingerprint: str, key: bytes, place: str = "") -> bytes:
     header = _BOUND if place else _FREE
     start = len(header) + _HASH_SIZE
     # SQLite keeps text as text if somebody has written that instead of bytes.
-    rest = memoryview(blob)[start:] if isinstance(blob, bytes) else memoryview(b"")  # a large one isn't copied
+    whole = blob if isinstance(blob, bytes) else b""
+    rest = memoryview(whole)[start:]  # a large one isn't copied
     if not (
-        isinstance(blob, bytes)
-        and blob.startswith(header)
-        and hmac.compare_digest(blob[len(header) : start], _sealing_hash(header, place, (rest,), key))
+        whole.startswith(header)
+        and hmac.compare_digest(whole[len(header) : start], _sealing_hash(header, place, (rest,), key))
     ):
         raise StateDamagedError(
             "The stored state fails its keyed hash: it was damaged or forged, or written with another secret key."

@@ -101,7 +101,7 @@ def add_commit(writer: sqlite3.Connection, commit: Commit) -> bool:
     for part, blob in commit.parts.items():
         writer.execute(sql.ADD_CHANGE, (session, record.version, part, *add_blob(writer, blob, commit.blobs)))
     if commit.expires_at is not None:
-        writer.execute("UPDATE sessions SET expires_at = ? WHERE key = ?", (commit.expires_at, session))
+        writer.execute(sql.RENEW, (commit.expires_at, session))
     if commit.release:
         writer.execute("UPDATE sessions SET holder = NULL WHERE key = ?", (session,))
     return True

@@ -144,6 +144,7 @@ INSERT_RECORD = """
     INSERT INTO records (session, place, version, call_id, id, total, body) VALUES (?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT DO NOTHING
 """
+RENEW = "UPDATE sessions SET expires_at = ? WHERE key = ?"
 INSERT_BLOB = "INSERT INTO blobs (key, id, body) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 SAME_RECORD = """
     SELECT 1 FROM records WHERE session = (SELECT key FROM sessions WHERE id = :session)

@@ -87,7 +87,7 @@ class Together:
         _insert(writer, sql.ADD_CHANGE, changes)
         self._last_blob = blob_key
         if expiries:
-            writer.executemany("UPDATE sessions SET expires_at = ? WHERE key = ?", expiries)
+            writer.executemany(sql.RENEW, expiries)
         released = {commit.session_id for commit in commits if commit.release}
         if released:
             keys = [heads.pop(session)[0] for session in released]  # it had a holder
