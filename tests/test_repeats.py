@@ -67,6 +67,13 @@ def test_a_repeated_reset_gets_the_same_version(stored_bench):
     assert stored_bench.rpc("get_trace", session_id=session_id)[1]["call_id"] == "r"
 
 
+def test_a_request_is_the_same_to_every_later_version(stored_bench):
+    """The last digits of an id follow from the request: what features add and nobody asks for mustn't change them."""
+    session_id = stored_bench.rpc("create_session", call_id="c", **CREATE)["session_id"]
+    (fork,) = stored_bench.rpc("fork_session", session_id=session_id, call_id="f")
+    assert (session_id[-12:], fork["session_id"][-12:]) == ("d2da4114c9ac", "d72c2c989470")
+
+
 @pytest.mark.parametrize(
     "other",
     [{"toolpacks": ["vault"]}, {"labels": {}}, {"ttl_seconds": 61}, {"environment": {"ledger": {}}}],

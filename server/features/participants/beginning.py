@@ -3,11 +3,12 @@
 The rule: rights are checked before anything is built, and written out, so that nothing changes them later.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, cast
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, Field
 from typing_extensions import override
 
 from server.errors import InvalidParamsError, shown
@@ -28,15 +29,8 @@ class ParticipantsRequest(SessionRequest):
         default_factory=dict,
         description="Who takes part besides the agent, and what each may do: {name: {functions, max_calls, prompt, "
         "answers}}; laid over those of the task.",
+        exclude_if=operator.not_,  # the ids of sessions follow from requests, also of before there were any
     )
-
-    @model_serializer(mode="wrap")
-    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave them out where there are none: the ids of sessions follow from the request."""
-        dumped: dict[str, Any] = handler(self)
-        if not dumped.get(PARTICIPANTS):
-            dumped.pop(PARTICIPANTS, None)
-        return dumped
 
 
 class ParticipantsBeginning(Beginning):

@@ -4,7 +4,9 @@ The rule: they are written out when the session begins, so that edited code chan
 be used is refused before anything is stored.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -22,16 +24,24 @@ from server.sessions.context import SessionContext
 from server.sessions.recipes import Recipe, details_of
 from server.stores.base import Head, StoredSession
 
+_is_omitted = partial(operator.is_, None)
+"""What isn't asked for makes no difference to a request, also to one of before there were perturbations: the ids of
+sessions follow from requests that can be repeated."""
+
 
 class PerturbationParameters(Parameters):
     perturbations: Perturbations | None = Field(
-        None, description="The faults and injections that its agent meets, by rules; default: none."
+        None,
+        description="The faults and injections that its agent meets, by rules; default: none.",
+        exclude_if=_is_omitted,
     )
 
 
 class ForkPerturbations(Parameters):
     perturbations: Perturbations | None = Field(
-        None, description="Those that their agents meet; default: the parent's. Without any rule: none."
+        None,
+        description="Those that their agents meet; default: the parent's. Without any rule: none.",
+        exclude_if=_is_omitted,
     )
 
 
