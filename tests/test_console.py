@@ -116,7 +116,7 @@ def test_nothing_is_fetched_from_elsewhere():
 
 
 def test_it_stays_small():
-    assert sum(len(text.splitlines()) for text in FILES.values()) <= 1630
+    assert sum(len(text.splitlines()) for text in FILES.values()) <= 1670
 
 
 def colours(text):

@@ -551,6 +551,41 @@ def test_a_perturbed_step_shows_what_happened_beside_what_the_agent_heard(page, 
     )
 
 
+def test_a_dropped_audit_report_shows_its_findings_and_repeats_an_attempt(page, server):
+    drop = """
+        const [name, text] = arguments, data = new DataTransfer();
+        data.items.add(new File([text], name));
+        document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));"""
+    attempt = {
+        "calls": [{"function": "get_balance", "kwargs": {}}, {"function": "no_such", "kwargs": {}}],
+        "answer": "7",
+    }
+    weak = {"kind": "answer-dump", "fault": False, "text": MARKUP, "calls": [], "answer": ""}
+    fault = {"kind": "no-work", "fault": True, "text": "passes: 2 calls at random", **attempt}
+    tasks = {
+        "bank/save-300": {"findings": [fault, weak]},
+        "ledger/x": {"findings": [fault]},
+        "bank/b": {"findings": []},
+    }
+    page.open("#/toolpacks/bank")
+    page.sees("Audit", "save-300")
+    page.run(drop, "other.json", '{"format": "audit-2", "tasks": {}}')
+    page.sees("other.json is no report of audit.")
+    page.run(drop, "ledgers.json", json.dumps({"format": "audit-1", "tasks": {"ledger/x": {"findings": []}}}))
+    page.sees("ledgers.json has no task of bank.")
+    page.run(drop, "report.json", json.dumps({"format": "audit-1", "tasks": tasks}))
+    page.sees("2 tasks in report.json, 2 findings.", "fault no-work", "passes: 2 calls at random", MARKUP)
+    page.resize(400)
+    assert page.run("return document.documentElement.scrollWidth") <= 400
+    page.click("Repeat")
+    session_id = page.at("#/sessions/").split("/")[2]
+    page.sees("The attempt was made in a new session: 2 calls.")
+    records = server.rpc("get_trace", session_id=session_id)
+    assert [each["kind"] for each in records] == ["call", "call", "answer"]
+    assert records[0]["by"] == "agent"  # so it has no more than an agent has
+    assert (records[0]["function"], records[2]["answer"]) == ("get_balance", "7")
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_every_view_fits_into_400_pixels(page, server, dark):
     session_id = bank(server, *THREE, labels={"experiment": "a-rather-long-name-of-an-experiment"})

@@ -21,9 +21,9 @@ export function stringify(value, indent) {
   return JSON.stringify(value, (_key, member) => (typeof member === "bigint" ? exact(member) : member), indent);
 }
 
-/** Call a method and get its result. */
-export async function call(method, params = {}, signal = undefined) {
-  return outcome(await post({ jsonrpc: "2.0", id: 0, method, params }, signal));
+/** Call a method and get its result; `address` may be that of a session's agent. */
+export async function call(method, params = {}, signal = undefined, address = RPC) {
+  return outcome(await post({ jsonrpc: "2.0", id: 0, method, params }, signal, address));
 }
 
 /** Call several methods, in order; each answer is `{result}` or `{error}`. */
@@ -47,13 +47,13 @@ function outcome({ result, error }) {
   return result;
 }
 
-async function post(body, signal) {
+async function post(body, signal, address = RPC) {
   for (;;) {
     const token = sessionStorage.getItem(TOKEN);
     const headers = { "Content-Type": "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
     let response, text;
     try {
-      response = await fetch(RPC, { method: "POST", headers, body: stringify(body), signal });
+      response = await fetch(address, { method: "POST", headers, body: stringify(body), signal });
       text = await response.text();
     } catch (error) {
       if (error.name === "AbortError") throw error;

@@ -1,4 +1,5 @@
 // The toolpacks: their functions, with schemas and descriptions, and their tasks.
+import { auditOf } from "./audit.js";
 import { count, h, link, load } from "./dom.js";
 import { all, call } from "./rpc.js";
 import { brief, full } from "./tree.js";
@@ -33,7 +34,7 @@ async function toolpackOf(name, { after = -1 }, signal) {
     found.options && [h("h2", "Options"), parametersOf(found.options)],
     h("h2", count(found.functions.length, "function")),
     functions.filter(({ toolpack }) => toolpack === name).map(functionOf),
-    found.tasks > 0 && tasksOf(name, await call("list_tasks", params, signal)),
+    found.tasks > 0 && [tasksOf(name, await call("list_tasks", params, signal)), auditOf(name, signal)],
     h("details", h("summary", "JSON Schema of the environment"), h("pre", full(found.environment))),
   ];
 }
