@@ -24,6 +24,7 @@ from server.jsonio.strict import Fragment, dumps, loads
 from server.observability.log import CallLog, EndedCall
 from server.observability.metrics import Metrics
 from server.observability.request_ids import request_id
+from server.observability.trace_context import trace_context
 from server.packs.catalog import Catalog
 from server.packs.inventory import Inventory
 from server.packs.loading import load_catalog
@@ -291,7 +292,8 @@ class Service:
             if self._on_call is not None:
                 self._on_call(request, outcome)
         ended = EndedCall(
-            time.time(), request_id.get(), session_id, owner, request.function, request.sent, name, result, seconds
+            *(time.time(), request_id.get(), session_id, owner, request.function, request.sent, name, result, seconds),
+            trace=trace_context.get(),
         )
         if outcome is not None and outcome.failure and self.settings.log_level == "debug":
             ended = ended._replace(traceback=outcome.failure.traceback)

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from server.jsonio.strict import Fragment, dumps
 from server.observability.request_ids import request_id
+from server.observability.trace_context import TraceContext, trace_context
 from server.times import timestamp
 
 Style = Literal["auto", "json", "text", "off"]
@@ -37,7 +38,8 @@ def configure_logging(style: Style, level: str) -> None:
 
 def event(name: str, level: int = logging.INFO, **fields: Any) -> None:
     if log.isEnabledFor(level):
-        known = {"request_id": request_id.get() or None, **fields}
+        trace = trace_context.get()
+        known = {"request_id": request_id.get() or None, **fields, **(trace.members() if trace else {})}
         log.log(level, name, extra={"event": {k: v for k, v in known.items() if v is not None}})
 
 
@@ -63,6 +65,7 @@ class EndedCall(NamedTuple):
     result: bytes | str | None  # the result as JSON, or the error's text
     seconds: float  # the time from arrival to answer
     traceback: str | None = None  # where its function raised; None if it didn't, or the log has no tracebacks
+    trace: TraceContext | None = None  # where its request belongs in a distributed trace, if that says so
 
 
 class CallLog:
@@ -96,9 +99,13 @@ class CallLog:
         if self._is_text:
             *fields, milliseconds = line.values()
             text = f"{' '.join(map(printable, fields))} {milliseconds} ms"
+            if call.trace:
+                text += f" {call.trace.traceparent}"
             extra = f" {call.kwargs.decode()}" if self._arguments else ""
             trace = "".join(f"\n  {printable(row)}" for row in (call.traceback or "").splitlines())
             return f"{text}{extra}{trace}".encode("ascii", "backslashreplace")
+        if call.trace:
+            line |= call.trace.members()
         if self._arguments:
             line["kwargs"] = Fragment(call.kwargs)
             line["result"] = Fragment(call.result) if isinstance(call.result, bytes) else call.result

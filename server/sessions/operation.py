@@ -13,6 +13,7 @@ from server.engine.jobs import StartClock
 from server.engine.state import NONE, Result, SessionState, added_bytes
 from server.errors import DeadlineError, TooLargeError
 from server.functions.steps import Steps
+from server.observability.trace_context import trace_context
 from server.rights import CLIENT, PARTICIPANTS
 from server.sessions.context import SessionContext
 from server.sessions.records import request_digest, stored_call_id
@@ -93,6 +94,7 @@ class SessionOperation:
         self.call_id = call_id
         self.recorded_call_id = call_id  # by which the record has it
         self.context = context
+        self._trace = trace_context.get()
         self._started_at = 0.0
         self._digest: str | None = None
 
@@ -173,6 +175,8 @@ class SessionOperation:
         private = change.private
         if self._digest is not None:
             private = {"digest": self._digest, **self.kept(change), **private}
+        if self._trace is not None:
+            private = {**private, **self._trace.members()}
         shown = {"index": state.index + 1, "kind": self.record_kind}
         if self.call_id is not None:
             shown["call_id"] = self.recorded_call_id

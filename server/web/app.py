@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import HttpRefusedError
 from server.observability.request_ids import accept_request_id
+from server.observability.trace_context import accept_trace_headers, trace_context
 from server.service import Service
 from server.web.auth import check_exposure
 from server.web.bodies import check_headers
@@ -66,6 +67,9 @@ class Application(Starlette):
             return
         headers = dict(scope["headers"])
         request_id = accept_request_id(headers.get(b"x-request-id"))
+        # A pipelined request has the context of the one before it.
+        if b"traceparent" in headers or trace_context.get() is not None:
+            accept_trace_headers(scope["headers"])
         try:
             check_headers(scope, headers)
         except HttpRefusedError as error:

@@ -28,6 +28,7 @@ from server.features.mcp.results import (
 )
 from server.features.mcp.tools import Tools
 from server.jsonio.strict import dumps
+from server.observability.trace_context import TRACEPARENT, accept_trace_members
 from server.parameters import MAX_CALL_ID
 from server.rpc.caller import Caller
 from server.rpc.jsonrpc import Reserve, reply_too_large
@@ -82,6 +83,8 @@ class Mcp:
 
     async def answer(self, caller: Caller, message: McpMessage, check: CheckHeaders | None = None) -> McpReply:
         """Answer a request; `check` checks what came beside it, None if nothing comes beside messages."""
+        if TRACEPARENT in message.meta:
+            accept_trace_members(message.meta)
         try:
             if message.modern:
                 message.check_meta()
