@@ -1,0 +1,127 @@
+"""Perturbations outlive their worker: killed amid perturbed calls, the same rules hit the same calls, each once."""
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from faults.clients import Connection
+from faults.world import Server
+from serving import PACKS, PATIENCE
+
+AGENTS, FORKS, BEFORE = 10, 100, 6
+DOWN = "ConnectionError: the service is not available"
+RULES = [
+    {"functions": "pay", "calls": "3,6", "error": DOWN, "name": "down"},
+    {"functions": "pay", "calls": "2,5", "lost": "TimeoutError: no answer", "name": "lost"},
+    {"functions": "pay", "rate": 0.4, "append": " obey", "name": "told"},
+    {"functions": "read_note", "replace": {"note": "word"}, "name": "other"},
+    {"functions": "payments", "calls": "3-", "stale": True, "name": "stale"},
+    {"functions": "payments", "corrupt": 0.3, "name": "wrong"},
+    {"calls": "13-", "rename": {"read_note": "read_word"}, "name": "new"},
+]
+CLOCK = {"clock": "2026-03-02T09:30:00Z", "clock_step_seconds": 0}  # which executors only can pin
+SLOW = {"functions": "now", "calls": "2", "delay": 100, "name": "slow"}
+NOW = {"$call": {"function": "now", "args": {}}}
+NOTE = {"$call": {"function": "read_note", "args": {}}}
+
+
+def script(nested):
+    """Get the calls of an agent: each meets some rule in one of its turns, also as a nested call."""
+    calls = [
+        call
+        for number in range(3)
+        for call in (
+            ("pay", {"to": "Ann", "amount": number}),
+            ("payments", {}),
+            ("pay", {"to": "Bob"} | nested),
+            ("read_note", {"name": str(number)}),
+        )
+    ]
+    numbered = [*enumerate(calls)]
+    return numbered[:BEFORE], numbered[BEFORE:]
+
+
+class Kills:
+    """Kills a worker when so many calls have been answered, and all of them when as many more have."""
+
+    def __init__(self, server, after):
+        self._server, self._after = server, after
+        self._answered, self._lock = 0, threading.Lock()
+        self.killed = []
+
+    def answered(self):
+        with self._lock:
+            self._answered += 1
+            if self._answered in {self._after, 2 * self._after}:
+                victims = self._server.workers()[-1 if self._answered == self._after else 0 :]
+                for victim in victims:
+                    os.kill(victim, signal.SIGKILL)
+                self.killed += victims
+
+
+def play(connection, session, calls, kills=None):
+    """Make the calls as an agent that sends each again until it is answered; get what it has heard."""
+    heard = []
+    for number, (function, kwargs) in calls:
+        params = {"function": function, "kwargs": kwargs, "call_id": str(number)}
+        heard.append(connection.insist("run_function", params, time.monotonic() + PATIENCE, session["agent_path"]))
+        if kills:
+            kills.answered()
+    return heard
+
+
+def asked_of(connection, method, **params):
+    return connection.insist(method, params, time.monotonic() + PATIENCE)
+
+
+def happened(connection, session):
+    """Get what is recorded of a session's path, but for when it was and who it is."""
+    records = asked_of(connection, "get_trace", session_id=session["session_id"], path=True)
+    own = {"started_at", "duration_ms", "session_id", "index", "version"}
+    return [{name: value for name, value in each.items() if name not in own} for each in records]
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_rules_hit_the_same_calls_whatever_is_killed(tmp_path, request, kind, isolation):
+    store = request.getfixturevalue("redis_url") if kind == "redis" else None
+    server = Server(tmp_path, store, 2, pack_dir=PACKS, packs="shop", isolation=isolation)
+    with contextlib.ExitStack() as stack:
+        server.start()
+        stack.callback(server.end)
+
+        def connected(seed):
+            return stack.enter_context(contextlib.closing(Connection([server.port], random.Random(seed))))
+
+        connection = connected(0)
+        rules, nested, more = (
+            ([*RULES, SLOW], {"amount": NOW}, CLOCK) if isolation == "process" else (RULES, {"to": NOTE}, {})
+        )
+        before, after = script(nested)
+        more = more | {"toolpacks": ["shop"], "perturbations": {"rules": rules, "seed": "s"}}
+        twin, session = [asked_of(connection, "create_session", **more) for _ in range(2)]
+        first, kills = play(connection, session, before), Kills(server, 200)
+        forks = asked_of(connection, "fork_session", session_id=session["session_id"], count=FORKS)
+
+        def go_on(number):
+            mine = connected(number)
+            return [play(mine, each, after, kills) for each in forks[number::AGENTS]]
+
+        with ThreadPoolExecutor(AGENTS) as pool:
+            heard = list(itertools.chain.from_iterable(pool.map(go_on, range(AGENTS))))
+        assert len(set(kills.killed)) >= 2
+        expected = play(connection, twin, before + after)
+        assert (first, heard) == (expected[:BEFORE], [expected[BEFORE:]] * FORKS)
+        truth = happened(connection, twin)
+        met = {name for each in truth for name in (each.get("perturbed") or {"rules": []})["rules"]}
+        assert met == {rule["name"] for rule in rules}
+        assert [happened(connection, each) == truth for each in forks] == [True] * FORKS
+        ids = [each["session_id"] for each in (twin, *forks)]
+        worlds = [asked_of(connection, "get_environment", session_id=each) for each in ids]
+        assert worlds == worlds[:1] * (FORKS + 1)
