@@ -147,13 +147,10 @@ class Scratch:
         Args:
             key: What all that equal it have in common; None if that isn't known yet.
         """
-        token: Hashable = self._new_name() if key is None else key
         with self._lock:
-            known = token in self._kept
-            if not known:
-                self._add(token, _Kept(copy, shared=False))
-        if known:
-            copy.discard()
+            # One that has the name is shared: this one is kept beside it, or each call of the session would clone anew.
+            token: Hashable = self._new_name() if key is None or key in self._kept else key
+            self._add(token, _Kept(copy, shared=False))
         self._make_room()
         return token
 

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 import database_histories
 import pytest
-from serving import PACKS, Bench, refused
+from serving import PACKS, PATIENCE, Bench, refused
 
 from server import Database, Depends, Task, TaskEnvironment, Toolpack
 from server.errors import InvalidParamsError, RegistrationError
+from server.features.parts.database_file import DatabaseFile
 from server.features.replay.writers import has_kind
 from server.packs.catalog import Catalog
 from server.packs.checks import initial_problem
@@ -416,15 +417,31 @@ def test_a_scratch_folder_that_cant_be_used_refuses_calls(tmp_path):
         assert "set TOOLPACK_SCRATCH_DIR" in text
 
 
-def test_reading_forks_copies_nothing(tmp_path):
+def test_a_thousand_forks_that_only_read_have_one_copy(tmp_path):
     with Bench(CATALOG, scratch_dir=tmp_path) as bench:
-        session = bench.create("stall", options={"stall": {"rows": 100}})
-        forks = [fork["session_id"] for fork in bench.rpc("fork_session", session_id=session, count=20)]
-        assert [bench.result(fork, "count_orders") for fork in forks] == [0] * 20
-        assert len(copies(tmp_path)) == 1
-        for fork in forks:
+        session = bench.create("stall", options={"stall": {"rows": 1000}})
+        assert bench.result(session, "count_orders") == 0
+        (one,) = copies(tmp_path)
+        size = one.stat().st_size
+        forks = [fork["session_id"] for fork in bench.rpc("fork_session", session_id=session, count=1000)]
+        answers = [bench.later_call(fork, "count_orders") for fork in forks]
+        assert {answer.result(PATIENCE)["result"] for answer in answers} == {0}
+        assert [path.stat().st_size for path in copies(tmp_path)] == [size]
+        for fork in forks[:5]:
             bench.result(fork, "place_order", product=1, quantity=1)
-        assert len(copies(tmp_path)) == 21
+        assert len(copies(tmp_path)) == 6
+
+
+def test_a_call_that_could_write_and_does_not_leaves_its_copy_to_the_next(tmp_path, monkeypatch):
+    clones = []
+    clone = DatabaseFile.clone
+    monkeypatch.setattr(DatabaseFile, "clone", lambda self: (clones.append(self), clone(self))[1])
+    with Bench(CATALOG, scratch_dir=tmp_path) as bench:
+        session = bench.create("stall")
+        for _ in range(3):
+            assert bench.result(session, "run_sql", sql="SELECT 1") == [["1"]]
+            assert error(bench, session, "run_sql", sql="SELECT nothing").startswith("OperationalError")
+    assert len(clones) == 1
 
 
 def copies(folder):

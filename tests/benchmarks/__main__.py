@@ -17,14 +17,14 @@ from pathlib import Path
 import click
 
 from tests.benchmarks import bounds as measurements
-from tests.benchmarks import growth, isolation, report, waiting, workers
+from tests.benchmarks import growth, isolation, report, waiting, workers, worlds
 from tests.benchmarks.contenders import bare
 from tests.benchmarks.load import find_wrk
 from tests.benchmarks.processes import UnavailableError
 from tests.benchmarks.rounds import Plan, compare
 from tests.benchmarks.workshop import Workshop
 
-PARTS = ("throughput", "latency", "touched", "sessions", "growth", "workers", "isolation", "start", "waiting")
+PARTS = ("throughput", "latency", "touched", "sessions", "growth", "workers", "isolation", "worlds", "start", "waiting")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolpack-server-benchmarks"
 
 
@@ -88,6 +88,7 @@ def measure(workshop, plan, parts, only):
             ("growth", lambda: growth.growth(workshop)),
             ("workers", lambda: workers.two_workers(workshop, plan)),
             ("isolation", lambda: isolation.isolation(workshop, plan)),
+            ("worlds", lambda: worlds.worlds(workshop)),
             ("start", lambda: measurements.start(workshop, plan)),
         ):
             if part in parts:

@@ -35,20 +35,20 @@ def growth(workshop: Workshop) -> Iterator[Bound]:
         yield from _touched(server)
 
 
-def _costs(pairs: Sequence[tuple[Server, Action]], times: int = MEASURED) -> list[float]:
+def costs(pairs: Sequence[tuple[Server, Action]], times: int = MEASURED) -> list[float]:
     """Get the server's processor time of each action in milliseconds: the least of several rounds.
 
     The actions take turns, so that whatever else the machine does is beside each of them.
     """
     found: list[list[float]] = [[] for _ in pairs]
     for _ in range(ROUNDS):
-        for (server, action), costs in zip(pairs, found, strict=True):
+        for (server, action), took in zip(pairs, found, strict=True):
             before = server.process.cpu_seconds()
             for number in range(times):
                 action(number)
             time.sleep(0.05)  # what follows an answer counts too
-            costs.append((server.process.cpu_seconds() - before) / times * 1000)
-    return [min(costs) for costs in found]
+            took.append((server.process.cpu_seconds() - before) / times * 1000)
+    return [min(took) for took in found]
 
 
 def _ratio(name: str, before: float, after: float, limit: float = FLAT) -> Bound:
@@ -64,7 +64,7 @@ def _sessions(workshop: Workshop) -> Iterator[Bound]:
         for _ in range(MANY // BATCH - 10):  # the server allows as many, and counts every second
             many.client.post([jsonrpc("create_session", {"toolpacks": ["counter"]}, n) for n in range(BATCH)])
         for name in actions[0]:
-            before, after = _costs([(few, actions[0][name]), (many, actions[1][name])])
+            before, after = costs([(few, actions[0][name]), (many, actions[1][name])])
             yield _ratio(f"{name} beside {MANY:,} sessions, compared with {FEW}", before, after)
 
 
@@ -97,13 +97,13 @@ def _records(server: Server) -> Iterator[Bound]:
     many["page of the path"](0)
     first = (server.process.cpu_seconds() - started) / TRACE * 1000
     for name in few:
-        before, after = _costs([(server, few[name]), (server, many[name])])
+        before, after = costs([(server, few[name]), (server, many[name])])
         yield _ratio(f"{name} after {TRACE:,} records, compared with {VERSIONS}", before, after)
         if name == "call":
             yield _ratio(
                 f"first page of {TRACE:,} records' path, for each, compared with a call", after, first, FIRST_PAGE
             )
-    before, after = _costs([(server, few["page of the path"]), (server, deep)])
+    before, after = costs([(server, few["page of the path"]), (server, deep)])
     yield _ratio(f"page of a path through {DEEP} sessions, compared with one", before, after)
 
 
@@ -143,14 +143,14 @@ def _after_records(server: Server, count: int) -> dict[str, Action]:
 
 def _touched(server: Server) -> Iterator[Bound]:
     """A call on 10 MB costs no more for each byte than one on 1 KB, whose fixed cost is larger than that."""
-    costs = {}
+    took = {}
     for size in (SMALL, SMALL * 100, LARGE):
         session = server.create("counter", {"padding": size})
         call = {"session_id": session, "function": "add", "kwargs": ONE}
         times = 5 if size == LARGE else MEASURED
-        (costs[size],) = _costs([(server, lambda _, call=call: server.client.call("run_function", call))], times)
+        (took[size],) = costs([(server, lambda _, call=call: server.client.call("run_function", call))], times)
         with suppress(RuntimeError):
             server.client.call("close_session", {"session_id": session})
-    middle, large = ((costs[size] - costs[SMALL]) / size for size in (SMALL * 100, LARGE))
-    detail = ", ".join(f"{size / 1024:,.0f} KB {cost:.2f} ms" for size, cost in costs.items())
+    middle, large = ((took[size] - took[SMALL]) / size for size in (SMALL * 100, LARGE))
+    detail = ", ".join(f"{size / 1024:,.0f} KB {cost:.2f} ms" for size, cost in took.items())
     yield Bound("CPU of a touched byte at 10 MB, compared with 100 KB", large / middle, 2, detail=detail)

@@ -4,6 +4,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -50,6 +51,7 @@ class Server:
     process: Process
     port: int
     store: str
+    data: Path
     client: Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -161,14 +163,20 @@ def serving(
         if store != "sqlite:":
             arguments += ["--store", stack.enter_context(_redis(workshop)) if store == "redis:" else store]
         if not bundled:
-            packs = ["counter", "waiter", "bank", *(f"agentdojo-{suite}" for suite, _, _ in AGENTDOJO.values())]
+            packs = [
+                "counter",
+                "waiter",
+                "bank",
+                "books",
+                *(f"agentdojo-{suite}" for suite, _, _ in AGENTDOJO.values()),
+            ]
             arguments += ["--pack-dir", PACKS, "--packs", ",".join(packs)]
         environment = {"TOOLPACK_TOKENS": f"benchmark:{TOKEN}", "TOOLPACK_SECRET_KEY": "a key for this benchmark alone"}
         environment |= {"TOOLPACK_ISOLATION": isolation, **settings}
         process = stack.enter_context(workshop.run("server", *arguments, environment=environment))
         if wait:
             process.wait_until(lambda: status(port, "/readyz") == 200)
-        yield Server(process, port, store)
+        yield Server(process, port, store, data)
 
 
 @contextlib.contextmanager

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-TICKS = os.sysconf("SC_CLK_TCK")
 POLL_SECONDS = 0.005
 STOP_SECONDS = 15.0
 OUTPUT_CHARACTERS = 1500
+_OF_A_PROCESS = 2  # what Linux calls CPUCLOCK_SCHED, in the id of another process's clock
 
 
 class UnavailableError(Exception):
@@ -113,10 +113,9 @@ def _tree(pid: int) -> list[int]:
 
 def _cpu_seconds(pid: int) -> float:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return time.clock_gettime(~pid << 3 | _OF_A_PROCESS)  # /proc/PID/stat counts in steps of 10 ms
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def _memory_bytes(pid: int) -> int:

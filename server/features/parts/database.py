@@ -23,6 +23,7 @@ from server.features.parts import database_views
 from server.features.parts.beside import beside_caller
 from server.features.parts.database_connection import FULL, READ_ONLY, SessionConnection, explained, open_connection
 from server.features.parts.database_file import MAGIC, WAL_VERSION, DatabaseFile, normal_pages, set_versions, sizes_of
+from server.features.parts.database_trees import Ranges, Roots, Tree, changed_ranges
 from server.scratch import Scratch
 from server.volumes import Body, Key, Limits, Volume, VolumeMeans
 
@@ -220,11 +221,18 @@ class Database(Volume):
     @override
     def patch(self, after: Self, path: str, *, text_diffs: bool) -> list[dict[str, Any]]:
         one, other = self._file(), after._file()
-        if one.pages == other.pages and one.differing(other.path) <= {1}:
+        if one.page_size != other.page_size:
+            return database_views.patch(self.connect(), after.connect(), path, lambda *_: {})
+        differing = one.differing(other.path)
+        if one.pages == other.pages and differing <= {1}:
             first = [normal_pages(Body({}, file.read([1]))) for file in (one, other)]
             if first[0] == first[1]:
                 return []
-        return database_views.patch(self.connect(), after.connect(), path)
+
+        def changed(before: Roots, after: Roots) -> Mapping[Tree, Ranges]:
+            return changed_ranges((one.path, other.path), (before, after), one.page_size, differing)
+
+        return database_views.patch(self.connect(), after.connect(), path, changed)
 
     def _rows(self) -> int:
         return Limits().view_rows if self.use is None else self.use.means.limits.view_rows

@@ -8,13 +8,15 @@ import base64
 import binascii
 import math
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import orjson
 
 from server.errors import InvalidParamsError
+from server.features.parts.database_trees import Ranges, Roots, Tree
 
 AT_ONCE = 500  # rows that are compared together
 PAGE = 100  # rows of a page, unless a client says otherwise
@@ -71,11 +73,20 @@ class Table:
         ending = f" LIMIT {int(limit)}" if limit is not None else ""
         return iter(self._connection.execute(f"{self._select} {where} ORDER BY {order}{ending}", given))
 
-    def stored(self) -> sqlite3.Cursor:
-        """Get the rows in the order in which they are stored."""
+    def stored(self, ranges: Ranges | None = None) -> Iterator[Sequence[Row]]:
+        """Yield the rows in the order in which they are stored, some at once.
+
+        Args:
+            ranges: Only those with these rowids, if the table has them; None: all.
+        """
         order = self.rowid or ", ".join(_quoted(self.columns[place].name) for place in self.key) or "1"
-        found: sqlite3.Cursor = self._connection.execute(f"{self._select} ORDER BY {order}")
-        return found
+        where, given = f"WHERE {self.rowid} BETWEEN ? AND ?", [*map(tuple[int, ...], ranges or ())]
+        if ranges is None or (ranges and not self.rowid):
+            where, given = "", [()]
+        for some in given:
+            found = self._connection.execute(f"{self._select} {where} ORDER BY {order}", some)
+            while chunk := found.fetchmany(AT_ONCE):
+                yield chunk
 
     def key_of(self, row: Row) -> str:
         values = [row[place + 1] for place in self.key]
@@ -147,7 +158,7 @@ def tables(connection: sqlite3.Connection) -> dict[str, Table]:
     """Get the tables that are shown, by name, in the order in which they were made."""
     # A call may have set what rows and texts become.
     connection.row_factory = None
-    connection.text_factory = _text_of
+    connection.text_factory = partial(str, encoding="utf-8", errors="replace")  # not ours: it is called often
     order = {name: place for place, (name,) in enumerate(connection.execute("SELECT name FROM sqlite_schema"))}
     listed = connection.execute("PRAGMA main.table_list").fetchall()
     found = {
@@ -196,9 +207,20 @@ def at(
     return value
 
 
-def patch(before: sqlite3.Connection, after: sqlite3.Connection, path: str) -> list[dict[str, Any]]:
-    """Get the operations of a JSON Patch that leads from the view of a database to that of another one."""
+def patch(
+    before: sqlite3.Connection,
+    after: sqlite3.Connection,
+    path: str,
+    changed: Callable[[Roots, Roots], Mapping[Tree, Ranges]],
+) -> list[dict[str, Any]]:
+    """Get the operations of a JSON Patch that leads from the view of a database to that of another one.
+
+    Args:
+        changed: Gets the rowids whose rows may have changed of tables whose first pages it is given; see
+            `changed_ranges`.
+    """
     olds, news = tables(before), tables(after)
+    ranges = {name: each for (kind, name, _), each in changed(_roots(before), _roots(after)).items() if kind == "table"}
     found: list[dict[str, Any]] = []
     for name, old in olds.items():
         where = f"{path}/{_escaped(name)}"
@@ -208,7 +230,7 @@ def patch(before: sqlite3.Connection, after: sqlite3.Connection, path: str) -> l
         elif new.shape != old.shape:
             found.append({"op": "replace", "path": where, "value": _all(new)})
         else:
-            found += _patch_of_rows(old, new, where)
+            found += _patch_of_rows(old, new, where, ranges.get(name))
     found += [
         {"op": "add", "path": f"{path}/{_escaped(name)}", "value": _all(new)}
         for name, new in news.items()
@@ -221,8 +243,14 @@ def _all(table: Table) -> dict[str, Any]:
     return {table.key_of(row): table.shown(row) for row in table.rows()}
 
 
-def _patch_of_rows(old: Table, new: Table, path: str) -> Iterator[dict[str, Any]]:
-    lost, made = changed_rows(old, new)
+def _roots(connection: sqlite3.Connection) -> Roots:
+    """Get the first page of each tree, by what it is for: where that says the same, equal bytes are equal rows."""
+    found = connection.execute("SELECT type, name, sql, rootpage FROM sqlite_schema WHERE rootpage > 0")
+    return {(kind, name, sql): root for kind, name, sql, root in found} | {("schema", "", ""): 1}
+
+
+def _patch_of_rows(old: Table, new: Table, path: str, ranges: Ranges | None) -> Iterator[dict[str, Any]]:
+    lost, made = changed_rows(old, new, ranges)
     for key, row in lost.items():
         where = f"{path}/{_escaped(key)}"
         if key not in made:
@@ -237,15 +265,17 @@ def _patch_of_rows(old: Table, new: Table, path: str) -> Iterator[dict[str, Any]
             yield {"op": "add", "path": f"{path}/{_escaped(key)}", "value": new.shown(row)}
 
 
-def changed_rows(old: Table, new: Table) -> tuple[dict[str, Row], dict[str, Row]]:
-    """Get the rows, by key, that are only in the one of two tables with the same columns, or differ."""
+def changed_rows(old: Table, new: Table, ranges: Ranges | None) -> tuple[dict[str, Row], dict[str, Row]]:
+    """Get the rows, by key, that are only in the one of two tables with the same columns, or differ.
+
+    Args:
+        ranges: The rowids that they can have; None: any.
+    """
     lost: dict[str, Row] = {}
     made: dict[str, Row] = {}
-    one, other = old.stored(), new.stored()
-    lefts, rights = _chunks(one), _chunks(other)
     pending: dict[Row, None] = {}
     added: dict[Row, None] = {}
-    for left, right in zip_longest(lefts, rights, fillvalue=()):
+    for left, right in zip_longest(old.stored(ranges), new.stored(ranges), fillvalue=()):
         if left == right and [[*map(type, row)] for row in left] == [[*map(type, row)] for row in right]:
             continue
         # Where a row is missing in one of them, the chunks of the other lag behind.
@@ -275,11 +305,6 @@ def _marked(row: Row) -> Row:
     return row, tuple(map(type, row))
 
 
-def _chunks(cursor: sqlite3.Cursor) -> Iterator[Sequence[Row]]:
-    while chunk := cursor.fetchmany(AT_ONCE):
-        yield chunk
-
-
 def _value(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"$base64": base64.b64encode(value).decode()}
@@ -300,10 +325,6 @@ def _back(shown: Any) -> Any:
 
 def _text(value: Any) -> str:
     return orjson.dumps(value).decode()
-
-
-def _text_of(encoded: bytes) -> str:
-    return encoded.decode("utf-8", "replace")
 
 
 def _parsed(key: str) -> Any:
