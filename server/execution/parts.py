@@ -117,7 +117,8 @@ def parts_of(parts: tuple[str, ...], toolpack: str) -> tuple[str, ...]:
     return tuple(sorted(part for part in parts if toolpack_of(part) == toolpack and not is_piece(part)))
 
 
-def besides_volumes(parts: Iterable[str], toolpack: str, footprint: frozenset[str]) -> frozenset[str]:
+@lru_cache(maxsize=1024)
+def besides_volumes(parts: tuple[str, ...], toolpack: str, footprint: frozenset[str]) -> frozenset[str]:
     """Get the attributes that a call uses besides a toolpack's volumes, none of which is in a part."""
     return footprint - {
         volume_of(part).partition(SEPARATOR)[2] for part in parts if toolpack_of(part) == toolpack and is_piece(part)

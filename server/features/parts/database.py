@@ -196,9 +196,10 @@ class Database(Volume):
         connection, self._connection = self._connection, None
         if connection is not None and connection.ended is not None:
             connection.ended = None
-            connection.close_cursors()
-            connection.rollback()
-            self._written |= bool(self._file().committed()[1])
+            if self.use is None or not self.use.read_only:
+                connection.close_cursors()
+                connection.rollback()
+                self._written |= bool(self._file().committed()[1])
             connection.close()
         return not self._written
 
