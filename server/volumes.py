@@ -23,11 +23,16 @@ from pydantic_core import CoreSchema, core_schema
 
 from server.errors import StateDamagedError
 
-MAX_PIECES = 8
+MAX_PIECES = 7
 SEPARATOR = ":"
+
+SLOTS = MAX_PIECES + 1
+"""How many parts a chain may have: its pieces, and one that says where they end."""
 
 VOID = b""
 """The payload of a slot that holds no piece any more; a store forgets no part."""
+
+_END = b"end "  # what such a payload begins with if it names the last piece, which so can't be left out unnoticed
 
 Key = int | str
 """What a piece holds is known by keys: the number of a page, the path of a file."""
@@ -279,22 +284,24 @@ class Chain:
         """
         bodies: list[Body] = []
         shape: list[PieceShape] = []
+        ends: list[bytes] = []
         for slot, part in enumerate(self.parts):
             if part != part_name(self.name, self.kind, slot):
                 raise _damaged(self.name)
             payload = self._read(part)
-            if payload == VOID:
-                break
+            if is_void(payload):
+                ends.append(payload)
+                continue
             try:
                 body, piece_id, below = _unpack(payload)
                 sizes = kind.sizes(body) if shape else None
             except (LookupError, TypeError, ValueError) as error:
                 raise _damaged(self.name) from error
-            if below != (shape[-1].id if shape else ""):
+            if ends or below != (shape[-1].id if shape else ""):
                 raise _damaged(self.name)
             bodies.append(body)
             shape.append(PieceShape(piece_id, sizes, len(payload)))
-        if not bodies:
+        if not bodies or not {VOID, *(_end(piece.id) for piece in shape)}.issuperset(ends):
             raise _damaged(self.name)
         return bodies, tuple(shape)
 
@@ -344,6 +351,15 @@ def part_name(name: str, kind: str, slot: int) -> str:
     return f"{name}{SEPARATOR}{kind}{SEPARATOR}{slot}"
 
 
+def is_void(payload: bytes) -> bool:
+    """Whether the payload of a slot is no piece."""
+    return payload == VOID or payload.startswith(_END)
+
+
+def _end(piece_id: str) -> bytes:
+    return _END + piece_id.encode()
+
+
 def is_piece(part: str) -> bool:
     """Whether a part of a session is a piece of a volume."""
     return SEPARATOR in part
@@ -376,7 +392,9 @@ def added_pieces(
         slot, changed = _merged(shape, changed)
     piece_id, payload = _pack(chain.kind, shape[slot - 1].id if slot else "", volume.body(changed if slot else None))
     payloads = {part_name(chain.name, chain.kind, slot): payload}
-    payloads |= {part_name(chain.name, chain.kind, gone): VOID for gone in range(slot + 1, len(shape))}
+    # Each slot above names a piece of this chain, so that none of another version can be taken for its end.
+    above = range(slot + 1, max(slot + 1, len(shape)) + 1)
+    payloads |= {part_name(chain.name, chain.kind, gone): _end(piece_id) for gone in above}
     return payloads, (*shape[:slot], PieceShape(piece_id, changed if slot else None, len(payload)))
 
 

@@ -44,7 +44,7 @@ from server.jsonio.strict import Fragment, dumps, loads
 from server.observability.log import printable
 from server.pins import Pin
 from server.snapshots.digest import Entries
-from server.volumes import MAX_PIECES, Limits, is_piece
+from server.volumes import SLOTS, Limits, is_piece
 
 LIVE_BYTES = 4 * 2**20  # of snapshots that an executor keeps; the environments take four to eight times as much
 RUNTIMES = 256
@@ -159,7 +159,7 @@ class RunCall(RunnerOperation[Outcome]):
         texts = 2 * means.max_result_bytes + nested * CUT_BYTES  # the result, and those of the nested calls together
         pieces, most = 0, 0
         if self._volumes and not self._plan.read_only:
-            pieces, most = MAX_PIECES * len(self._volumes), len(self._volumes) * _largest_piece(means.codec)
+            pieces, most = SLOTS * len(self._volumes), len(self._volumes) * _largest_piece(means.codec)
         return len(sizes) <= 1 + nested + parts + pieces and sum(sizes) <= texts + parts * means.codec.max_bytes + most
 
     @override

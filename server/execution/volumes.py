@@ -16,14 +16,15 @@ from server.errors import SnapshotError
 from server.execution.codec import PlainCodec
 from server.snapshots.digest import Entries
 from server.volumes import (
-    MAX_PIECES,
     SEPARATOR,
+    SLOTS,
     Chain,
     Use,
     Volume,
     VolumeMeans,
     added_pieces,
     is_piece,
+    is_void,
     kind_of,
     part_name,
     put_in,
@@ -52,7 +53,7 @@ class Stored(NamedTuple):
     @property
     def possible(self) -> list[str]:
         """The names of all parts that it may have, by slot."""
-        return [part_name(self.name, self.kind, slot) for slot in range(MAX_PIECES)]
+        return [part_name(self.name, self.kind, slot) for slot in range(SLOTS)]
 
 
 @lru_cache(maxsize=1024)
@@ -268,7 +269,7 @@ def piece_entries(part: str, payload: bytes, means: VolumeMeans | None) -> Entri
     """Get what the digest of a piece is made of."""
     if means is None:
         return None
-    if not payload:
+    if is_void(payload):
         return ()
     name, kind, slot = part.split(SEPARATOR)
     return (f"volume {name.partition('/')[2]} {slot} {means.kinds[kind].digest(read_piece(payload))}",)
