@@ -28,6 +28,16 @@ PREFIX = "toolpack-server-"
 _LOCK = "lock"
 
 
+FULL_TEXT = "The scratch folder is full; nothing was changed. Free some of it, or set TOOLPACK_SCRATCH_DIR."
+_FREE_BYTES = 2**16  # with fewer, a folder is full
+
+
+def is_full(folder: Path) -> bool:
+    """Whether there is next to no room where a folder is."""
+    state = os.statvfs(folder)
+    return state.f_bavail * state.f_frsize < _FREE_BYTES
+
+
 class _Kept:
     """A working copy in the cache; a shared one stays as it is, as several sessions may need it."""
 

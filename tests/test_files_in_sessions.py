@@ -1,14 +1,18 @@
 """Files as a field of an environment: in calls, forks, views and bundles, wherever functions run."""
 
 import base64
+import errno
 import io
+import os
 import tarfile
 
 import jsonpatch
 import pytest
 import serving
 
+from server.features.parts.files_directory import Directory
 from server.packs.loading import load_catalog
+from server.scratch import FULL_TEXT
 
 pytestmark = serving.IN_BOTH
 
@@ -134,3 +138,21 @@ def test_the_schema_says_that_it_is_files(bench):
     [listed] = bench.rpc("list_toolpacks")
     schema = listed["environment"]["properties"]["files"]
     assert (schema["type"], schema["x-toolpack"]) == ("object", "files")
+
+
+def test_a_full_scratch_folder_refuses_the_call_and_leaves_nothing_there(tmp_path, monkeypatch):
+    def no_room(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with serving.Bench(CATALOG, scratch_dir=tmp_path) as bench:
+        session = bench.create("papers")
+        with monkeypatch.context() as full:
+            full.setattr(Directory, "_create", no_room)
+            error = serving.refused(-32006, bench.call, session, "run", words=["new=1"])
+            assert error.message == FULL_TEXT
+            assert [path for path in tmp_path.glob("*/*/*") if path.name != "lock"] == []
+        with monkeypatch.context() as full:
+            full.setattr("server.features.parts.files.is_full", lambda _: True)
+            full.setattr("subprocess.run", no_room)  # what writes in the folder, while the function waits
+            assert serving.refused(-32006, bench.call, session, "run", words=[]).message == FULL_TEXT
+        assert bench.result(session, "run", words=["new=1"]) == "['./logo.png', './new', './orders/17.txt']\n"

@@ -82,7 +82,7 @@ def call_steps(
             live = _end_volumes(world.volumes, outcome, plan, max_result_bytes)
     finally:
         if world.volumes is not None:
-            world.volumes.abandon()  # where it was given up; else nothing is left to do
+            world.volumes.abandon(keep=False)  # where it was given up or refused; else nothing is left to do
     if plan.pin is not None and outcome.failure is None:
         outcome.entries |= {part: part_entries(outcome.live[part], codec.catalog.classes) for part in world.dirty}
         outcome.live = {}  # the next call reads everything anew: the order of a set depends on how it was filled

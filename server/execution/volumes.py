@@ -191,11 +191,15 @@ class Volumes:
             del self._bound[name]
         return changes
 
-    def abandon(self) -> dict[str, Any]:
-        """End the use by a call that has failed, or by a reader; get the places of working copies."""
+    def abandon(self, *, keep: bool = True) -> dict[str, Any]:
+        """End the use by a call that has failed, or by a reader; get the places of working copies.
+
+        Args:
+            keep: Keep those that can be changed, as far as they are as they were; nobody else will know their places.
+        """
         live: dict[str, Any] = {}
         for name in [*self._bound]:
-            self._release(live, name)
+            self._release(live, name, keep=keep)
             del self._bound[name]
         return live
 
@@ -241,7 +245,7 @@ class Volumes:
         copied, use.copied = use.copied, None
         live[self._stored[name].live] = self._means.scratch.put(key, copied)
 
-    def _release(self, live: dict[str, Any], name: str) -> None:
+    def _release(self, live: dict[str, Any], name: str, *, keep: bool = True) -> None:
         """End the use of a volume that has changed nothing that is to be kept."""
         volume = self._bound[name]
         use = _use(volume)
@@ -252,7 +256,7 @@ class Volumes:
             return
         unchanged = False
         with suppress(Exception):  # then it isn't known, and the working copy is a cache
-            unchanged = volume.abandon()
+            unchanged = volume.abandon() and keep
         use.copied = None
         if use.read_only:
             self._means.scratch.release(copied)

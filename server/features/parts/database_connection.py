@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from server.errors import OverloadedError
 from server.features.parts.database_file import DatabaseFile
+from server.scratch import FULL_TEXT, is_full
 
 STEPS = 20_000  # of SQLite's virtual machine, between two looks at whether the deadline has passed: some milliseconds
 
@@ -36,7 +37,6 @@ _PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "temp_store=MEMORY")
 
 FULL = "database or disk is full"
 READ_ONLY = "attempt to write a readonly database"
-_FREE_BYTES = 2**16  # with fewer, a folder is full
 
 
 class _Rules:
@@ -228,12 +228,8 @@ def explained(
     elif text == READ_ONLY and read_only:
         error.args = (f"{text}: {read_only}",)
     elif text == FULL:
-        if file is not None:
-            state = os.statvfs(file.path.parent)
-            if state.f_bavail * state.f_frsize < _FREE_BYTES:
-                return OverloadedError(
-                    "The scratch folder is full; nothing was changed. Free some of it, or set TOOLPACK_SCRATCH_DIR."
-                )
+        if file is not None and is_full(file.path.parent):
+            return OverloadedError(FULL_TEXT)
         error.args = (f"{text}: the database may have {max_bytes} bytes (TOOLPACK_MAX_DATABASE_BYTES)",)
     return error
 

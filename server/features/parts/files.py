@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path as RealPath
 from typing import Any, ClassVar, Self
 
-from server.errors import InvalidParamsError, RegistrationError, shown
+from server.errors import InvalidParamsError, OverloadedError, RegistrationError, shown
 from server.features.parts import files_json, files_pieces
 from server.features.parts.beside import beside_caller
-from server.features.parts.files_directory import read_folder
+from server.features.parts.files_directory import Directory, read_folder
 from server.features.parts.files_glob import matching
 from server.features.parts.files_limits import check_size
 from server.features.parts.files_paths import (
@@ -46,7 +46,10 @@ from server.features.parts.files_tree import (
     with_changes,
 )
 from server.features.parts.files_working import FilesCopy
+from server.scratch import FULL_TEXT, is_full
 from server.volumes import Body, Key, Limits, Volume, VolumeMeans
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Files(Volume):  # noqa: PLW1641 - no volume has a hash
@@ -67,6 +70,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
 
     _tree: tuple[FolderNode, Size] | None = None  # None: as the working copy has it
     _writing: threading.Lock
+    _folder: RealPath | None = None  # the last block's, in the scratch folder
     _lent = False  # a block of `materialize` has the tree
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
@@ -228,8 +232,8 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         now_ns = time.time_ns() if self.use is not None and self.use.pinned else None
         try:
             with working.directory(self._limits) as directory:
-                directory.lay_out(root, now_ns)
-                self._lent = True
+                self._lay_out(directory, root, now_ns)
+                self._lent, self._folder = True, directory.folder if self.use else None
                 try:
                     yield directory.folder
                 except Exception:
@@ -306,6 +310,10 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
     def abandon(self) -> bool:
         self._tree, self._lent = None, False
         return True  # nobody has changed the tree of the working copy, and its directory is looked at anew
+
+    def explain(self, error: BaseException) -> BaseException:
+        found = self._folder if isinstance(error, OSError) and error.errno in _NO_ROOM else None
+        return OverloadedError(FULL_TEXT) if found is not None and is_full(found) else error
 
     def view(self) -> Any:
         return files_json.shown_tree(self._root)
@@ -399,6 +407,17 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         new = Size(size.bytes + more.bytes, size.entries + more.entries)
         check_size(new, self._limits, size)
         self._tree = with_changes(root, updates), new
+
+    def _lay_out(self, directory: Directory, root: FolderNode, now_ns: int | None) -> None:
+        try:
+            directory.lay_out(root, now_ns)
+        except OSError as error:
+            directory.clear()  # what there was no room for takes none
+            if error.errno in _NO_ROOM and self.use is not None:
+                # It refuses the request, whatever the function makes of it.
+                self.use.failed = OverloadedError(FULL_TEXT)
+                raise self.use.failed from error
+            raise
 
     def _take_over(self, root: FolderNode) -> None:
         """Keep what a directory holds at the end of its block."""

@@ -102,6 +102,10 @@ class Directory:
                     signs = self._set_times(tree, time_ns)
             self._note(tree, signs)
 
+    def clear(self) -> None:
+        """Remove the directory; it is made anew when a tree is laid out."""
+        _remove(self.folder)
+
     def remove(self) -> None:
         _remove(self._base)
 
