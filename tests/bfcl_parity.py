@@ -8,14 +8,13 @@ import copy
 import json
 import random
 import sys
-import time
-from collections import Counter
 from pathlib import Path
 
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 
 sys.path.insert(0, str(Path(__file__).parent))
+import parity
 import serving
 
 from server.packs.loading import load_catalog
@@ -84,31 +83,21 @@ def same(envelope, result):
     return envelope["result"] == result or json.dumps(envelope["result"]) == result or str(envelope["result"]) == result
 
 
-def differences(bench, entry, mutants=MUTANTS):
-    """Yield the run, and what differs, for each difference."""
+def compared(bench, entry, mutants=MUTANTS):
+    """Make the runs of an entry in both places."""
     for name, turns in runs(entry, mutants):
+        run = parity.Run(name)
         expected, results = in_process(entry, turns, name.replace(" ", "_"))
         passed, envelopes = on_server(bench, entry, turns)
-        if passed != expected:
-            yield name, f"the verdict is {passed}, BFCL's {expected}"
-        for envelope, result in zip(envelopes, results, strict=True):
-            if not same(envelope, result):
-                yield name, f"{envelope} is not {result}"
-                break
+        run.compare_verdicts(passed, expected)
+        run.compare_results(envelopes, results, same)
+        yield run
 
 
 def main():
-    counts, began = Counter(), time.monotonic()
-    with serving.Bench(load_catalog((), ("bfcl",))) as bench:
-        for entry_id, entry in bfcl._entries().items():
-            counts["runs"] += 2 + MUTANTS
-            for name, difference in differences(bench, entry):
-                counts["verdicts" if "verdict" in difference else "results"] += 1
-                print(f"{entry_id}, {name}: {difference[:300]}")
-    print(
-        f"{counts['runs']} runs in {time.monotonic() - began:.0f} s: {counts['verdicts']} other verdicts, "
-        f"{counts['results']} with other results"
-    )
+    entries = bfcl._entries()
+    with serving.Bench(load_catalog((), ("bfcl",)), timeout_seconds=600) as bench:
+        parity.compare_all("bfcl", entries, lambda name: compared(bench, entries[name]))
 
 
 if __name__ == "__main__":

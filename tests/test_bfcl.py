@@ -17,8 +17,9 @@ if os.environ.get("BENCHMARKS") != "true":
     pytest.importorskip("bfcl_eval")
     pytest.importorskip("rank_bm25")
 
-from bfcl_parity import differences, on_server
+from bfcl_parity import compared, on_server
 from http_server import running
+from parity import differences
 
 from server.packs.loading import load_catalog
 from toolpacks import bfcl
@@ -35,7 +36,7 @@ def bench():
 
 @pytest.mark.parametrize("entry_id", SAMPLE)
 def test_results_and_verdicts_are_bfcls(bench, entry_id):
-    assert list(differences(bench, ENTRIES[entry_id], mutants=2)) == []
+    assert differences(compared(bench, ENTRIES[entry_id], mutants=2)) == {}
 
 
 def test_a_ground_truth_with_a_wrong_type_is_refused_and_judged_all_the_same(bench):

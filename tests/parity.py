@@ -1,0 +1,61 @@
+"""Shared by the programs that compare a benchmark's runs on the server with its own: what differs, printed and counted.
+
+The rule: it knows no benchmark. A program makes the runs of an entry, and says of each what it gave in both places.
+"""
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Run:
+    """One run, made in process and on the server.
+
+    Attributes:
+        differences: By what differs: `verdicts`, `results`, or a name that the program gives.
+        remarks: What is worth knowing, though nothing differs, likewise by a name.
+    """
+
+    name: str
+    differences: dict[str, str] = field(default_factory=dict)
+    remarks: dict[str, list[str]] = field(default_factory=dict)
+
+    def compare_verdicts(self, passed: bool, expected: bool) -> None:
+        if passed != expected:
+            self.differences["other verdicts"] = f"passed is {passed}, the benchmark's {expected}"
+
+    def compare_results(self, told: Sequence[Any], expected: Sequence[Any], same: Callable[[Any, Any], bool]) -> None:
+        """Compare what the calls have returned; the first difference counts."""
+        for one, other in zip(told, expected, strict=True):
+            if not same(one, other):
+                self.differences["with other results"] = f"{one} is not {other}"
+                return
+
+
+def differences(runs: Iterable[Run]) -> dict[str, dict[str, str]]:
+    """Get what differs, by run: nothing, where all is well."""
+    return {run.name: run.differences for run in runs if run.differences}
+
+
+def compare_all(title: str, entries: Iterable[str], runs_of: Callable[[str], Iterator[Run]]) -> None:
+    """Compare the runs of all entries; print each difference, each remark and the sums."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)  # as in a worker of the server: benchmarks' worlds have many objects
+    counts, began = Counter[str](), time.monotonic()
+    found = Counter[str]({"other verdicts": 0, "with other results": 0})
+    for entry in entries:
+        for run in runs_of(entry):
+            counts["runs"] += 1
+            for what, text in run.differences.items():
+                found[what] += 1
+                print(f"{entry}, {run.name}, {what}: {text[:300]}", flush=True)
+            for what, texts in run.remarks.items():
+                found[what] += len(texts)
+                for text in texts:
+                    print(f"{entry}, {run.name}, {what}: {text}", flush=True)
+    sums = ", ".join(f"{count} {what}" for what, count in found.items())
+    print(f"{title}: {counts['runs']} runs in {time.monotonic() - began:.0f} s: {sums}", flush=True)
