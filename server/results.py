@@ -382,6 +382,39 @@ class Evaluations(TypedDict):
     next: str | None
 
 
+class SessionSummary(TypedDict):
+    """What has happened in a session: in its own records, without those of a parent.
+
+    `calls` counts them, and `errors` those that failed; `duration_ms` is the time that they took. `done` says that the
+    answer was submitted. `verdict` is the recorded one, null if there is none or the session has gone on since.
+    `problem` says why records can't be read; the others are counted up to there.
+    """
+
+    session_id: str
+    toolpacks: list[str]
+    version: int
+    labels: dict[str, str]
+    created_at: str
+    expires_at: str
+    parent: Parent | None
+    task: str | None
+    variant: str | None
+    calls: int
+    errors: int
+    last_function: str | None
+    duration_ms: float
+    done: bool
+    verdict: Verdict | None
+    problem: str | None
+
+
+class SessionSummaries(TypedDict):
+    """Some sessions, as few as fit into a part of a second; `next` is the one after which to go on, null at the end."""
+
+    sessions: list[SessionSummary]
+    next: str | None
+
+
 class SolutionCall(TypedDict):
     """A call as `run_function` takes it, and the name of the participant who makes it."""
 

@@ -24,6 +24,7 @@ from server.results import (
     Replay,
     ResetRecord,
     Session,
+    SessionSummaries,
     Solution,
     TaskDescription,
     TaskPage,
@@ -472,6 +473,26 @@ class ClientMethods:
             after: Go on after this session_id, the last answer's `next`; default: the first.
             limit: The maximum number of sessions to evaluate.
             record: Keep each verdict as a record of its session, for list_sessions.
+        """
+
+    @requests("summarize_sessions")
+    def summarize_sessions(
+        self,
+        labels: Mapping[str, str] | None = None,
+        *,
+        after: str = "",
+        limit: int = 100,
+        order: Literal["id", "-created"] = "id",
+        text: str = "",
+    ) -> SessionSummaries:
+        """List sessions, each with what has happened in it: calls, errors, time, and the recorded verdict.
+
+        Args:
+            labels: Labels, all of which must match.
+            after: Go on after this session_id, the last answer's `next`; default: the first.
+            limit: The maximum number of results.
+            order: By session_id, or by time of creation, newest first.
+            text: Only sessions with this text in id, task, labels or trace, in small letters or capitals.
         """
 
     @requests("get_solution")

@@ -3,7 +3,7 @@
 // and characters that can't be seen, or that turn the direction of a text round, are written as \u202e.
 const UNSEEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 const escaped = (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`;
-const visible = (text) => String(text).replace(UNSEEN, escaped);
+export const visible = (text) => String(text).replace(UNSEEN, escaped);
 const isGiven = (value) => ![undefined, null, false].includes(value);
 
 /** Make an element: `h("p.hint", {title}, ...children)`; attributes may be left out, `on…` are listeners. */

@@ -5,11 +5,12 @@ import { openCompare } from "./compare.js";
 import { arrive, fill, h, link, say, short } from "./dom.js";
 import { openNew } from "./new.js";
 import { offerToForget } from "./rpc.js";
+import { openRunsOfServer } from "./runs.js";
 import { openSession } from "./session.js";
 import { openSessions } from "./sessions.js";
 import { openToolpacks } from "./toolpacks.js";
 
-const VIEWS = { sessions: [openSessions, openSession], new: [openNew], compare: [openCompare], toolpacks: [openToolpacks] };
+const VIEWS = { sessions: [openSessions, openSession], new: [openNew], runs: [openRunsOfServer], compare: [openCompare], toolpacks: [openToolpacks] };
 const main = document.getElementById("main");
 let shown = { path: null, leave: new AbortController(), update: null };
 

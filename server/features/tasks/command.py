@@ -16,13 +16,14 @@ from server.cli.look import label, whole_trace
 from server.cli.options import packs_options
 from server.cli.send import Send
 from server.features.tasks.pass_rates import rates, table
+from server.features.tasks.report import RunsPage
 from server.features.tasks.trajectories import messages, offered_tools, participants_messages, trajectory
 from server.features.tasks.validity import no_reward
 from server.features.tasks.variants import Losses, losses, variants_table
 from server.rights import AGENT
 from server.service import all_record_kinds
 
-_AT_ONCE = 100  # sessions
+_AT_ONCE = 25  # sessions
 
 
 @click.command()
@@ -40,23 +41,45 @@ _AT_ONCE = 100  # sessions
     metavar="NAME",
     help="Whose trajectories to write, in sessions with participants.  [default: agent]",
 )
+@click.option(
+    "--html",
+    type=click.File("w", encoding="utf-8", lazy=True),
+    metavar="FILE",
+    help="Write the console's page of runs to this file, which needs no server.",
+)
 @click.option("--record", is_flag=True, help="Keep each verdict as a record of its session.")
 def evaluate(
-    labels: tuple[str, ...], trajectories: IO[str] | None, participant: str | None, record: bool, **where: Any
+    labels: tuple[str, ...],
+    trajectories: IO[str] | None,
+    participant: str | None,
+    html: IO[str] | None,
+    record: bool,
+    **where: Any,
 ) -> None:
     """Evaluate the sessions that have a task: passed, mean reward, pass^k and pass@k."""
     if participant and trajectories is None:
         raise click.UsageError("--participant says whose trajectories are written: give --trajectories, too.")
     wanted, whose = dict(map(label, labels)), participant or AGENT
-    if look_at(lambda send: _evaluate(send, wanted, trajectories, whose, record=record), **where):
+
+    async def look(send: Send) -> bool:
+        page = None if html is None else RunsPage(send, wanted, where["url"])
+        invalid = await _evaluate(send, wanted, trajectories, whose, page, record=record)
+        if page is not None and html is not None:
+            html.write(await page.html())
+        return invalid
+
+    if look_at(look, **where):
         sys.exit(1)
 
 
-async def _evaluate(send: Send, labels: dict[str, str], file: IO[str] | None, whose: str, *, record: bool) -> bool:
+async def _evaluate(
+    send: Send, labels: dict[str, str], file: IO[str] | None, whose: str, page: RunsPage | None, *, record: bool
+) -> bool:
     """Evaluate, print, and say whether a rollout is invalid; `whose` trajectories are written to the file."""
     verdicts: list[dict[str, Any]] = []
     forks, left_out, without = 0, 0, 0
     after: str | None = ""
+    bar = await _progress(send, labels)
     while after is not None:
         asked = {"labels": labels, "after": after, "limit": _AT_ONCE, "record": record}
         found = await send("evaluate_sessions", asked)
@@ -68,10 +91,12 @@ async def _evaluate(send: Send, labels: dict[str, str], file: IO[str] | None, wh
                     without += line is None
             except click.ClickException as error:
                 verdict.update({"error": error.format_message(), **verdict, "valid": False})
+            if page is not None:
+                await page.add(verdict)
             verdicts.append(verdict)
+            bar.update(1)
         forks, left_out, after = forks + found["forks"], left_out + found["left_out"], found["next"]
-        if after is not None and sys.stderr.isatty():
-            click.echo(f"{len(verdicts)} evaluated", err=True)
+    bar.render_finish()
     invalid = [verdict for verdict in verdicts if not verdict["valid"]]
     clean, to_stderr = [each for each in verdicts if each["variant"] is None], file is not None and file.name == "-"
     if clean or len(verdicts) == len(invalid):
@@ -86,6 +111,16 @@ async def _evaluate(send: Send, labels: dict[str, str], file: IO[str] | None, wh
         click.echo(f"\n{there}", err=True)
     _tell_asides(forks, left_out, invalid, len(verdicts))
     return bool(invalid)
+
+
+async def _progress(send: Send, labels: dict[str, str]) -> Any:
+    """Get a bar that says on a terminal how many of the sessions are evaluated."""
+    count, after = 0, ""
+    while sys.stderr.isatty() and (
+        some := await send("list_sessions", {"labels": labels, "after": after, "limit": 1000})
+    ):
+        count, after = count + sum(each["task"] is not None for each in some), some[-1]["session_id"]
+    return click.progressbar(length=count, label="Evaluating", file=sys.stderr, hidden=not sys.stderr.isatty())
 
 
 def _tell_asides(forks: int, left_out: int, invalid: Sequence[Mapping[str, Any]], count: int) -> None:

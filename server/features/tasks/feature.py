@@ -7,12 +7,13 @@ from server.features.tasks.notes import AnswerKind
 from server.features.tasks.operations import OPERATIONS
 from server.features.tasks.runs import Runs
 from server.features.tasks.service import Tasks
+from server.features.tasks.summaries import Summaries
 from server.features.tasks.verdicts import VerdictFilter, VerdictKind, VerdictRequest
 from server.rpc.methods import CreateSession, ListSessions
 
 
 class TasksFeature(Feature):
-    services = (Tasks, Runs)
+    services = (Tasks, Runs, Summaries)
     methods = METHODS
     record_kinds = (AnswerKind, VerdictKind)
     parameters = {CreateSession: TaskRequest, ListSessions: VerdictRequest}

@@ -10,11 +10,13 @@ from pydantic import Field
 
 from server.features.tasks.runs import Runs
 from server.features.tasks.service import Tasks, Wanted
+from server.features.tasks.summaries import Summaries
 from server.parameters import MAX_COUNT, CallId, Labels, Limit, SessionId, Version
-from server.results import AgentTask, Evaluations, Solution, TaskDescription, TaskPage, Verdict
+from server.results import AgentTask, Evaluations, SessionSummaries, Solution, TaskDescription, TaskPage, Verdict
 from server.rpc.caller import Caller
 from server.rpc.method import App, Method
 
+MAX_TEXT = 1000  # characters of a text that is looked for
 TaskName = Annotated[str, Field(description="The task, as toolpack/name.")]
 
 
@@ -112,6 +114,29 @@ class EvaluateSessions(Method, result=Evaluations, positional=("labels",)):
         return await app.feature(Runs).evaluate(caller.sees, self.labels, self.after, self.limit, record=self.record)
 
 
+class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",)):
+    """List sessions, each with what has happened in it: calls, errors, time, and the recorded verdict."""
+
+    labels: Labels = Field(default_factory=dict, description="Labels, all of which must match.")
+    after: str = Field("", description="Go on after this session_id, the last answer's `next`; default: the first.")
+    limit: Limit
+    order: Literal["id", "-created"] = Field("id", description="By session_id, or by time of creation, newest first.")
+    text: Annotated[
+        str,
+        Field(
+            "",
+            max_length=MAX_TEXT,
+            description="Only sessions with this text in id, task, labels or trace, in small letters or capitals.",
+        ),
+    ]
+
+    async def handle(self, caller: Caller, app: App) -> SessionSummaries:
+        newest_first = self.order == "-created"
+        return await app.feature(Summaries).page(
+            caller.sees, self.labels, self.after, self.limit, self.text, newest_first=newest_first
+        )
+
+
 class GetSolution(Method, result=Solution):
     """Get one way to do the session's task, as calls that run_function takes."""
 
@@ -129,5 +154,6 @@ METHODS: tuple[type[Method], ...] = (
     SubmitAnswer,
     EvaluateSession,
     EvaluateSessions,
+    SummarizeSessions,
     GetSolution,
 )

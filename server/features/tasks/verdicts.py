@@ -4,7 +4,7 @@ The rule: a verdict holds for as long as it is the session's last record: whatev
 evaluator says. Only this server's evaluators make one; a record that a replay has copied is none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -104,8 +104,15 @@ class VerdictFilter(SessionFilter):
         if found and found[1].index >= 0:
             records = self._store.records(session_id, found[1].index - 1, 1)
         for record in records:
-            shown, private = map(loads, self._records.read(session_id, record))
-            if (private or {}).get(_OWN):
-                passed: bool = shown["passed"]
-                return passed
+            verdict = recorded_verdict(*map(loads, self._records.read(session_id, record)))
+            if verdict is not None:
+                return verdict["passed"]
         return None
+
+
+def recorded_verdict(shown: Mapping[str, Any], private: Mapping[str, Any] | None) -> Verdict | None:
+    """Get the verdict that a record of these two lines keeps; None if it is another record, or a copy."""
+    if not (private or {}).get(_OWN):
+        return None
+    kept = {"valid": True, "failure": None, "perturbed": {}, **shown}  # which older verdicts don't have
+    return {name: kept[name] for name in Verdict.__annotations__}  # type: ignore[return-value]

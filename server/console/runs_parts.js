@@ -1,0 +1,38 @@
+// What the pages of runs share: how figures are written, heads by which tables are sorted, tags of verdicts.
+import { count, h, link } from "./dom.js";
+import { STATES, WORDS, stateOf } from "./runs_model.js";
+
+export const NONE = "–";
+export const MOST_K = 8;
+export const PAGE = 100;
+export const percent = (share) => (share === null ? NONE : `${Math.round(share * 100)}%`);
+export const decimal = (number) => (number === null ? NONE : number.toFixed(Math.abs(number) < 10 ? 2 : 0));
+export const seconds = (number) => {
+  if (number === null) return NONE;
+  return number < 1 ? `${(number * 1000).toFixed(number < 0.01 ? 1 : 0)} ms` : `${decimal(number)} s`;
+};
+const TONES = { passed: "good", failed: "bad", invalid: "mark", open: "soft" };
+export const tag = (session) => h(`span.tag.${TONES[stateOf(session)]}`, `${STATES[stateOf(session)]} ${WORDS[stateOf(session)]}`);
+
+/** The head of a table whose columns, `[key, text, hint]`, are sorted by links; the query's `name` says by which. */
+export const header = (columns, query, name) =>
+  h("thead", h("tr", columns.map(([key, text, hint]) => {
+    const now = query[name], isUp = now === key, isDown = now === `-${key}`;
+    const shown = key ? link(["runs"], { ...query, [name]: isDown ? key : `-${key}` }, text, isDown && " ↓", isUp && " ↑") : text;
+    return h("th", { scope: "col", title: hint, "aria-sort": isUp ? "ascending" : isDown ? "descending" : null }, shown);
+  })));
+
+/** How far the reading is; nothing when it is done. */
+export const progress = ({ isRead, sessions, others, toJudge, judged }) => {
+  if (isRead) return null;
+  const asked = toJudge > 0 && `, ${judged} of ${toJudge} evaluated`;
+  return h("p.hint", { role: "status" }, `Reading… ${count(sessions.length + others.length, "rollout")}`, asked);
+};
+
+export const cell = (name, ...content) => h("td.number", { "data-label": `${name} ` }, content);
+/** How many have passed, of how many; those that count nowhere are named. */
+export const passedOf = ({ passed, counted, invalid, open, share }) => [
+  h("strong", `${passed}/${counted}`), share !== null && ` ${percent(share)}`,
+  invalid > 0 && [" ", h("span.tag.mark", { title: "Invalid rollouts say nothing of the agent, and count nowhere." }, `${invalid} invalid`)],
+  open > 0 && [" ", h("span.tag", `${open} not evaluated`)],
+];

@@ -1,0 +1,105 @@
+"""Summaries: what has happened in each of many sessions, in a few words, so that runs can be seen at a glance.
+
+The rule: nothing is evaluated here and nothing is renewed: a summary is read off the records. An answer takes a part
+of a second; whoever wants more sessions asks again.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from server.errors import StateDamagedError
+from server.features.tasks.runs import variant_of
+from server.features.tasks.verdicts import recorded_verdict
+from server.jsonio.strict import dumps, loads
+from server.results import Session, SessionSummaries, SessionSummary, Verdict
+from server.rpc.method import App
+
+_AT_ONCE = 50  # sessions that are listed
+_RECORDS_AT_ONCE = 200
+_BYTES_AT_ONCE = 2**20
+_SECONDS = 0.5
+_NOT_SAID = {"index", "kind", "version", "state", "started_at", "duration_ms", "place"}  # nobody looks for these
+
+
+class Summaries:
+    def __init__(self, app: App) -> None:
+        self._sessions = app.sessions
+        self._store = app.context.store
+        self._records = app.context.records
+        self._kinds = app.context.record_kinds
+        self._max_bytes = app.settings.max_list_bytes
+
+    async def page(
+        self, owner: str | None, labels: Mapping[str, str], after: str, limit: int, text: str, *, newest_first: bool
+    ) -> SessionSummaries:
+        """Get the next summaries; see `methods.SummarizeSessions`."""
+        return await self._sessions.compute(
+            lambda: self._page(owner, labels, after, limit, _searched(text)[1:-1], newest_first=newest_first),
+            *(owner or "", "summaries"),
+        )
+
+    def _page(
+        self, owner: str | None, labels: Mapping[str, str], after: str, limit: int, text: str, *, newest_first: bool
+    ) -> SessionSummaries:
+        found: list[SessionSummary] = []
+        reader, room, ends = self._sessions.heavy_reader, self._max_bytes, time.monotonic() + _SECONDS
+        while page := reader.list_sessions(owner, labels, after, _AT_ONCE, newest_first=newest_first):
+            for session in page:
+                summary = self._summary(session, text)
+                if summary is not None:
+                    room -= len(dumps(summary))
+                    if room < 0 and found:
+                        return {"sessions": found, "next": after}
+                    found.append(summary)
+                after = session["session_id"]
+                if len(found) == limit or time.monotonic() > ends:
+                    return {"sessions": found, "next": after}
+        return {"sessions": found, "next": None}
+
+    def _summary(self, session: Session, text: str) -> SessionSummary | None:
+        """Get the summary of a session; None if the text, as JSON, occurs nowhere in it."""
+        names = ("session_id", "toolpacks", "version", "labels", "created_at", "expires_at", "parent", "task")
+        about = {name: session[name] for name in names}  # type: ignore[literal-required]
+        seen = text in _searched([session["session_id"], session["task"], session["labels"]])
+        calls = errors = 0
+        milliseconds, last, done, problem = 0.0, None, False, None
+        verdict: Verdict | None = None
+        try:
+            for shown, private in self._lines(session["session_id"]):
+                kind = self._kinds[shown["kind"]]
+                milliseconds += shown.get("duration_ms", 0)
+                if kind.is_call:
+                    calls, last = calls + 1, shown["function"]
+                    errors += shown["error"] is not None
+                done = (done or kind.answer(shown) is not None) and kind.goes_back_to(shown) is None
+                verdict = recorded_verdict(shown, private)
+                seen = seen or text in _searched([value for name, value in shown.items() if name not in _NOT_SAID])
+        except StateDamagedError as error:
+            problem = str(error)
+        if not seen:
+            return None
+        return {  # type: ignore[return-value]
+            **about,
+            "variant": variant_of(session),
+            "calls": calls,
+            "errors": errors,
+            "last_function": last,
+            "duration_ms": round(milliseconds, 3),
+            "done": done,
+            "verdict": verdict,
+            "problem": problem,
+        }
+
+    def _lines(self, session_id: str) -> Any:
+        """Get both lines of each record, as JSON, in order; none of a session that was closed meanwhile."""
+        after = -1
+        while page := self._store.records(session_id, after, _RECORDS_AT_ONCE, _BYTES_AT_ONCE):
+            for record in page:
+                yield tuple(map(loads, self._records.read(session_id, record)))
+            after = page[-1].index
+
+
+def _searched(value: Any) -> str:
+    """Get a value as it is searched: as JSON, without a difference between small letters and capitals."""
+    return dumps(value).decode().casefold()

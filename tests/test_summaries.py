@@ -1,0 +1,82 @@
+"""Summaries: many sessions at a glance, without evaluating or renewing any."""
+
+import pytest
+from serving import refused
+from test_tasks import CATALOG, begin, verdict
+
+RUN = {"run": "1"}
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def bench(request, store_url, make_bench):
+    return make_bench(CATALOG, store_url(request.param))
+
+
+def summaries(bench, **params):
+    return bench.rpc("summarize_sessions", **{"labels": RUN, **params})
+
+
+def found(bench, text):
+    return [each["session_id"] for each in summaries(bench, text=text)["sessions"]]
+
+
+def test_a_summary_says_what_has_happened_and_the_verdict_that_is_kept(bench):
+    session_id, _ = begin(bench, "chores/dishes", labels=RUN)
+    bench.call(session_id, "do", chore="dishes")
+    bench.call(session_id, "do", chore="dishes", times="many")
+    before = bench.rpc("list_sessions", labels=RUN)
+    (told,) = summaries(bench)["sessions"]
+    expected = {name: before[0][name] for name in ("session_id", "task", "labels", "version", "expires_at", "parent")}
+    expected |= {"calls": 2, "errors": 1, "last_function": "do", "done": False, "verdict": None, "variant": None}
+    assert {name: told[name] for name in expected} == expected
+    assert told["duration_ms"] > 0
+    bench.rpc("submit_answer", session_id=session_id, answer="Done.")
+    said = verdict(bench, session_id, record=True)
+    (told,) = summaries(bench)["sessions"]
+    assert (told["done"], told["verdict"], told["problem"]) == (True, said, None)
+    bench.rpc("reset_session", session_id=session_id)
+    (told,) = summaries(bench)["sessions"]
+    assert (told["done"], told["verdict"], told["calls"]) == (False, None, 2)  # it goes on, and what was called was
+
+
+def test_a_fork_has_what_was_called_in_it_alone(bench):
+    session_id, _ = begin(bench, "chores/dishes", labels=RUN)
+    bench.call(session_id, "do", chore="dishes")
+    (fork,) = bench.rpc("fork_session", session_id=session_id)
+    by_id = {each["session_id"]: each for each in summaries(bench)["sessions"]}
+    assert by_id[fork["session_id"]]["parent"] == {"session_id": session_id, "version": 1}
+    assert [by_id[each]["calls"] for each in (session_id, fork["session_id"])] == [1, 0]
+
+
+def test_sessions_are_found_by_what_was_said_and_called_in_them(bench):
+    one, two = (begin(bench, "chores/dishes", labels={**RUN, "model": name})[0] for name in ("Ada", "bob"))
+    bench.call(one, "do", chore='the "Äpfel"')
+    bench.rpc("add_message", session_id=two, role="assistant", content="Nothing to DO here")
+    assert found(bench, 'THE "') == found(bench, "äpfel") == found(bench, "ada") == [one]
+    assert found(bench, "to do here") == found(bench, two[5:40].upper()) == [two]
+    assert sorted(found(bench, "")) == sorted(found(bench, "chores/dishes")) == sorted([one, two])
+    assert found(bench, "duration_ms") == found(bench, "nobody said this") == []
+
+
+def test_summaries_come_in_parts_which_together_are_all(bench, monkeypatch):
+    sessions = sorted(begin(bench, "chores/dishes", labels=RUN)[0] for _ in range(5))
+    seen, after = [], ""
+    while after is not None:
+        part = summaries(bench, after=after, limit=2)
+        seen += [each["session_id"] for each in part["sessions"]]
+        after = part["next"]
+    assert seen == sessions
+    newest = summaries(bench, order="-created")["sessions"]
+    assert [each["created_at"] for each in newest] == sorted((each["created_at"] for each in newest), reverse=True)
+    monkeypatch.setattr("server.features.tasks.summaries._SECONDS", 0)
+    part = summaries(bench)
+    assert [len(part["sessions"]), part["next"]] == [1, sessions[0]]
+    part = summaries(bench, text="nobody said this")  # which may find nothing for a while
+    assert part == {"sessions": [], "next": sessions[0]}
+
+
+def test_another_owner_and_an_agent_have_no_summaries(bench):
+    _, key = begin(bench, "chores/dishes", labels=RUN)
+    assert summaries(bench, labels={"run": "2"}) == {"sessions": [], "next": None}
+    assert refused(-32602, bench.rpc, "summarize_sessions", text="x" * 1001)
+    refused(-32601, bench.rpc, "summarize_sessions", agent_key=key)
