@@ -1,6 +1,7 @@
 """Finding and loading toolpacks: which are loaded, and that every problem stops the start, with file and remedy."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -174,6 +175,11 @@ def test_a_pack_that_lacks_an_optional_package_is_a_notice_and_no_problem(folder
     assert list(catalog.toolpacks) == ["one"]
     assert catalog.notices == ["two needs x: pip install x"]
     assert "pip install x" in problem(where, names=["two"])
+    folder(three="raise ToolpackUnavailable('three needs y: pip install y')\n")
+    needed = [("any", ["x", "y"]), (f"{Path(folder.file('three')).stem}-small", ["y"])]  # the second is likely in three
+    for name, packages in needed:
+        said = problem(where, names=[name])
+        assert [package for package in "xy" if f"pip install {package}" in said] == packages
 
 
 def test_a_function_is_registered_with_or_without_a_decorator():

@@ -103,7 +103,9 @@ def _find(
         for name in names:
             if name not in found:
                 known = ", ".join(found) or "none"
-                hint = f" {' '.join(notices)}" if notices else ""
+                # A module mostly has toolpacks that are called as it is, such as tau2 has tau2-retail.
+                likely = [text for module, text in search.unavailable.items() if name.startswith(module)]
+                hint = " ".join(["", *(likely or notices)])
                 problems.append(RegistrationError(f"no module has a toolpack {name!r}; found: {known}.{hint}"))
         search.excuse_all_but(names)
         found = {name: found[name] for name in names if name in found}
@@ -121,6 +123,7 @@ class _Search:
         self.found: dict[str, Toolpack] = {}
         self.unsound: set[str] = set()  # the names of those that have problems; further checks would report these again
         self.notices: list[str] = []
+        self.unavailable: dict[str, str] = {}  # those of the notices that say what a module needs, by its name
         self._problems = problems
         self._import_seconds = import_seconds
         self._broken: list[tuple[list[RegistrationError], set[str]]] = []  # of a module: its problems, its toolpacks
@@ -128,7 +131,12 @@ class _Search:
     def look_into(self, module_name: str) -> None:
         problems = self._problems
         known = len(problems)
-        module = _import(f"{NAMESPACE}.{module_name}", problems, self.notices, self._import_seconds)
+        module = None
+        try:
+            module = _import(f"{NAMESPACE}.{module_name}", problems, self._import_seconds)
+        except ToolpackUnavailable as unavailable:
+            self.unavailable[module_name] = str(unavailable)
+            self.notices.append(str(unavailable))
         packs = _toolpacks_of(module)
         if module is not None and not packs and len(problems) == known:
             self.notices.append(
@@ -204,15 +212,19 @@ def _toolpacks_of(module: ModuleType | None) -> list[Toolpack]:
     return list({id(pack): pack for pack in packs}.values())
 
 
-def _import(name: str, problems: list[RegistrationError], notices: list[str], seconds: float) -> ModuleType | None:
-    """Import a module; what goes wrong is added to the problems, or to the notices if only a package is missing."""
+def _import(name: str, problems: list[RegistrationError], seconds: float) -> ModuleType | None:
+    """Import a module; what goes wrong is added to the problems.
+
+    Raises:
+        ToolpackUnavailable: Only a package is missing.
+    """
     exit_process = os._exit
     os._exit = _refuse_exit
     try:
         with patience(seconds, "its import", "do this in a function, or raise TOOLPACK_IMPORT_SECONDS"):
             return importlib.import_module(name)
-    except ToolpackUnavailable as unavailable:
-        notices.append(str(unavailable))
+    except ToolpackUnavailable:
+        raise
     except RegistrationError as error:
         problems.append(error)
     except Impatience as error:
