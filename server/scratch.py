@@ -121,7 +121,9 @@ class Scratch:
                 return kept.copy
         shared = self.share(key, token, load)
         try:
-            return self._making(shared.clone)
+            cloned = self._making(shared.clone)
+            cloned.shape = shared.shape
+            return cloned
         finally:
             self.release(shared)
 

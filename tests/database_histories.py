@@ -1,6 +1,7 @@
 """Random histories of a session's database, beside plain `sqlite3`: results, errors and tables must be equal.
 
     python -m tests.database_histories --histories 2000 --store sqlite --isolation process
+    python -m tests.database_histories --histories 500 --store redis --isolation thread --kills 2
 
 Exit status 1 means that they weren't; what is printed has the seed that shows it again.
 """
@@ -10,12 +11,14 @@ import random
 import sqlite3
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
 
 sys.path.insert(0, str(Path(__file__).parent))  # test modules import each other by bare names, as under pytest
 
+import killed_server
 import redis_server
 import serving
 
@@ -232,32 +235,59 @@ def check_diff(bench, session, version):
             assert bench.rpc("get_environment", session_id=session, pointer=row) == seen[key]
 
 
-@click.command()
-@click.option("--histories", default=2000, show_default=True)
-@click.option("--seed", default=0, show_default=True, help="Of the first one; each adds 1.")
-@click.option("--store", default="memory", type=click.Choice(["memory", "sqlite", "redis"]), show_default=True)
-@click.option("--isolation", default="thread", type=click.Choice(["thread", "process"]), show_default=True)
-def main(histories, seed, store, isolation):
-    """Compare random histories with plain sqlite3."""
-    catalog = load_catalog((serving.PACKS,), ("stall",))
+def options(command):
+    """Add the options that a program with histories has."""
+    for option in (
+        click.option("--histories", default=2000, show_default=True),
+        click.option("--seed", default=0, show_default=True, help="Of the first one; each adds 1."),
+        click.option("--store", default="memory", type=click.Choice(["memory", "sqlite", "redis"]), show_default=True),
+        click.option("--isolation", default="thread", type=click.Choice(["thread", "process"]), show_default=True),
+        click.option("--kills", default=0.0, help="Kill a worker or an executor each so many seconds.  [default: no]"),
+    ):
+        command = option(command)
+    return command
+
+
+def run(history, pack, histories, seed, store, isolation, kills):
+    """Run histories, each with its seed; with kills several at once, so that one that waits stops no other."""
+    bench = killed_server.KilledServer(store, isolation, pack, kills, seed) if kills else None
+    with contextlib.ExitStack() as stack:
+        if bench is None:
+            bench = stack.enter_context(unkilled(pack, store, isolation))
+        else:
+            stack.callback(bench.close)
+
+        def one(number):
+            for session in history(bench, number):
+                bench.rpc("close_session", session_id=session)
+
+        with ThreadPoolExecutor(8 if kills else 1) as pool:
+            for done, _ in enumerate(pool.map(one, range(seed, seed + histories)), 1):
+                if done % 100 == 0:
+                    click.echo(f"{done} histories")
+    killed = f", {bench.kills} kills" if kills else ""
+    click.echo(f"{histories} histories on {store}, isolation {isolation}{killed}: no difference")
+
+
+@contextlib.contextmanager
+def unkilled(pack, store, isolation):
+    """Have a server in this process."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         url = {"memory": "memory:", "sqlite": f"sqlite:///{folder}/sessions.db"}.get(store)
         if url is None:
             url, _ = stack.enter_context(redis_server.start(Path(folder)))
-        given = {}
+        given = {"keep_versions": 1000, "max_result_bytes": 2**26}
         if isolation == "process":
-            given = {"isolation": "process", "packs": ("stall",), "pack_dir": (serving.PACKS,)}
-        bench = serving.Bench(catalog, url, max_result_bytes=2**26, **given)
-        try:
-            for number in range(seed, seed + histories):
-                for session in history(bench, number):
-                    bench.rpc("close_session", session_id=session)
-                if number % 100 == 99:
-                    click.echo(f"{number + 1 - seed} histories")
-        finally:
-            bench.close()
-    click.echo(f"{histories} histories on {store}, isolation {isolation}: no difference")
+            given |= {"isolation": "process", "packs": (pack,), "pack_dir": (serving.PACKS,)}
+        yield stack.enter_context(serving.Bench(load_catalog((serving.PACKS,), (pack,)), url, **given))
+
+
+@click.command()
+@options
+def main(**given):
+    """Compare random histories with plain sqlite3."""
+    run(history, "stall", **given)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,42 @@
 """Whatever is done with files, they are what a real directory is after the same: results, errors and all.
 
-`FILES_HISTORIES=1000 pytest -n 0 tests/test_files_histories.py` runs more histories than the suite does.
+`FILES_HISTORIES=1000 pytest -n 0 tests/test_files_histories.py` runs more histories of files alone than the suite does.
+Those of files in sessions are run by
+
+    python -m tests.test_files_histories --histories 500 --store sqlite --isolation process --kills 2
 """
 
+import base64
+import io
+import itertools
 import os
+import random
 import shutil
+import sys
+import tarfile
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+sys.path.insert(0, str(Path(__file__).parent))  # test modules import each other by bare names, as under pytest
+
+import click
+import database_histories
+import jsonpatch
+import killed_server
+import serving
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from server.features.parts.files import Files
 from server.features.parts.files_tree import FileNode, FolderNode, LinkNode, size_of, walk
+from server.packs.loading import load_catalog
 from server.volumes import Limits, VolumeMeans
+
+load_catalog((serving.PACKS,), ("papers",))
+papers = sys.modules["toolpacks.papers"]
 
 HISTORIES = int(os.environ.get("FILES_HISTORIES", "30"))
 
@@ -259,3 +280,129 @@ def test_files_are_what_a_real_directory_is():
     run_state_machine_as_test(
         Histories, settings=settings(max_examples=HISTORIES, stateful_step_count=30, deadline=None)
     )
+
+
+# Files in sessions
+
+IN_FOLDERS = ["a", "b", "c", "d.txt", "é", "a/a", "a/b", "b/a", "b/c", "a/b/c", "b/d.txt/a", "..", "../x", "a/../b"]
+
+
+def steps_of(rng):
+    """Make up what one call does."""
+    paths, texts = partial(rng.choice, IN_FOLDERS), partial(rng.choice, ["", "text\n", "é" * 3000])
+    makers = {
+        "write_text": lambda: [paths(), texts()],
+        "write_bytes": lambda: [paths(), texts()],
+        "mkdir": lambda: [paths()],
+        "unlink": lambda: [paths()],
+        "rmdir": lambda: [paths()],
+        "rename": lambda: [paths(), paths()],
+        "read_bytes": lambda: [paths()],
+        "exists": lambda: [paths()],
+        "is_dir": lambda: [paths()],
+        "iterdir": lambda: [paths()],
+        "glob": lambda: [rng.choice(["*", "**/*", "a/*", "*/*.txt"])],
+    }
+    kinds = rng.choices([*makers], [5, 3, 4, 1, 1, 2, 1, 1, 1, 1, 1], k=rng.randrange(1, 6))
+    steps = [[kind, *makers[kind]()] for kind in kinds]
+    inner = [path for path in IN_FOLDERS if ".." not in path]
+    inside = [
+        [rng.choice(["link", "chmod", "append", "remove"]), rng.choice(inner), rng.choice(inner)]
+        for _ in range(rng.choice([0, 0, 1, 3]))
+    ]
+    return steps, inside
+
+
+def history(bench, seed, steps=20):
+    """Let random things happen to the files of a family of sessions, and to real directories."""
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as made:
+        base = Path(made).resolve()
+        copies = (base / str(number) for number in itertools.count())
+        first = next(copies)
+        first.mkdir()
+        sessions = {bench.create("papers", environment={"papers": {"files": {}, "notes": []}}): [first]}
+        for step in range(steps):
+            where = f"seed {seed}, step {step}"
+            session = rng.choice([*sessions])
+            versions = sessions[session]
+            chance = rng.random()
+            if chance < 0.2:
+                version = rng.randrange(len(versions))
+                if chance < 0.08 and len(sessions) < 4:
+                    (fork,) = bench.rpc("fork_session", session_id=session, version=version)
+                    sessions[fork["session_id"]] = [versions[version]]
+                else:
+                    bench.rpc("reset_session", session_id=session, version=version)
+                    versions.append(versions[version])
+                continue
+            planned, inside = steps_of(rng)
+            fails = rng.random() < 0.15
+            envelope = bench.call(session, "do", steps=planned, inside=inside, fails=fails)
+            assert envelope["error"] == ("ValueError: on purpose" if fails else None), (where, envelope)
+            if fails:
+                continue
+            after = next(copies)
+            shutil.copytree(versions[-1], after, symlinks=True)
+            # What leads out is refused in the session alone, so it isn't done in the real directory.
+            outcomes = [
+                ours if ours == ["PermissionError", 13] else papers.act(after, each)
+                for each, ours in zip(planned, envelope["result"], strict=False)
+            ]
+            outcomes += [papers.act_inside(after, each) for each in inside]
+            assert envelope["result"] == outcomes, (where, planned, inside)
+            versions.append(after)
+        for session, versions in sessions.items():
+            check_files(bench, session, versions[-1], f"seed {seed}")
+    return sessions
+
+
+def check_files(bench, session, folder, where):
+    """Compare a session's files with a real directory, as JSON and as they are exported."""
+    exported = bench.rpc("export_session", session_id=session)["contents"]["papers/files"]
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(exported))) as tar:
+        found = {}
+        for member in tar:
+            if member.issym():
+                found[member.name] = "link", member.linkname
+            elif member.isdir():
+                found[member.name] = "folder", ""
+            else:
+                found[member.name] = "file", tar.extractfile(member).read(), bool(member.mode & 0o100)
+    assert found == tree_on_disk(folder), where
+    shown = bench.rpc("get_environment", session_id=session)["papers"]["files"]
+    assert shown.keys() == {
+        name for name, (kind, *_) in found.items() if kind != "folder" or not any((folder / name).iterdir())
+    }, where
+    before = bench.rpc("get_environment", session_id=session, version=0)
+    patch = bench.rpc("diff_environment", session_id=session, from_version=0)
+    assert jsonpatch.apply_patch(before, patch)["papers"]["files"] == shown, where
+
+
+def test_files_in_sessions_are_what_real_directories_are():
+    with database_histories.unkilled("papers", "memory", "thread") as bench:
+        for seed in (5, 6, 89):  # the last one changes a fork of a session with several pieces, and forks that
+            history(bench, seed)
+
+
+def test_histories_are_the_same_where_workers_and_executors_are_killed():
+    bench = killed_server.KilledServer("sqlite", "process", "papers,stall", pause=0.7)
+    try:
+        for seed in itertools.count():
+            history(bench, seed, steps=10)
+            database_histories.history(bench, seed, steps=10)
+            if bench.kills > 1:
+                break
+    finally:
+        bench.close()
+
+
+@click.command()
+@database_histories.options
+def main(**given):
+    """Compare random histories of files with real directories."""
+    database_histories.run(history, "papers", **given)
+
+
+if __name__ == "__main__":
+    main()

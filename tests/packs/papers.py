@@ -1,8 +1,11 @@
 """An office with its papers in a tree of files, for the tests."""
 
+import os
+import shutil
 import subprocess
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from server import Depends, Files, TaskEnvironment, Toolpack
 
@@ -122,3 +125,60 @@ def reach(papers: Papers) -> list[str]:
     """Get what lies around the papers' folder, and may be listed."""
     with papers.materialize() as folder:
         return [str(path) for path in folder.parent.parent.parent.iterdir()]
+
+
+def act(files: Any, step: list[Any]) -> Any:
+    """Do one thing with files, or with a real folder; get what came out: a value, or an error's class and number."""
+    name, path, *rest = step
+    if name in ("write_bytes", "write_text"):
+        rest = [rest[0].encode()] if name == "write_bytes" else [*rest, "utf-8"]
+    real = isinstance(files, Path)
+    try:
+        place = files / path if real else None
+        if name == "rename":
+            rest = [files / rest[0]] if real else rest
+        if name == "glob":
+            return sorted(str(each.relative_to(files)) for each in {*files.glob(path)}) if real else files.glob(path)
+        if name == "iterdir":
+            return (
+                sorted(each.name for each in place.iterdir()) if real else [*map(os.path.basename, files.iterdir(path))]
+            )
+        found = getattr(place, name)(*rest) if real else getattr(files, name)(path, *rest)
+        return found.hex() if isinstance(found, bytes) else found if isinstance(found, bool | int) else None
+    except (OSError, ValueError) as error:
+        return [type(error).__name__, getattr(error, "errno", None)]
+
+
+def act_inside(folder: Path, step: list[Any]) -> Any:
+    """Do, as a program does, what `Files` has no method for."""
+    name, path, *rest = step
+    try:
+        place = folder / path
+        if name == "link":
+            place.symlink_to(rest[0])
+        elif name == "chmod":
+            place.chmod(place.stat().st_mode ^ 0o111)
+        elif name == "append":
+            with place.open("a", encoding="utf-8") as file:
+                file.write("more")
+        else:
+            shutil.rmtree(place)
+    except OSError as error:
+        return [type(error).__name__, error.errno]
+
+
+@toolpack.function
+def do(papers: Papers, steps: list[list[Any]], inside: list[list[Any]] | None = None, fails: bool = False) -> list[Any]:
+    """Do things with the papers, and get what comes out.
+
+    :param steps: Methods of files, each with its arguments.
+    :param inside: What is done then in their folder.
+    :param fails: Whether to fail then.
+    """
+    found = [act(papers, step) for step in steps]
+    if inside:
+        with papers.materialize() as folder:
+            found += [act_inside(folder, step) for step in inside]
+    if fails:
+        raise ValueError("on purpose")
+    return found

@@ -89,9 +89,7 @@ class DatabaseFile(WorkingCopy):
         except OSError:
             path.unlink(missing_ok=True)
             raise
-        cloned = DatabaseFile(self.scratch, path, foreign_keys=self.foreign_keys)
-        cloned.shape = self.shape
-        return cloned
+        return DatabaseFile(self.scratch, path, foreign_keys=self.foreign_keys)
 
     @override
     def discard(self) -> None:
