@@ -7,6 +7,7 @@ at import.
 import asyncio
 import contextlib
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pkgutil import resolve_name
@@ -25,6 +26,7 @@ from server.observability.log import CallLog, EndedCall
 from server.observability.metrics import Metrics
 from server.observability.request_ids import request_id
 from server.observability.trace_context import trace_context
+from server.observability.tracing import Tracer
 from server.packs.catalog import Catalog
 from server.packs.inventory import Inventory
 from server.packs.loading import load_catalog
@@ -61,6 +63,7 @@ FEATURES = (
     "server.features.conformance.feature:ConformanceFeature",
     "server.features.audit.feature:AuditFeature",
     "server.features.executors.feature:ExecutorsFeature",
+    "server.features.telemetry.feature:TelemetryFeature",
 )
 """What the server has beyond the core, each as an import path: features are built on all of the core, also on this.
 
@@ -193,6 +196,8 @@ class Service:
         self.context.session_request = next(each for each in self.methods if issubclass(each, CreateSession))
         self.doors: dict[str, str] = {}
         self._features: dict[type, Any] = {}
+        self.tracer: Tracer | None = None
+        self.at_end: list[Callable[[], None]] = []
         self.listings = Listings(self.sessions)
         self.context.record_kinds |= all_record_kinds(features)
         self.context.hooks.append(Episodes(self.context))
@@ -222,6 +227,8 @@ class Service:
             for task in regular:
                 task.cancel()
             await self.sessions.drain()
+            for end in self.at_end:
+                await asyncio.to_thread(end)
             self._store.close()
             self.runner.close()
             self.scratch.close()
@@ -271,17 +278,22 @@ class Service:
         if caller.session_id is not None:
             request = request._replace(by=caller.address)
         began = time.perf_counter()
+        tracer, trace = self.tracer, None
+        if tracer is not None:
+            trace = tracer.begin(session_id, request.function, request.sent)
         outcome: Outcome | None = None
         try:
-            outcome = await self.sessions.run_function(session_id, caller.owner, request)
+            outcome = await self.sessions.run_function(session_id, caller.owner, request, trace)
         finally:
             shown = caller.owner if caller.session_id is None else None
-            self._observe(session_id, shown, request, outcome, time.perf_counter() - began)
+            ended = self._observe(session_id, shown, request, outcome, time.perf_counter() - began)
+            if tracer is not None and trace is not None:
+                tracer.end(trace, ended.outcome, ended.result, sys.exception() if outcome is None else None)
         return outcome
 
     def _observe(
         self, session_id: str, owner: str | None, request: CallRequest, outcome: Outcome | None, seconds: float
-    ) -> None:
+    ) -> EndedCall:
         """Note that a call has ended; it is counted and logged when its answer is on its way."""
         if outcome is None:
             toolpack, name, result = "", REFUSED, None
@@ -300,6 +312,7 @@ class Service:
         self._ended.append((toolpack, ended))
         if len(self._ended) == 1:
             asyncio.get_running_loop().call_soon(self._report)
+        return ended
 
     def _report(self) -> None:
         ended, self._ended = self._ended, []

@@ -463,7 +463,7 @@ RUN = {
     ("docs/benchmarks.md", "BFCL"),  # by tests/test_bfcl.py, where its packages are installed
     ("docs/benchmarks.md", "tau2"),  # by tests/test_tau2.py, likewise
 }
-NOT_RUN = {("docs/operate.md", "Containers")}
+NOT_RUN = {("docs/operate.md", "Containers"), ("docs/telemetry.md", "Try it")}
 ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints that has been called 2,000 times
     ("docs/develop.md", "Where things are"),
     ("docs/develop.md", "How one request travels"),

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from typing import Any, Literal, Protocol
 
 from server.engine.state import Result, SessionState
@@ -38,6 +39,19 @@ class StartClock(Protocol):
     def __call__(self, seconds: float, stuck_after: float = ...) -> None: ...
 
 
+class Noted(Protocol):
+    """Is told how far an operation is; brief, and from any thread."""
+
+    context: Context | None  # in which the operation runs; None if any will do
+
+    def runs(self) -> None: ...
+
+    def has_run(self) -> None: ...
+
+    def committed(self, began: int) -> None:
+        """Note that its commit, which began then, in nanoseconds since the epoch, has ended."""
+
+
 class Operation(Protocol):
     """Something to do in a session, when its turn has come."""
 
@@ -47,6 +61,10 @@ class Operation(Protocol):
     after_commits: bool  # it reads from the store what earlier operations have done, so it starts after their commits
     # Nobody wants it any more. It changes nothing and leaves no record, unless that is committed already.
     cancelled: bool
+
+    @property
+    def trace(self) -> Noted | None:
+        """Who is told how far it is; None if nobody wants to know."""
 
     def steps(self, state: SessionState, start_clock: StartClock) -> Steps[Result]:
         """Do the work, in threads; may block. A `RequestError` refuses it: nothing has changed."""
@@ -77,6 +95,7 @@ class Job:
     call: SharedCall | None = None  # the one for which it waits, or has waited
     settled_at: float = 0.0  # when that ended, on the monotonic clock
     waits_for = "a thread"
+    context: Context | None = None  # in which a coroutine of it runs; None: in an empty one
     left_behind: bool = False  # it has passed its deadline and still runs
     what: str = ""  # what runs now, at the beginning of a sentence; "" if nobody has said that
 

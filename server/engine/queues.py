@@ -59,6 +59,8 @@ class SessionJob(Job):
         self.kind, self.owner = operation.kind, operation.owner
         self._queues = queues
         self.operation = operation
+        self.trace = operation.trace
+        self.context = None if self.trace is None else self.trace.context
         self.state: SessionState | None = None
         self.commit: Commit | None = None
         self.committed = False
@@ -67,6 +69,9 @@ class SessionJob(Job):
 
     def work(self) -> Result | None:
         """Enter the session, then run the operation there; None if another worker holds the session's lease."""
+        return self._work() if self.context is None else self.context.run(self._work)
+
+    def _work(self) -> Result | None:
         call, steps = self.call, self._steps
         if call is not None and steps is not None:
             self.call = None
@@ -74,6 +79,8 @@ class SessionJob(Job):
             return self._go_on(steps, call.settled)
         if self.is_cancelled():
             raise OverloadedError(CANCELLED)
+        if self.trace is not None:
+            self.trace.runs()
         self.state = self._queues.enter(self.operation)
         if self.state is None:
             return None
@@ -141,6 +148,8 @@ class SessionJob(Job):
     def apply(self, *, timed_out: bool, release: bool) -> None:
         """Move the session's state on by the operation's result, and note what to commit; `release` ends the lease."""
         state = self.state
+        if self.trace is not None:
+            self.trace.has_run()
         if state is None or (self._raised is not None and not timed_out):
             self.error = self._raised
             return
@@ -473,9 +482,12 @@ class Queues:
             for job in session_jobs
             if job.state is not None and job.commit is not None and not job.state.invalid
         ]
+        began = time.time_ns()
         kept = self._committer.commit([(state, commit) for _, state, commit in changes])
         for (job, _, _), is_kept in zip(changes, kept, strict=True):
             job.committed = is_kept
+            if job.trace is not None:
+                job.trace.committed(began)
         with self._lock:
             for job in session_jobs:
                 job.settle()

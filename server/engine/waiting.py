@@ -65,7 +65,7 @@ class Waiting:
                 self.blame(awaiting.function, "hands work to threads")
 
         job.awaiting = None
-        job.call = SharedCall(awaiting.coroutine, done)
+        job.call = SharedCall(awaiting.coroutine, done, job.context)
         self._waiting[job] = loop
         entry = self._entries[job] = [job.deadline, next(self._numbers), job]
         heapq.heappush(self._deadlines, entry)

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Coroutine
+from contextvars import copy_context
 from typing import Any, NamedTuple, cast
 
 from server.functions.leftovers import LoopExecutor, own_thread
@@ -145,7 +146,7 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     executor.used = False
     _loops[threading.get_ident()].turns.begin()
     try:
-        return runner.run(coroutine)
+        return runner.run(coroutine, context=copy_context())
     finally:
         # Otherwise, tasks that the function left running would continue during another call.
         leftovers = asyncio.all_tasks(runner.get_loop())

@@ -12,7 +12,7 @@ from concurrent.futures import thread as executors
 from typing import Any
 from weakref import WeakSet
 
-SERVER_THREADS = frozenset({"calls", "checkpoints", "deadlines", "leases"})
+SERVER_THREADS = frozenset({"calls", "checkpoints", "deadlines", "leases", "telemetry"})
 """The names of the server's own threads, which no function has left behind."""
 
 

@@ -34,9 +34,15 @@ class SharedCall:
         ended: It and all that it has started have ended; nothing more of it is called.
     """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], done: Callable[["SharedCall"], None]) -> None:
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        done: Callable[["SharedCall"], None],
+        context: Context | None = None,
+    ) -> None:
         self.coroutine = coroutine
         self.done = done
+        self.context = context  # of which it gets a copy; None: it gets an empty one
         self.settled: Settled | None = None
         self.left_work = self.used_threads = self.cancelled = self.ended = False
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -170,7 +176,7 @@ class SharedLoop(CallLoop):
             call.settled = Settled(None, asyncio.CancelledError())
             self._ended(call)
             return
-        context = Context()
+        context = Context() if call.context is None else call.context.copy()
         context.run(_call.set, call)
         main = self.create_task(call.coroutine, context=context)
         main.add_done_callback(self._main_ended, context=Context())

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from server import errors
 from server.jsonio.strict import dumps
+from server.observability.tracing import AskedBy, asked_by
 from server.rpc.caller import Caller
 from server.rpc.codes import Described, describe, error_reply, standard
 from server.rpc.events import handle_and_log
@@ -53,6 +54,7 @@ class JsonRpc:
             if name in self._methods:
                 raise TypeError(f"There are two methods {name}: rename one of them.")
             self._methods[name] = _callable(method, app)
+        self._app = app
         self._settings = app.settings
         self._parser = parser
 
@@ -105,6 +107,8 @@ class JsonRpc:
             return error_reply(None, *standard(ERROR_INVALID_REQUEST, problem))
         call = _Dispatched(caller)
         parsed = Request(request["method"], request.get("params", []), request.get("id", NOID))
+        if self._app.tracer is not None:
+            asked_by.set(AskedBy("jsonrpc", parsed.method, request.get("id")))
         _, dispatched = dispatch_request(self._methods, call, parsed)
         error = None
         if call.answer is not None:

@@ -5,12 +5,13 @@ methods of agents' addresses, the log line and the Python client's methods all d
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from server.execution.call import Outcome
 from server.jsonio.strict import Fragment
+from server.observability.tracing import Tracer
 from server.parameters import Parameters
 from server.rpc.caller import Caller
 from server.rpc.in_flight import BytesInFlight
@@ -34,6 +35,8 @@ class App(Protocol):
     listings: Listings
     parser: Parser
     in_flight: BytesInFlight
+    tracer: Tracer | None  # set by a feature that traces calls, when the server starts
+    at_end: list[Callable[[], None]]  # called when all calls have ended, in a thread; each may take a second or two
 
     async def call(self, caller: Caller, session_id: str, request: CallRequest) -> Outcome:
         """Run a function in a session; the call is counted and logged."""

@@ -25,6 +25,7 @@ from server.errors import (
     SessionNotFoundError,
 )
 from server.execution.call import Outcome
+from server.observability.tracing import CallTrace
 from server.parameters import ForkRequest, SessionRequest
 from server.results import Session
 from server.sessions.addresses import Address
@@ -125,8 +126,12 @@ class SessionManager:
 
     # Operations, which wait for their turn
 
-    def run_function(self, session_id: str, owner: str, request: CallRequest) -> Coroutine[Any, Any, Outcome]:
-        return self.run(CallOperation(self._context, session_id, owner, request))
+    def run_function(
+        self, session_id: str, owner: str, request: CallRequest, trace: CallTrace | None = None
+    ) -> Coroutine[Any, Any, Outcome]:
+        operation = CallOperation(self._context, session_id, owner, request)
+        operation.trace = trace
+        return self.run(operation)
 
     async def run(self, operation: SessionOperation) -> Any:
         """Do an operation, and get its answer. Cancelled, it changes nothing and leaves no record unless committed.

@@ -14,6 +14,7 @@ from server.engine.state import NONE, Result, SessionState, added_bytes
 from server.errors import DeadlineError, TooLargeError
 from server.functions.steps import Steps
 from server.observability.trace_context import trace_context
+from server.observability.tracing import CallTrace
 from server.rights import CLIENT, PARTICIPANTS
 from server.sessions.context import SessionContext
 from server.sessions.records import request_digest, stored_call_id
@@ -72,6 +73,7 @@ class SessionOperation:
         method: The method of JSON-RPC that asks for it.
         starts_clock: It starts its clock itself, later than others do.
         by: Whose address it came to, or `client`.
+        trace: What is noted of it; None if nobody wants to know.
         notes: What each of those around the operation keeps between `before` and `after`.
         is_told: Watchers are told of it.
         late: The error text of a missed deadline, of so many seconds.
@@ -86,6 +88,7 @@ class SessionOperation:
     by = CLIENT
     notes: Mapping[Any, Any] = NONE
     is_told = False
+    trace: CallTrace | None = None
     late = "The request took longer than {:g} s; nothing has changed."
 
     def __init__(self, context: SessionContext, session_id: str, owner: str, call_id: str | None = None) -> None:
@@ -94,7 +97,7 @@ class SessionOperation:
         self.call_id = call_id
         self.recorded_call_id = call_id  # by which the record has it
         self.context = context
-        self._trace = trace_context.get()
+        self._trace_context = trace_context.get()
         self._started_at = 0.0
         self._digest: str | None = None
 
@@ -175,8 +178,8 @@ class SessionOperation:
         private = change.private
         if self._digest is not None:
             private = {"digest": self._digest, **self.kept(change), **private}
-        if self._trace is not None:
-            private = {**private, **self._trace.members()}
+        if self._trace_context is not None:
+            private = {**private, **self._trace_context.members()}
         shown = {"index": state.index + 1, "kind": self.record_kind}
         if self.call_id is not None:
             shown["call_id"] = self.recorded_call_id

@@ -32,6 +32,7 @@ from server.features.executors.pool import Pool
 from server.functions.steps import Steps
 from server.observability.log import printable
 from server.observability.metrics import Metrics
+from server.observability.tracing import running_trace
 from server.settings import Settings
 
 T = TypeVar("T")
@@ -135,12 +136,16 @@ class ExecutorRunner:
     def _answer(self, child: ExecutorProcess, operation: RunnerOperation[Any]) -> Frame:
         request = operation.write(self._codec, child.number)
         allows = partial(operation.allows, means=self._means)
+        trace = running_trace()
+        more = {"trace": trace.told} if trace is not None and trace.told is not None else {}
         try:
             with self._interruptible().waiting(child.kill):
-                child.ask({"do": operation.name, **request.head}, request.pieces)
+                child.ask({"do": operation.name, **more, **request.head}, request.pieces)
                 while True:
                     frame = child.answer(allows)
                     if "need" not in frame.head:
+                        if trace is not None and "traced" in frame.head:
+                            trace.take(frame.head["traced"])
                         return frame
                     child.ask(*operation.supply(frame.head["need"], self._codec))
         finally:

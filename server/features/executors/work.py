@@ -6,6 +6,8 @@ without a seal, as an executor has no key.
 
 import traceback
 from collections.abc import Iterable
+from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 from server.errors import CallError, RequestError
@@ -30,6 +32,13 @@ class Work:
 
     def do(self, request: Frame) -> Frame:
         """Run the requested operation, and get the answer."""
+        trace = request.head.get("trace")
+        if trace is None:
+            return self._do(request)
+        answer, found = resolve_name(trace["by"])(trace, partial(self._do, request))
+        return Frame({**answer.head, "traced": found}, answer.pieces) if found else answer
+
+    def _do(self, request: Frame) -> Frame:
         try:
             return self._operations[request.head["do"]](request)
         except (RequestError, CallError) as error:

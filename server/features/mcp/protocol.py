@@ -13,7 +13,7 @@ from server.execution.failure import Failure
 from server.features.mcp.answering import NAME as SUBMIT_ANSWER
 from server.features.mcp.answering import Answering
 from server.features.mcp.marks import Path
-from server.features.mcp.messages import CALL_ID_KEY, LEGACY, VERSIONS, McpMessage, read_message
+from server.features.mcp.messages import CALL_ID_KEY, LEGACY, VERSION_KEY, VERSIONS, McpMessage, read_message
 from server.features.mcp.prompts import PROMPTS, Prompts
 from server.features.mcp.results import (
     CACHE,
@@ -29,6 +29,7 @@ from server.features.mcp.results import (
 from server.features.mcp.tools import Tools
 from server.jsonio.strict import dumps
 from server.observability.trace_context import TRACEPARENT, accept_trace_members
+from server.observability.tracing import AskedBy, asked_by
 from server.parameters import MAX_CALL_ID
 from server.rpc.caller import Caller
 from server.rpc.jsonrpc import Reserve, reply_too_large
@@ -159,6 +160,9 @@ class Mcp:
                     f"ValidationError: argument `{name[:200]}` is a nested call, which MCP doesn't have: call that "
                     f"function first, then pass its result."
                 )
+        if self._app.tracer is not None:
+            version = message.meta.get(VERSION_KEY) or message.header_version or ""
+            asked_by.set(AskedBy("mcp", message.method, message.id, version))
         outcome = await self._app.call(caller, caller.session_id or "", request)
         if outcome.failure is not None and outcome.failure.why is Failure.NOT_FOUND:
             text = outcome.failure.text

@@ -4,6 +4,7 @@ The rule: whatever runs an author's code, a loader, a solution or an evaluator, 
 and has a deadline. Nothing here changes an environment.
 """
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -50,6 +51,7 @@ class Tasks:
     """All that can be done with tasks."""
 
     def __init__(self, app: App) -> None:
+        self._app = app
         self._context = app.context
         self._catalog = app.context.catalog
         self._sessions = app.sessions
@@ -187,10 +189,18 @@ class Tasks:
             verdict = {**verdict, "perturbed": dict(perturbed)}
             return {**verdict, "valid": False, "failure": failure} if failure else verdict
 
-        verdict = await self._sessions.run_authors(
-            evaluate,
-            *(owner or "", f"evaluate {task}", seconds, f"The evaluator of {task!r}"),
-        )
+        tracer, began = self._app.tracer, time.time_ns()
+        try:
+            verdict = await self._sessions.run_authors(
+                evaluate,
+                *(owner or "", f"evaluate {task}", seconds, f"The evaluator of {task!r}"),
+            )
+        except RequestError as error:
+            if tracer is not None:
+                tracer.evaluated(session_id, task, began, None, error)
+            raise
+        if tracer is not None:
+            tracer.evaluated(session_id, task, began, verdict, None)
         if record:
             session, _ = await self._sessions.read(lambda reader: reader.find(session_id, owner), owner or "")
             await self._sessions.queues.run(VerdictOperation(self._context, session_id, session.owner, verdict, last))

@@ -1,0 +1,1 @@
+"""OpenTelemetry: spans and metrics of calls and evaluations, by the names that the standard gives them."""

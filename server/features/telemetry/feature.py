@@ -1,0 +1,8 @@
+"""What telemetry adds to the server."""
+
+from server.feature import Feature
+from server.features.telemetry.switch import Telemetry
+
+
+class TelemetryFeature(Feature):
+    services = (Telemetry,)

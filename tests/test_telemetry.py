@@ -1,0 +1,334 @@
+"""Spans and metrics of calls reach a receiver of OTLP under the standard's names; without one there is nothing."""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+
+import mcp_clients
+import otlp_receiver
+import pytest
+import server_process
+import serving
+from opentelemetry import trace as otel
+from opentelemetry.sdk.trace import TracerProvider
+
+from server.features.telemetry import calls, sending
+from server.features.telemetry.encoding import found_spans
+from server.features.telemetry.environment import targets
+from server.features.telemetry.provider import EndedSpans
+from server.features.telemetry.spans import SpanOfCall
+from server.observability.tracing import AskedBy
+from server.rpc.caller import Caller
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+PARENT = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "foo=1"}
+SERVER, INTERNAL = 2, 1
+SECRET = "what-was-said"
+CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+
+
+@pytest.fixture
+def receiver():
+    with otlp_receiver.receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def bench(receiver, monkeypatch, make_bench):
+    """Make a server in this process that sends to the receiver."""
+
+    def make(**settings):
+        variables = settings.pop("variables", {})
+        for name, value in receiver.variables(**variables).items():
+            monkeypatch.setenv(name, value)
+        made = make_bench(**settings)
+        stack.callback(lambda: [end() for end in made.service.at_end])
+        return made
+
+    with contextlib.ExitStack() as stack:
+        yield make
+
+
+def test_a_call_is_a_server_span_with_children(receiver, tmp_path):
+    with server_process.served(tmp_path, **receiver.variables()) as server:
+        session = server.rpc("create_session", toolpacks=["ledger"])
+        session_id = session["session_id"]
+        request = {"jsonrpc": "2.0", "id": "mine", "method": "run_function"}
+        params = {"session_id": session_id, "function": "add", "kwargs": {"amount": 1}}
+        server.http.post("/rpc", json={**request, "params": params}, headers=PARENT)
+        message = {"name": "add", "arguments": {"amount": "x"}, "_meta": {"traceparent": f"00-{'1' * 32}-{SPAN}-01"}}
+        server.http.post(
+            session["mcp_path"], json={**request, "method": "tools/call", "params": message}, headers=PARENT
+        )
+        first, failed = receiver.wait_for("run_function add", "tools/call add")
+        assert (first.kind, first.trace, first.parent, first.state, first.failed) == (
+            SERVER,
+            TRACE,
+            SPAN,
+            "foo=1",
+            False,
+        )
+        assert first.attributes == {
+            "rpc.system.name": "jsonrpc",
+            "rpc.method": "run_function",
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": "add",
+            "network.transport": "tcp",
+            "mcp.session.id": session_id,
+            "jsonrpc.request.id": "mine",
+        }
+        queue, run, commit = (
+            next(span for span in receiver.spans if (span.name, span.parent) == (name, first.id))
+            for name in ("queue", "run", "commit")
+        )
+        assert {(span.kind, span.trace) for span in (queue, run, commit)} == {(INTERNAL, TRACE)}
+        times = [first.began, queue.ended, run.ended, commit.began, commit.ended, first.ended]
+        assert (queue.began, run.began, times) == (first.began, queue.ended, sorted(times))
+        assert (failed.trace, failed.parent, failed.failed) == ("1" * 32, SPAN, True)
+        assert failed.attributes["mcp.method.name"] == "tools/call"
+        assert (failed.attributes["error.type"], failed.attributes["toolpack.outcome"]) == ("tool_error", "arguments")
+        assert len({span.id for span in receiver.spans}) == len(receiver.spans)
+        assert failed.resource["service.name"] == "toolpack-server"
+        serving.wait_until(lambda: len(receiver.metrics) > 1, "the metrics")
+        (mcp,) = receiver.metrics["mcp.server.operation.duration"].histogram.data_points
+        labels = otlp_receiver.plain(mcp.attributes)
+        assert (mcp.count, labels["error.type"], labels["gen_ai.tool.name"]) == (1, "tool_error", "add")
+        tools = receiver.metrics["gen_ai.execute_tool.duration"].histogram.data_points
+        assert sorted(otlp_receiver.plain(each.attributes).get("error.type", "") for each in tools) == [
+            "",
+            "tool_error",
+        ]
+        sent = b"".join(receiver.bodies)
+        for path in (session["agent_path"], session["mcp_path"]):
+            assert path.rpartition("/")[2].encode() not in sent
+
+
+def test_refused_and_unknown_calls(receiver, bench):
+    server = bench()
+    session_id = server.create()
+    serving.refused(-32005, server.call, session_id, "add", {"expected_version": 9}, amount=1)
+    server.call(session_id, "0" * 48)
+    refused, unknown = receiver.wait_for("run_function add", "run_function")
+    assert refused.attributes["error.type"] == refused.attributes["rpc.response.status_code"] == "-32005"
+    assert unknown.attributes["error.type"] == "not_found"
+    assert "gen_ai.tool.name" not in unknown.attributes
+
+
+@pytest.mark.parametrize(
+    ("asked", "exported"), [({}, False), ({CONTENT: "true"}, True), ({CONTENT: "no_content"}, False)]
+)
+def test_content_is_exported_only_if_a_variable_says_so(receiver, bench, asked, exported):
+    server = bench(variables=asked)
+    session_id = server.create()
+    server.call(session_id, "echo", value=SECRET)
+    server.call(session_id, "add", amount=SECRET)
+    told, failed = receiver.wait_for("run_function echo", "run_function add")
+    if exported:
+        assert json.loads(told.attributes["gen_ai.tool.call.arguments"]) == {"value": SECRET}
+        assert json.loads(told.attributes["gen_ai.tool.call.result"]) == SECRET
+        assert failed.attributes["gen_ai.tool.call.result"].startswith("ValidationError: ")
+    assert (SECRET.encode() in b"".join(receiver.bodies)) == exported
+
+
+def test_what_the_client_does_not_sample_is_measured_only(receiver, bench):
+    server = bench()
+    session_id = server.create()
+
+    async def call_within(text):
+        calls.trace_context.set(calls.TraceContext(TRACE, SPAN, sampled=False))
+        await server.service.request(Caller(), "run_function", {"session_id": session_id, "function": text})
+
+    server._run(call_within("total"))
+    serving.wait_until(lambda: "gen_ai.execute_tool.duration" in receiver.metrics, "the metrics")
+    server.call(session_id, "echo", value=1)
+    receiver.wait_for("run_function echo")
+    assert not [span for span in receiver.spans if span.trace == TRACE]
+
+
+def test_an_evaluation_is_a_span_with_an_event(receiver, tmp_path):
+    with server_process.served(tmp_path, **receiver.variables()) as server:
+        task = server.rpc("list_tasks", toolpack="bank")["tasks"][0]["task"]
+        session_id = server.rpc("create_session", toolpacks=["bank"], task=task)["session_id"]
+        verdict = server.rpc("evaluate_session", session_id=session_id)
+        (span,) = receiver.wait_for(f"evaluate_session {task}")
+        told = {
+            "gen_ai.evaluation.name": task,
+            "gen_ai.evaluation.score.value": verdict["reward"],
+            "gen_ai.evaluation.score.label": "pass" if verdict["passed"] else "fail",
+        }
+        assert (span.kind, span.events) == (SERVER, [("gen_ai.evaluation.result", told)])
+        assert span.attributes["mcp.session.id"] == session_id
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_the_spans_of_a_toolpack_hang_below_its_calls(receiver, tmp_path, isolation):
+    if isolation == "process" and sys.platform != "linux":
+        pytest.skip("only Linux has executors")
+    variables = receiver.variables(TOOLPACK_ISOLATION=isolation)
+    with server_process.served(tmp_path, "--packs", "traced", **variables) as server:
+        session_id = server.rpc("create_session", toolpacks=["traced"])["session_id"]
+        params = {"session_id": session_id, "function": "look"}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params}
+        assert server.http.post("/rpc", json=body, headers=PARENT).json()["result"]["result"] == TRACE
+        call, run, outer, inner = receiver.wait_for("run_function look", "run", "outer", "inner")
+        assert [span.parent for span in (call, run, outer, inner)] == [SPAN, call.id, run.id, outer.id]
+        assert {span.trace for span in (call, run, outer, inner)} == {TRACE}
+        assert (outer.attributes, outer.events, outer.scope) == ({"depth": 1}, [("looked", {})], "a toolpack")
+        for _ in range(3):  # on a thread first, and then on a loop that calls share
+            trace = server.call(session_id, "wait")["result"]
+            ran, waiting = receiver.wait_for("run", "waiting", trace=trace)
+            assert waiting.parent == ran.id
+
+
+def test_what_an_executor_claims_is_checked():
+    good = {
+        "name": "x",
+        "scope": "s",
+        "span_id": "1" * 16,
+        "parent_id": "2" * 16,
+        "kind": 1,
+        "began": 1,
+        "ended": 2,
+        "attributes": {"a": [1], "b": 1.5},
+        "events": [],
+        "status": 0,
+        "message": "",
+    }
+    call = SpanOfCall(bytes(48), None, AskedBy("", "", None), "", None, 0, sampled=True)
+
+    def taken(*found):
+        call.take([*found])
+        return [span.name for scoped in found_spans(call) for span in scoped.spans]
+
+    wrong = [
+        {},
+        [],
+        None,
+        7,
+        {**good, "kind": 9},
+        {**good, "span_id": "11"},
+        {**good, "began": -1},
+        {**good, "events": 1},
+    ]
+    wrong += [{**good, "attributes": []}, {**good, "status": "x"}, {**good, "parent_id": None}]
+    assert taken(*wrong, good) == ["x"]
+    assert len(taken(*[good] * 1000)) == 256
+    call.take("not even a list")
+    assert found_spans(call) == []
+
+
+@pytest.mark.filterwarnings("default")  # of the client's
+def test_an_instrumented_client_of_mcp_is_above_its_calls(receiver, tmp_path):
+    client = mcp_clients.imported("mcp.client.client")
+    ended = []
+
+    provider = TracerProvider()
+    provider.add_span_processor(EndedSpans(ended.append))
+    if isinstance(otel.get_tracer_provider(), otel.ProxyTracerProvider):
+        otel.set_tracer_provider(provider)
+    else:
+        otel.get_tracer_provider().add_span_processor(EndedSpans(ended.append))
+
+    async def call(url):
+        async with client.Client(url, mode="2026-07-28") as connected:
+            await connected.call_tool("add", {"amount": 1})
+
+    with server_process.served(tmp_path, **receiver.variables()) as server:
+        session = server.rpc("create_session", toolpacks=["ledger"])
+        asyncio.run(call(server.url + session["mcp_path"]))
+        (ours,) = receiver.wait_for("tools/call add")
+    (theirs,) = [span for span in ended if span.name.endswith("tools/call add")]
+    assert (ours.trace, ours.parent) == (f"{theirs.context.trace_id:032x}", f"{theirs.context.span_id:016x}")
+    assert ours.attributes["mcp.protocol.version"] == "2026-07-28"
+
+
+# A receiver that isn't as it should be
+
+
+def test_a_receiver_that_never_answers_harms_nobody(receiver, tmp_path):
+    receiver.silent = True
+    with server_process.served(tmp_path, **receiver.variables()) as server:
+        session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        server.call(session_id, "add", amount=1)
+        assert receiver.heard.wait(serving.PATIENCE)
+        for amount in range(2, 12):
+            server.call(session_id, "add", amount=amount)
+        assert server.call(session_id, "total")["result"] == sum(range(12))
+        server.process.terminate()
+        assert server.process.wait(serving.PATIENCE) == 0
+
+
+def test_a_receiver_that_is_down_or_refuses_is_named_in_the_log_once(receiver, bench, caplog, monkeypatch):
+    monkeypatch.setattr(sending, "PAUSE_SECONDS", 0.0)
+    receiver.status = 400
+    server = bench(variables={"OTEL_METRICS_EXPORTER": "none"})
+    session_id = server.create()
+    for _ in range(3):
+        server.call(session_id, "echo", value=SECRET)
+        serving.wait_until(receiver.heard.is_set, "a request")
+        receiver.heard.clear()
+    serving.wait_until(lambda: [each for each in caplog.records if "can't be sent" in each.message], "a line")
+    (line,) = [each.getMessage() for each in caplog.records if "can't be sent" in each.message]
+    assert line == "Telemetry can't be sent to 127.0.0.1: status 400."
+
+
+def test_what_is_too_much_for_the_queue_is_lost(monkeypatch):
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
+    batches = []
+    sender = sending.Sender({}, batches.append, bytes)
+    monkeypatch.setattr(sender, "start", lambda: None)
+    for number in range(5):
+        sender.put(number)
+    assert ([*sender._queue], sender._lost) == ([3, 4], 3)
+
+
+def test_headers_and_gzip_are_sent(receiver, bench):
+    more = {"OTEL_EXPORTER_OTLP_HEADERS": "x-key=a%20b,x-other=c", "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"}
+    server = bench(variables=more)
+    server.call(server.create(), "total")
+    receiver.wait_for("run_function total")
+    headers = {name.lower(): value for name, value in receiver.headers[0].items()}
+    assert (headers["x-key"], headers["x-other"], headers["content-encoding"]) == ("a b", "c", "gzip")
+
+
+# The standard's variables
+
+
+def urls(**variables):
+    return {signal: target.url for signal, target in targets(variables).items()}
+
+
+def test_the_variables_say_where_to():
+    base = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318/"}
+    assert urls() == {}
+    assert urls(**base) == {"TRACES": "http://a:4318/v1/traces", "METRICS": "http://a:4318/v1/metrics"}
+    assert urls(**base, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="http://b/as/is")["TRACES"] == "http://b/as/is"
+    assert urls(**base, OTEL_TRACES_EXPORTER="none") == {"METRICS": "http://a:4318/v1/metrics"}
+    assert urls(**base, OTEL_SDK_DISABLED="true") == {}
+    for wrong in ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, {"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            urls(**base, **wrong)
+    with pytest.raises(ValueError, match="http://"):
+        urls(OTEL_EXPORTER_OTLP_ENDPOINT="a:4318")
+
+
+def test_what_can_t_be_kept_is_said_and_calls_go_on(bench, caplog):
+    server = bench(variables={"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
+    assert server.service.tracer is None
+    assert "There is no telemetry: OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'" in caplog.text
+    assert server.result(server.create(), "total") == 0
+
+
+def test_nothing_is_imported_when_it_is_off():
+    program = (
+        "import sys; from server.service import Service; from server.settings import Settings; "
+        "from server.packs.catalog import Catalog; "
+        "service = Service(Settings(store='memory:', log_calls='off'), Catalog({})); "
+        "print(service.tracer, [m for m in sys.modules if m.startswith(('opentelemetry', 'google.protobuf'))])"
+    )
+    environment = {name: value for name, value in server_process.environment().items() if not name.startswith("OTEL_")}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "None []\n"
