@@ -8,6 +8,7 @@ is used. The loop turns while calls wait on it, and at no other time.
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
 from typing import Any
@@ -67,6 +68,8 @@ class SharedLoop(CallLoop):
         super().__init__()
         self.set_task_factory(_make_task)
         self._calls: set[SharedCall] = set()
+        self._arrived: deque[SharedCall] = deque()
+        self._coming = False  # a callback that lets them begin
         self._ending = False
         self._clock: int | None = (
             None  # of the thread; unlike the thread's number, it may be asked of one that has ended
@@ -83,7 +86,11 @@ class SharedLoop(CallLoop):
 
     def begin(self, call: SharedCall) -> None:
         """Let a coroutine wait here; a `RuntimeError` says that the system allows no more threads."""
-        self.call_soon_threadsafe(self._begin, call)
+        self._arrived.append(call)
+        if self._coming:  # waking the loop is a system call: once for all of a crowd
+            return
+        self._coming = True
+        self.call_soon_threadsafe(self._begin_arrived)
         self._wanted.set()
         with self._lock:
             if self.thread is None:
@@ -168,6 +175,11 @@ class SharedLoop(CallLoop):
     def _stop_if_idle(self) -> None:
         if not self._calls:
             super().stop()
+
+    def _begin_arrived(self) -> None:
+        self._coming = False  # first: what arrives from here on may be overlooked
+        while self._arrived:
+            self._begin(self._arrived.popleft())
 
     def _begin(self, call: SharedCall) -> None:
         self._calls.add(call)

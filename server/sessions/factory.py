@@ -11,6 +11,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from server.cache import BoundedCache
+from server.engine.state import SessionState
 from server.errors import (
     CallIdReusedError,
     ClassesChangedError,
@@ -28,7 +30,7 @@ from server.sessions.identity import DIGITS, Creation
 from server.sessions.reader import SessionReader
 from server.sessions.recipes import Recipe, stored_details
 from server.sessions.views import session_view
-from server.stores.base import ForkPoint, History, Record, StoredSession
+from server.stores.base import ForkPoint, Head, History, Record, StoredSession
 from server.times import expiry
 from server.volumes import is_piece
 
@@ -87,10 +89,15 @@ def session_template(
 
 
 class SessionFactory:
-    """Creates sessions. Its methods block, so they are called in threads only."""
+    """Creates sessions. Its methods block, so they are called in threads only.
 
-    def __init__(self, context: SessionContext) -> None:
+    Args:
+        cache: What this worker knows of sessions: the first call of a new one needn't read it from the store.
+    """
+
+    def __init__(self, context: SessionContext, cache: BoundedCache[str, SessionState]) -> None:
         self._context = context
+        self._cache = cache
         self._counts: dict[str, tuple[int, float]] = {}
 
     def create(self, new: NewSession) -> Session:
@@ -132,6 +139,9 @@ class SessionFactory:
             self._context.store.create(sessions, parts, blobs if is_new else {})
         except MissingBlobError:
             self._context.store.create(sessions, parts, blobs)
+        if creation is None:  # otherwise it may have existed, and have records
+            for session in sessions:
+                self._cache.put(session.id, SessionState(session, Head(-1, 0, parts)))
         return [*map(self._view, self._added(sessions, creation))]
 
     def _template(self, new: NewSession) -> StoredSession:

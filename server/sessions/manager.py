@@ -66,7 +66,7 @@ class SessionManager:
         self.queues = Queues(context.store, context.settings, measure)
         self._reader = SessionReader(context, self.queues.cache, HEAVY_BYTES)
         self.heavy_reader = SessionReader(context, self.queues.cache)
-        self.factory = SessionFactory(context)
+        self.factory = SessionFactory(context, self.queues.cache)
         seconds, do = context.settings.timeout_seconds, self.queues.do
         known = may_be_created(repeatable=False)
         self._created = Together(do, self.factory.create_together, seconds, known)
