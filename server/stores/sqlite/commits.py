@@ -31,12 +31,17 @@ class _KnownTip(Tip):
 
 @dataclass(slots=True)
 class _Rows:
-    """What is to be written when all records of a batch are."""
+    """What is to be written for a batch."""
 
+    records: list[tuple[Any, ...]] = field(default_factory=list)
     blobs: dict[str, bytes] = field(default_factory=dict)
     changes: list[tuple[Any, ...]] = field(default_factory=list)
     expiries: list[tuple[float, int]] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
+
+
+class _CallIdTakenError(Exception):
+    """A record of a batch has the call_id of another one; then each commit is tried alone."""
 
 
 class Commits:
@@ -50,11 +55,16 @@ class Commits:
 
     def apply(self, commits: Sequence[Commit]) -> list[bool]:
         """Store those commits that can be; say for each whether it is stored now."""
+        try:
+            return self._apply(commits)
+        except _CallIdTakenError:
+            return [False] if len(commits) == 1 else [self.apply([commit])[0] for commit in commits]
+
+    def _apply(self, commits: Sequence[Commit]) -> list[bool]:
         with self._file.write() as writer:
             written = self._remember(writer, commits)
             rows = _Rows()
-            cursor = writer.cursor()  # one for all records: to make one takes a third of an insert
-            stored = [self._add(cursor, commit, rows) for commit in commits]
+            stored = [self._note(writer, commit, rows) for commit in commits]
             self._insert(writer, rows)
             # If the transaction fails after all, its number isn't the one before the next.
             self._written = written
@@ -69,12 +79,13 @@ class Commits:
             (self._last_blob,) = writer.execute(sql.LAST_BLOB).fetchone()
         self._written = None
         if unknown := [commit.session_id for commit in commits if commit.session_id not in self._known]:
-            for session_id, *known in writer.execute(sql.TIPS, (orjson.dumps(unknown),)):
+            ((tips,),) = writer.execute(sql.TIPS, (orjson.dumps(unknown),))
+            for session_id, *known in orjson.loads(tips):
                 self._known[session_id] = _KnownTip(*known)
         return number, version
 
-    def _add(self, writer: sqlite3.Cursor, commit: Commit, rows: _Rows) -> bool:
-        """Insert the record of a commit, and note its other rows; say whether it is stored then."""
+    def _note(self, writer: sqlite3.Connection, commit: Commit, rows: _Rows) -> bool:
+        """Note the rows of a commit, if it can be stored; say whether it is stored then."""
         record, known = commit.record, self._known.get(commit.session_id)
         if known is None:
             return False
@@ -88,8 +99,7 @@ class Commits:
             if blob not in commit.blobs and blob not in rows.blobs and not find_blob(writer, blob):
                 return False
         total = known.total + len(record.body)
-        if not writer.execute(sql.INSERT_RECORD, (*row, total)).rowcount:  # its call_id has a record
-            return False
+        rows.records.append((*row, total))
         known.place, known.last, known.total = record.index, record.id, total
         rows.blobs.update(commit.blobs)
         for part, blob in commit.parts.items():
@@ -102,18 +112,19 @@ class Commits:
         return True
 
     def _insert(self, writer: sqlite3.Connection, rows: _Rows) -> None:
+        if sql.INSERT_RECORDS.insert(writer, rows.records) < len(rows.records):
+            raise _CallIdTakenError
         blobs = {}
         if rows.blobs:
             first = self._last_blob + 1
             self._last_blob += len(rows.blobs)
             new = [(key, *blob) for key, blob in enumerate(rows.blobs.items(), first)]
-            if writer.executemany(sql.INSERT_BLOB, new).rowcount == len(new):
+            if sql.INSERT_BLOBS.insert(writer, new) == len(new):
                 blobs = {blob: (key, len(body)) for key, blob, body in new}
         if rows.changes:
             # A blob that was stored already, as after a reset, has the key that it had.
-            writer.executemany(
-                sql.INSERT_CHANGE,
-                ((*change, *(blobs.get(blob) or add_blob(writer, blob, {}))) for *change, blob in rows.changes),
+            sql.INSERT_CHANGES.insert(
+                writer, [(*change, *(blobs.get(blob) or add_blob(writer, blob, {}))) for *change, blob in rows.changes]
             )
         if rows.expiries:
             writer.executemany(sql.RENEW_KEY, rows.expiries)

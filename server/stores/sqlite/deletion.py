@@ -7,8 +7,10 @@ is done at once where it can be seen: of sessions that are forks or have forks.
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
+
+import orjson
 
 from server.errors import OverloadedError
 from server.stores.history import fitting, uncounted
@@ -19,6 +21,8 @@ T = TypeVar("T")
 
 CHUNK = 200  # sessions or rows, deleted in one transaction
 CHUNK_BYTES = 4 * 2**20
+SMALL_ROWS = 4  # that a session has fewer records and changes than, if it is deleted together with others
+SMALL_SESSIONS = CHUNK // (2 * SMALL_ROWS)
 GIVE_WAY_SECONDS = 0.0005  # after each: a thread that takes a lock again at once overtakes those that wait
 
 
@@ -45,7 +49,7 @@ def note_time(file: SqliteFile, now: float) -> None:
         writer.execute(sql.NOTE_TIME, (now,))
 
 
-def _delete(file: SqliteFile, session_ids: Iterable[str] | None, now: float = 0.0, limit: int = 0) -> Sequence[str]:
+def _delete(file: SqliteFile, session_ids: Sequence[str] | None, now: float = 0.0, limit: int = 0) -> Sequence[str]:
     gone, in_families = _with_reserve(file, lambda: _delete_sessions(file, session_ids, now, limit))
     if in_families:
         clean_up(file)
@@ -53,15 +57,17 @@ def _delete(file: SqliteFile, session_ids: Iterable[str] | None, now: float = 0.
 
 
 def _delete_sessions(
-    file: SqliteFile, session_ids: Iterable[str] | None, now: float, limit: int
+    file: SqliteFile, session_ids: Sequence[str] | None, now: float, limit: int
 ) -> tuple[Sequence[str], bool]:
     """Delete the rows of sessions; get the ids of those that existed, and whether one is a fork or has forks."""
     gone: list[str] = []
     in_families = False
     with file.write() as writer:
         if session_ids is None:
-            session_ids = [id_ for (id_,) in writer.execute(sql.EXPIRED, (now, limit))]
-        for session_id in session_ids:
+            ((expired,),) = writer.execute(sql.EXPIRED, (now, limit))
+            session_ids = orjson.loads(expired)
+        gone += _delete_alone(writer, session_ids)
+        for session_id in {*session_ids}.difference(gone):
             ((needed,),) = writer.execute(sql.NEEDED, (session_id, session_id))
             if needed is not None:
                 writer.execute(sql.KEEP, (session_id,))
@@ -74,6 +80,19 @@ def _delete_sessions(
                     # The first version stays if a family began with it.
                     writer.execute(sql.DELETE_LATER, (key, needed + 1, 0 if parent else 1, None))
     return gone, in_families
+
+
+def _delete_alone(writer: sqlite3.Connection, session_ids: Sequence[str]) -> Sequence[str]:
+    """Delete the rows of those sessions that are no forks and have none; get their ids."""
+    ((alone,),) = writer.execute(sql.ALONE, (orjson.dumps(session_ids),))
+    found = orjson.loads(alone)
+    if found:
+        keys, recipes, ids = zip(*found, strict=True)
+        writer.execute(sql.DELETE_SESSIONS, (orjson.dumps(keys),))
+        writer.execute(sql.DELETE_ALL_LATER, (orjson.dumps(keys),))
+        writer.executemany(sql.FREE_RECIPE, ((recipe,) for recipe in {*recipes}))
+        return ids
+    return ()
 
 
 def _delete_later(writer: sqlite3.Connection, key: int, recipe: int, parent: str | None) -> None:
@@ -100,6 +119,8 @@ def _delete_rows(file: SqliteFile) -> bool:
     """Delete some rows of deleted sessions; return whether there may be more."""
     rows, size = CHUNK, CHUNK_BYTES
     with file.write() as writer:
+        if _delete_small(writer):
+            return True
         while rows > 0 and size > 0:
             found = writer.execute(sql.NEXT_DELETED).fetchone()
             if found is None:
@@ -120,6 +141,19 @@ def _delete_rows(file: SqliteFile) -> bool:
                 writer.execute(sql.FORGET_DELETED, (session,))
                 for kept in writer.execute(sql.DELETE_KEPT, (parent,) * 3).fetchall():
                     _delete_later(writer, *kept)
+    return True
+
+
+def _delete_small(writer: sqlite3.Connection) -> bool:
+    """Delete the rows of those among the next sessions that have few; say whether there are any."""
+    limits = (SMALL_SESSIONS, SMALL_ROWS, SMALL_ROWS, SMALL_ROWS, CHUNK_BYTES // SMALL_SESSIONS)
+    ((small,),) = writer.execute(sql.SMALL_DELETED, limits)
+    if small == "[]":
+        return False
+    ((blobs,),) = writer.execute(sql.BLOBS_OF, (small,))
+    for statement in (sql.DELETE_RECORDS_OF, sql.FORGET_CHANGES_OF, sql.FORGET_ALL_DELETED):
+        writer.execute(statement, (small,))
+    writer.execute(sql.FREE_BLOBS, (blobs,))
     return True
 
 

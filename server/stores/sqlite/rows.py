@@ -15,7 +15,7 @@ from server.stores.sqlite import statements as sql
 
 
 def session_row(session: StoredSession, digest: bytes) -> tuple[object, ...]:
-    """Put together the parameters of `ADD_SESSION`."""
+    """Put together a row of `ADD_SESSIONS`."""
     return (
         session.id,
         session.agent_key,
@@ -27,7 +27,6 @@ def session_row(session: StoredSession, digest: bytes) -> tuple[object, ...]:
         *(session.parent or (None, None, None, None)),
         session.details,
         digest,
-        session.id,
     )
 
 

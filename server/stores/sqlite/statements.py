@@ -7,7 +7,12 @@ fewer pages than keeping them in order.
 
 `kept` has the rows of deleted sessions that are kept for their forks. `deleted` names the sessions of which other rows
 are to be deleted, records from a place on and changes from a version on, and the parent that may go with them.
+
+Where many rows are written or read together, that is done in few steps: Python gives its interpreter away in each step
+of SQLite, and while others compute it gets it back only milliseconds later.
 """
+
+from server.stores.sqlite.insertion import Insertion
 
 SCHEMA = """
 CREATE TABLE recipes (
@@ -142,26 +147,33 @@ ADD_RECORD_OF_NEW = """
     SELECT key, ?, ?, ?, ?, ?, ? FROM sessions WHERE key > ?
 """
 OLDEST_OF_NEW = "UPDATE sessions SET oldest = ? WHERE key > ?"
-ADD_SESSION = f"""
+# Of each session the facts from its id on, then the digest of its recipe.
+ADD_SESSIONS = Insertion(
+    f"""
+    WITH new AS ({{rows}})
     INSERT INTO sessions ({_FACTS})
-    SELECT key, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM recipes
-    WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM kept WHERE id = ?)
+    SELECT key, {", ".join(f"column{number}" for number in range(1, 13))}
+    FROM new CROSS JOIN recipes ON digest = column13
+    WHERE NOT EXISTS (SELECT 1 FROM kept WHERE id = column1)
     ON CONFLICT (id) DO NOTHING
-"""  # noqa: S608
+    """,  # noqa: S608
+    13,
+)
 IS_STORED = "SELECT 1 FROM sessions WHERE id = ? UNION ALL SELECT 1 FROM kept WHERE id = ?"
-INSERT_RECORD = """
-    INSERT INTO records (session, place, version, call_id, id, body, total) VALUES (?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT DO NOTHING
-"""
+INSERT_RECORDS = Insertion(
+    "INSERT INTO records (session, place, version, call_id, id, body, total) {rows} ON CONFLICT DO NOTHING", 7
+)
 LAST_BLOB = "SELECT coalesce(max(key), 0) FROM blobs"
 INSERT_BLOB = "INSERT INTO blobs (key, id, body) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-INSERT_CHANGE = "INSERT INTO changes (session, version, part, blob, size) VALUES (?, ?, ?, ?, ?)"
+INSERT_BLOBS = Insertion("INSERT INTO blobs (key, id, body) {rows} ON CONFLICT DO NOTHING", 3)
+INSERT_CHANGES = Insertion("INSERT INTO changes (session, version, part, blob, size) {rows}", 5)
 SAME_RECORD = """
     SELECT 1 FROM records WHERE (session, place, version, call_id, id, body) IS (?, ?, ?, ?, ?, ?)
 """
 TIPS = """
-    SELECT sessions.id, epoch, holder, coalesce(place, -1), coalesce(records.id, ''), key, coalesce(total, 0)
-    FROM sessions LEFT JOIN records ON session = key
+    SELECT json_group_array(json_array(
+        sessions.id, epoch, holder, coalesce(place, -1), coalesce(records.id, ''), key, coalesce(total, 0)
+    )) FROM sessions LEFT JOIN records ON session = key
         AND place = (SELECT max(place) FROM records WHERE session = sessions.key)
     WHERE sessions.id IN (SELECT value FROM json_each(CAST(? AS TEXT)))
 """
@@ -212,12 +224,39 @@ FORGET_LEASES = "UPDATE sessions SET epoch = 0, holder = NULL WHERE epoch <> 0"
 FORGET_WORKERS = "DELETE FROM workers"
 RELEASE_ONE = "UPDATE sessions SET holder = NULL WHERE id = ? AND holder = ? AND epoch = ?"
 RELEASE = "UPDATE sessions SET holder = NULL WHERE key IN (SELECT value FROM json_each(CAST(? AS TEXT)))"
-EXPIRED = "SELECT id FROM sessions WHERE expires_at <= ? ORDER BY expires_at LIMIT ?"
+EXPIRED = """
+    SELECT json_group_array(id) FROM (SELECT id FROM sessions WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)
+"""
 _FORKS = """
     SELECT parent_last FROM sessions WHERE parent = ? UNION ALL SELECT parent_last FROM kept WHERE parent = ?
 """
 NEEDED = f"SELECT max(parent_last) FROM ({_FORKS})"  # noqa: S608
 KEEP = f"INSERT INTO kept (key, {_FACTS}) SELECT key, {_FACTS} FROM sessions WHERE id = ?"  # noqa: S608
+_IN_JSON = "IN (SELECT value FROM json_each(CAST(? AS TEXT)))"
+ALONE = f"""
+    SELECT json_group_array(json_array(key, recipe, id)) FROM sessions
+    WHERE id {_IN_JSON} AND parent IS NULL
+        AND NOT EXISTS (SELECT 1 FROM sessions AS forks WHERE forks.parent = sessions.id)
+        AND NOT EXISTS (SELECT 1 FROM kept WHERE kept.parent = sessions.id)
+"""  # noqa: S608
+DELETE_SESSIONS = f"DELETE FROM sessions WHERE key {_IN_JSON}"  # noqa: S608
+DELETE_ALL_LATER = "REPLACE INTO deleted (session, place, version) SELECT value, 0, 0 FROM json_each(CAST(? AS TEXT))"
+# Of the first ones, those of which few rows and bytes are to be deleted.
+SMALL_DELETED = """
+    SELECT json_group_array(session) FROM (SELECT * FROM deleted ORDER BY session LIMIT ?) AS first
+    WHERE place = 0 AND version = 0 AND parent IS NULL
+        AND coalesce((SELECT max(place) FROM records WHERE session = first.session), 0) < ?
+        AND (SELECT count(*) FROM (SELECT 1 FROM changes WHERE session = first.session LIMIT ?)) < ?
+        AND coalesce((SELECT total FROM records WHERE session = first.session ORDER BY place DESC LIMIT 1), 0)
+            + coalesce((SELECT sum(size) FROM changes WHERE session = first.session), 0) < ?
+"""
+BLOBS_OF = f"SELECT json_group_array(DISTINCT blob) FROM changes WHERE session {_IN_JSON}"  # noqa: S608
+DELETE_RECORDS_OF = f"DELETE FROM records WHERE session {_IN_JSON}"  # noqa: S608
+FORGET_CHANGES_OF = f"DELETE FROM changes WHERE session {_IN_JSON}"  # noqa: S608
+FORGET_ALL_DELETED = f"DELETE FROM deleted WHERE session {_IN_JSON}"  # noqa: S608
+FREE_BLOBS = f"""
+    DELETE FROM blobs WHERE key {_IN_JSON} AND NOT EXISTS (SELECT 1 FROM changes WHERE blob = blobs.key)
+"""  # noqa: S608
 DELETE_SESSION = "DELETE FROM sessions WHERE id = ? RETURNING key, recipe, id, parent"
 DELETE_KEPT = f"DELETE FROM kept WHERE id = ? AND NOT EXISTS ({_FORKS}) RETURNING key, recipe, parent"  # noqa: S608
 DELETE_LATER = "REPLACE INTO deleted (session, place, version, parent) VALUES (?, ?, ?, ?)"

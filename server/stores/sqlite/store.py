@@ -54,7 +54,7 @@ class SqliteStore:
             (last,) = writer.execute(sql.LAST_SESSION).fetchone()
             stored = {blob: add_blob(writer, blob, blobs) for _, _, blob in changes}
             writer.executemany(sql.ADD_RECIPE, ((digest, recipe) for recipe, digest in digests.items()))
-            writer.executemany(sql.ADD_SESSION, (session_row(session, digests[session.recipe]) for session in sessions))
+            sql.ADD_SESSIONS.insert(writer, [session_row(session, digests[session.recipe]) for session in sessions])
             for version, part, blob in changes:
                 writer.execute(sql.ADD_CHANGE_OF_NEW, (version, part, *stored[blob], last))
             add_history(writer, last, history)
