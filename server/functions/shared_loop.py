@@ -6,6 +6,7 @@ is used. The loop turns while calls wait on it, and at no other time.
 """
 
 import asyncio
+import gc
 import threading
 import time
 from collections import deque
@@ -78,7 +79,7 @@ class SharedLoop(CallLoop):
         self._wanted = threading.Event()
         self.thread: threading.Thread | None = None
         self._scheduled_steps = 0
-        self._seen: tuple[int, int, Any] | None = None
+        self._seen: tuple[int, int, int, Any] | None = None
         self._looks = 0
         self._used_before = 0.0
 
@@ -119,10 +120,11 @@ class SharedLoop(CallLoop):
             self._seen = None
             return 0, 0.0, None
         task = asyncio.current_task(self)
-        # A crowd's turn may take long; but hardly a step of it ends without scheduling another one.
-        seen = turns.turn, self._scheduled_steps, task
+        # A crowd's turn may take long; but hardly a step of it ends without scheduling another one. A collection of
+        # garbage may happen to fall into a step, and takes long beside many sessions: what was before it doesn't count.
+        seen = turns.turn, self._scheduled_steps, gc.get_stats()[-1]["collections"], task
         used = self._used_processor()
-        if self._seen is None or seen[:2] != self._seen[:2] or seen[2] is not self._seen[2]:
+        if self._seen is None or seen[:-1] != self._seen[:-1] or seen[-1] is not self._seen[-1]:
             self._seen, self._looks, self._used_before = seen, 0, used
         self._looks += 1
         return self._looks, used - self._used_before, task.call if isinstance(task, CallTask) else None
