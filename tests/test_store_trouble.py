@@ -175,6 +175,7 @@ def test_a_damaged_row_is_said_to_be_damaged(tmp_path, column):
     bench = Bench(store=f"sqlite:///{tmp_path}/sessions.db")
     try:
         session = bench.create()
+        bench.sessions.queues.cache.pop(session)  # so that the call reads it from the file
         with contextlib.closing(sqlite3.connect(tmp_path / "sessions.db", isolation_level=None)) as database:
             database.execute(
                 "UPDATE sessions SET labels = x'7b'" if column == "labels" else "UPDATE recipes SET text = x'7b'"
