@@ -14,7 +14,7 @@ MARKUP = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>'
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    flags = ["--store", "memory:", "--packs", "bank,chores,ledger,pages,vault"]
+    flags = ["--store", "memory:", "--packs", "bank,chores,ledger,pages,stall,vault"]
     with server_process.served(tmp_path_factory.mktemp("console"), *flags) as running:
         yield running
 
@@ -479,6 +479,29 @@ def test_ten_thousand_records(page, server):
     page.sees("100 to 199 of 10,001 steps")
     page.open(f"#/sessions/{session_id}?record=5000")
     page.sees("Step 5000: get_iban")
+
+
+def test_a_large_table_is_shown_in_pages_and_its_changed_rows_are_marked(page, server):
+    session_id = server.rpc("create_session", toolpacks=["stall"], options={"stall": {"rows": 1150}})["session_id"]
+    for sql in ("DELETE FROM filler WHERE id = 7", "UPDATE filler SET text = 'it changed' WHERE id = 1101"):
+        assert server.call(session_id, "run_sql", sql=sql)["error"] is None
+    page.open(f"#/sessions/{session_id}?version=1")
+    page.sees("What this step changed", "/stall/db/filler/7", "/stall/db/filler/$rows", "1150 → 1149")
+    page.open(f"#/sessions/{session_id}?version=2")
+    page.sees("/stall/db/filler/1101/text", "it changed")
+    assert "it changed" in page.find(".tree li.inside", "1101").text
+    for shown in (100, 200):
+        page.click("Show 100 rows more")
+        page.until(lambda shown=shown: len(rows(page)) == 2 + shown, f"{shown} rows")
+    assert rows(page)[2:4] == ["1: ", "2: "]
+
+
+def rows(page):
+    """The keys in the table that is open: the row that changed, how many rows it has, and others."""
+    return page.run(
+        "const rows = document.querySelector('.tree li[role=none]').parentElement.children;"
+        "return [...rows].map((row) => row.querySelector('.key')?.textContent).filter(Boolean)"
+    )
 
 
 def test_a_world_of_five_megabytes(page, server):

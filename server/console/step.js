@@ -5,7 +5,7 @@ import { RPC, call, hasToken, stringify, world } from "./rpc.js";
 import { contentOf, isCall, outcome, rulesMet, title, who } from "./trace.js";
 import { full } from "./tree.js";
 import { replayWithout } from "./without.js";
-import { changeList, worldPanel } from "./world.js";
+import { changeList, withRows, worldPanel } from "./world.js";
 
 const PATIENCE = 400; // milliseconds for which the step before stays, so that nothing jumps
 
@@ -14,12 +14,14 @@ export async function openStep(state, record, before) {
   const changes = h("div"), place = h("div");
   const showWorld = async () => {
     const old = version > before ? world(id, before).then((value) => [value], (error) => error.message) : null;
-    const now = await world(id, version), read = await old;
+    const rowsOf = (pointer, limit) => call("get_environment", { session_id: id, version, pointer, limit });
+    let now = await world(id, version), read = await old;
+    if (Array.isArray(read)) [read[0], now] = await withRows(id, [before, version], [read[0], now]);
     const change = Array.isArray(read) ? difference(read[0], now) : null;
     const none = typeof read === "string" ? read : "Nothing that the world shows.";
     if (read) fill(changes, h("h3", "What this step changed"), change ? changeList(change) : h("p.hint", none));
     const label = version === session.version ? `World now, at version ${version}` : `World at version ${version}`;
-    return [h("h3", label), worldPanel(now, change, { label })];
+    return [h("h3", label), worldPanel(now, change, { label, rowsOf })];
   };
   await Promise.race([load(place, showWorld), pause(PATIENCE)]);
   if (!record) return [startOf(state), changes, place];

@@ -2,12 +2,13 @@
 // one tab stop, in which the arrow keys move.
 // The rule: elements are made when their node is opened; of many members, groups are shown first.
 import { changesOf, isContainer, join } from "./difference.js";
-import { count, fill, h } from "./dom.js";
+import { button, count, fill, h } from "./dom.js";
 import { stringify } from "./rpc.js";
 
 const GROUP = 100; // members that are shown at once
 const LONG = 120; // characters of a text that are shown in a line
 const FOLDED = 5; // equal members beside changed ones that are shown each for itself
+const MOST_ROWS = 10_000; // of a table, as many as the server gives at once
 const OPENED = 40; // changes that are shown without being asked for
 const keyed = (value) => (Array.isArray(value) ? [...value.entries()] : Object.entries(value));
 
@@ -67,8 +68,9 @@ function canOpen({ group, value, change }) {
 const leadsTo = ({ group, pointer }, wanted) =>
   group ? group.some((member) => leadsTo(member, wanted)) : `${wanted}/`.startsWith(`${pointer}/`);
 
-/** Make a tree: its element, and a function that reveals a pointer. `words` names changes; `onSelect` gets a node. */
-export function tree(value, change, { label, words, onSelect }) {
+/** Make a tree: its element, and a function that reveals a pointer. `words` names changes; `onSelect` gets a node;
+ *  `rowsOf` gets the first rows of a table that is only counted. */
+export function tree(value, change, { label, words, onSelect, rowsOf }) {
   const nodes = new WeakMap();
   const element = h("ul.tree", { role: "tree", "aria-label": label });
   const isOpen = (item) => item.ariaExpanded === "true";
@@ -85,7 +87,17 @@ export function tree(value, change, { label, words, onSelect }) {
     item.ariaExpanded = String(open);
     if (!open) item.lastElementChild.remove();
     else if (typeof node.value === "string") item.append(h("pre", node.value));
-    else item.append(h("ul", { role: "group" }, below(node).map(itemOf)));
+    else item.append(h("ul", { role: "group" }, below(node).map(itemOf), rowsOf && node.value?.$rows && pagesOf(node)));
+  }
+  function pagesOf({ pointer, value: { $rows: all, ...shown } }) {
+    let limit = 0;
+    const more = button("Show 100 rows more", async () => {
+      const rows = Object.entries(await rowsOf(pointer, (limit += GROUP))).filter(([key]) => !Object.hasOwn(shown, key));
+      page.before(...rows.map(([key, row]) => itemOf({ key, value: (shown[key] = row), pointer: join(pointer, key), changes: 0 })));
+      if (limit >= Math.min(all, MOST_ROWS)) page.remove();
+    }, "quiet");
+    const page = h("li", { role: "none" }, more);
+    return page;
   }
   function select(item, takesFocus = true) {
     for (const other of element.querySelectorAll("[tabindex='0']")) [other.tabIndex, other.ariaSelected] = [-1, null];
@@ -105,7 +117,7 @@ export function tree(value, change, { label, words, onSelect }) {
   }
   element.addEventListener("click", ({ target }) => {
     const item = target.closest("[role=treeitem]");
-    if (!item || target.closest("pre") || String(getSelection())) return;
+    if (!item || target.closest("pre, button") || String(getSelection())) return;
     select(item);
     toggle(item);
   });

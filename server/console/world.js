@@ -1,19 +1,48 @@
 // A world with its tools: search in it, and what can be done with the value that is chosen.
 import { changesOf } from "./difference.js";
 import { button, copyButton, fill, h } from "./dom.js";
+import { batch, call, stringify } from "./rpc.js";
 import { full, search, tree } from "./tree.js";
 
 const WORDS = { changed: "changed", added: "added", removed: "removed", change: "change", old: "", now: "" };
 
 /** Show a world, and mark what has changed in it. */
-export function worldPanel(value, change, { label, words = WORDS }) {
+export function worldPanel(value, change, { label, words = WORDS, rowsOf }) {
   const bar = h("div.bar", h("span.hint", "Choose a value to copy it, or its place."));
   const onSelect = ({ pointer, value: chosen }) => {
     const copies = [copyButton("Copy pointer", () => pointer), copyButton("Copy value", () => full(chosen))];
     fill(bar, h("code.pointer", pointer), copies);
   };
-  const shown = tree(value, change, { label, words, onSelect });
+  const shown = tree(value, change, { label, words, onSelect, rowsOf });
   return h("div.world", searchBox(value, shown.reveal), bar, shown.element);
+}
+
+const MOST = 40; // rows of large tables that are marked
+
+/** Add the rows that differ to tables that are only counted: get both worlds of a session, so that both can be compared. */
+export async function withRows(id, versions, worlds) {
+  if (!stringify(worlds).includes('{"$rows":')) return worlds;
+  const params = { session_id: id, from_version: versions[0], to_version: versions[1] };
+  const changes = await call("diff_environment", params), given = structuredClone(worlds);
+  const pointers = new Set(changes.map(({ path }) => worlds.map((one) => rowIn(one, path).pointer).find(Boolean)));
+  const wanted = [...pointers].filter(Boolean).slice(0, MOST);
+  for (const [place, version] of versions.entries()) {
+    const rows = await batch(wanted.map((pointer) => ["get_environment", { session_id: id, version, pointer }]));
+    for (const [at, { result }] of rows.entries()) {
+      const { table, key } = rowIn(given[place], wanted[at]);
+      if (table && result !== undefined) table[key] = result;
+    }
+  }
+  return given;
+}
+
+/** Find the row of a table that is only counted into which a pointer leads. */
+function rowIn(value, path) {
+  const steps = path.split("/").map((step) => step.replaceAll("~1", "/").replaceAll("~0", "~"));
+  for (let at = 1, table = value; at < steps.length; table = table?.[steps[at++]]) {
+    if (table?.$rows) return { table, key: steps[at], pointer: path.split("/", at + 1).join("/") };
+  }
+  return {};
 }
 
 function searchBox(value, reveal) {
