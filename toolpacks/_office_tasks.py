@@ -5,7 +5,10 @@ a task doesn't ask for must be as it was, row by row and paper by paper.
 """
 
 import re
+import sqlite3
 from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from server import Rollout, Toolpack
@@ -345,29 +348,44 @@ def _reorder_list(_initial: Any) -> Calls:
 
 
 class _Changes:
-    """What has changed in the books and the papers since the beginning; each table is read once."""
+    """What has changed in the books and the papers since the beginning."""
 
     def __init__(self, rollout: Rollout[Any]) -> None:
         self._rollout = rollout
-        before, after = rollout.initial.books.connect(), rollout.environment.books.connect()
-        self._tables: dict[str, tuple[set[Row], set[Row]]] = {}  # those that have changed
-        for table in TABLES:
-            was, now = (found.execute(f"SELECT * FROM {table}").fetchall() for found in (before, after))  # noqa: S608
-            if was != now:
-                self._tables[table] = {*was}, {*now}
+        self._tables: dict[str, list[Row]] = {}  # the new rows of those that have changed
+        with rollout.initial.books.path() as before, rollout.environment.books.path() as after:
+            if before.read_bytes() != after.read_bytes():  # most often an agent has only read
+                self._compare(before, after)
+
+    def _compare(self, before: Path, after: Path) -> None:
+        with closing(sqlite3.connect(after)) as books:
+            books.execute("ATTACH ? AS before", (str(before),))
+            for table in TABLES:
+                new = _rows_without_twin(books, table, "main", "before")
+                if new or _rows_without_twin(books, table, "before", "main"):
+                    self._tables[table] = new
 
     def new(self, table: str) -> list[Row]:
         """Get the rows that weren't there, or were different, in the beginning; by key."""
-        was, now = self._tables.get(table, (set(), set()))
-        return sorted(now - was, key=lambda row: str(row[0]))
+        return sorted(self._tables.get(table, ()), key=lambda row: str(row[0]))
 
     def only(self, *tables: str, papers: Iterable[str] = ()) -> None:
         """Check that nothing but these tables and papers has changed."""
         others = [table for table in self._tables if table not in tables]
         self._rollout.check("no other table has changed", not others, str(others))
-        before, after = _papers(self._rollout.initial), _papers(self._rollout.environment)
+        first, last = self._rollout.initial, self._rollout.environment
+        before, after = ({}, {}) if first.papers == last.papers else (_papers(first), _papers(last))
         differing = {path for path in {*before, *after} if before.get(path) != after.get(path)} - {*papers}
         self._rollout.check("no other paper has changed", not differing, str(sorted(differing)[:10]))
+
+
+def _rows_without_twin(books: sqlite3.Connection, table: str, one: str, other: str) -> list[Row]:
+    """Get the rows of a table in one of two databases that the other hasn't, which its key finds."""
+    columns = books.execute(f"PRAGMA {one}.table_info({table})").fetchall()
+    same = " AND ".join(f"mine.{name} {'=' if key else 'IS'} yours.{name}" for _, name, _, _, _, key in columns)
+    return books.execute(
+        f"SELECT * FROM {one}.{table} mine WHERE NOT EXISTS (SELECT 1 FROM {other}.{table} yours WHERE {same})"  # noqa: S608
+    ).fetchall()
 
 
 def _papers(environment: Any) -> Mapping[str, bytes | None]:

@@ -15,6 +15,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from functools import lru_cache
+from operator import is_not
 from typing import Any
 
 from pydantic import BaseModel
@@ -24,6 +25,7 @@ from server.errors import PlainObjectError, ResultError
 from server.volumes import Volume
 
 _SCALARS = (str, int, float, bool, type(None))
+_PLAIN = frozenset(_SCALARS)  # types of which an item needs no copy, and no further look
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, BaseModel)
 _MAX_DEPTH = 200
 _ENDLESS = "a value that refers to itself or is nested too deeply has no JSON form"
@@ -185,11 +187,11 @@ def _copy(value: Any, copy_item: Copy) -> Any:
     if isinstance(value, BaseModel):
         return _copy_model(value, copy_item)
     if isinstance(value, dict):
-        new = {key: copy_item(item, key) for key, item in value.items()}
-        return new if any(item is not old for item, old in zip(new.values(), value.values(), strict=True)) else value
+        new = {key: item if type(item) in _PLAIN else copy_item(item, key) for key, item in value.items()}
+        return new if any(map(is_not, new.values(), value.values())) else value
     if isinstance(value, list | tuple | deque):
-        items = [copy_item(item, index) for index, item in enumerate(value)]
-        return items if any(item is not old for item, old in zip(items, value, strict=True)) else value
+        items = [item if type(item) in _PLAIN else copy_item(item, index) for index, item in enumerate(value)]
+        return items if any(map(is_not, items, value)) else value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _copy_data(value, copy_item)
     if isinstance(value, itertools.count):
@@ -213,9 +215,11 @@ def _copy_model(value: BaseModel, copy_item: Copy) -> BaseModel:
     fields, extra = value.__dict__, value.__pydantic_extra__
     is_root = getattr(kind, "__pydantic_root_model__", False)
     shown = _shown_names(kind)
-    new = {name: copy_item(item, shown.get(name, name)) for name, item in fields.items()}
+    new = {
+        name: item if type(item) in _PLAIN else copy_item(item, shown.get(name, name)) for name, item in fields.items()
+    }
     new_extra = {name: copy_item(item, name) for name, item in extra.items()} if extra else extra
-    if all(new[name] is item for name, item in fields.items()) and (
+    if not any(map(is_not, new.values(), fields.values())) and (
         not extra or all(new_extra[name] is item for name, item in extra.items())  # type: ignore[index]
     ):
         return value

@@ -16,15 +16,18 @@ from pathlib import Path
 
 import click
 
+from tests.benchmarks import auditing, growth, isolation, report, waiting, workers, worlds
 from tests.benchmarks import bounds as measurements
-from tests.benchmarks import growth, isolation, report, waiting, workers, worlds
 from tests.benchmarks.contenders import bare
 from tests.benchmarks.load import find_wrk
 from tests.benchmarks.processes import UnavailableError
 from tests.benchmarks.rounds import Plan, compare
 from tests.benchmarks.workshop import Workshop
 
-PARTS = ("throughput", "latency", "touched", "sessions", "growth", "workers", "isolation", "worlds", "start", "waiting")
+PARTS = (
+    *("throughput", "latency", "touched", "sessions", "growth", "workers", "isolation", "worlds", "start", "audit"),
+    "waiting",
+)
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolpack-server-benchmarks"
 
 
@@ -90,6 +93,7 @@ def measure(workshop, plan, parts, only):
             ("isolation", lambda: isolation.isolation(workshop, plan)),
             ("worlds", lambda: worlds.worlds(workshop)),
             ("start", lambda: measurements.start(workshop, plan)),
+            ("audit", lambda: auditing.auditing(workshop)),
         ):
             if part in parts:
                 for bound in bound_of():

@@ -6,7 +6,7 @@ The rule: what is found of a task follows from its toolpack, the seed and the nu
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from server.errors import Interrupted, RequestError
@@ -19,6 +19,7 @@ from server.features.audit.values import KnownValues
 from server.features.tasks.finding import find_task, tasks_of
 from server.features.tasks.solutions import solution_calls
 from server.features.tasks.task import Task
+from server.jsonio.strict import dumps, loads
 from server.packs.formats import native
 from server.packs.pack_function import PackFunction
 from server.packs.toolpack import Toolpack, as_made
@@ -49,6 +50,7 @@ class Auditor:
     def __init__(self, service: Service, effort: Effort, phase: Phase, drive: Callable[[Any], Any]) -> None:
         self._service, self._effort, self._phase, self._drive = service, effort, phase, drive
         self._listed = cache(self._list)
+        self._dumped = lru_cache(maxsize=1)(lambda world: "\n".join(KnownValues([loads(world)], ()).texts()))
         self._solutions: dict[str, Mapping[str, tuple[Calls, str]]] = {}
 
     def audit(self, name: str) -> dict[str, Any]:
@@ -81,7 +83,7 @@ class Auditor:
             count = counts.setdefault(result.attempt.kind, [0, 0])
             count[0] += 1
             count[1] += result.passed
-        minimal = trials.minimal() if trials.calls else []
+        minimal = trials.minimal(results) if trials.calls else []
         return report(findings(tried), counts, minimal, verdicts)
 
     def _list(self, toolpacks: tuple[str, ...]) -> list[tuple[PackFunction, Mapping[str, Any]]]:
@@ -101,7 +103,7 @@ class Auditor:
             own=KnownValues([dict(kwargs) for _, kwargs, _ in trials.calls or ()], ()),
             pool=KnownValues([trials.initial, *arguments], own),
             answers=sorted({answer for _, answer in others if answer}),
-            dump="\n".join(KnownValues([trials.initial], ()).texts()),
+            dump=self._dumped(dumps(trials.initial)) if trials.answer else "",
         )
 
     def _others(self, pack: Toolpack) -> Mapping[str, tuple[Calls, str]]:

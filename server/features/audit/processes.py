@@ -5,6 +5,7 @@ costs its task only. No process that forks runs toolpacks' code.
 """
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -33,6 +34,7 @@ from server.settings import Settings, load_settings
 
 MEMORY = 2 * 2**30  # that the audit of tasks may take, where the settings don't say how much
 GRACE_SECONDS = 5.0  # after a deadline at which the process itself should have ended what was late
+GARBAGE = 20_000, 20, 20  # objects, and collections of younger ones, before each collection
 LOADING_SECONDS = 600.0
 HASH_SEEDS = ("1", "2", "3", "4")  # fixed ones, so that each machine finds the same
 
@@ -108,6 +110,8 @@ def _audit(parent: int, settings: Settings, names: Sequence[str], effort: Effort
     catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
     _limit_memory(settings.executor_memory_bytes or MEMORY)
     service = Service(settings.model_copy(update=IN_MEMORY), catalog)
+    gc.freeze()  # what is there now stays; a task leaves little that refers to itself
+    gc.set_threshold(*GARBAGE)
     loop = asyncio.new_event_loop()
     # The event loop has a thread of its own: on the main thread a signal ends what is late.
     threading.Thread(target=loop.run_forever, daemon=True).start()

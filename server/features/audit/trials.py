@@ -16,6 +16,8 @@ from types import FrameType
 from typing import Any
 
 import jsonpointer
+from pydantic import BaseModel
+from typing_extensions import override
 
 from server.errors import EvaluationError, Interrupted, ReplyError, RequestError
 from server.execution.call import call
@@ -40,6 +42,7 @@ from server.service import Service
 from server.sessions.addresses import Address
 from server.sessions.calls import CallRequest
 
+KEPT_WORLDS = 50  # of one task, as JSON
 CLOCK_NS = 1_767_225_600 * 10**9  # 2026-01-01: the time that is pinned
 
 EQUAL, MARKS, DIFFERENT = "equal", "marks", "different"
@@ -70,6 +73,7 @@ class Stage:
     used: Mapping[str, int] = field(default_factory=dict)  # calls, by participant
     refused: bool = False  # the last call has failed
     late: bool = False  # a call has missed its deadline
+    written: frozenset[str] = frozenset()  # the parts that the last call has written
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,20 @@ class AttemptResult:
     @property
     def passed(self) -> bool:
         return self.verdict is not None and self.verdict["passed"]
+
+
+class _TrialCodec(PlainCodec):
+    """Gives an environment that a call has left, as it is equal to its bytes, to what reads it next; but once."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.left: dict[str, tuple[bytes, BaseModel]] = {}  # by part, with its bytes
+
+    @override
+    def decode(self, part: str, blob_id: str, blob: bytes) -> BaseModel:
+        if part in self.left and self.left[part][0] is blob:
+            return self.left.pop(part)[1]
+        return super().decode(part, blob_id, blob)
 
 
 class Trials:
@@ -139,11 +157,13 @@ class Trials:
         self._ignore = [jsonpointer.JsonPointer(pointer) for pointer in ignore]
         self._seconds = service.settings.timeout_seconds
         self._deadline = task.timeout_seconds or self._seconds
-        plain = PlainCodec(service.context.catalog, service.settings.max_environment_bytes, service.codec.volumes)
-        self._means = Means(plain, service.settings.max_result_bytes)
+        limit = service.settings.max_environment_bytes
+        self._codec = _TrialCodec(service.context.catalog, limit, service.codec.volumes)
+        self._means = Means(self._codec, service.settings.max_result_bytes)
+        self._worlds: dict[tuple[bytes, ...], Any] = {}
         self._pinned = False
         self._slow: set[str] = set()
-        first, second = self._session(), self._session()
+        first, second = self._session(2), self._session(1)
         initial = first.evidence.initial
         self._start = Stage((initial,))
         self._evidence = replace(first.evidence, initial=initial, final=initial)
@@ -162,16 +182,14 @@ class Trials:
         versions = [len(stage.snapshots) for stage in self._stages]
         changing = [place for place in range(len(versions) - 1) if versions[place + 1] > versions[place]]
         self.changing = [place for place in changing if self.calls and self.calls[place][2] == AGENT]
-        # Before each call that changes something, and after all.
-        self._worlds = {place: self._world(self._stages[place]) for place in (*self.changing, len(versions) - 1)}
         self.nothing, self.solved = first.nothing, first.solved
         self._compare(first, second)
 
     # In sessions, as agents meet the task
 
-    def _session(self) -> "_SessionShown":
+    def _session(self, evaluations: int) -> "_SessionShown":
         session: _SessionShown = self._drive(
-            _in_session(self._service, self.name, self.task, self._phase, self._deadline)
+            _in_session(self._service, self.name, self.task, self._phase, self._deadline, evaluations)
         )
         return session
 
@@ -245,6 +263,7 @@ class Trials:
                 return AttemptResult(attempt)
         changed = len(stage.snapshots) > 1
         try:
+            self._leave(stage, live)
             verdict = self.judge(stage, attempt.answer, attempt.kind)
         except (RequestError, Interrupted) as error:
             self._overran |= isinstance(error, Interrupted)
@@ -253,9 +272,14 @@ class Trials:
             not_finite = isinstance(error, EvaluationError) and error.not_finite
             return AttemptResult(attempt, None, failure, not_finite, refused, DIFFERENT, changed)
         if attempt.kind == "argument" and not verdict["passed"]:
-            refused |= self._world(first) == self._worlds[attempt.start]
+            refused |= self._is_as_before(self._stages[attempt.start], first)
         world = self._difference(stage) if verdict["passed"] else DIFFERENT
         return AttemptResult(attempt, verdict, "", False, refused, world, changed)
+
+    def _leave(self, stage: Stage, live: Mapping[str, Any]) -> None:
+        """Let the evaluator have what the last call has written, which is equal to its bytes, instead of reading it."""
+        blobs = stage.snapshots[-1].blobs
+        self._codec.left = {part: (blobs[part], live[part]) for part in stage.written & live.keys()}
 
     def judge(self, stage: Stage, answer: str, what: str = "") -> Verdict:
         """Get the verdict on what calls have come to.
@@ -277,20 +301,35 @@ class Trials:
         with _deadline(self._deadline):
             return evaluate(self.name, evidence, self._means)
 
-    def minimal(self) -> list[int]:
-        """Get the places of the fewest calls of the solution, omitted one by one from the end, that still pass."""
+    def minimal(self, results: Iterable[AttemptResult]) -> list[int]:
+        """Get the places of the fewest calls of the solution, omitted one by one from the end, that still pass.
+
+        Args:
+            results: Those of attempts, which needn't be run again.
+        """
         calls = self.calls or ()
+        known = {
+            dumps((calls[: each.attempt.start] + each.attempt.calls, each.attempt.answer)): each.passed
+            for each in results
+            if each.attempt.kind in {"omit", "read only"}
+        }
         kept = [*range(len(calls))]
         for place in reversed(range(len(calls))):
             fewer = [each for each in kept if each != place]
-            stage = self._stages[place]  # none of those before it is omitted yet
-            for each in fewer:
-                if each > place:
-                    stage = self._call(stage, calls[each])
-            with contextlib.suppress(EvaluationError, Interrupted):
-                if not stage.late and self.judge(stage, self.answer)["passed"]:
-                    kept = fewer
+            tried = dumps((tuple(calls[each] for each in fewer), self.answer))
+            if known[tried] if tried in known else self._passes_with(fewer, place):
+                kept = fewer
         return kept
+
+    def _passes_with(self, places: Sequence[int], omitted: int) -> bool:
+        """Whether these calls of the solution pass; of those before the place of the last omitted one none is."""
+        stage, live = self._stages[omitted], dict[str, Any]()
+        for each in places:
+            if each > omitted:
+                stage = self._call(stage, (self.calls or ())[each], live)
+        with contextlib.suppress(EvaluationError, Interrupted):
+            return not stage.late and self.judge(stage, self.answer)["passed"]
+        return False
 
     def _call(self, stage: Stage, made: PlainCall, live: dict[str, Any] | None = None) -> Stage:
         """Run a call as its participant's address does; `live` are the objects of the stage's world, if known."""
@@ -337,20 +376,38 @@ class Trials:
             blobs = {**snapshot.blobs, **{part: blob for part, (_, blob) in outcome.blobs.items()}}
             snapshots = (*snapshots, Snapshot(parts, blobs))
         record = Seen(len(snapshots) - 1, seen, None, None)
-        return Stage(snapshots, (*stage.path, record), {**stage.used, by: used}, failure is not None)
+        used_now = {**stage.used, by: used}
+        return Stage(snapshots, (*stage.path, record), used_now, failure is not None, written=frozenset(outcome.blobs))
 
     # Worlds
 
     def _world(self, stage: Stage) -> Any:
-        world = loads(view(self._means.codec, stage.snapshots[-1]))
-        for pointer in self._ignore:
-            with contextlib.suppress(jsonpointer.JsonPointerException, LookupError, TypeError):
-                holder, last = pointer.to_last(world)
-                del holder[last]
-        return world
+        key = _content(stage)
+        if key not in self._worlds:
+            world = loads(view(self._codec, stage.snapshots[-1]))
+            for pointer in self._ignore:
+                with contextlib.suppress(jsonpointer.JsonPointerException, LookupError, TypeError):
+                    holder, last = pointer.to_last(world)
+                    del holder[last]
+            if len(self._worlds) == KEPT_WORLDS:
+                self._worlds.clear()
+            self._worlds[key] = world
+        return self._worlds[key]
+
+    def _is_as_before(self, before: Stage, after: Stage) -> bool:
+        return _content(before) == _content(after) or self._world(before) == self._world(after)
 
     def _difference(self, stage: Stage) -> str:
-        return DIFFERENT if self.calls is None else difference(self._worlds[len(self._stages) - 1], self._world(stage))
+        if self.calls is None:
+            return DIFFERENT
+        solved = self._stages[-1]
+        return EQUAL if _content(solved) == _content(stage) else difference(self._world(solved), self._world(stage))
+
+
+def _content(stage: Stage) -> tuple[bytes, ...]:
+    """Get what a world consists of: where it is the same, so is the world."""
+    snapshot = stage.snapshots[-1]
+    return tuple([snapshot.blobs[part] for part in sorted(snapshot.parts)])
 
 
 def difference(one: Any, other: Any) -> str:
@@ -432,7 +489,9 @@ class _SessionShown:
     unstable: bool
 
 
-async def _in_session(service: Service, name: str, task: Task, phase: Phase, deadline: float) -> _SessionShown:
+async def _in_session(
+    service: Service, name: str, task: Task, phase: Phase, deadline: float, evaluations: int
+) -> _SessionShown:
     async def send(method: str, **params: Any) -> Any:
         try:
             return await service.request(Caller(), method, params)
@@ -458,21 +517,20 @@ async def _in_session(service: Service, name: str, task: Task, phase: Phase, dea
         evidence, _ = await service.sessions.read(lambda _: tasks.evidence(heavy, session_id, "", 0, None))
         evidence = replace(evidence, initial=_opened(service.codec, evidence.initial))  # while the session is there
         phase("the evaluator, after nothing done", 3 * deadline)
-        verdicts = [await judged() for _ in range(2)]
+        nothing, solved = [await judged() for _ in range(evaluations)], list[Verdict]()
         worlds = [await send("get_environment", session_id=session_id)]
         if task.solution is not None:
             refusal = "solution-fails"
             phase("the solution", patience)
             await _solve(service, session_id, addresses, send, phase)
             phase("the evaluator, after the solution", 3 * deadline)
-            verdicts += [await judged() for _ in range(2)]
+            solved = [await judged() for _ in range(evaluations)]
             worlds.append(await send("get_environment", session_id=session_id))
     finally:
         with contextlib.suppress(RefusedError):
             await send("close_session", session_id=session_id)
-    first, solved = verdicts[0], verdicts[2] if task.solution is not None else None
-    unstable = any(said(one) != said(other) for one, other in zip(verdicts[::2], verdicts[1::2], strict=True))
-    return _SessionShown(evidence, addresses, first, solved, worlds, unstable)
+    unstable = any(said(each[0]) != said(other) for each in (nothing, solved) for other in each[1:])
+    return _SessionShown(evidence, addresses, nothing[0], solved[0] if solved else None, worlds, unstable)
 
 
 async def _solve(

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -19,6 +20,7 @@ Path = tuple[str | int, ...]
 """Where a value is within a JSON value."""
 
 MAX_NESTING = 6
+KNOWN_TEXTS = 10_000
 OPTIONAL = 0.3  # how often an argument that may be omitted is given
 
 _SHAPES = (
@@ -47,7 +49,12 @@ def shape(value: Any) -> str:
     """Get what a value looks like: others of its shape could stand in its place."""
     if not isinstance(value, str):
         return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
-    return next((name for name, pattern in _SHAPES if re.fullmatch(pattern, value)), "text")
+    return _shape_of_text(value)
+
+
+@lru_cache(maxsize=KNOWN_TEXTS)  # tasks of a toolpack have the same world
+def _shape_of_text(text: str) -> str:
+    return next((name for name, pattern in _SHAPES if re.fullmatch(pattern, text)), "text")
 
 
 def replaced(value: Any, path: Path, new: Any) -> Any:
