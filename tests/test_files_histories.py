@@ -33,6 +33,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from server.features.parts.files import Files
 from server.features.parts.files_tree import FileNode, FolderNode, LinkNode, size_of, walk
 from server.packs.loading import load_catalog
+from server.scratch import PREFIX
 from server.volumes import Limits, VolumeMeans
 
 load_catalog((serving.PACKS,), ("papers",))
@@ -393,6 +394,8 @@ def test_histories_are_the_same_where_workers_and_executors_are_killed():
             database_histories.history(bench, seed, steps=10)
             if bench.kills > 1:
                 break
+        # Those who start in their place remove what they have left in the scratch folder.
+        serving.wait_until(lambda: len([*bench.folder.glob(f"{PREFIX}*")]) <= 2, "the end of leftovers")
     finally:
         bench.close()
 
