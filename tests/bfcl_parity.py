@@ -40,10 +40,17 @@ def runs(entry, mutants=MUTANTS):
             turn.insert(place, turn[place])
         else:
             name, kwargs = bfcl.read_call(turn[place])
-            for key, value in kwargs.items():
-                kwargs[key] = f"{value} too" if isinstance(value, str) else [] if isinstance(value, list) else value + 1
-            turn[place] = bfcl.written(name, kwargs)
+            turn[place] = bfcl.written(name, {key: other(value) for key, value in kwargs.items()})
         yield f"{kind} {number}", turns
+
+
+def other(value):
+    """Another value of the same type."""
+    if isinstance(value, str):
+        return f"{value} too"
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int | float) else type(value)()  # a list or an object
 
 
 def in_process(entry, turns, name):
