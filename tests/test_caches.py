@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import tracemalloc
 
 import pytest
 from pydantic import BaseModel
@@ -11,6 +12,7 @@ from server import TaskEnvironment, Toolpack
 from server.execution import initial
 from server.execution.codec import PlainCodec
 from server.execution.initial import InitialEnvironments
+from server.jsonio.strict import dumps
 from server.packs.catalog import Catalog
 from server.stores import open_store
 
@@ -97,3 +99,14 @@ def test_the_same_initial_bytes_are_verified_once(monkeypatch):
     first, second = (initial.build(codec, "ledger", {}) for _ in range(2))
     assert first == second
     assert len(compared) == 1
+
+
+def test_json_that_is_kept_takes_the_memory_that_its_length_says():
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        kept = [dumps({"number": number}) for number in range(1000)]
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken < 10 * sum(map(len, kept))

@@ -12,6 +12,8 @@ import orjson
 
 Fragment = orjson.Fragment
 
+SHORT_BYTES = 2048
+
 _LONG_INTEGER = re.compile(rb"\d{19}")
 
 
@@ -29,7 +31,9 @@ def loads(text: bytes) -> Any:
 def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
     """Write JSON text; a `Fragment` is inserted as it is. `TypeError` if a value has no JSON form."""
     try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
+        text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
+        # However short it is, orjson's own object may keep the 4 KB into which it was written.
+        return bytes(memoryview(text)) if len(text) < SHORT_BYTES else text
     except TypeError:
         # Integers above 64 bits; anything else fails here, too.
         return json.dumps(
