@@ -443,21 +443,47 @@ def test_what_is_said_while_the_server_is_away_ends_when_it_is_back(page, server
     assert page.driver.find_elements("css selector", ".problem, #status .bad") == []
 
 
-def test_names_are_neither_broken_nor_cut(page, server):
+def test_a_session_is_one_line_and_its_names_can_be_read_in_full(page, server):
     label = {"experiment": "a-" + "very-" * 30 + "long-name"}
-    server.rpc("create_session", toolpacks=["bank", "chores", "ledger"], labels=label)
+    toolpacks = ["bank", "chores", "ledger"]
+    session_id = server.rpc("create_session", toolpacks=toolpacks, labels=label)["session_id"]
+    server.call(session_id, "get_balance")
+    server.call(session_id, "no_such_function")
     page.open("#/sessions")
-    page.sees("very-")
-    lines = """
-        return [...document.querySelectorAll("td.words")].flatMap((cell) => {
-          const text = cell.firstChild, words = [...text.data.matchAll(/\\w+/g)], range = document.createRange();
-          return words.map(({ index, 0: word }) => {
-            range.setStart(text, index);
-            range.setEnd(text, index + word.length);
-            return range.getClientRects().length;
-          });
-        });"""
-    assert set(page.run(lines)) == {1}
+    row = page.find(".sessions tbody tr", session_id[:8])
+    assert {f"experiment={label['experiment']}", ", ".join(toolpacks)} <= {
+        cell.get_attribute("title") for cell in row.find_elements("css selector", "td")
+    }
+    assert "2 (1 error)" in row.text
+    assert "no_such_function" in row.text
+    heights = "return [...document.querySelectorAll('.sessions tbody tr')].map((row) => row.offsetHeight < 40)"
+    assert set(page.run(heights)) == {True}
+
+
+def test_sessions_are_searched_sorted_and_told_apart(page, server):
+    mark = {"list": "sorted"}
+    sessions = [server.rpc("create_session", task="chores/dishes", labels=mark)["session_id"] for _ in range(3)]
+    server.call(sessions[1], "do", chore="dishes")
+    for session_id in sessions:
+        server.rpc("submit_answer", session_id=session_id, answer="Never again.")
+    server.rpc("evaluate_session", session_id=sessions[1], record=True)
+    forks = server.rpc("fork_session", session_id=sessions[0], count=2)
+    page.open("#/sessions?label=list%3Dsorted&sort=-calls")
+    page.sees("5 sessions on this page: 1 passed, 2 failed, mean reward 0.33, 1 call, 0 errors")
+    assert sessions[1][:8] in page.find(".sessions tbody tr").text
+    for number, fork in enumerate(sorted(forks, key=lambda each: each["created_at"]), 1):
+        text = page.find(".sessions tbody tr", fork["session_id"][:8]).text
+        assert f"{sessions[0][:8]} v0, " in text, number
+        assert "of 2" in text
+    page.write("text", "NEVER again")
+    page.click("Filter")
+    page.sees("3 sessions on this page")
+    page.write("text", "nobody said this")
+    page.click("Filter")
+    page.sees("No session has the text “nobody said this”.")
+
+
+def test_the_title_names_the_view(page):
     page.open("#/toolpacks/workspace-of-mine")
     page.until(lambda: page.driver.title == "Toolpacks workspace-of-mine · Toolpack Server", "the title")
 

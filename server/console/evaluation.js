@@ -20,13 +20,14 @@ export function openEvaluation({ id, session, version, signal }) {
 }
 
 const tag = (ok) => h(ok ? "span.tag.good" : "span.tag.bad", ok ? "passed" : "failed");
-const outcome = ({ passed, reward, valid }) => [valid ? tag(passed) : h("span.tag.bad", "invalid"), ` reward ${reward}`];
+const outcome = ({ passed, reward, valid }) => [valid ? tag(passed) : h("span.tag.mark", "invalid"), reward !== null && ` reward ${reward}`];
 
 /** Fill in what the session's evaluator says of it now, in a word. */
 export async function verdictOf({ id, verdict, signal }) {
   try {
-    const said = await call("evaluate_session", { session_id: id }, signal);
-    fill(verdict, link(["sessions", id], { evaluate: " " }, outcome(said)));
+    const said = await call("evaluate_session", { session_id: id, raise_on_error: false }, signal);
+    const wrong = said.checks.filter(({ passed }) => !passed).map(({ name }) => name).join("; ");
+    fill(verdict, link(["sessions", id], { evaluate: " " }, outcome(said)), h("span.hint", " ", said.failure?.message ?? wrong));
   } catch (error) {
     if (error.name !== "AbortError") fill(verdict, h("span.tag.bad", { title: error.message }, "can't be evaluated"));
   }

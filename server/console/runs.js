@@ -14,7 +14,7 @@ async function* sessions(labels, text, signal) {
   }
 }
 
-async function* judge(some, signal) {
+export async function* judge(some, signal) {
   const open = some.filter(({ verdict }) => !verdict);
   for (let start = 0; start < open.length; start += AT_ONCE) {
     const part = open.slice(start, start + AT_ONCE);

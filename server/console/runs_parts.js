@@ -15,10 +15,10 @@ const TONES = { passed: "good", failed: "bad", invalid: "mark", open: "soft" };
 export const tag = (session) => h(`span.tag.${TONES[stateOf(session)]}`, `${STATES[stateOf(session)]} ${WORDS[stateOf(session)]}`);
 
 /** The head of a table whose columns, `[key, text, hint]`, are sorted by links; the query's `name` says by which. */
-export const header = (columns, query, name) =>
+export const header = (columns, query, name, view = "runs") =>
   h("thead", h("tr", columns.map(([key, text, hint]) => {
     const now = query[name], isUp = now === key, isDown = now === `-${key}`;
-    const shown = key ? link(["runs"], { ...query, [name]: isDown ? key : `-${key}` }, text, isDown && " ↓", isUp && " ↑") : text;
+    const shown = key ? link([view], { ...query, [name]: isDown ? key : `-${key}` }, text, isDown && " ↓", isUp && " ↑") : text;
     return h("th", { scope: "col", title: hint, "aria-sort": isUp ? "ascending" : isDown ? "descending" : null }, shown);
   })));
 

@@ -104,7 +104,6 @@ function headOf({ id, session, query, hasTasks, verdict, prompt }) {
   const facts = [
     toolpacks.join(", "),
     `version ${version}`,
-    task && ["task ", link(["toolpacks", task.split("/")[0]], {}, task), " ", verdict],
     Object.keys(labels).length > 0 && labelsOf(labels),
     parent && ["fork of ", from, ` at version ${parent.version}`],
     perturbations && `perturbed: ${perturbations.variant ?? count(perturbations.rules.length, "rule")}`,
@@ -114,8 +113,9 @@ function headOf({ id, session, query, hasTasks, verdict, prompt }) {
   const closing = askingButton("Close", "Close for good?", close);
   return [
     h("div.heading", h("h1", "Session ", h("code", short(id))), compare, menu, closing),
-    h("p.facts", facts.map((fact) => fact && h("span", fact))),
+    task && h("p.facts.verdict", h("span", "task ", link(["toolpacks", task.split("/")[0]], {}, task)), verdict),
     prompt,
+    h("p.facts", facts.map((fact) => fact && h("span", fact))),
     h("nav.tabs", { "aria-label": "Details" }, tab(undefined, "Step"), tab("run", "Run a function"), hasTasks && tab("evaluate", "Evaluate")),
   ];
 }

@@ -1,21 +1,27 @@
-// The sessions: a page of them, the newest first, with forks indented below their parents.
+// The sessions: a line for each, the newest first, with forks indented below their parents, unless a head sorts them.
 import { count, fill, go, h, labelsOf, link, load, pause, short, time } from "./dom.js";
 import { readLabels } from "./form.js";
 import { call, stringify } from "./rpc.js";
+import { judge } from "./runs.js";
+import { WORDS, figures, reason, sorted, stateOf } from "./runs_model.js";
+import { decimal, header, seconds, tag } from "./runs_parts.js";
 
 const PAGE = 100;
 const LOOK_AGAIN = 3000; // milliseconds
-const HEADS = [h("span.unseen", "Compare"), "Session", "Toolpacks", "Labels", "Version", "Created", "Expires"];
+const HEADS = [[null, h("span.unseen", "Compare")], ["session", "Session"], ["task", "Task"], ["parent", "Fork of"], [null, "Labels"], ["verdict", "Verdict", "Recorded, or asked for once the answer is there; and the reward"], ["calls", "Calls"], ["last", "Last function"], ["done", "Answer"], ["version", "Version"], ["created", "Created"]];
+const COLUMNS = { session: (each) => each.session_id, task: (each) => each.task, parent: (each) => each.parent?.session_id, verdict: (each) => (each.verdict ? stateOf(each) : null), calls: (each) => each.calls, last: (each) => each.last_function, done: (each) => Number(each.done), version: (each) => each.version, created: (each) => each.created_at };
 const newSession = () => h("a.primary", { href: "#/new" }, "New session");
+const judged = new Map(); // what evaluators said of sessions that have an answer, but no recorded verdict
 
 export function openSessions(place, _ids, query, signal) {
   let seen = null;
   const picked = new Set(), table = h("div");
   const labels = h("input", { type: "search", placeholder: "name=value, name=value" });
+  const text = h("input", { type: "search", name: "text", placeholder: "id, task, label, trace" });
   const compare = h("button", { type: "button", onclick: () => go(["compare", ...picked]) });
   const onsubmit = (event) => {
     event.preventDefault();
-    go(["sessions"], { label: labels.value.trim() });
+    go(["sessions"], { label: labels.value.trim(), text: text.value.trim(), sort: query.sort });
   };
   const pick = (id, isPicked) => {
     picked[isPicked ? "add" : "delete"](id);
@@ -23,30 +29,60 @@ export function openSessions(place, _ids, query, signal) {
     fill(compare, compare.disabled ? "Mark two to compare" : "Compare these two");
   };
   const show = async () => {
-    const given = { labels: readLabels(query.label ?? ""), limit: PAGE, order: "-created", after: query.after };
-    const sessions = await call("list_sessions", given, signal);
-    if (stringify(sessions) === seen) return undefined;
-    seen = stringify(sessions);
-    return sessions.length ? listOf(sessions, query, picked, pick) : empty(query);
+    const [sessions, next] = await read(query, signal);
+    const known = stringify([sessions, next, query.sort]);
+    if (known === seen) return undefined;
+    seen = known;
+    const draw = () => listOf(sessions, next, query, picked, pick);
+    const asked = sessions.filter((each) => each.task && each.done && !each.verdict && !recall(each));
+    evaluate(asked, signal, () => seen === known && load(table, async () => draw()));
+    return sessions.length ? draw() : empty(query);
   };
   const open = (next) => {
-    [query, seen, labels.value] = [next, null, next.label ?? ""];
+    [query, seen, labels.value, text.value] = [next, null, next.label ?? "", next.text ?? ""];
     return load(table, show);
   };
   const follow = async () => {
     for (await open(query); !signal.aborted; await pause(LOOK_AGAIN)) {
-      const isUsed = document.hidden || table.contains(document.activeElement) || table.querySelector(".problem");
+      const isUsed = document.hidden || query.text || table.contains(document.activeElement) || table.querySelector(".problem");
       if (!isUsed) await load(table, show);
     }
   };
-  const filter = [h("label", "Labels ", labels), h("button", { type: "submit" }, "Filter"), compare];
+  const filter = [h("label", "Labels ", labels), h("label", "Text ", text), h("button", { type: "submit" }, "Filter"), compare];
   fill(place, h("div.heading", h("h1", "Sessions"), newSession()), h("form.filter", { onsubmit }, filter), table);
   pick(null, false);
   follow();
   return open;
 }
 
-function empty({ label, after }) {
+/** Read a page: with a text that is searched, answers may have none for a while. */
+async function read({ label, text, after = "" }, signal) {
+  const found = [];
+  for (let next = after; next !== null && found.length < PAGE; ) {
+    const asked = { labels: readLabels(label ?? ""), limit: PAGE - found.length, order: "-created", after: next, text: text ?? "" };
+    const answer = await call("summarize_sessions", asked, signal);
+    found.push(...answer.sessions);
+    if (answer.next === null || found.length === PAGE) return [found.map((each) => ({ ...each, verdict: each.verdict ?? recall(each) })), answer.next];
+    next = answer.next;
+  }
+  return [found, null];
+}
+
+const stage = ({ session_id: id, version, calls }) => `${id} ${version} ${calls}`;
+const recall = (session) => judged.get(stage(session)) ?? null;
+async function evaluate(sessions, signal, tell) {
+  try {
+    for await (const _ of judge(sessions, signal));
+  } catch {
+    return; // nobody looks any more, or the server is away: the list says so
+  }
+  const known = sessions.filter(({ verdict }) => verdict);
+  for (const each of known) judged.set(stage(each), each.verdict);
+  if (known.length) tell();
+}
+
+function empty({ label, text, after }) {
+  if (text) return h("p.empty", `No session has the text “${text}”. `, link(["sessions"], { label }, "Show all sessions"));
   if (after) return h("p.empty", "There are no older sessions. ", link(["sessions"], { label }, "Show the newest"));
   if (label) return h("p.empty", `No session has the labels ${label}. `, link(["sessions"], {}, "Show all sessions"));
   const about = "A session is one agent's private world. Create one, run functions in it, and see what they change.";
@@ -66,25 +102,40 @@ function indented(sessions) {
   return heads.flatMap((session) => family(session, session.parent ? 1 : 0));
 }
 
-function listOf(sessions, { label, after }, picked, pick) {
-  const older = sessions.length === PAGE && link(["sessions"], { label, after: sessions.at(-1).session_id }, "Older");
-  const links = [after && link(["sessions"], { label }, "Newest"), older, label && link(["sessions"], {}, "Show all")];
-  const head = h("thead", h("tr", HEADS.map((text) => h("th", { scope: "col" }, text))));
-  const rows = indented(sessions).map(([session, depth]) => rowOf(session, depth, picked, pick));
-  const size = h("span.hint", count(sessions.length, "session"), " on this page");
-  return [h("table.sessions.cards", head, h("tbody", rows)), h("p.pager", size, links)];
+function listOf(sessions, next, query, picked, pick) {
+  const { label, text, after, sort } = query, same = { label, text, sort };
+  const older = next && link(["sessions"], { ...same, after: sessions.at(-1).session_id }, "Older");
+  const links = [after && link(["sessions"], same, "Newest"), older, (label || text) && link(["sessions"], {}, "Show all")];
+  const siblings = Map.groupBy(sessions.toReversed(), ({ parent }) => parent?.session_id);
+  const lines = sort ? sorted(sessions, COLUMNS, sort).map((session) => [session, 0]) : indented(sessions);
+  const rows = lines.map(([session, depth]) => rowOf(session, depth, siblings.get(session.parent?.session_id), picked, pick));
+  const all = figures(sessions.filter(({ verdict }) => verdict)), sum = (name) => sessions.reduce((total, each) => total + each[name], 0);
+  const said = ["passed", "failed", "invalid"].filter((state) => all[state]).map((state) => `${all[state]} ${WORDS[state]}`);
+  const totals = [...said, all.counted > 0 && `mean reward ${decimal(all.reward)}`, count(sum("calls"), "call"), count(sum("errors"), "error"), `${seconds(sum("duration_ms") / 1000)} in calls`];
+  const size = h("span.hint", [count(sessions.length, "session"), " on this page: ", totals.filter(Boolean).join(", ")]);
+  return [h("table.sessions.cards", header(HEADS, query, "sort", "sessions"), h("tbody", rows)), h("p.pager", size, links)];
 }
 
-function rowOf({ session_id: id, parent, task, ...session }, depth, picked, pick) {
+function rowOf(session, depth, siblings, picked, pick) {
+  const { session_id: id, parent, task, toolpacks, verdict } = session;
   const onchange = ({ target }) => pick(id, target.checked);
   const box = h("input", { type: "checkbox", "aria-label": `Compare ${short(id)}`, checked: picked.has(id), onchange });
-  const from = parent && h("span.hint", ` fork of ${short(parent.session_id)} at version ${parent.version}`);
   const labels = Object.entries(session.labels).map(([name, value]) =>
     link(["sessions"], { label: `${name}=${value}` }, labelsOf({ [name]: value })),
   );
-  const name = [link(["sessions", id], {}, h("code", short(id))), from, task && h("span.hint", ` ${task}`)];
-  const numbers = { version: String(session.version), created: time(session.created_at), expires: time(session.expires_at) };
-  const cells = Object.entries(numbers).map(([of, cell]) => h("td.number", { "data-label": `${of} ` }, cell));
-  const texts = [h("td.words", session.toolpacks.join(", ")), h("td", labels)];
-  return h(`tr.depth${Math.min(depth, 4)}`, h("td", box), h("td.id", name), texts, cells);
+  const from = parent && [link(["sessions", parent.session_id], { version: parent.version }, short(parent.session_id)), h("span.hint", ` v${parent.version}, ${siblings.indexOf(session) + 1} of ${siblings.length}`)];
+  const words = session.problem ? h("span.tag.bad", { title: session.problem }, "damaged") : verdict && tag(session);
+  const cell = (name, ...content) => h("td.number", { "data-label": `${name} ` }, content);
+  return h(`tr.depth${Math.min(depth, 4)}`,
+    h("td", box),
+    h("td.id", link(["sessions", id], {}, h("code", short(id)))),
+    h("td.line", { title: task ?? toolpacks.join(", ") }, task ?? h("span.hint", toolpacks.join(", "))),
+    h("td.number", from),
+    h("td.line", { title: Object.entries(session.labels).map((pair) => pair.join("=")).join(", ") }, labels),
+    h("td.number", { title: reason(session) }, words, (verdict?.reward ?? null) !== null && ` ${decimal(verdict.reward)}`),
+    cell("calls", session.errors ? `${session.calls} (${count(session.errors, "error")})` : session.calls),
+    h("td.line", session.last_function),
+    h("td", session.done && h("span.tag", "done")),
+    cell("version", String(session.version)),
+    cell("created", time(session.created_at)));
 }
