@@ -70,7 +70,7 @@ def check_length(path: str) -> None:
     """Raise `OSError` if a path is too long, and `ValueError` if no path can have one of its characters."""
     if "\0" in path:
         raise ValueError("embedded null byte")
-    if len(path) > MAX_CHARACTERS or len(os.fsencode(path)) > _MAX_BYTES:
+    if len(path) > MAX_CHARACTERS or len(path) * 4 > _MAX_BYTES < len(os.fsencode(path)):
         raise failure(errno.ENAMETOOLONG, path)
 
 
