@@ -185,6 +185,7 @@ class MessageRecord(TypedDict):
     content: str
     by: NotRequired[str]
     to: NotRequired[str | None]
+    metadata: NotRequired[dict[str, Json]]
     version: int
     started_at: str
     duration_ms: float

@@ -4,11 +4,18 @@ import json
 import sys
 from unittest import mock
 
+import harbor
 import pytest
 import serving
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+
+from server.cli.send import local
+from server.features.tasks.atif import atif
+from server.features.tasks.export import told_to
+from server.rights import AGENT
+from server.rpc.caller import Caller
 
 
 def inner(function, **args):
@@ -104,7 +111,21 @@ class Sessions(RuleBasedStateMachine):
             for version, entries in enumerate(history):
                 environment = self.bench.rpc("get_environment", session_id=session, version=version)
                 assert json.dumps(environment["ledger"]["ledger"]["entries"]) == json.dumps(entries)
+        self._check_trajectories()
         self.bench.close()
+
+    def _check_trajectories(self):
+        send, found = local(self.bench.service, Caller()), []
+        for session in self.histories:
+            told = self.bench._run(told_to(send, session, AGENT))
+            found.append(atif(told.session, told.messages, told.tools, {}))
+            path = self.bench.rpc("get_trace", session_id=session, limit=1000, path=True)
+            calls = [record for record in path if record["kind"] == "call"]
+            steps = [step for step in found[-1]["steps"] if "tool_calls" in step]
+            assert [step["tool_calls"][0]["arguments"] for step in steps] == [call["kwargs"] for call in calls]
+            copied = [step.get("is_copied_context", False) for step in steps]
+            assert copied == [call["session_id"] != session for call in calls]
+        assert harbor.errors(found) == []
 
 
 TestRandomHistories = Sessions.TestCase

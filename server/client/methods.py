@@ -417,6 +417,7 @@ class ClientMethods:
         content: str,
         *,
         call_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> bool:
         """Record a message of the conversation, for evaluators and trajectories.
 
@@ -425,6 +426,8 @@ class ClientMethods:
             content: What is said.
             call_id: An id made by whoever may send the request again: what it did the first time is answered, and
                 nothing done twice.
+            metadata: What a client knows of it, such as model_name, prompt_tokens or completion_token_ids;
+                trajectories have it.
         """
 
     @requests("submit_answer")

@@ -12,6 +12,7 @@ from typing_extensions import override
 from server.engine.jobs import StartClock
 from server.engine.state import SessionState
 from server.errors import AnsweredError, InvalidParamsError, TooLargeError, shown
+from server.jsonio.strict import dumps
 from server.results import SaidMessage
 from server.rights import AGENT, CLIENT
 from server.sessions.context import SessionContext
@@ -37,12 +38,15 @@ class Note(SessionOperation):
         self._text = text
 
     def prepare(self, state: SessionState) -> float:
-        size, most = len(self._text.encode("utf-8", "replace")), self.context.settings.max_record_bytes
+        size, most = self._size(), self.context.settings.max_record_bytes
         if size > most:
             raise TooLargeError(
                 f"The text has {size} bytes; {most} are allowed: shorten it, or raise TOOLPACK_MAX_RECORD_BYTES."
             )
         return super().prepare(state)
+
+    def _size(self) -> int:
+        return len(self._text.encode("utf-8", "replace"))
 
 
 class MessageOperation(Note):
@@ -52,10 +56,23 @@ class MessageOperation(Note):
     record_kind = "message"
 
     def __init__(
-        self, context: SessionContext, session_id: str, owner: str, role: str, content: str, call_id: str | None
+        self,
+        context: SessionContext,
+        session_id: str,
+        owner: str,
+        role: str,
+        content: str,
+        call_id: str | None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(context, session_id, owner, content, call_id)
         self._message: dict[str, Any] = {"role": role, "content": content}
+        if metadata is not None:
+            self._message["metadata"] = metadata
+
+    @override
+    def _size(self) -> int:
+        return super()._size() + len(dumps(self._message.get("metadata")))
 
     def asked(self) -> Sequence[Any]:
         return (self._message,)
@@ -112,6 +129,7 @@ class _MessageLine(RecordLine):
     content: str
     by: str = CLIENT
     to: str | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class MessageKind(RecordKind):
@@ -127,7 +145,8 @@ class MessageKind(RecordKind):
     ) -> MessageOperation:
         by = shown.get("by", CLIENT)
         if by == CLIENT:
-            return MessageOperation(context, session_id, owner, shown["role"], shown["content"], call_id)
+            role, content, metadata = shown["role"], shown["content"], shown.get("metadata")
+            return MessageOperation(context, session_id, owner, role, content, call_id, metadata)
         return SayOperation(context, session_id, owner, shown["content"], call_id, by=by, to=shown.get("to"))
 
     @override
@@ -138,4 +157,5 @@ class MessageKind(RecordKind):
         return said
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
-        messages.append({"role": shown["role"], "content": shown["content"]})
+        known = {"metadata": shown["metadata"]} if shown.get("metadata") is not None else {}
+        messages.append({"role": shown["role"], "content": shown["content"], **known})

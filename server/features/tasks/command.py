@@ -15,13 +15,14 @@ from server.cli.local import look_at, look_options
 from server.cli.look import label, whole_trace
 from server.cli.options import packs_options
 from server.cli.send import Send
+from server.features.tasks.atif import atif
+from server.features.tasks.export import FORMATS, told_to
 from server.features.tasks.pass_rates import rates, table
 from server.features.tasks.report import RunsPage
-from server.features.tasks.trajectories import messages, offered_tools, participants_messages, trajectory
+from server.features.tasks.trajectories import said, trajectory
 from server.features.tasks.validity import no_reward
 from server.features.tasks.variants import Losses, losses, variants_table
 from server.rights import AGENT
-from server.service import all_record_kinds
 
 _AT_ONCE = 25  # sessions
 
@@ -35,6 +36,12 @@ _AT_ONCE = 25  # sessions
     type=click.File("w", encoding="utf-8", lazy=True),
     metavar="FILE",
     help="Write a line of JSON for each session to this file; - is standard output.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="How to write them: as chat completions, or in the Agent Trajectory Interchange Format.  [default: openai]",
 )
 @click.option(
     "--participant",
@@ -51,6 +58,7 @@ _AT_ONCE = 25  # sessions
 def evaluate(
     labels: tuple[str, ...],
     trajectories: IO[str] | None,
+    form: str | None,
     participant: str | None,
     html: IO[str] | None,
     record: bool,
@@ -59,11 +67,13 @@ def evaluate(
     """Evaluate the sessions that have a task: passed, mean reward, pass^k and pass@k."""
     if participant and trajectories is None:
         raise click.UsageError("--participant says whose trajectories are written: give --trajectories, too.")
+    if form and trajectories is None:
+        raise click.UsageError("--format says how trajectories are written: give --trajectories, too.")
     wanted, whose = dict(map(label, labels)), participant or AGENT
 
     async def look(send: Send) -> bool:
         page = None if html is None else RunsPage(send, wanted, where["url"])
-        invalid = await _evaluate(send, wanted, trajectories, whose, page, record=record)
+        invalid = await _evaluate(send, wanted, trajectories, whose, form or FORMATS[0], page, record=record)
         if page is not None and html is not None:
             html.write(await page.html())
         return invalid
@@ -73,7 +83,14 @@ def evaluate(
 
 
 async def _evaluate(
-    send: Send, labels: dict[str, str], file: IO[str] | None, whose: str, page: RunsPage | None, *, record: bool
+    send: Send,
+    labels: dict[str, str],
+    file: IO[str] | None,
+    whose: str,
+    form: str,
+    page: RunsPage | None,
+    *,
+    record: bool,
 ) -> bool:
     """Evaluate, print, and say whether a rollout is invalid; `whose` trajectories are written to the file."""
     verdicts: list[dict[str, Any]] = []
@@ -86,7 +103,7 @@ async def _evaluate(
         for verdict in [*found["verdicts"], *map(_unrewarded, found["failed"])]:
             try:
                 if file is not None:
-                    line = await _line(send, verdict, whose)
+                    line = await _line(send, verdict, whose, form)
                     file.write("" if line is None else json.dumps(line, ensure_ascii=False) + "\n")
                     without += line is None
             except click.ClickException as error:
@@ -144,19 +161,11 @@ def _unrewarded(failed: dict[str, Any]) -> dict[str, Any]:
     return {**no_reward(failed["task"], 0, failed["failure"]), **failed}
 
 
-async def _line(send: Send, verdict: dict[str, Any], whose: str) -> dict[str, Any] | None:
+async def _line(send: Send, verdict: dict[str, Any], whose: str, form: str) -> dict[str, Any] | None:
     """Get a session's trajectory as a participant has seen it; None if the session doesn't have this participant."""
-    session_id, kinds = verdict["session_id"], all_record_kinds()
-    paths = (await send("get_session", {"session_id": session_id}))["participants"]
-    if whose not in (paths or {AGENT}):
+    told = await told_to(send, verdict["session_id"], whose, verdict["task"])
+    if told is None:
         return None
-    path = await whole_trace(send, session_id, path=True)
-    if paths is None:
-        tools = await send("list_functions", {"session_id": session_id, "format": "openai"})
-        task = await send("get_task", {"task": verdict["task"]})
-        offered = offered_tools(tools["result"], task["functions"])
-        return trajectory(verdict, messages(task["prompt"], path, kinds), offered)
-    address = paths[whose]["agent_path"]
-    told = await send("get_task", {}, address)
-    tools = await send("list_functions", {"format": "openai"}, address)
-    return trajectory(verdict, participants_messages(told, path, kinds), tools["result"])
+    if form == "atif":
+        return atif(told.session, told.messages, told.tools, {"task": verdict["task"], **said(verdict)})
+    return trajectory(verdict, told.messages, told.tools)

@@ -20,4 +20,7 @@ class TasksFeature(Feature):
     beginnings = (TaskBeginning,)
     filters = (VerdictFilter,)
     operations = OPERATIONS
-    commands = {"evaluate": "server.features.tasks.command:evaluate"}
+    commands = {
+        "evaluate": "server.features.tasks.command:evaluate",
+        "export": "server.features.tasks.export:export",
+    }

@@ -12,7 +12,7 @@ from server.features.tasks.runs import Runs
 from server.features.tasks.service import Tasks, Wanted
 from server.features.tasks.summaries import Summaries
 from server.parameters import MAX_COUNT, CallId, Labels, Limit, SessionId, Version
-from server.results import AgentTask, Evaluations, SessionSummaries, Solution, TaskDescription, TaskPage, Verdict
+from server.results import AgentTask, Evaluations, Json, SessionSummaries, Solution, TaskDescription, TaskPage, Verdict
 from server.rpc.caller import Caller
 from server.rpc.method import App, Method
 
@@ -62,10 +62,15 @@ class AddMessage(Method, result=Literal[True]):
     role: Literal["system", "user", "assistant"] = Field(description="Who says it.")
     content: str = Field(description="What is said.")
     call_id: CallId
+    metadata: dict[str, Json] | None = Field(
+        None,
+        description="What a client knows of it, such as model_name, prompt_tokens or completion_token_ids; "
+        "trajectories have it.",
+    )
 
     async def handle(self, caller: Caller, app: App) -> bool:
         return await app.feature(Tasks).add_message(
-            self.session_id, caller.owner, self.role, self.content, self.call_id
+            self.session_id, caller.owner, self.role, self.content, self.call_id, self.metadata
         )
 
 

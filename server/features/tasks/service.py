@@ -6,7 +6,7 @@ and has a deadline. Nothing here changes an environment.
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -141,8 +141,16 @@ class Tasks:
                 "The session's task can't be loaded; the server's log says why.", EvaluationError.__name__
             ) from None
 
-    async def add_message(self, session_id: str, owner: str, role: str, content: str, call_id: str | None) -> bool:
-        operation = MessageOperation(self._context, session_id, owner, role, content, call_id)
+    async def add_message(
+        self,
+        session_id: str,
+        owner: str,
+        role: str,
+        content: str,
+        call_id: str | None,
+        metadata: Mapping[str, Any] | None,
+    ) -> bool:
+        operation = MessageOperation(self._context, session_id, owner, role, content, call_id, metadata)
         return bool(await self._sessions.run(operation))
 
     async def submit_answer(self, session_id: str, owner: str, by: str, answer: str) -> bool:

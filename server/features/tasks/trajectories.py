@@ -24,23 +24,41 @@ def trajectory(
         "labels": verdict["labels"],
         "messages": messages,
         "tools": tools,
-        **{name: verdict[name] for name in _SAID},
+        **said(verdict),
     }
 
 
-def messages(prompt: str | Sequence[Message], path: Sequence[Mapping[str, Any]], kinds: RecordKinds) -> list[Message]:
+def said(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """Get what a trajectory has of a verdict."""
+    return {name: verdict[name] for name in _SAID}
+
+
+class Messages(list[Message]):
+    """Messages of a path.
+
+    Attributes:
+        records: For each the record that it comes from; None for those of the prompt.
+    """
+
+    def __init__(self, prompt: str | Sequence[Message]) -> None:
+        super().__init__(_prompt_messages(prompt))
+        self.records: list[Mapping[str, Any] | None] = [None] * len(self)
+
+    def add(self, kinds: RecordKinds, record: Mapping[str, Any]) -> None:
+        kinds[record["kind"]].add_to_trajectory(self, record)
+        self.records += [record] * (len(self) - len(self.records))
+
+
+def messages(prompt: str | Sequence[Message], path: Sequence[Mapping[str, Any]], kinds: RecordKinds) -> Messages:
     """Get the messages of a path; the prompt comes first, unless the path begins with a message."""
-    found: list[Message] = []
-    if not path or kinds[path[0]["kind"]].message(path[0]) is None:
-        found += _prompt_messages(prompt)
+    begins_with_one = path and kinds[path[0]["kind"]].message(path[0]) is not None
+    found = Messages([] if begins_with_one else prompt)
     for record in path:
-        kinds[record["kind"]].add_to_trajectory(found, record)
+        found.add(kinds, record)
     return found
 
 
-def participants_messages(
-    told: Mapping[str, Any], path: Sequence[Mapping[str, Any]], kinds: RecordKinds
-) -> list[Message]:
+def participants_messages(told: Mapping[str, Any], path: Sequence[Mapping[str, Any]], kinds: RecordKinds) -> Messages:
     """Get the messages of a path as one of several participants has seen it.
 
     Its own messages are the assistant's, those of others the user's. What a client has recorded is the agent's.
@@ -49,17 +67,17 @@ def participants_messages(
         told: What `get_task` tells at its address.
     """
     name, others = told["name"], told["others"]
-    found = _prompt_messages(told["prompt"] or [])
+    found = Messages(told["prompt"] or [])
     for record in path:
         kind, by = kinds[record["kind"]], record.get("by")
         if kind.is_message and by is not None:
             if by != name and record["to"] not in {None, name}:
                 continue
-            kind.add_to_trajectory(found, {**record, "role": "assistant" if by == name else "user"})
+            found.add(kinds, {**record, "role": "assistant" if by == name else "user"})
             if by != name and len(others) > 1:
                 found[-1]["name"] = by
         elif by == name or (by is None and name == AGENT):
-            kind.add_to_trajectory(found, record)
+            found.add(kinds, record)
     return found
 
 

@@ -1,0 +1,36 @@
+"""Harbor's validator of trajectories, in a Python of its own: it needs 3.12.
+
+The rule: where there is none the trajectories aren't validated, and a test says how to get it. The variable HARBOR
+names a Python that has it.
+"""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+PYTHON = os.environ.get("HARBOR")
+ADVICE = "no Harbor: python3.12 -m venv X && X/bin/pip install harbor, and set HARBOR=X/bin/python"
+PROGRAM = """
+import json, sys
+from harbor.utils.trajectory_validator import TrajectoryValidator
+for line in sys.stdin:
+    validator = TrajectoryValidator()
+    validator.validate(json.loads(line))
+    print(json.dumps(validator.errors))
+"""
+
+
+def errors(trajectories):
+    """What Harbor says is wrong with trajectories, all together; nothing where there is no Harbor."""
+    if PYTHON is None or not trajectories:
+        return []
+    lines = "".join(json.dumps(each) + "\n" for each in trajectories)
+    done = subprocess.run([PYTHON, "-c", PROGRAM], input=lines, capture_output=True, text=True, check=True)
+    return [error for line in done.stdout.splitlines() for error in json.loads(line)]
+
+
+def required():
+    if PYTHON is None:
+        pytest.skip(ADVICE)
