@@ -338,6 +338,14 @@ def test_ask_a_server_whether_it_conforms(folder):
     assert re.sub(r"in \d+\.\d s", "in <time>", printed) == re.sub(r"in \d+\.\d s", "in <time>", table)
 
 
+def test_an_environment_for_trainers(folder):
+    (program,) = blocks("docs/training.md", "An environment", "python")
+    (printed,) = blocks("docs/training.md", "An environment", "text")
+    with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
+        (folder / "environment.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+        assert run_console([(".venv/bin/python environment.py", "")], folder) == [printed]
+
+
 def test_rollouts_for_training(folder):
     (program,) = blocks("docs/training.md", "A training loop", "python")
     (printed,) = blocks("docs/training.md", "A training loop", "text")
@@ -450,6 +458,7 @@ RUN = {
     ("docs/operate.md", "A `server.py` of your own"),
     ("docs/protocol.md", "Examples"),
     ("docs/training.md", "A training loop"),
+    ("docs/training.md", "An environment"),
     ("docs/perturbations.md", "In one sitting"),
     ("docs/perturbations.md", "Variants of tasks"),
     ("docs/replay.md", "Replay a session"),
@@ -483,6 +492,7 @@ def test_every_code_block_is_run_or_named_here():
     }
     assert {place for place in places if blocks(*place, "sh", "console", "python")} == RUN | NOT_RUN
     printed = {("README.md", "Start"), ("docs/client.md", "A tree search"), ("docs/training.md", "A training loop")}
+    printed.add(("docs/training.md", "An environment"))
     printed |= {("docs/perturbations.md", "In one sitting"), ("docs/perturbations.md", "Variants of tasks")}
     assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed
     outside = [line for place in NOT_RUN for block in blocks(*place, "sh") for line in block.splitlines()]
