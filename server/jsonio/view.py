@@ -180,23 +180,33 @@ def _public_slots(kind: Any) -> list[tuple[str, Callable[[Any], Any]]]:
 
 
 def _copy(value: Any, copy_item: Copy) -> Any:
+    if type(value) in (dict, list):  # most often; the others take longer to tell apart
+        return _copy_items(value, copy_item)
     if isinstance(value, Volume):
         return value.view()
     if isinstance(value, set | frozenset):
         return sorted((copy_item(item, None) for item in value), key=to_json)
     if isinstance(value, BaseModel):
         return _copy_model(value, copy_item)
-    if isinstance(value, dict):
-        new = {key: item if type(item) in _PLAIN else copy_item(item, key) for key, item in value.items()}
-        return new if any(map(is_not, new.values(), value.values())) else value
-    if isinstance(value, list | tuple | deque):
-        items = [item if type(item) in _PLAIN else copy_item(item, index) for index, item in enumerate(value)]
-        return items if any(map(is_not, items, value)) else value
+    if isinstance(value, dict | list | tuple | deque):
+        return _copy_items(value, copy_item)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _copy_data(value, copy_item)
     if isinstance(value, itertools.count):
         raise ResultError("an endless iterator has no JSON form")
     return value
+
+
+def _copy_items(value: Any, copy_item: Copy) -> Any:
+    if isinstance(value, dict):
+        if _PLAIN.issuperset(map(type, value.values())):
+            return value
+        new = {key: item if type(item) in _PLAIN else copy_item(item, key) for key, item in value.items()}
+        return new if any(map(is_not, new.values(), value.values())) else value
+    if _PLAIN.issuperset(map(type, value)):
+        return value
+    items = [item if type(item) in _PLAIN else copy_item(item, index) for index, item in enumerate(value)]
+    return items if any(map(is_not, items, value)) else value
 
 
 def _copy_data(value: Any, copy_item: Copy) -> Any:
@@ -213,6 +223,8 @@ def _copy_data(value: Any, copy_item: Copy) -> Any:
 def _copy_model(value: BaseModel, copy_item: Copy) -> BaseModel:
     kind = type(value)
     fields, extra = value.__dict__, value.__pydantic_extra__
+    if not extra and _PLAIN.issuperset(map(type, fields.values())):
+        return value
     is_root = getattr(kind, "__pydantic_root_model__", False)
     shown = _shown_names(kind)
     new = {
