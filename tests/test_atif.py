@@ -110,6 +110,13 @@ def test_the_commands_write_it(endpoint):
     assert [message.get("metadata") for message in chat["messages"]][-2:] == [KNOWN, None]
     (record,) = [each for each in endpoint.rpc("get_trace", session_id=session_id) if each["kind"] == "message"]
     assert record["metadata"] == KNOWN
+    bundle = endpoint.rpc("export_bundle", session_id=session_id)["bundle"]
+    replayed = endpoint.rpc("import_bundle", bundle=bundle, mode="replay")
+    assert replayed["complete"]
+    for again in (replayed["session"]["session_id"], endpoint.rpc("import_bundle", bundle=bundle)["session_id"]):
+        assert (
+            json.loads(invoke("export", *url, again).stdout)["steps"][-1]["metrics"] == exported["steps"][-1]["metrics"]
+        )
 
 
 def test_metadata_are_limited_as_the_text_is(endpoint):
