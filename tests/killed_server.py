@@ -4,6 +4,7 @@ The rule: each request is sent until an answer says what has happened, so whoeve
 """
 
 import contextlib
+import fcntl
 import random
 import signal
 import sys
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests, which impor
 import redis_server
 import serving
 
+from server.scratch import PREFIX
 from tests.faults.clients import Connection, RefusedError
 from tests.faults.world import Server, children, send_signal
 
@@ -45,7 +47,7 @@ class KilledServer:
         settings = {"packs": pack, "isolation": isolation, "scratch_dir": folder, "max_result_bytes": 2**26}
         settings |= {"keep_versions": 1000, "log_calls": "off"}
         self._server = Server(folder, url, 2, pack_dir=serving.PACKS, **settings)
-        self.folder = folder
+        self._folder = folder
         self._rng = random.Random(seed)
         self._connections = threading.local()
         self._ended = threading.Event()
@@ -56,13 +58,25 @@ class KilledServer:
             self._killer.start()
 
     def kill(self):
-        """Kill a worker, or an executor, in whatever it is doing."""
+        """Kill the oldest worker, or an executor, in whatever it is doing."""
         workers = self._server.workers()
         executors = [each for worker in workers for zygote in children(worker) for each in children(zygote)]
-        candidates = self._rng.choice([each for each in (workers, executors) if each] or [[]])
+        candidates = executors if executors and self._rng.random() < 0.5 else workers[:1]
         if candidates:
             send_signal(self._rng.choice(candidates), signal.SIGKILL)
             self.kills += 1
+
+    def leftovers(self):
+        """Get the scratch folders of processes that have ended."""
+        found = []
+        for folder in self._folder.glob(f"{PREFIX}*"):
+            with contextlib.suppress(FileNotFoundError), (folder / "lock").open() as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    found.append(folder)
+                except BlockingIOError:
+                    continue
+        return found
 
     def rpc(self, method, /, **params):
         if method in REPEATABLE:

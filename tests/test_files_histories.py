@@ -33,7 +33,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from server.features.parts.files import Files
 from server.features.parts.files_tree import FileNode, FolderNode, LinkNode, size_of, walk
 from server.packs.loading import load_catalog
-from server.scratch import PREFIX
 from server.volumes import Limits, VolumeMeans
 
 load_catalog((serving.PACKS,), ("papers",))
@@ -386,8 +385,8 @@ def test_files_in_sessions_are_what_real_directories_are():
             history(bench, seed)
 
 
-def test_histories_are_the_same_where_workers_and_executors_are_killed():
-    bench = killed_server.KilledServer("sqlite", "process", "papers,stall", pause=0.7)
+def test_histories_are_the_same_where_workers_are_killed_and_nothing_is_left_of_them():
+    bench = killed_server.KilledServer("sqlite", "thread", "papers,stall", pause=0.7)
     try:
         for seed in itertools.count():
             history(bench, seed, steps=10)
@@ -395,7 +394,7 @@ def test_histories_are_the_same_where_workers_and_executors_are_killed():
             if bench.kills > 1:
                 break
         # Those who start in their place remove what they have left in the scratch folder.
-        serving.wait_until(lambda: len([*bench.folder.glob(f"{PREFIX}*")]) <= 2, "the end of leftovers")
+        serving.wait_until(lambda: not bench.leftovers(), "the end of leftovers")
     finally:
         bench.close()
 
