@@ -1,6 +1,7 @@
 """Environments for trainers: a task's functions as methods, a session for each rollout, no reward of nothing."""
 
 import inspect
+from typing import Literal
 
 import pytest
 import server_process
@@ -49,6 +50,10 @@ def test_a_model_is_offered_the_functions_of_the_task_and_nothing_else(environme
     signature = inspect.signature(environment.send_money)
     assert list(signature.parameters) == ["recipient", "amount", "subject"]
     assert signature.parameters["subject"].annotation is str
+    assert (
+        inspect.signature(environment.create_standing_order).parameters["interval"].annotation
+        == Literal["weekly", "monthly", "quarterly", "yearly"]
+    )
     assert "Args:\n    recipient: " in inspect.getdoc(environment.send_money)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from types import UnionType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from server.client.clients import AgentClient, Client
 from server.errors import ClientError, RemoteFunctionError
@@ -40,7 +40,7 @@ class Environment:
 
     The functions that the task's agent has are methods, with signatures and docstrings: `environment.get_balance()`.
     They return the result, and raise the function's own error as a `RemoteFunctionError`, as a trainer tells the model
-    what a tool has raised.
+    what a tool has raised. A function whose name is taken here, such as `close`, is reached with `call` only.
 
     Args:
         url: The server's.
@@ -249,6 +249,8 @@ def _type(spec: Mapping[str, Any], schema: Mapping[str, Any]) -> Any:
         for each in kinds[1:]:
             found = found | each
         return found
+    if "enum" in spec:
+        return Literal[tuple(spec["enum"])]
     kind = spec.get("type")
     if kind == "array" and "items" in spec:
         return list[_type(spec["items"], schema)]  # type: ignore[misc] # made when it runs
