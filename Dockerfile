@@ -6,7 +6,7 @@ COPY toolpacks toolpacks
 COPY toolpack_server_pytest.py ./
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && python -m venv /opt/toolpack-server \
-    && /opt/toolpack-server/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[redis,seeded]"
+    && /opt/toolpack-server/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[otel,redis,seeded]"
 
 FROM python:3.14-slim
 # A new volume gets the owner of the folder in the image, so this user can write to it.
