@@ -120,6 +120,7 @@ def test_a_call_is_cancelled_before_it_is_admitted(bench):
 def test_a_call_whose_clock_has_not_started_never_runs(bench):
     """It is cancelled while the state of its session is being loaded."""
     session_id = bench.create()
+    bench.sessions.queues.cache.pop(session_id)  # so that the call reads it from the store
     loads, goes_on = threading.Event(), threading.Event()
     load = bench.store.get
 

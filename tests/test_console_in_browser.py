@@ -70,7 +70,7 @@ def test_whoever_has_no_session_is_told_what_to_do_first(page, server):
 def test_create_a_session_with_options_and_labels(page, server):
     page.open()
     page.click("New session")
-    for toolpack in ("chores", "ledger", "pages"):
+    for toolpack in ("chores", "ledger", "pages", "stall"):
         page.until(lambda name=toolpack: page.find(f"input[value={name}]").click() or True, "a click")
     page.write("balance", "77.50")
     page.write("labels", "run=first, model=m")

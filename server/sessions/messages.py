@@ -72,7 +72,8 @@ class MessageOperation(Note):
 
     @override
     def _size(self) -> int:
-        return super()._size() + len(dumps(self._message.get("metadata")))
+        metadata = self._message.get("metadata")
+        return super()._size() + (0 if metadata is None else len(dumps(metadata)))
 
     def asked(self) -> Sequence[Any]:
         return (self._message,)
