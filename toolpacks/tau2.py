@@ -128,7 +128,7 @@ def make_toolpack(domain: str) -> Toolpack:
             # The worlds of the others have megabytes: what only reads needn't store them. In telecom a reader, too,
             # brings the phone up to date.
             reads = domain != "telecom" and toolkit(None).tool_type(name) is not ToolType.WRITE
-            pack.function(_function(toolkit, name, environment_of, world), read_only=reads)
+            pack.function(read_only=reads)(_function(toolkit, name, environment_of, world))
     pack.tasks(lambda: _registered(domain))
     return pack
 
