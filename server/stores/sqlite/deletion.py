@@ -67,7 +67,8 @@ def _delete_sessions(
             ((expired,),) = writer.execute(sql.EXPIRED, (now, limit))
             session_ids = orjson.loads(expired)
         gone += _delete_alone(writer, session_ids)
-        for session_id in {*session_ids}.difference(gone):
+        alone = {*gone}
+        for session_id in (id_ for id_ in session_ids if id_ not in alone):
             ((needed,),) = writer.execute(sql.NEEDED, (session_id, session_id))
             if needed is not None:
                 writer.execute(sql.KEEP, (session_id,))

@@ -18,7 +18,7 @@ class Insertion:
         row = f"({', '.join('?' * values)})"
         self._by_size = {size: statement.format(rows="VALUES " + ", ".join([row] * size)) for size in SIZES}
 
-    def insert(self, writer: sqlite3.Connection | sqlite3.Cursor, rows: Sequence[tuple[Any, ...]]) -> int:
+    def insert(self, writer: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> int:
         """Insert rows, in their order; get how many were new."""
         inserted = start = 0
         for size, statement in self._by_size.items():

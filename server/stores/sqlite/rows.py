@@ -37,7 +37,7 @@ def check_parent(writer: sqlite3.Connection, sessions: Sequence[StoredSession]) 
             raise SessionNotFoundError
 
 
-def find_blob(writer: sqlite3.Connection | sqlite3.Cursor, blob: str) -> tuple[int, int] | None:
+def find_blob(writer: sqlite3.Connection, blob: str) -> tuple[int, int] | None:
     """Get the key and the size in bytes of a blob; None if it isn't stored."""
     found: tuple[int, int] | None = writer.execute(sql.FIND_BLOB, (blob,)).fetchone()
     return found

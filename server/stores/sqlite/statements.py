@@ -90,6 +90,7 @@ CREATE TABLE asked (holder TEXT NOT NULL, session TEXT NOT NULL, PRIMARY KEY (ho
 CREATE TABLE clock (noted REAL NOT NULL);
 """
 
+_IN_JSON = "IN (SELECT value FROM json_each(CAST(? AS TEXT)))"
 _LAST = "FROM records WHERE session = sessions.key ORDER BY place DESC LIMIT 1"
 _VERSION = f"coalesce((SELECT version {_LAST}), 0)"
 _FACTS = """
@@ -97,10 +98,10 @@ _FACTS = """
     parent_record, details
 """
 _SESSION = f"SELECT {_FACTS}, {_VERSION}"
-LEASES = """
+LEASES = f"""
     SELECT id, sessions.holder, coalesce(beat, 0) FROM sessions LEFT JOIN workers ON workers.holder = sessions.holder
-    WHERE id IN (SELECT value FROM json_each(CAST(? AS TEXT)))
-"""
+    WHERE id {_IN_JSON}
+"""  # noqa: S608 - built from constants, here and below
 # max() makes SQLite take `blob` from the row that has the maximum.
 GET = f"""{_SESSION},
     (SELECT max(place) FROM records WHERE session = sessions.key), epoch,
@@ -110,7 +111,7 @@ GET = f"""{_SESSION},
     (SELECT json_group_object(part, (SELECT id FROM blobs WHERE key = blob))
         FROM (SELECT part, blob, max(version) FROM changes WHERE session = sessions.key GROUP BY part))
     FROM sessions WHERE id = ?
-"""  # noqa: S608 - built from constants, here and below
+"""  # noqa: S608
 ANCESTOR = f"SELECT {_FACTS} FROM sessions WHERE id = ? UNION ALL SELECT {_FACTS} FROM kept WHERE id = ?"  # noqa: S608
 LIST = f"{_SESSION} FROM sessions WHERE {{conditions}} ORDER BY {{order}} LIMIT ?"
 # All changes in one row: a row takes longer than what is in it.
@@ -170,13 +171,13 @@ INSERT_CHANGES = Insertion("INSERT INTO changes (session, version, part, blob, s
 SAME_RECORD = """
     SELECT 1 FROM records WHERE (session, place, version, call_id, id, body) IS (?, ?, ?, ?, ?, ?)
 """
-TIPS = """
+TIPS = f"""
     SELECT json_group_array(json_array(
         sessions.id, epoch, holder, coalesce(place, -1), coalesce(records.id, ''), key, coalesce(total, 0)
     )) FROM sessions LEFT JOIN records ON session = key
         AND place = (SELECT max(place) FROM records WHERE session = sessions.key)
-    WHERE sessions.id IN (SELECT value FROM json_each(CAST(? AS TEXT)))
-"""
+    WHERE sessions.id {_IN_JSON}
+"""  # noqa: S608
 DATA_VERSION = "PRAGMA data_version"
 RENEW_KEY = "UPDATE sessions SET expires_at = ? WHERE key = ?"
 RENEW = "UPDATE sessions SET expires_at = ? WHERE id = ?"
@@ -223,7 +224,7 @@ HOLDER_ENDED = "INSERT INTO workers VALUES (?, ?) ON CONFLICT (holder) DO UPDATE
 FORGET_LEASES = "UPDATE sessions SET epoch = 0, holder = NULL WHERE epoch <> 0"
 FORGET_WORKERS = "DELETE FROM workers"
 RELEASE_ONE = "UPDATE sessions SET holder = NULL WHERE id = ? AND holder = ? AND epoch = ?"
-RELEASE = "UPDATE sessions SET holder = NULL WHERE key IN (SELECT value FROM json_each(CAST(? AS TEXT)))"
+RELEASE = f"UPDATE sessions SET holder = NULL WHERE key {_IN_JSON}"  # noqa: S608
 EXPIRED = """
     SELECT json_group_array(id) FROM (SELECT id FROM sessions WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)
 """
@@ -232,7 +233,6 @@ _FORKS = """
 """
 NEEDED = f"SELECT max(parent_last) FROM ({_FORKS})"  # noqa: S608
 KEEP = f"INSERT INTO kept (key, {_FACTS}) SELECT key, {_FACTS} FROM sessions WHERE id = ?"  # noqa: S608
-_IN_JSON = "IN (SELECT value FROM json_each(CAST(? AS TEXT)))"
 ALONE = f"""
     SELECT json_group_array(json_array(key, recipe, id)) FROM sessions
     WHERE id {_IN_JSON} AND parent IS NULL
