@@ -370,6 +370,12 @@ def kind_of(piece: str) -> str:
     return piece.split(SEPARATOR)[-2]
 
 
+def live_name(part: str) -> str:
+    """Get the name under which that is kept which equals a part: of a volume's parts one name for all."""
+    name, separator, _ = part.partition(SEPARATOR)
+    return name + separator
+
+
 def volume_of(part: str) -> str:
     """Get the name of the volume that a piece belongs to."""
     return part.partition(SEPARATOR)[0]

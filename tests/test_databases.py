@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import database_histories
 import pytest
 from serving import PACKS, PATIENCE, Bench, refused
+from shared_memory import SharedMemory
 
 from server import Database, Depends, Task, TaskEnvironment, Toolpack
 from server.errors import InvalidParamsError, RegistrationError
@@ -198,6 +199,18 @@ def test_the_file_of_a_database(bench, session):
     assert bench.result(session, "by_path", sql="SELECT 5") == [[5]]
     changed = [record.get("changed") for record in bench.rpc("get_trace", session_id=session)]
     assert [bool(each) for each in changed] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_workers_that_take_turns_see_what_the_others_have_done(isolation, count):
+    store = SharedMemory()
+    with make(isolation, store=store) as first, make(isolation, store=store) as second:
+        session = first.create("stall")
+        for turn in range(4):
+            worker = (first, second)[turn % 2]
+            done = [worker.result(session, "place_order", product=1, quantity=1) for _ in range(count)]
+            assert done == [*range(turn * count + 1, (turn + 1) * count + 1)]
+            assert worker.result(session, "count_orders") == (turn + 1) * count
 
 
 def test_forks_and_resets(bench, session):

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from server.stores.base import Commit, Head, Record, StoredSession
 from server.times import expiry
+from server.volumes import live_name
 
 LIVE_FACTOR = 8  # a live environment takes about this many times the bytes of its snapshot
 STATE_BYTES = 8192
@@ -63,10 +64,10 @@ class SessionState:
 
     def follow(self, head: Head) -> None:
         """Take over the session's head from the store, and keep the bytes and objects that still belong to it."""
-        for part, blob_id in self.parts.items():
-            if head.parts.get(part) != blob_id:
+        for part in {**self.parts, **head.parts}:  # a volume may have more parts than before
+            if head.parts.get(part) != self.parts.get(part):
                 self.blobs.pop(part, None)
-                self.live.pop(part, None)
+                self.live.pop(live_name(part), None)
         self.index, self.version, self.epoch = head.index, head.version, head.epoch
         self.last = head.last
         self.stored = head.size  # about how many bytes the store holds for what its calls have added

@@ -26,6 +26,7 @@ from server.volumes import (
     is_piece,
     is_void,
     kind_of,
+    live_name,
     part_name,
     put_in,
     read_piece,
@@ -48,7 +49,7 @@ class Stored(NamedTuple):
     @property
     def live(self) -> str:
         """The name under which the place of its working copy is kept; no part has such a name."""
-        return self.name + SEPARATOR
+        return live_name(self.parts[0])
 
     @property
     def possible(self) -> list[str]:
