@@ -11,14 +11,19 @@ import otlp_receiver
 import pytest
 import server_process
 import serving
+from hypothesis import given
+from hypothesis import strategies as some
 from opentelemetry import trace as otel
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from opentelemetry.sdk.trace import TracerProvider
 
 from server.features.telemetry import calls, sending
-from server.features.telemetry.encoding import found_spans
+from server.features.telemetry.call_spans import encode_call
+from server.features.telemetry.encoding import Alike, found_spans
 from server.features.telemetry.environment import targets
 from server.features.telemetry.provider import EndedSpans
-from server.features.telemetry.spans import SpanOfCall
+from server.features.telemetry.spans import IDS_BYTES, SpanOfCall
+from server.observability.trace_context import TraceContext
 from server.observability.tracing import AskedBy
 from server.rpc.caller import Caller
 
@@ -332,3 +337,30 @@ def test_nothing_is_imported_when_it_is_off():
     environment = {name: value for name, value in server_process.environment().items() if not name.startswith("OTEL_")}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "None []\n"
+
+
+TIMES = some.integers(1, 2**63)
+
+
+@given(
+    ids=some.binary(min_size=IDS_BYTES, max_size=IDS_BYTES),
+    times=some.lists(TIMES, min_size=6, max_size=6),
+    session_id=some.text("s%\\r1", min_size=1),
+    request=some.none() | some.text() | some.integers(),
+    parent=some.none() | some.just(TraceContext(TRACE, SPAN, sampled=True)),
+    parts=some.sampled_from([0, 2, 3]),
+)
+def test_spans_of_a_known_form_have_the_values_of_their_call(ids, times, session_id, request, parent, parts):
+    alike = Alike("jsonrpc", "run_function", "", "100 % %b", "tcp", "ok", None, is_call=True)
+    span = SpanOfCall(ids, parent, AskedBy("jsonrpc", "run_function", request), session_id, "f", times[0], sampled=True)
+    span.alike, span.ended = alike, times[1]
+    if parts:
+        span.run_began, span.run_ended = times[2:4]
+        if parts == 3:
+            span.commit_began, span.commit_ended = times[4:]
+    quick = ScopeSpans.FromString(encode_call(span))
+    span.sent = b"{}"  # a call whose arguments are exported has no form that others share
+    slow = ScopeSpans.FromString(encode_call(span))
+    del slow.spans[0].attributes[-1]
+    assert quick == slow
+    assert [each.name for each in quick.spans[1:]] == ["run", "queue", "commit"][:parts]

@@ -15,20 +15,18 @@ from opentelemetry import trace as otel
 from opentelemetry.trace.span import TraceState
 
 from server.errors import RequestError
+from server.features.telemetry.call_spans import encode_call, encode_evaluation
 from server.features.telemetry.encoding import (
     Alike,
     Batches,
     cut,
-    encode_call,
-    encode_evaluation,
     found_spans,
 )
 from server.features.telemetry.environment import Destination, captures_content
 from server.features.telemetry.measuring import Durations, encode_metrics
 from server.features.telemetry.provider import Sampling, make_provider, make_resource
 from server.features.telemetry.sending import Sender
-from server.features.telemetry.spans import SpanOfCall
-from server.features.telemetry.wire import IDS_BYTES
+from server.features.telemetry.spans import IDS_BYTES, SpanOfCall
 from server.observability.request_ids import request_id
 from server.observability.trace_context import TraceContext, trace_context
 from server.observability.tracing import AskedBy, CallTrace, asked_by
@@ -107,10 +105,11 @@ class CallTracer:
         if trace.sampled:
             if trace.sent is not None:
                 trace.result = cut(result)
-            trace.rest, trace.ended = durations.rest, ended
+            trace.alike, trace.ended = durations.alike, ended
             self._sender.put(encode_call(trace))
-            for found in found_spans(trace):
-                self._sender.put(found)
+            if trace.found is not None:
+                for found in found_spans(trace):
+                    self._sender.put(found)
         elif self._sender.measures:
             self._sender.start()
 
@@ -120,7 +119,7 @@ class CallTracer:
         span = self._begin(session_id, task, began)
         durations = self._alike(span, OK if refusal is None else REFUSED, refusal, is_call=False)
         if span.sampled:
-            span.rest, span.ended = durations.rest, time.time_ns()
+            span.alike, span.ended = durations.alike, time.time_ns()
             self._sender.put(encode_evaluation(span, verdict))
 
     def _alike(self, span: SpanOfCall, outcome: str, refusal: BaseException | None, *, is_call: bool) -> Durations:

@@ -1,7 +1,7 @@
-"""Spans as OTLP, by the semantic conventions for MCP and for generative AI.
+"""Requests of OTLP, what spans and metrics of calls have in common, and the spans that executors tell.
 
-The rule: what is the same in many spans is encoded once. What an executor has told of its function's spans is nothing
-but a claim: it gets into the trace of that call, in its form and size, or nowhere.
+The rule: what an executor has told of its function's spans is nothing but a claim: it gets into the trace of that call,
+in its form and size, or nowhere.
 """
 
 import contextlib
@@ -18,21 +18,12 @@ from opentelemetry.sdk.resources import Resource
 
 from server.features.telemetry.provider import NAME
 from server.features.telemetry.spans import SPAN_BYTES, SpanOfCall
-from server.features.telemetry.wire import (
-    SAMPLED,
-    ChildSpan,
-    member,
-    read_ids,
-    server_span,
-    session_attribute,
-    text_attribute,
-)
 
 MAX_FOUND = 256  # spans of one function in an executor
 MAX_TEXT = 4096  # characters of what an executor says
 MAX_CONTENT = 16_384  # bytes of arguments, and of a result
 KINDS = 5
-_QUEUE, _RUN, _COMMIT = map(ChildSpan, ("queue", "run", "commit"))
+SAMPLED = 1  # a flag of a span
 _SCOPE_SPANS, _RESOURCE_SPANS = 0x12, 0x0A  # keys of members: of `ResourceSpans`, and of the request
 
 
@@ -90,65 +81,19 @@ class Alike(NamedTuple):
             return {"mcp.method.name": self.method, "mcp.protocol.version": self.version or None}
         return {"rpc.system.name": "jsonrpc", "rpc.method": self.method}
 
-    def encode(self) -> bytes:
-        """Encode what all their spans have."""
+    @property
+    def span_name(self) -> str:
+        return f"{self.method} {self.function}" if self.function else self.method
+
+    def attributes(self) -> dict[str, Any]:
+        """Get what all their spans have."""
         attributes: dict[str, Any] = {**self.names(), "network.transport": self.transport, "error.type": self.error}
         if self.is_call:
             attributes |= {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": self.function}
         if self.error is not None:
             code = None if self.code is None else str(self.code)
             attributes |= {"rpc.response.status_code": code, "toolpack.outcome": self.outcome}
-        span = Span(
-            name=f"{self.method} {self.function}" if self.function else self.method,
-            kind=Span.SPAN_KIND_SERVER,
-            attributes=key_values(attributes),
-            status=None if self.error is None else Status(code=Status.STATUS_CODE_ERROR),
-            flags=SAMPLED,
-        )
-        encoded: bytes = span.SerializeToString()
-        return encoded
-
-
-def encode_call(call: SpanOfCall) -> bytes:
-    """Encode the spans of a call that has ended."""
-    trace_id, span_id, run_id, queue_id, commit_id = read_ids(call.ids)
-    content = b""
-    if call.sent is not None:
-        content = text_attribute(b"gen_ai.tool.call.arguments", call.sent)
-        if call.result is not None:
-            content += text_attribute(b"gen_ai.tool.call.result", call.result)
-    spans = [_encode_own(call, trace_id, span_id, call.rest + content)]
-    began = call.run_began
-    if began:
-        spans.append(_QUEUE.encode(trace_id, queue_id, span_id, call.began, began))
-        spans.append(_RUN.encode(trace_id, run_id, span_id, began, call.run_ended or call.ended))
-        if call.commit_began:
-            spans.append(_COMMIT.encode(trace_id, commit_id, span_id, call.commit_began, call.commit_ended))
-    return b"".join(spans)
-
-
-def encode_evaluation(span: SpanOfCall, verdict: Mapping[str, Any] | None) -> bytes:
-    """Encode the span of an evaluation, with an event for its verdict."""
-    trace_id, span_id, *_ = read_ids(span.ids)
-    rest = span.rest
-    if verdict is not None:
-        label = ("pass" if verdict["passed"] else "fail") if verdict["valid"] else "invalid"
-        told = {
-            "gen_ai.evaluation.name": span.function,
-            "gen_ai.evaluation.score.value": verdict["reward"],
-            "gen_ai.evaluation.score.label": label,
-        }
-        event = Span.Event(name="gen_ai.evaluation.result", time_unix_nano=span.ended, attributes=key_values(told))
-        rest += Span(events=[event]).SerializeToString()
-    return _encode_own(span, trace_id, span_id, rest)
-
-
-def _encode_own(span: SpanOfCall, trace_id: bytes, span_id: bytes, rest: bytes) -> bytes:
-    more, asked, parent = session_attribute(span.session_id), span.asked.id, span.parent
-    if asked is not None:
-        more += text_attribute(b"jsonrpc.request.id", str(asked)[:MAX_TEXT].encode("utf-8", "replace"))
-    above, state = (bytes.fromhex(parent.span_id), parent.state) if parent is not None else (None, "")
-    return server_span(trace_id, span_id, above, state, span.began, span.ended, rest + more)
+        return attributes
 
 
 def cut(content: bytes | str | None) -> bytes | None:
@@ -181,9 +126,18 @@ class Batches:
         found = [item for item in items if isinstance(item, ScopeSpans)]
         made = [item for item in items if not isinstance(item, bytes | ScopeSpans)]
         scopes = [self._before_spans + own, *(scope.SerializeToString() for scope in found)]
-        ours = self._before_scopes + b"".join(member(_SCOPE_SPANS, scope) for scope in scopes)
-        request = member(_RESOURCE_SPANS, ours)
+        ours = self._before_scopes + b"".join(_member(_SCOPE_SPANS, scope) for scope in scopes)
+        request = _member(_RESOURCE_SPANS, ours)
         return request + encode_spans(made).SerializeToString() if made else request
+
+
+def _member(key: int, content: bytes) -> bytes:
+    """Put bytes that are a message already into another one: protobuf.dev/programming-guides/encoding."""
+    size, length = len(content), bytearray()
+    while size > 127:  # noqa: PLR2004 - seven bits of each byte
+        length.append(size & 127 | 128)
+        size >>= 7
+    return bytes([key, *length, size]) + content
 
 
 def found_spans(call: SpanOfCall) -> list[ScopeSpans]:

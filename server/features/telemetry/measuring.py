@@ -24,10 +24,10 @@ BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)  # sec
 class Durations:
     """How long calls that are alike have taken."""
 
-    __slots__ = ("counts", "rest", "seconds")
+    __slots__ = ("alike", "counts", "seconds")
 
     def __init__(self, alike: Alike) -> None:
-        self.rest = alike.encode()  # of their spans
+        self.alike = alike
         self.counts = [0] * (len(BOUNDS) + 1)
         self.seconds = 0.0
 

@@ -9,6 +9,7 @@ from server.observability.trace_context import TraceContext
 from server.observability.tracing import AskedBy, CallTrace
 
 TRACE_BYTES, SPAN_BYTES = 16, 8
+IDS_BYTES = TRACE_BYTES + 4 * SPAN_BYTES
 
 
 class SpanOfCall(CallTrace):
@@ -23,16 +24,16 @@ class SpanOfCall(CallTrace):
         sent: The arguments as JSON, if they are to be exported.
         result: The result as JSON, or the error's text, if that is to be exported.
         ended: When it was answered.
-        rest: What the spans of calls like this one have in common, encoded.
+        alike: What it has in common with others.
         found: What an executor has told of the spans of its function.
     """
 
     __slots__ = (
-        *("asked", "began", "ended", "found", "function", "ids", "parent", "rest", "result", "sampled", "sent"),
+        *("alike", "asked", "began", "ended", "found", "function", "ids", "parent", "result", "sampled", "sent"),
         "session_id",
     )
     ended: int
-    rest: bytes
+    alike: Any
 
     def __init__(
         self,
