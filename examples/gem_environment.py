@@ -1,80 +1,70 @@
 """A task of Toolpack Server as an environment of GEM (https://pypi.org/project/gem-llm).
 
-`python examples/gem_environment.py http://127.0.0.1:8000 bank/save-300` plays the task's own solution. A trainer makes
-it with `gem.make("toolpack:Task-v0", url=…, task=…)`, or many with `gem.make_vec`.
+A trainer makes it with `gem.make("toolpack:Task-v0", url=…, task=…)`, or many with `gem.make_vec`.
+`python examples/gem_environment.py http://127.0.0.1:8000 bank/save-300` makes two, which play two rollouts each: one in
+which the policy does what the solution says, and one in which it does nothing.
 """
 
 import json
-import math
 import sys
 from typing import Any
 
 import gem
-from gem.core import Env
+from gem.wrappers.wrapper_factory import get_wrapper_fns
 
 from server.client import Client
-from server.client.environments import Environment
-from server.errors import RemoteFunctionError
-
-BEGIN, END = "<tool_call>", "</tool_call>"
+from server.client.text_environments import TextEnvironment
 
 
-class ToolpackEnv(Env):
-    """Text in, text out: what stands between `<tool_call>` and `</tool_call>` is called, all else is the answer."""
+class ToolpackEnv(gem.Env):
+    """One task. A reward that is NaN marks a sample to leave out: it is neither good nor bad."""
 
-    def __init__(self, url: str, task: str, max_turns: int = 20, **create: Any) -> None:
+    def __init__(self, url: str, task: str, seed: int | None = None, **more: Any) -> None:
+        """`make_vec` gives each its number as the seed, for data that is drawn; all rollouts of a task begin alike."""
         super().__init__()
-        self._given = {"url": url, "task": task, "max_turns": max_turns, **create}
-        self._max_turns, self._turns = max_turns, 0
-        self.environment = Environment(url, task=task, **create)
+        self._given = {"url": url, "task": task, **more}
+        self._played = TextEnvironment(**self._given)
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed)
-        self._turns = 0
-        return self.environment.reset(), {}
+        return self._played.reset(), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        self._turns += 1
-        told, ended, cut = "", False, self._turns >= self._max_turns
-        if BEGIN in action:
-            try:
-                wanted = json.loads(action.partition(BEGIN)[2].partition(END)[0])
-                told = json.dumps(self.environment.call(wanted["name"], **wanted["arguments"]))
-            except (ValueError, KeyError, TypeError, RemoteFunctionError) as error:
-                told = str(error)
-            except RuntimeError:  # the server is lost
-                cut = True
-        else:
-            self.environment.submit_answer(action)
-            ended = True
-        reward = self.environment.get_reward() if ended or cut else 0.0
-        valid = reward is not None
-        # NaN marks a sample to leave out: it is neither good nor bad.
-        info = {"valid": valid, "failure": self.environment.problem}
-        return told, reward if valid else math.nan, ended, cut and not ended, info
+        return self._played.step(action)
 
     def spawn(self, same_state: bool = False, **more: Any) -> "ToolpackEnv":
+        made = ToolpackEnv(**{**self._given, **more})
         if same_state:
-            raise NotImplementedError("use Environment.group: it forks a session")
-        return ToolpackEnv(**{**self._given, **more})
+            made._played = self._played.fork()
+        return made
 
     def close(self) -> None:
-        self.environment.close()
+        self._played.close()
 
 
 gem.register("toolpack:Task-v0", ToolpackEnv)
 
 
-if __name__ == "__main__":
-    url, task = sys.argv[1:]
+def scripted(url: str, task: str) -> list[str]:
     with Client(url) as client:
         session = client.create_session(task=task)
         solution = client.get_solution(session["session_id"])
         client.close_session(session["session_id"])
-    env = gem.make("toolpack:Task-v0", url=url, task=task)
+    calls = [json.dumps({"name": call["function"], "arguments": call["kwargs"]}) for call in solution["calls"]]
+    return [*(f"<tool_call>{call}</tool_call>" for call in calls), solution["answer"] or "Done."]
+
+
+if __name__ == "__main__":
+    url, task = sys.argv[1:]
+    solved, idle = scripted(url, task), ["Done."]
+    given = [{"url": url, "task": task, "labels": {"run": "gem"}} for _ in range(2)]
+    wrappers = get_wrapper_fns("concat_with_action,episode_tracking")
+    env = gem.make_vec(["toolpack:Task-v0"] * 2, vec_kwargs=given, wrappers=wrappers, async_mode=True)
     env.reset()
-    calls = [{"name": call["function"], "arguments": call["kwargs"]} for call in solution["calls"]]
-    for text in [*(f"{BEGIN}{json.dumps(call)}{END}" for call in calls), solution["answer"] or "Done."]:
-        _, reward, _, _, info = env.step(text)
-    env.close()
-    print(task, "reward:", reward, "valid:", info["valid"])
+    for actions in zip(solved + idle, idle + solved, strict=True):
+        _, rewards, terminated, truncated, _ = env.step(actions)
+        for number in range(2):
+            if terminated[number] or truncated[number]:
+                print(f"environment {number} reward: {rewards[number]}")
+    for each in env.envs:
+        each.close()

@@ -1,23 +1,84 @@
 """Environments for trainers: a task's functions as methods, a session for each rollout, no reward of nothing."""
 
 import inspect
+import json
+import math
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import pytest
 import server_process
+import serving
 from serving import refused
 
 from server.client import Client
 from server.client.environments import Environment
+from server.client.text_environments import TextEnvironment
 from server.errors import RemoteFunctionError, ReplyError
 
 SAVE = "bank/save-300"
 RUN = {"run": "environments"}
+DOOR = '''
+"""A door, whose functions have the names of an environment's members."""
+
+import time
+from pathlib import Path
+
+from server import TaskEnvironment, Toolpack
+
+toolpack = Toolpack("door", TaskEnvironment)
+
+
+@toolpack.function(read_only=True)
+def close() -> str:
+    """Close the door."""
+    return "closed"
+
+
+@toolpack.function(read_only=True)
+def close_() -> str:
+    """Close it, too."""
+    return "closed, too"
+
+
+@toolpack.function(read_only=True)
+def reset() -> str:
+    """Open the door again."""
+    return "reset"
+
+
+@toolpack.function(read_only=True)
+def session() -> list[dict[str, bool | None]]:
+    """See what is open."""
+    return [{"open": True, "locked": None}]
+
+
+@toolpack.function(read_only=True)
+def stand(begun: str) -> None:
+    """Stand in the door.
+
+    :param begun: The path of a file to make as soon as this begins.
+    """
+    Path(begun).touch()
+    time.sleep(20)
+
+
+toolpack.task("pass", "Pass the door.")(lambda rollout: len(rollout.calls) > 0)
+'''
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    flags = ["--store", "memory:", "--packs", "bank,chores,ledger"]
+def packs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packs")
+    (folder / "door.py").write_text(DOOR)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, packs):
+    flags = ["--store", "memory:", "--pack-dir", str(packs), "--packs", "bank,chores,door"]
     with server_process.served(tmp_path_factory.mktemp("environments"), *flags) as running:
         yield running
 
@@ -29,10 +90,11 @@ def environment(server):
     assert server.rpc("list_sessions") == []  # nothing is left
 
 
-def tools(environment):
-    """What TRL offers to the model: the plain functions of the class, as its GRPOTrainer finds them."""
+def offered(environment):
+    """What TRL offers to the model: the plain functions of the class, as its GRPOTrainer finds and calls them."""
     members = inspect.getmembers(type(environment), predicate=inspect.isfunction)
-    return {name for name, _ in members if name not in {"reset", "get_reward"} and not name.startswith("_")}
+    names = [name for name, _ in members if name not in {"reset", "get_reward"} and not name.startswith("_")]
+    return {method.__name__: method for method in (getattr(environment, name) for name in names)}
 
 
 def test_a_rollout_is_played_and_rewarded(environment):
@@ -45,8 +107,8 @@ def test_a_rollout_is_played_and_rewarded(environment):
 
 def test_a_model_is_offered_the_functions_of_the_task_and_nothing_else(environment, server):
     environment.reset()
-    offered = server.rpc("list_functions", session_id=environment.session["session_id"])["result"]
-    assert tools(environment) == {each["name"] for each in offered}
+    functions = server.rpc("list_functions", session_id=environment.session["session_id"])["result"]
+    assert [*offered(environment)] == sorted(each["name"] for each in functions)
     signature = inspect.signature(environment.send_money)
     assert list(signature.parameters) == ["recipient", "amount", "subject"]
     assert signature.parameters["subject"].annotation is str
@@ -94,31 +156,193 @@ def test_an_evaluator_that_fails_gives_no_reward(server):
         assert "KeyError" in environment.problem
 
 
-def test_a_lost_server_is_an_invalid_sample_and_no_reward_of_0(tmp_path):
-    with server_process.served(tmp_path, "--store", "memory:", "--packs", "bank") as lost:
-        environment = Environment(lost.url, task=SAVE)
+def test_functions_named_like_members_are_offered_under_their_own_names(server):
+    with Environment(server.url, task="door/pass") as environment:
+        environment.reset()
+        assert {name: method() for name, method in offered(environment).items() if name != "stand"} == {
+            "close": "closed",
+            "close_": "closed, too",
+            "reset": "reset",
+            "session": '[{"open": true, "locked": null}]',
+        }
+        assert (environment.reset_(), environment.close__(), environment.close_()) == ("reset", "closed", "closed, too")
+        assert environment.call("session") == [{"open": True, "locked": None}]
+    assert server.rpc("list_sessions") == []
+
+
+def test_a_class_of_its_own_may_have_a_method_instead_of_a_function(server):
+    class Rich(Environment):
+        def get_balance(self) -> str:
+            """Get the balance."""
+            return "rich"
+
+    with Rich(server.url, task=SAVE) as environment:
+        environment.reset()
+        assert (environment.get_balance(), environment.call("get_balance")) == ("rich", "1840.25")
+        assert {name for name in offered(environment) if "balance" in name} == {"get_balance", "get_savings_balance"}
+
+
+def test_a_lost_server_is_an_invalid_sample_and_no_reward_of_0(tmp_path, packs):
+    flags = ["--store", "memory:", "--pack-dir", str(packs), "--packs", "door"]
+    with server_process.served(tmp_path, *flags) as lost, ThreadPoolExecutor() as threads:
+        environment = Environment(lost.url, task="door/pass")
         environment._client = Client(lost.url, retries=0)
         environment.reset()
+        played = TextEnvironment(lost.url, "door/pass")
+        played.reset()
+        calling = threads.submit(environment.call, "stand", begun=str(tmp_path / "begun"))
+        serving.wait_until((tmp_path / "begun").exists)
+        lost.kill()
+        with pytest.raises(RuntimeError, match="the rollout is invalid"):
+            calling.result()
     with pytest.raises(RuntimeError, match="the rollout is invalid"):
-        environment.get_balance()
+        environment.submit_answer("Done.")
     assert environment.get_reward() is None
     assert environment.reset() == ""
     assert environment.get_reward() is None
     assert environment.problem
     environment.close()
+    _, reward, answered, cut, info = played.step('<tool_call>{"name": "close", "arguments": {}}</tool_call>')
+    assert math.isnan(reward)
+    assert (answered, cut, info["valid"]) == (False, True, False)
+    assert "is the server running" in info["failure"]
+    played.close()
 
 
-def test_sessions_of_a_program_that_died_are_closed_by_their_label(server):
-    environment = Environment(server.url, task=SAVE, labels={"run": "died"})
+def test_sessions_of_a_trainer_that_was_killed_are_closed_by_their_label(server):
+    program = f"""
+from server.client.environments import Environment
+environment = Environment({server.url!r}, task={SAVE!r}, labels={{"run": "killed"}})
+with environment.group(2) as members:
     environment.reset()
+    print("begun", flush=True)
+    input()
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout.readline() == "begun\n"
+        trainer.kill()
     with Client(server.url) as client:
-        assert client.close_sessions({"run": "died"}) == 1
+        assert client.close_sessions({"run": "killed"}) == 3
+    assert server.rpc("list_sessions") == []
+
+
+def test_a_rollout_whose_session_is_gone_is_invalid_and_the_next_one_is_not(environment, server):
+    environment.reset()
+    server.rpc("close_sessions", labels=RUN)
     with pytest.raises(RuntimeError, match="invalid"):
         environment.get_balance()
     assert environment.get_reward() is None
-    environment.close()
+    environment.reset()
+    assert environment.get_reward() == 0.0
+
+
+def test_what_the_agent_does_wrong_it_hears_and_the_rollout_stays_valid(environment):
+    environment.reset()
+    environment.move_to_savings(amount="300.00")
+    for wrong in (
+        lambda: environment.submit_answer("x" * 2_000_000),
+        lambda: environment.call("get_balance", text="x" * 20_000_000),
+    ):
+        with pytest.raises(RemoteFunctionError):
+            wrong()
+    environment.submit_answer("Done.")
+    with pytest.raises(RemoteFunctionError, match="answer"):
+        environment.submit_answer("Or not.")
+    with pytest.raises(RemoteFunctionError, match="EpisodeOverError"):
+        environment.get_balance()
+    assert environment.get_reward() == 1.0
+
+
+def test_rollouts_that_are_kept_have_their_verdicts_as_records(server):
+    labels = {"run": "kept"}
+    with Environment(server.url, task=SAVE, labels=labels, keep=True) as environment:
+        environment.reset()
+        environment.move_to_savings(amount="300.00")
+        assert environment.get_reward() == environment.get_reward() == 1.0
+        environment.reset()
+        assert environment.get_reward() == 0.0
+        with environment.group(2) as members:
+            members[1].move_to_savings(amount="300.00")
+            assert [member.get_reward() for member in members] == [0.0, 1.0]
+    found = server.rpc("summarize_sessions", labels=labels)["sessions"]
+    assert sorted(each["verdict"]["reward"] for each in found) == [0.0, 0.0, 1.0, 1.0]
+    assert len(server.rpc("list_sessions", passed=True)) == 2
+    assert server.rpc("close_sessions", labels=labels) == len(server.rpc("list_sessions")) + 4 == 4
+
+
+def test_a_fork_goes_on_from_where_its_rollout_is(environment):
+    environment.reset()
+    environment.move_to_savings(amount="300.00")
+    with environment.fork() as fork:
+        assert fork.get_reward() == 1.0
+        fork.move_from_savings(amount="300.00")
+        assert (fork.get_reward(), environment.get_reward()) == (0.0, 1.0)
+
+
+def test_a_mistake_of_the_program_is_no_invalid_sample(server):
+    refusal = pytest.raises(ReplyError, match="TOOLPACK_ISOLATION=process")
+    with Environment(server.url, task=SAVE, seed=7) as environment, refusal:
+        environment.reset()
 
 
 def test_a_task_that_is_not_there_is_named(server):
     with pytest.raises(ReplyError, match="no-such"):
         Environment(server.url, task="bank/no-such")
+
+
+def call(function, **arguments):
+    return f"<tool_call>{json.dumps({'name': function, 'arguments': arguments})}</tool_call>"
+
+
+@pytest.fixture
+def played(server):
+    made = TextEnvironment(server.url, SAVE, labels=RUN, max_turns=4)
+    yield made
+    made.close()
+    assert server.rpc("list_sessions") == []
+
+
+def test_a_text_makes_all_its_calls_or_is_the_answer(played):
+    first = played.reset()
+    assert "300 euros" in first
+    assert all(json.dumps(function, ensure_ascii=False) in first for function in played.environment.functions)
+    balance = call("get_balance")
+    told, *rest = played.step(f"Let me see. {balance}{call('move_to_savings', amount='300.00')} And {balance}")
+    before, moved, after = told.split("\n</tool_response>\n<tool_response>\n")
+    assert (before, after) == ("<tool_response>\n1840.25", "1540.25\n</tool_response>")
+    assert json.loads(moved)["amount"] == "-300.00"
+    assert rest == [0.0, False, False, {"valid": True, "failure": None}]
+    fork = played.fork()
+    assert played.step("Done.") == ("", 1.0, True, False, {"valid": True, "failure": None})
+    assert fork.step(balance)[1:3] == (0.0, False)
+    fork.close()
+
+
+def test_a_rollout_of_texts_is_cut_off_after_its_last_turn_and_the_next_begins_anew(played):
+    for _ in range(2):
+        played.reset()
+        played.step(call("move_to_savings", amount="300.00"))
+        ends = [played.step(call("get_balance"))[1:4] for _ in range(3)]
+        assert ends == [(0.0, False, False), (0.0, False, False), (1.0, False, True)]
+    played.reset()
+    assert played.step("Done.")[1:4] == (0.0, True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("<tool_call>{", "JSON object with name and arguments"),
+        ('<tool_call>["get_balance"]</tool_call>', "JSON object with name and arguments"),
+        ('<tool_call>{"name": "get_balance"}</tool_call>', "arguments"),
+        ('<tool_call>{"name": 7, "arguments": {}}</tool_call>', "function: Input should be a valid string"),
+        ('<tool_call>{"name": "get_balance", "arguments": {"x": NaN}}</tool_call>', "JSON object with name"),
+        (call("no_such"), "ToolNotFoundError"),
+        (call("move_to_savings", amount="-1"), "Error: "),
+    ],
+)
+def test_a_wrong_text_is_answered_and_the_rollout_goes_on(played, text, why):
+    played.reset()
+    told, *rest = played.step(text)
+    assert why in told
+    assert rest == [0.0, False, False, {"valid": True, "failure": None}]

@@ -4,24 +4,27 @@ The rule: a rollout is a session, and the next one begins with another session, 
 for the reward of a rollout that says nothing of the agent, as the machine or the server has failed, gets None, which
 trainers leave out, and never 0.
 
-The functions are methods of a class that is made for each environment, as trainers (TRL's `environment_factory`) look
-for them there. What else an environment can do isn't a plain function of the class, so no model is offered it.
+The functions are methods of a class that is made for each task, as trainers (TRL's `environment_factory`) look for them
+there. What else an environment can do isn't a plain function of the class, so no model is offered it.
 """
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cache
 from types import UnionType
 from typing import Any, Literal, Self
 
 from server.client.clients import AgentClient, Client
-from server.errors import ClientError, RemoteFunctionError
+from server.errors import ClientError, RemoteFunctionError, ReplyError
 from server.results import Json, Session, Verdict
 
 LABEL = {"environment": "trainer"}  # which the sessions of all environments have
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 _PROBE_SECONDS = 60.0  # for which a session lives that is only asked for its functions
+_WRONG = {-32602, -32007, -32014}  # the codes of requests that are wrong or too large, or answer a second time
+_TOO_LARGE = 413  # the HTTP status of such a request
 
 
 class _NoTool:
@@ -39,8 +42,9 @@ class Environment:
     """One task, played in one session after the other.
 
     The functions that the task's agent has are methods, with signatures and docstrings: `environment.get_balance()`.
-    They return the result, and raise the function's own error as a `RemoteFunctionError`, as a trainer tells the model
-    what a tool has raised. A function whose name is taken here, such as `close`, is reached with `call` only.
+    They return what a model reads: a text as it is, any other result as its JSON. They raise the function's own error
+    as a `RemoteFunctionError`, as a trainer tells the model what a tool has raised. A function whose name is taken
+    here, such as `close`, is the method `close_`; models are offered it under its own name all the same.
 
     Args:
         url: The server's.
@@ -48,9 +52,13 @@ class Environment:
         token: For `/rpc`, if the server asks for one. No model and no function sees it.
         labels: Labels of the sessions, besides `environment=trainer`: by them those of a program that died are closed,
             with `close_sessions`.
-        create: Further parameters of `create_session`, such as `seed`, `perturbations` and `ttl_seconds`.
+        keep: Keep the sessions, with the verdict of `get_reward` as a record, until they expire: the console's page
+            of runs shows them.
+        seed: The seed of the sessions, with which all rollouts meet the same chance and time; a number is written out.
+        create: Further parameters of `create_session`, such as `perturbations` and `ttl_seconds`.
 
     Attributes:
+        functions: The task's functions, as chat completions take them.
         session: The session of the rollout; None before `reset` and after `close`.
         verdict: The verdict on the rollout, when `get_reward` has asked for it.
         problem: Why the rollout is invalid, once that is known; None if it isn't.
@@ -59,9 +67,10 @@ class Environment:
         ClientError: The server doesn't answer, or there is no such task.
     """
 
-    session: Session | None
-    verdict: Verdict | None
-    problem: str | None
+    functions: tuple[dict[str, Any], ...] = ()
+    session: Session | None = None
+    verdict: Verdict | None = None
+    problem: str | None = None
 
     def __new__(cls, url: str, task: str, *, token: str | None = None, **_more: Any) -> Self:
         """Make an environment of the class that has the task's functions."""
@@ -70,21 +79,34 @@ class Environment:
         return found
 
     def __init__(
-        self, url: str, task: str, *, token: str | None = None, labels: Mapping[str, str] | None = None, **create: Any
+        self,
+        url: str,
+        task: str,
+        *,
+        token: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        keep: bool = False,
+        seed: int | str | None = None,
+        **create: Any,
     ) -> None:
-        self._given: dict[str, Any] = {"url": url, "task": task, "token": token, "labels": labels, **create}
-        self._url = url.rstrip("/")
+        if seed is not None:
+            create["seed"] = str(seed)
+        self._given: dict[str, Any] = {"url": url, "task": task, "token": token, "labels": labels, "keep": keep}
+        self._given |= create
         self._task = task
         self._client = Client(url, token=token)
         self._labels = {**LABEL, **(labels or {})}
+        self._keep = keep
         self._create = create
         self._agent: AgentClient | None = None
-        self.session = self.verdict = self.problem = None
 
     def reset(self, **_row: Any) -> str:
         """Close the last rollout, begin the next one, and get its prompt.
 
         What a trainer passes of a row of its data is ignored. If the server is lost, the rollout is invalid.
+
+        Raises:
+            ReplyError: What was given for `create_session` is wrong.
         """
         self._end()
         self.verdict = self.problem = None
@@ -92,6 +114,8 @@ class Environment:
             self._begin(self._client.create_session(task=self._task, labels=self._labels, **self._create))
             prompt = self._asked().get_task()["prompt"]
         except ClientError as error:
+            if _is_wrong(error):
+                raise
             self.problem = str(error)
             return ""
         if prompt is None or isinstance(prompt, str):
@@ -103,8 +127,9 @@ class Environment:
         if self.problem is None and self.session is None:
             self.problem = "There is no rollout: call reset first."
         if self.problem is None and self.session is not None:
+            session_id = self.session["session_id"]
             try:
-                verdict = self._client.evaluate_session(self.session["session_id"], record=False, raise_on_error=False)
+                verdict = self._client.evaluate_session(session_id, record=self._keep, raise_on_error=False)
             except ClientError as error:
                 self.problem = str(error)
             else:
@@ -115,61 +140,65 @@ class Environment:
 
     @_NoTool
     def call(self, function: str, /, **kwargs: Json) -> Json:
-        """Call a function by its name.
+        """Call a function by its name, and get its result.
 
         Raises:
-            RemoteFunctionError: The function has failed; the text is its error.
+            RemoteFunctionError: The function has failed, or the call is wrong; the text is the error.
             RuntimeError: There is no rollout, or the server is lost: the rollout is invalid.
         """
-        if self.problem is not None:
-            raise RuntimeError(f"the rollout is invalid: {self.problem}")
-        try:
-            told = self._asked().run_function(function, kwargs)
-        except ClientError as error:
-            self.problem = str(error)
-            raise RuntimeError(f"the rollout is invalid: {error}") from error
+        told = self._ask(lambda agent: agent.run_function(function, kwargs))
         if told["error"] is not None:
             raise RemoteFunctionError(told["error"])
         return told["result"]
 
     @_NoTool
     def submit_answer(self, answer: str = "") -> None:
-        """Submit the agent's answer, which ends its part."""
-        try:
-            self._asked().submit_answer(answer)
-        except ClientError as error:
-            self.problem = str(error)
+        """Submit the agent's answer, which ends its part.
+
+        Raises:
+            RemoteFunctionError: The answer is too long, or another was submitted before.
+            RuntimeError: There is no rollout, or the server is lost: the rollout is invalid.
+        """
+        self._ask(lambda agent: agent.submit_answer(answer))
 
     @_NoTool
     @contextmanager
     def group(self, count: int) -> Iterator[list[Self]]:
         """Begin rollouts that start alike: one session, forked so many times; all are closed together.
 
-        Each has its number as the label `rollout`. The session they are forked from has only the label `environment`,
-        so it is in no run.
+        Each has its number as the label `rollout`. The session they are forked from is closed at once, and has only
+        the label `environment`, so it is in no run.
 
         Raises:
             ClientError: They can't be begun.
         """
         members: list[Self] = []
-        start = self._client.create_session(task=self._task, labels=LABEL, **self._create)["session_id"]
         try:
-            for number in range(count):
-                labels = {**self._labels, "rollout": str(number)}
-                (fork,) = self._client.fork_session(start, labels=labels)
-                member = type(self)(**self._given)
-                member._begin(fork)  # noqa: SLF001 - of the same class
-                members.append(member)
+            start = self._client.create_session(task=self._task, labels=LABEL, **self._create)["session_id"]
+            try:
+                members.extend(self._forked(start, rollout=str(number)) for number in range(count))
+            finally:
+                with suppress(ClientError):
+                    self._client.close_session(start)
             yield members
         finally:
             for member in members:
                 member.close()
-            with suppress(ClientError):
-                self._client.close_session(start)
+
+    @_NoTool
+    def fork(self) -> Self:
+        """Begin another rollout from where this one is, in an environment of its own, which must be closed, too.
+
+        Raises:
+            ClientError: It can't be begun.
+        """
+        if self.session is None:
+            raise RuntimeError("there is no rollout: call reset first")
+        return self._forked(self.session["session_id"])
 
     @_NoTool
     def close(self) -> None:
-        """Close the rollout's session, and the connections; done twice it changes nothing."""
+        """Close the rollout's session, unless it is kept, and the connections; done twice it changes nothing."""
         self._end()
         self._client.close()
 
@@ -180,39 +209,64 @@ class Environment:
         self.close()
 
     def _begin(self, session: Session) -> None:
-        self.session = session
-        self._agent = AgentClient(self._url + session["agent_path"])
+        self.session, self._agent = session, self._client.agent(session)
+
+    def _forked(self, session_id: str, **labels: str) -> Self:
+        (session,) = self._client.fork_session(session_id, labels={**self._labels, **labels})
+        made = type(self)(**self._given)
+        made._begin(session)  # noqa: SLF001 - of the same class
+        return made
 
     def _asked(self) -> AgentClient:
         if self._agent is None:
             raise RuntimeError("there is no rollout: call reset first")
         return self._agent
 
+    def _ask(self, request: Callable[[AgentClient], Any]) -> Any:
+        """Send a request of the agent's; if no answer to it can be had, the rollout is invalid."""
+        if self.problem is not None:
+            raise RuntimeError(f"the rollout is invalid: {self.problem}")
+        try:
+            return request(self._asked())
+        except ClientError as error:
+            if _is_wrong(error):  # the agent's own fault, which it hears
+                raise RemoteFunctionError(str(error)) from error
+            self.problem = str(error)
+            raise RuntimeError(f"the rollout is invalid: {error}") from error
+
     def _end(self) -> None:
-        """Close the session; one that can't be closed ends at its TTL, or with `close_orphans`."""
-        session, self.session = self.session, None
-        if self._agent is not None:
-            self._agent.close()
-            self._agent = None
-        if session is not None:
+        """Leave the session; one that can't be closed ends at its TTL, or with `close_sessions` and its labels."""
+        session, self.session, self._agent = self.session, None, None
+        if session is not None and not self._keep:
             with suppress(ClientError):
                 self._client.close_session(session["session_id"])
 
 
-@lru_cache(maxsize=256)
+def _is_wrong(error: ClientError) -> bool:
+    """Get whether a request was refused for what it asked, so that it says nothing of the server."""
+    return isinstance(error, ReplyError) and (error.code in _WRONG or error.data.get("status") == _TOO_LARGE)
+
+
+@cache  # as long as the program runs: trainers tell environments by their class
 def _with_functions(base: type[Environment], url: str, task: str, token: str | None) -> type[Environment]:
-    """Get a class with a task's functions: the same one for the same task, as trainers tell environments by class."""
+    """Get a class with a task's functions, the same one for the same task; trainers show its name beside the reward."""
     with Client(url, token=token) as client:
         session = client.create_session(task=task, labels=LABEL, ttl_seconds=_PROBE_SECONDS)
-        with AgentClient(url.rstrip("/") + session["agent_path"]) as agent:
-            described: list[Any] = agent.list_functions(format="openai")["result"]
+        described: list[Any] = client.agent(session).list_functions(format="openai")["result"]
         client.close_session(session["session_id"])
-    functions = [each["function"] for each in described]
-    methods = {each["name"]: _method(each) for each in functions if not hasattr(base, each["name"])}
-    return type(base.__name__, (base,), {"__doc__": f"The task {task}.", "_of_task": task, **methods})
+    functions = {each["function"]["name"]: each["function"] for each in described}
+    methods: dict[str, Any] = {}
+    for name, function in functions.items():
+        attribute = name
+        while hasattr(Environment, attribute) or (attribute != name and attribute in functions):
+            attribute += "_"
+        if not hasattr(base, attribute):  # a class of the user's may have a method of its own instead
+            methods[attribute] = _method(function)
+    own = {"__doc__": f"The task {task}.", "_of_task": task, "functions": tuple(described)}
+    return type(task, (base,), {**own, **methods})
 
 
-def _method(described: Mapping[str, Any]) -> Callable[..., Json]:
+def _method(described: Mapping[str, Any]) -> Callable[..., str]:
     """Make the method for a function; what isn't given isn't sent, so the function's own default holds."""
     name, schema = described["name"], described["parameters"]
     properties, required = schema.get("properties", {}), schema.get("required", ())
@@ -224,19 +278,24 @@ def _method(described: Mapping[str, Any]) -> Callable[..., Json]:
         annotations[each] = _type(properties[each], schema)
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters.append(inspect.Parameter(each, kind, default=default, annotation=annotations[each]))
-    signature = inspect.Signature(parameters, return_annotation=Any)
+    signature = inspect.Signature(parameters, return_annotation=str)
 
-    def method(self: Environment, *args: Json, **kwargs: Json) -> Json:
+    def method(self: Environment, *args: Json, **kwargs: Json) -> str:
         given = signature.bind(self, *args, **kwargs).arguments
         del given["self"]
-        return self.call(name, **given)
+        return as_text(self.call(name, **given))
 
     lines = [f"    {each}: {properties[each].get('description') or each}" for each in ordered]
     method.__name__ = method.__qualname__ = name
     method.__doc__ = "\n".join([described["description"], *(["", "Args:", *lines] if lines else [])])
-    method.__annotations__ = {**annotations, "return": Any}
+    method.__annotations__ = {**annotations, "return": str}
     method.__signature__ = signature  # type: ignore[attr-defined] # inspect looks for it
     return method
+
+
+def as_text(result: Json) -> str:
+    """Get what a model reads of a result: a text as it is, anything else as JSON."""
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
 def _type(spec: Mapping[str, Any], schema: Mapping[str, Any]) -> Any:
