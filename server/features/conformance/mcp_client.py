@@ -4,44 +4,88 @@ The rule: as of the version 2025-06-18 and its Streamable HTTP, which every serv
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from server.features.conformance.target import Failed, Session, check_response, parsed
+import httpx
 
-_HEADERS = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-06-18"}
+from server.features.conformance.target import ACCEPT, Failed, Target, check_response, parsed
+
+VERSION = "2025-06-18"
+_NOTHING: Mapping[str, str] = {}
 
 
 class McpClient:
-    """Requests of MCP to a session's mcp_path, as of the version 2025-06-18 and its Streamable HTTP."""
+    """Requests of MCP to one address, as of the version 2025-06-18 and its Streamable HTTP.
 
-    def __init__(self, session: Session) -> None:
-        self._session, self._number, self._headers = session, 0, dict(_HEADERS)
+    Attributes:
+        greeting: What the server has answered to `initialize`.
+    """
+
+    def __init__(self, target: Target, path: str, version: str = VERSION) -> None:
+        self._target, self._path, self._number = target, path, 0
+        self._headers = {**ACCEPT}
         client = {"name": "conform", "version": "1"}
-        opening = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
-        self.server_info = self.ask("initialize", opening)
-        self._post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        opening = {"protocolVersion": version, "capabilities": {}, "clientInfo": client}
+        self.greeting = self.ask("initialize", opening)
+        self._headers["MCP-Protocol-Version"] = self.greeting.get("protocolVersion", VERSION)
+        self.notified = self.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
-    def _post(self, message: dict[str, Any]) -> Any:
-        response = self._session.target.post(
-            json.dumps(message).encode(), self._session.mcp_path, headers=self._headers
-        )
+    def post(self, message: Any, headers: Mapping[str, str] = _NOTHING) -> httpx.Response:
+        body = message if isinstance(message, bytes) else json.dumps(message).encode()
+        response = self._target.post(body, self._path, headers={**self._headers, **headers})
         if "mcp-session-id" in response.headers:
             self._headers["Mcp-Session-Id"] = response.headers["mcp-session-id"]
-        if response.headers.get("content-type", "").startswith("text/event-stream"):
-            events = [line[5:] for line in response.text.splitlines() if line.startswith("data:")]
-            messages = [json.loads(event) for event in events if event.strip()]
-            return next((m for m in messages if m.get("id") == message.get("id")), None)
-        return parsed(response) if response.content else None
+        return response
 
-    def ask(self, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+    def end(self) -> httpx.Response:
+        """Send DELETE, by which a client ends what a server may keep for it."""
+        return self._target.post(b"", self._path, headers=self._headers, http_method="DELETE")
+
+    def reply(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        request_id: int | str | None = None,
+        headers: Mapping[str, str] = _NOTHING,
+    ) -> dict[str, Any]:
+        """Send a request, and get the response, which may come as an event."""
         self._number += 1
-        message = {"jsonrpc": "2.0", "id": self._number, "method": method, "params": params or {}}
-        reply = self._post(message)
-        check_response(reply, self._number)
+        request_id = self._number if request_id is None else request_id
+        response = self.post({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params or {}}, headers)
+        reply: dict[str, Any] = _answer(response, request_id)
+        check_response(reply, request_id)
+        return reply
+
+    def ask(
+        self, method: str, params: Mapping[str, Any] | None = None, headers: Mapping[str, str] = _NOTHING
+    ) -> dict[str, Any]:
+        reply = self.reply(method, params, headers=headers)
         if "error" in reply:
             raise Failed(f"MCP's {method} answered with an error: {reply['error']}")
         result: dict[str, Any] = reply["result"]
         return result
 
-    def call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        return self.ask("tools/call", {"name": name, "arguments": arguments})
+    def code(self, method: str, params: Mapping[str, Any] | None = None) -> int | None:
+        """Send a request, and get the code of the error that is the answer; None if it isn't one."""
+        code: int | None = self.reply(method, params).get("error", {}).get("code")
+        return code
+
+    def call(self, name: str, arguments: Mapping[str, Any], **members: Any) -> dict[str, Any]:
+        return self.ask("tools/call", {"name": name, "arguments": arguments, **members})
+
+
+def _answer(response: httpx.Response, request_id: Any) -> Any:
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        return parsed(response)
+    # An event may have its data in several lines; an empty line ends it.
+    for event in response.text.replace("\r\n", "\n").split("\n\n"):
+        data = "\n".join(line[5:].lstrip() for line in event.split("\n") if line.startswith("data:"))
+        if data:
+            try:
+                message = json.loads(data)
+            except ValueError:
+                raise Failed("an event of a stream isn't JSON") from None
+            if isinstance(message, dict) and message.get("id") == request_id and "method" not in message:
+                return message
+    raise Failed("a stream has ended without the response")

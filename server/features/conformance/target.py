@@ -6,13 +6,18 @@ answers becomes a value or a `Failed`.
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 from uuid import uuid4
 
 import httpx
 
 TOOLPACK = "conform"
+ACCEPT = {"Accept": "application/json, text/event-stream"}  # which MCP's clients must send
+
+
+Call = tuple[str, Mapping[str, Any]]
+"""The name of a function, and its arguments."""
 
 
 class Failed(Exception):  # noqa: N818 - it says that a check has failed, nothing of an error here
@@ -41,6 +46,7 @@ class Target:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._token_headers = headers
         self._http = httpx.Client(base_url=url, transport=transport, timeout=seconds)
+        self.has_token = token is not None
         self.label = uuid4().hex
 
     def post(
@@ -49,17 +55,19 @@ class Target:
         path: str = "/rpc",
         content_type: str = "application/json",
         headers: Mapping[str, str] | None = None,
+        *,
+        token: bool = True,
+        http_method: str = "POST",
     ) -> httpx.Response:
         """Send a body, with the token only where the clients' methods are.
 
         Raises:
             Failed: There was no answer.
         """
-        secret = self._token_headers if path.startswith("/rpc") else {}
+        secret = self._token_headers if token and path.startswith("/rpc") else {}
+        sent = {"Content-Type": content_type, **secret, **(headers or {})}
         try:
-            return self._http.post(
-                path, content=content, headers={"Content-Type": content_type, **secret, **(headers or {})}
-            )
+            return self._http.request(http_method, path, content=content, headers=sent)
         except httpx.HTTPError as error:
             raise Failed(f"no answer to a request at {path[:8]}…: {type(error).__name__} {error}") from None
 
@@ -76,10 +84,45 @@ class Target:
             raise Failed(f"{method} answered with an error: {_shown(reply['error'])}")
         return reply["result"]
 
+    def error(self, method: str, params: Any = None, path: str = "/rpc") -> dict[str, Any]:
+        """Send a request that must be refused, and get the error."""
+        reply = self.reply(method, params, path)
+        if "error" not in reply:
+            raise Failed(f"{method} must be refused, but it answered {_shown(reply['result'])}")
+        error: dict[str, Any] = reply["error"]
+        return error
+
     def code(self, method: str, params: Any = None, path: str = "/rpc") -> int | None:
         """Send a request, and get the code of the error that is the answer; None if it isn't one."""
         error: dict[str, Any] = self.reply(method, params, path).get("error", {})
         return error.get("code")
+
+    def code_of_stranger(self, method: str, path: str) -> int | None:
+        """Send a request to an address that opens no session, and get the code of the error.
+
+        The response has the request's id, or null if the server hasn't read the request.
+        """
+        request = {"jsonrpc": "2.0", "id": 7, "method": method, "params": {}}
+        reply = parsed(self.post(json.dumps(request).encode(), path, headers=ACCEPT))
+        check_response(reply, reply.get("id") if isinstance(reply, dict) else None)
+        if reply["id"] not in (None, 7):
+            raise Failed(f"the id of a response at an address that opens no session: {_shown(reply['id'])}")
+        code: int | None = reply.get("error", {}).get("code")
+        return code
+
+    def batch(self, method: str, params: Sequence[Mapping[str, Any]], path: str = "/rpc") -> list[Any]:
+        """Send requests of one method as a batch, and get their results in the order of the requests."""
+        requests = [{"jsonrpc": "2.0", "id": n, "method": method, "params": each} for n, each in enumerate(params)]
+        replies = parsed(self.post(json.dumps(requests).encode(), path))
+        if not isinstance(replies, list) or len(replies) != len(requests):
+            raise Failed(f"the answer to a batch of {len(requests)} requests is no list of as many responses")
+        results = {}
+        for reply in replies:
+            check_response(reply, reply.get("id") if isinstance(reply, dict) else None)
+            if "result" not in reply:
+                raise Failed(f"{method} in a batch answered with an error: {_shown(reply['error'])}")
+            results[reply["id"]] = reply["result"]
+        return [results[number] for number in range(len(requests))]
 
     def create(self, **params: Any) -> "Session":
         chosen = {} if "task" in params else {"toolpacks": [TOOLPACK]}
@@ -124,10 +167,19 @@ class Session:
 
     def run(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> Any:
         """Call a function, which must succeed."""
-        envelope = self.envelope(function, kwargs, **params)
-        if envelope["error"] is not None:
-            raise Failed(f"{function} failed: {_shown(envelope['error'])}")
-        return envelope["result"]
+        return succeeded(function, self.envelope(function, kwargs, **params))
+
+    def run_all(self, calls: Sequence[Call], **params: Any) -> list[Any]:
+        """Call functions in a batch; all must succeed."""
+        fixed = {"session_id": self.id, **params}
+        requests = [{**fixed, "function": function, "kwargs": kwargs} for function, kwargs in calls]
+        envelopes = self.target.batch("run_function", requests)
+        return [succeeded(call[0], checked_envelope(each)) for call, each in zip(calls, envelopes, strict=True)]
+
+    def run_as_agent(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> Any:
+        """Call a function at the agent's path; it must succeed."""
+        request = {"function": function, "kwargs": kwargs or {}, **params}
+        return succeeded(function, checked_envelope(self.target.result("run_function", request, self.agent_path)))
 
     def error(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> str:
         """Call a function, which must fail, and get the envelope's error."""
@@ -136,6 +188,21 @@ class Session:
             raise Failed(f"{function} must fail, but its envelope is {_shown(envelope)}")
         expect(envelope["result"], "", f"the result in the envelope of {function}, which failed")
         return envelope["error"]
+
+    def refused(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> int | None:
+        """Call a function, and get the code of the JSON-RPC error that is the answer; None if it isn't one."""
+        return self.code("run_function", function=function, kwargs=kwargs or {}, **params)
+
+    def forks(self, **params: Any) -> "list[Session]":
+        return [Session(self.target, described) for described in self.ask("fork_session", **params)]
+
+    def calls(self) -> list[dict[str, Any]]:
+        """Get the records of calls in the trace."""
+        return [record for record in self.ask("get_trace") if record["kind"] == "call"]
+
+    def look(self) -> list[Any]:
+        """Get the total, the list, the note and the version."""
+        return [self.run("total"), self.run("second"), self.run("read_note"), self.version]
 
     @property
     def total(self) -> int:
@@ -148,8 +215,14 @@ class Session:
         return version
 
 
+def succeeded(function: str, envelope: Mapping[str, Any]) -> Any:
+    if envelope["error"] is not None:
+        raise Failed(f"{function} failed: {_shown(envelope['error'])}")
+    return envelope["result"]
+
+
 def checked_envelope(envelope: Any) -> dict[str, Any]:
-    if not isinstance(envelope, dict) or envelope.keys() != {"result", "error"}:
+    if not isinstance(envelope, dict) or not {"result", "error"} <= envelope.keys():
         raise Failed(f"an envelope is an object of result and error, not {_shown(envelope)}")
     return envelope
 

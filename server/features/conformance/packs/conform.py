@@ -4,13 +4,27 @@ The rule: the names, parameters and results stand in docs/conformance.md, so tha
 them, too.
 """
 
+import asyncio
 import time
 from decimal import Decimal
+from enum import Enum
 from typing import Annotated, Any
 
-from pydantic import Field, PrivateAttr
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr
 
 from server import Depends, Rollout, Task, TaskEnvironment, Toolpack
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Named(BaseModel):
+    name: Annotated[str, AfterValidator(lambda name: f"{name}!")]
+
+
+class Colored(Named):
+    color: Color
 
 
 class Conformance(TaskEnvironment):
@@ -18,6 +32,7 @@ class Conformance(TaskEnvironment):
     first: list[int] = Field(default_factory=list)
     second: list[int] = Field(default_factory=list)
     kept: tuple[Any, ...] = ()
+    thing: Named | None = None
     _note: str = PrivateAttr("")
 
 
@@ -31,6 +46,12 @@ def build() -> Conformance:
 toolpack = Toolpack("conform", build)
 
 Environment = Annotated[Conformance, Depends(lambda environment: environment)]
+
+
+def change_everything(environment: Conformance, amount: int) -> None:
+    environment.total += amount
+    environment.first.append(amount)
+    environment._note = f"note of {amount}"  # noqa: SLF001 - the point of it
 
 
 @toolpack.function
@@ -51,23 +72,35 @@ def total(environment: Environment) -> int:
 
 @toolpack.function
 def add_and_fail(environment: Environment, amount: int) -> int:
-    """Add an amount to the total, then fail with a ValueError.
+    """Add an amount to the total, the list and the note, then fail with a ValueError.
 
     :param amount: What to add.
     """
-    environment.total += amount
+    change_everything(environment, amount)
     raise ValueError(f"failed after adding {amount}")
 
 
 @toolpack.function
 def add_and_wait(environment: Environment, amount: int, seconds: float) -> int:
-    """Add an amount to the total, wait, and get the new total.
+    """Add an amount to the total, the list and the note, wait, and get the new total.
 
     :param amount: What to add.
     :param seconds: How long to wait.
     """
-    environment.total += amount
+    change_everything(environment, amount)
     time.sleep(seconds)
+    return environment.total
+
+
+@toolpack.function
+async def add_and_await(environment: Environment, amount: int, seconds: float) -> int:
+    """Do what `add_and_wait` does, as an async function.
+
+    :param amount: What to add.
+    :param seconds: How long to wait.
+    """
+    change_everything(environment, amount)
+    await asyncio.sleep(seconds)
     return environment.total
 
 
@@ -103,14 +136,21 @@ def read_note(environment: Environment) -> str:
 
 @toolpack.function
 def keep_types(environment: Environment) -> None:
-    """Keep a tuple, a set, a decimal and bytes."""
+    """Keep a tuple, a set, a decimal, bytes, and an instance of a subclass that has an enum."""
     environment.kept = ((1, 2), {3}, Decimal("1.10"), b"four")
+    environment.thing = Colored(name="five", color=Color.RED)
 
 
 @toolpack.function(read_only=True)
 def kept_types(environment: Environment) -> list[str]:
     """Get what is kept, each as Python writes it."""
-    return [repr(value) for value in environment.kept]
+    return [repr(value) for value in (*environment.kept, environment.thing)]
+
+
+@toolpack.function
+def keep_unstorable(environment: Environment) -> None:
+    """Keep a function, which no server can store exactly."""
+    environment.kept = (lambda: 0,)
 
 
 @toolpack.function(read_only=True)
@@ -125,6 +165,7 @@ def repeat(text: str, times: int) -> str:
 
 def three(rollout: Rollout[Conformance]) -> None:
     rollout.check("the total is 3", rollout.environment.total == 3)  # noqa: PLR2004 - as the prompt says
+    rollout.environment.total += 100  # of its own copy, which nobody may see
 
 
 def five(rollout: Rollout[Conformance]) -> None:
@@ -133,5 +174,7 @@ def five(rollout: Rollout[Conformance]) -> None:
     rollout.check("the total is 5", rollout.environment.total == 5)  # noqa: PLR2004 - as the prompt says
 
 
-toolpack.add_task(Task("three", "Make the total 3.", three, solution=[("add", {"amount": 3})]))
+toolpack.add_task(
+    Task("three", "Make the total 3.", three, solution=[("write_note", {"text": "solved"}), ("add", {"amount": 3})])
+)
 toolpack.add_task(Task("five", "Make the total 5.", five, solution=[("add", {"amount": 5})]))

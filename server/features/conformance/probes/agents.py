@@ -1,0 +1,171 @@
+"""Secrecy: an agent reaches its functions, and neither its session's controls nor what it must not know."""
+
+import json
+from typing import Any
+
+from server.features.conformance.probes.probe import MCP_SESSION_NOT_FOUND, NO_METHOD, SESSION_NOT_FOUND, probe
+from server.features.conformance.target import Failed, Session, Target, expect
+
+_NOT_FOR_AGENTS = (
+    "add_message",
+    "close_session",
+    "close_sessions",
+    "create_session",
+    "diff_environment",
+    "evaluate_session",
+    "evaluate_sessions",
+    "export_bundle",
+    "export_session",
+    "fork_session",
+    "get_environment",
+    "get_session",
+    "get_solution",
+    "get_trace",
+    "import_bundle",
+    "list_sessions",
+    "list_tasks",
+    "list_toolpacks",
+    "replay_session",
+    "reset_session",
+    "summarize_sessions",
+)
+_UNAUTHORIZED = 401
+_KEY = 20  # characters: 15 random bytes in base64, or a UUID with or without dashes, are not fewer
+_DIFFERENT = 8  # places in which two such keys differ at least
+
+
+def _reply(target: Target, session: Session, method: str, params: Any) -> dict[str, Any]:
+    return target.reply(method, params, session.agent_path)
+
+
+@probe("secrecy")
+def an_agent_controls_nothing(target: Target) -> None:
+    """An agent's path offers list_functions and run_function, and no method that reads or controls a session."""
+    session = target.create()
+    session.run("add", {"amount": 1})
+    names = [function["name"] for function in _agents_functions(target, session)]
+    expect("add" in names, True, "whether an agent's list of functions has add")
+    expect(session.run_as_agent("add", {"amount": 1}), 2, "the total for the agent")
+    for method in _NOT_FOR_AGENTS:
+        for params in ({}, {"session_id": session.id}, [session.id]):
+            code = target.code(method, params, session.agent_path)
+            expect(code, NO_METHOD, f"the code of {method} at an agent's path")
+    batch = [{"jsonrpc": "2.0", "id": 1, "method": "reset_session", "params": {}}]
+    target.post(json.dumps(batch).encode(), session.agent_path)
+    target.post(json.dumps({**batch[0], "params": {"session_id": session.id}}).encode(), session.agent_path)
+    expect([session.total, session.version], [2, 2], "the total and the version after them")
+
+
+def _agents_functions(target: Target, session: Session) -> Any:
+    envelope = _reply(target, session, "list_functions", {})["result"]
+    return envelope["result"] if isinstance(envelope, dict) else envelope
+
+
+@probe("secrecy")
+def an_agent_stays_in_its_session(target: Target) -> None:
+    """An agent's path leads to one session, whatever the agent says of another."""
+    one, other = target.create(), target.create()
+    call = {"session_id": other.id, "function": "add", "kwargs": {"amount": 1}}
+    target.reply("run_function", call, one.agent_path)
+    expect(other.total, 0, "the total of another session, whose id an agent has sent")
+    before = one.total
+    expect(one.run_as_agent("add", {"amount": 1}), before + 1, "the total for the agent")
+    expect([one.total, other.total], [before + 1, 0], "the totals of its session and the other one")
+
+
+@probe("secrecy")
+def an_agents_path_is_a_secret(target: Target) -> None:
+    """An agent's path can't be guessed from the session's id, from another path or from a part of it."""
+    one, other = target.create(), target.create()
+    keys = [session.agent_path.rpartition("/")[2] for session in (one, other)]
+    for session, key in zip((one, other), keys, strict=True):
+        if len(key) < _KEY:
+            raise Failed(f"the key in an agent's path has {len(key)} characters, too few to hold 128 bits")
+        if session.id in key or key in session.id:
+            raise Failed("the key in an agent's path and the session's id hold one another")
+    if len(keys[0]) == len(keys[1]) and sum(a != b for a, b in zip(*keys, strict=True)) < _DIFFERENT:
+        raise Failed(f"the keys of two agents' paths differ in fewer than {_DIFFERENT} places")
+    key = keys[0]
+    for wrong in (key[:-1] + _other(key[-1]), _other(key[0]) + key[1:], key[:-1], key + "0", key[:16], one.id, "0"):
+        code = target.code_of_stranger("list_functions", f"/agents/{wrong}")
+        expect(code, SESSION_NOT_FOUND, "the code for an agent's path that was changed a little")
+    mcp_key = one.mcp_path.rpartition("/")[2]
+    for wrong in (mcp_key[:-1] + _other(mcp_key[-1]), one.id):
+        code = target.code_of_stranger("tools/list", f"/mcp/{wrong}")
+        expect(code, MCP_SESSION_NOT_FOUND, "the code for an mcp_path that was changed a little")
+
+
+def _other(character: str) -> str:
+    return "1" if character == "0" else "0"
+
+
+@probe("secrecy")
+def an_agent_learns_no_id(target: Target) -> None:
+    """Nothing that an agent's path answers holds the session's id, its task's name, or the task's solution."""
+    session = target.create(task="conform/three")
+    session.run("add", {"amount": 1})
+    task = _reply(target, session, "get_task", {})
+    expect(task["result"]["prompt"], "Make the total 3.", "the prompt in the answer of get_task")
+    heard = [
+        task,
+        _reply(target, session, "list_functions", {}),
+        _reply(target, session, "run_function", {"function": "add", "kwargs": {"amount": 1}}),
+        _reply(target, session, "run_function", {"function": "add_and_fail", "kwargs": {"amount": 1}}),
+        _reply(target, session, "run_function", {"function": "add", "kwargs": {"amount": "many"}}),
+        _reply(target, session, "run_function", {"function": "add", "kwargs": {}, "expected_version": 77}),
+        _reply(target, session, "run_function", {"function": "nothing", "raise_on_error": True}),
+        _reply(target, session, "run_function", {}),
+        _reply(target, session, "get_task", {"task": "no such task"}),
+        *[_reply(target, session, method, {}) for method in _NOT_FOR_AGENTS],
+    ]
+    text = json.dumps(heard)
+    for secret, name in (
+        (session.id, "the session's id"),
+        ("conform/three", "the name of the task"),
+        ("solved", "a part of the solution"),
+    ):
+        if secret in text:
+            raise Failed(f"what an agent hears holds {name}")
+
+
+@probe("secrecy")
+def an_agents_path_is_told_with_the_session_alone(target: Target) -> None:
+    """Neither results, errors, environments and traces nor another session's agent hold an agent's key."""
+    session, other = target.create(task="conform/three"), target.create()
+    session.run_as_agent("add", {"amount": 3})
+    session.run("add", {"amount": 1}, expected_version=1)
+    told = [
+        session.envelope("add_and_fail", {"amount": 1}),
+        session.envelope("nothing"),
+        session.target.reply("run_function", {"session_id": session.id, "function": "add", "expected_version": 99}),
+        session.ask("list_functions"),
+        session.ask("get_environment"),
+        session.ask("get_trace"),
+        session.ask("diff_environment"),
+        session.ask("evaluate_session"),
+        session.ask("get_solution"),
+        target.result("list_toolpacks"),
+        target.result("list_tasks"),
+        target.reply("get_session", {"session_id": "unknown"}),
+        other.ask("get_session"),
+        _reply(target, other, "list_functions", {}),
+        _reply(target, other, "run_function", {"function": "nothing"}),
+        _reply(target, other, "get_task", {}),
+        _reply(target, other, "list_sessions", {}),
+    ]
+    text = json.dumps(told)
+    for path in (session.agent_path, session.mcp_path):
+        if path.rpartition("/")[2] in text:
+            raise Failed("an answer other than a description of the session holds the key of its agent")
+
+
+@probe("secrecy")
+def tokens_are_asked_for(target: Target) -> None:
+    """A server with tokens refuses a client without one, and one with a wrong one; an agent needs none."""
+    session = target.create()
+    request = b'{"jsonrpc":"2.0","id":1,"method":"list_sessions","params":{}}'
+    if target.has_token:
+        for headers in ({}, {"Authorization": "Bearer of-another-token"}):
+            status = target.post(request, headers=headers, token=False).status_code
+            expect(status, _UNAUTHORIZED, "the HTTP status for a client without the token")
+    expect(session.run_as_agent("add", {"amount": 1}), 1, "the total for the agent, who has no token")

@@ -1,0 +1,122 @@
+"""Atomic: a call that fails changes nothing."""
+
+import json
+import re
+from typing import Any
+
+import jsonpatch
+
+from server.features.conformance.probes.probe import ARGUMENTS, NO_FUNCTION, RAISED, probe
+from server.features.conformance.target import Failed, Session, Target, expect
+
+_AMOUNT_IS_A_TEXT = {"amount": "many"}
+_NEW = [0, [], "", 0]
+_WHAT = "the total, the list, the note and the version"
+
+
+def nested(function: str, **args: Any) -> dict[str, Any]:
+    return {"$call": {"function": function, "args": args}}
+
+
+@probe("atomic")
+def a_failed_call_changes_nothing(target: Target) -> None:
+    """A call that raises changes nothing, private state included, and its envelope says which exception it was."""
+    session = target.create()
+    session.run("add_and_wait", {"amount": 1, "seconds": 0})
+    before = session.look()
+    expect(before, [1, [1], "note of 1", 1], f"{_WHAT} after a call")
+    error = session.error("add_and_fail", {"amount": 10})
+    expect(error, "ValueError: failed after adding 10", "the error in the envelope")
+    expect(session.look(), before, f"{_WHAT} after a failed call")
+    expect(session.run("add", {"amount": 1}), 2, "the total of the next call")
+    expect(session.look(), [2, [1], "note of 1", 2], f"{_WHAT} after it")
+
+
+@probe("atomic")
+def what_an_agent_can_react_to_is_in_the_envelope(target: Target) -> None:
+    """An unknown function and wrong arguments are errors in the envelope, `Type: message`, not of JSON-RPC."""
+    session = target.create()
+    for function, kwargs in (
+        ("no_such_function", {}),
+        ("add", _AMOUNT_IS_A_TEXT),
+        ("add", {"amount": None}),
+        ("add", {"amount": 1, "other": 2}),
+        ("add", {}),
+    ):
+        error = session.error(function, kwargs)
+        if not re.match(r"[\w.]+: ", error):
+            raise Failed(f"an error in an envelope has the form `ErrorType: message`, not {error[:100]!r}")
+    expect(session.look(), _NEW, f"{_WHAT} after calls that couldn't run")
+
+
+@probe("atomic")
+def a_failed_call_is_an_error_if_asked_for(target: Target) -> None:
+    """With raise_on_error, a failure is a JSON-RPC error, and changes nothing either."""
+    session = target.create()
+    for function, kwargs, code in (
+        ("add_and_fail", {"amount": 10}, RAISED),
+        ("ad", {"amount": 1}, NO_FUNCTION),
+        ("add", _AMOUNT_IS_A_TEXT, ARGUMENTS),
+        ("add", {"amount": 1, "other": 2}, ARGUMENTS),
+        ("add", {}, ARGUMENTS),
+    ):
+        got = session.refused(function, kwargs, raise_on_error=True)
+        expect(got, code, f"the code for {function} with {json.dumps(kwargs)}")
+    expect(session.look(), _NEW, f"{_WHAT} after failed calls")
+    expect(session.run("add", {"amount": 1}, raise_on_error=True), 1, "the result of a call that succeeds")
+
+
+@probe("atomic")
+def a_failed_nested_call_changes_nothing(target: Target) -> None:
+    """If a call fails, nothing of the calls in its arguments is kept; nor if one of those fails."""
+    session = target.create()
+    inner = nested("add_and_wait", amount=4, seconds=0)
+    session.error("add_and_fail", {"amount": inner})
+    expect(session.look(), _NEW, f"{_WHAT} after a failed call with a nested one")
+    session.error("add_and_wait", {"amount": inner, "seconds": nested("add_and_fail", amount=1)})
+    expect(session.look(), _NEW, f"{_WHAT} after a failed nested call")
+    expect(session.run("add", {"amount": nested("add", amount=4)}), 8, "the result of a nested call that succeeds")
+    expect(session.version, 1, "the version after it")
+
+
+@probe("atomic")
+def a_failed_call_of_an_agent_changes_nothing(target: Target) -> None:
+    """A call that fails at the agent's path changes nothing either."""
+    session = target.create()
+    failing = {"function": "add_and_fail", "kwargs": {"amount": 10}}
+    envelope = target.result("run_function", failing, session.agent_path)
+    expect(envelope["error"], "ValueError: failed after adding 10", "the error at the agent's path")
+    expect(session.look(), _NEW, f"{_WHAT} after a failed call of the agent's")
+
+
+@probe("atomic")
+def what_cannot_be_stored_fails(target: Target) -> None:
+    """A call that leaves what can't be stored exactly fails, and changes nothing."""
+    session = target.create()
+    session.run("keep_types")
+    kept = session.run("kept_types")
+    session.error("keep_unstorable")
+    expect([session.run("kept_types"), session.version], [kept, 1], "what is kept, and the version, after that")
+
+
+@probe("atomic")
+def versions_count_changes(target: Target) -> None:
+    """A successful call makes one version, a read-only or a failed one none; each is told to whoever asks."""
+    session = target.create()
+    expect(session.described["version"], 0, "the version of a new session")
+    session.run("add", {"amount": 1})
+    session.run("total")
+    session.error("add_and_fail", {"amount": 1})
+    expect([session.total, session.version], [1, 1], "the total and the version after a change, a read and a failure")
+    session.run("append", {"number": 1})
+    expect(session.version, 2, "the version after two changes")
+    _sees_old_versions(session)
+
+
+def _sees_old_versions(session: Session) -> None:
+    for version, total, numbers in ((0, 0, []), (1, 1, []), (2, 1, [1])):
+        seen = session.ask("get_environment", version=version)["conform"]
+        expect([seen["total"], seen["first"]], [total, numbers], f"total and list in get_environment at {version}")
+    first, third = (session.ask("get_environment", version=version) for version in (0, 2))
+    patched = jsonpatch.apply_patch(first, session.ask("diff_environment", to_version=2))
+    expect(patched, third, "the environment of version 0 with what diff_environment says to have changed until 2")

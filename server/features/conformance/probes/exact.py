@@ -1,0 +1,74 @@
+"""Exact: what is kept comes back as it was."""
+
+import json
+
+from server.features.conformance.probes.probe import probe
+from server.features.conformance.target import Failed, Session, Target, expect
+
+_KEPT = ["(1, 2)", "{3}", "Decimal('1.10')", "b'four'", "Colored(name='five!', color=<Color.RED: 'red'>)"]
+_NOT_IN_A_DOUBLE = 2**53 + 1
+_TEXT = 'a\n"b"\\\tc\u0000\u2028é😀'
+
+
+@probe("exact")
+def shared_objects_stay_shared(target: Target) -> None:
+    """Two fields that hold the same object do so after calls, failed calls, forks and resets."""
+    session = target.create()
+    for number in (1, 2):
+        session.run("append", {"number": number})
+    session.error("add_and_fail", {"amount": 8})
+    session.run("append", {"number": 3})
+    expect(session.run("second"), [1, 2, 3], "what the second field holds")
+    (fork,) = session.forks()
+    fork.run("append", {"number": 4})
+    expect(fork.run("second"), [1, 2, 3, 4], "what the second field of a fork holds")
+    session.ask("reset_session", version=1)
+    session.run("append", {"number": 5})
+    expect(session.run("second"), [1, 5], "what the second field holds after a reset")
+    session.ask("reset_session")
+    session.run("append", {"number": 6})
+    expect(session.run("second"), [6], "what the second field holds after a reset to the beginning")
+
+
+@probe("exact")
+def private_state_is_kept(target: Target) -> None:
+    """Private attributes are kept, and no client sees them."""
+    session = target.create()
+    session.run("write_note", {"text": "a private note"})
+    session.run("add", {"amount": 1})
+    expect(session.run("read_note"), "a private note", "the private attribute")
+    expect(session.forks()[0].run("read_note"), "a private note", "the private attribute of a fork")
+    for method in ("get_environment", "diff_environment"):
+        if "a private note" in json.dumps(session.ask(method)):
+            raise Failed(f"{method} shows a private attribute")
+
+
+@probe("exact")
+def types_are_kept(target: Target) -> None:
+    """Tuples, sets, decimals, bytes, enums and subclasses come back as what they were, and no validator runs again."""
+    session = target.create()
+    session.run("keep_types")
+    _keeps_types(session, "after a call")
+    session.run("add", {"amount": 1})
+    _keeps_types(session, "after another call")
+    _keeps_types(session.forks(version=1)[0], "in a fork")
+    session.ask("reset_session")
+    expect(session.run("kept_types"), ["None"], "what is kept after a reset to the beginning")
+    session.ask("reset_session", version=2)
+    _keeps_types(session, "after a reset")
+
+
+def _keeps_types(session: Session, when: str) -> None:
+    expect(session.run("kept_types"), _KEPT, f"what is kept {when}")
+
+
+@probe("exact")
+def numbers_and_texts_are_exact(target: Target) -> None:
+    """Large integers and all characters come back as they were sent."""
+    session = target.create()
+    results = [session.run("add", {"amount": amount}) for amount in (_NOT_IN_A_DOUBLE, 1)]
+    expect([*results, session.total], [_NOT_IN_A_DOUBLE, *[_NOT_IN_A_DOUBLE + 1] * 2], "the totals")
+    session.run("write_note", {"text": _TEXT})
+    expect(session.run("read_note"), _TEXT, "the text")
+    session.run("write_note", {"text": ""})
+    expect(session.run("read_note"), "", "the empty text")

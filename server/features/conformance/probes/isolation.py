@@ -1,0 +1,75 @@
+"""Isolation: what is done in one session reaches no other."""
+
+import time
+from uuid import uuid4
+
+from server.features.conformance.probes.probe import MCP_SESSION_NOT_FOUND, SESSION_NOT_FOUND, at_once, probe
+from server.features.conformance.target import Target, expect
+
+
+@probe("isolation")
+def sessions_are_apart(target: Target) -> None:
+    """A change in one session isn't seen in another, nor in a new one."""
+    one, other = target.create(), target.create()
+    one.run("add", {"amount": 5})
+    one.run("append", {"number": 1})
+    one.run("write_note", {"text": "one"})
+    expect(other.look(), [0, [], "", 0], "the other session's total, list, note and version")
+    expect(len(other.calls()), 3, "the number of calls in the other session's trace")
+    expect(target.create().look(), [0, [], "", 0], "a new session's total, list, note and version")
+    other.run("add", {"amount": 2})
+    expect([one.total, other.total], [5, 2], "the totals of both sessions")
+    expect(one.ask("get_environment")["conform"]["total"], 5, "the total in one session's get_environment")
+
+
+@probe("isolation")
+def many_sessions_at_once(target: Target) -> None:
+    """Sixteen sessions that are created and changed at the same time stay apart."""
+    sessions = at_once(16, lambda _: target.create())
+    expect(len({session.id for session in sessions}), 16, "the number of session_ids")
+    expect(len({session.agent_path for session in sessions}), 16, "the number of agents' paths")
+    at_once(16, lambda n: sessions[n].run_all([("add", {"amount": n}), ("append", {"number": n})] * 3))
+    expect([session.total for session in sessions], [3 * n for n in range(16)], "the totals of all sessions")
+    expect([session.run("second") for session in sessions], [[n] * 3 for n in range(16)], "the lists of all sessions")
+
+
+@probe("isolation")
+def a_closed_session_is_gone(target: Target) -> None:
+    """A session that is closed is answered like one that never was, at all its addresses; others go on."""
+    closed, other = target.create(), target.create()
+    closed.run("add", {"amount": 1})
+    expect(closed.ask("close_session"), True, "the answer of close_session")
+    for method in ("get_session", "get_environment", "get_trace", "fork_session", "reset_session", "close_session"):
+        expect(closed.code(method), SESSION_NOT_FOUND, f"the code of {method} after close_session")
+    expect(closed.refused("total"), SESSION_NOT_FOUND, "the code of run_function after that")
+    code = target.code_of_stranger("list_functions", closed.agent_path)
+    expect(code, SESSION_NOT_FOUND, "the code at the agent's path after that")
+    code = target.code_of_stranger("tools/list", closed.mcp_path)
+    expect(code, MCP_SESSION_NOT_FOUND, "the code at the mcp_path after that")
+    expect(target.code("get_session", {"session_id": uuid4().hex}), SESSION_NOT_FOUND, "the code for an unknown id")
+    expect(other.total, 0, "another session's total")
+
+
+@probe("isolation")
+def sessions_end(target: Target) -> None:
+    """A session expires when its last call was ttl_seconds ago, and a call renews it; others go on."""
+    left, used, other = target.create(ttl_seconds=1), target.create(ttl_seconds=6), target.create()
+    for _ in range(3):
+        used.run("add", {"amount": 1})
+        time.sleep(1)
+    expect(left.code("get_session"), SESSION_NOT_FOUND, "the code 3 s after the last call, with ttl_seconds 1")
+    expect([used.total, other.total], [3, 0], "the totals of a session that was used, and of another")
+
+
+@probe("isolation")
+def labels_choose_sessions(target: Target) -> None:
+    """list_sessions and close_sessions take only the sessions that have all the labels."""
+    run = uuid4().hex
+    labels = [{"run": run, "part": part, "conform": target.label} for part in ("a", "a", "b")]
+    one, same, other = (target.create(labels=each) for each in labels)
+    listed = target.result("list_sessions", {"labels": {"run": run, "part": "a"}})
+    expect(sorted(each["session_id"] for each in listed), sorted([one.id, same.id]), "the sessions with two labels")
+    expect(len(target.result("list_sessions", {"labels": {"run": run}})), 3, "the number of sessions with one label")
+    expect(target.result("close_sessions", {"labels": {"run": run, "part": "a"}}), 2, "the answer of close_sessions")
+    expect(one.code("get_session"), SESSION_NOT_FOUND, "the code of get_session after close_sessions")
+    expect(other.total, 0, "the total of a session with another label")

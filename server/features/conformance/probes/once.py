@@ -1,0 +1,141 @@
+"""Exactly once: what is sent again with its call_id is answered as the first time, and isn't done again."""
+
+from uuid import uuid4
+
+from server.features.conformance.probes.probe import CONFLICT, PARAMETERS, REUSED, at_once, probe
+from server.features.conformance.target import Target, expect
+
+_LONGEST = 128  # characters of a call_id
+_MANY = 500  # calls with a call_id, sent so many at once:
+_TOGETHER = 50
+
+
+@probe("exactly once")
+def a_repeat_runs_nothing(target: Target) -> None:
+    """A call that is sent again with its call_id gets the same answer, runs once, and is recorded once."""
+    session = target.create()
+    answers = [session.run("add", {"amount": 3}, call_id="a") for _ in range(3)]
+    session.run("add", {"amount": 1}, call_id="b")
+    answers.append(session.run("add", {"amount": 3}, call_id="a"))
+    expect([*answers, session.total, session.version], [3, 3, 3, 3, 4, 2], "the answers, the total and the version")
+    call_ids = [record["call_id"] for record in session.calls()]
+    expect(call_ids, ["a", "b", None], "the call_ids in the trace")
+
+
+@probe("exactly once")
+def a_failure_is_repeated_too(target: Target) -> None:
+    """A failed call that is sent again with its call_id gets the same error."""
+    session = target.create()
+    errors = [session.error("add_and_fail", {"amount": 1}, call_id="a") for _ in range(2)]
+    expect(errors[1], errors[0], "the second error")
+    expect(len(session.calls()), 1, "the number of calls in the trace")
+
+
+@probe("exactly once")
+def repeats_at_the_same_time(target: Target) -> None:
+    """A call that is sent eight times at once with its call_id runs once."""
+    session = target.create()
+    kwargs = {"amount": 2, "seconds": 0.3}
+    answers = at_once(8, lambda _: session.run("add_and_wait", kwargs, call_id="a"))
+    expect([answers, session.total, session.version], [[2] * 8, 2, 1], "the answers, the total and the version")
+
+
+@probe("exactly once")
+def another_call_with_the_same_id(target: Target) -> None:
+    """A call_id that was used for another request is refused, and nothing is done."""
+    session = target.create()
+    session.run("add", {"amount": 2}, call_id="a")
+    expect(session.refused("add", {"amount": 3}, call_id="a"), REUSED, "the code with another argument")
+    expect(session.refused("append", {"number": 2}, call_id="a"), REUSED, "the code with another function")
+    expect(session.code("reset_session", call_id="a"), REUSED, "the code of reset_session")
+    expect(session.look(), [2, [], "", 1], "the total, the list, the note and the version")
+
+
+@probe("exactly once")
+def a_repeat_at_the_version_that_was_expected(target: Target) -> None:
+    """A call that is sent again with its call_id and its expected_version gets the same answer, not a conflict."""
+    session = target.create()
+    answers = [session.run("add", {"amount": 2}, call_id="a", expected_version=0) for _ in range(2)]
+    expect([*answers, session.total], [2, 2, 2], "the answers and the total")
+
+
+@probe("exactly once")
+def each_session_has_its_own(target: Target) -> None:
+    """A call_id that one session has used is free in others, also in forks; and a session's agent has its own."""
+    one, other = target.create(), target.create()
+    one.run("add", {"amount": 1}, call_id="a")
+    expect(other.run("add", {"amount": 2}, call_id="a"), 2, "the answer in another session")
+    (fork,) = one.forks()
+    expect(fork.run("add", {"amount": 4}, call_id="a"), 5, "the answer in a fork")
+    expect(one.run_as_agent("add", {"amount": 8}, call_id="a"), 9, "the answer to the session's agent")
+    expect(one.run_as_agent("add", {"amount": 8}, call_id="a"), 9, "the answer to the agent's repeat")
+    expect(one.run("add", {"amount": 1}, call_id="a"), 1, "the answer to the client's repeat")
+    expect([one.total, other.total, fork.total], [9, 2, 5], "the totals")
+
+
+@probe("exactly once")
+def call_ids_are_compared_as_a_whole(target: Target) -> None:
+    """A call_id has 1 to 128 characters, all of which count."""
+    session = target.create()
+    ids = ["a", "A", "a ", "1", "é", "x" * (_LONGEST - 1) + "y", "x" * _LONGEST]
+    totals = [session.run("add", {"amount": 1}, call_id=call_id) for call_id in ids]
+    expect(totals, [*range(1, len(ids) + 1)], "the answers to calls whose call_ids differ a little")
+    for call_id in ("", "x" * (_LONGEST + 1)):
+        code = session.refused("add", {"amount": 1}, call_id=call_id)
+        expect(code, PARAMETERS, f"the code with a call_id of {len(call_id)} characters")
+
+
+@probe("exactly once")
+def call_ids_are_not_forgotten(target: Target) -> None:
+    """A session remembers its call_ids as long as it exists, through 500 other calls and a reset."""
+    session = target.create()
+    first = session.run("add", {"amount": 7}, call_id="first")
+    for start in range(0, _MANY, _TOGETHER):
+        calls = [("add", {"amount": 1})] * _TOGETHER
+        requests = [
+            {"session_id": session.id, "function": function, "kwargs": kwargs, "call_id": f"{start + number}"}
+            for number, (function, kwargs) in enumerate(calls)
+        ]
+        target.batch("run_function", requests)
+    session.ask("reset_session", call_id="reset")
+    expect(session.run("add", {"amount": 7}, call_id="first"), first, "the answer to the repeat")
+    expect(session.run("add", {"amount": 1}, call_id="0"), 8, "the answer to the repeat of another")
+    expect([session.total, session.version], [0, _MANY + 2], "the total and the version")
+
+
+@probe("exactly once")
+def what_was_refused_is_not_remembered(target: Target) -> None:
+    """A call that was refused with a JSON-RPC error hasn't used its call_id."""
+    session = target.create()
+    code = session.refused("add", {"amount": 1}, call_id="a", expected_version=9)
+    expect(code, CONFLICT, "the code at another version than was expected")
+    expect(session.run("add", {"amount": 1}, call_id="a"), 1, "the answer when it is sent again without that")
+
+
+@probe("exactly once")
+def sessions_are_created_once(target: Target) -> None:
+    """create_session and fork_session that are sent again with their call_id create nothing more."""
+    call_id = uuid4().hex
+    created = at_once(4, lambda _: target.create(call_id=call_id))
+    expect(len({session.id for session in created}), 1, "the number of sessions that create_session has created")
+    one = created[0]
+    expect(target.create(call_id=call_id).agent_path, one.agent_path, "the agent's path in the answer to a repeat")
+    forks = [one.ask("fork_session", count=2, call_id=f"{call_id}-f") for _ in range(2)]
+    expect([f["session_id"] for f in forks[1]], [f["session_id"] for f in forks[0]], "the sessions of the second fork")
+    code = target.code("create_session", {"toolpacks": ["conform"], "ttl_seconds": 60, "call_id": call_id})
+    expect(code, REUSED, "the code of create_session with other parameters")
+    code = one.code("fork_session", count=1, call_id=f"{call_id}-f")
+    expect(code, REUSED, "the code of fork_session with other parameters")
+
+
+@probe("exactly once")
+def a_session_is_reset_once(target: Target) -> None:
+    """reset_session that is sent again with its call_id resets nothing more, and is answered as the first time."""
+    session = target.create()
+    session.run("add", {"amount": 1})
+    first = session.ask("reset_session", call_id="a")
+    session.run("add", {"amount": 2})
+    again = session.ask("reset_session", call_id="a")
+    expect([first["version"], again["version"]], [2, 2], "the versions in the answers")
+    expect([session.total, session.version], [2, 3], "the total and the version")
+    expect(session.code("reset_session", version=1, call_id="a"), REUSED, "the code with another version")

@@ -1,0 +1,84 @@
+"""Faults are no rewards: a verdict says how well the task was done, or that it couldn't be said."""
+
+from typing import Any
+from uuid import uuid4
+
+from server.features.conformance.probes.probe import EVALUATOR, NO_VERSION, probe
+from server.features.conformance.target import Session, Target, expect
+
+
+def _verdict(session: Session, **params: Any) -> list[Any]:
+    verdict = session.ask("evaluate_session", **params)
+    return [float(verdict["reward"]), verdict["passed"]]
+
+
+@probe("faults are no rewards")
+def a_task_is_judged(target: Target) -> None:
+    """A task that is done has the reward 1, one that isn't 0, and the solution passes; so at each version."""
+    session = target.create(task="conform/three")
+    expect(session.described["task"], "conform/three", "the task of the session")
+    expect(_verdict(session), [0.0, False], "reward and passed where nothing is done")
+    calls = session.ask("get_solution")["calls"]
+    for call in calls:
+        session.run(call["function"], call["kwargs"])
+    verdict = session.ask("evaluate_session")
+    told = [verdict.get(name) for name in ("task", "version", "passed")]
+    expect(told, ["conform/three", len(calls), True], "task, version and passed after the solution")
+    expect([check["passed"] for check in verdict["checks"]], [True], "the checks after the solution")
+    session.run("add", {"amount": 1})
+    expect(_verdict(session), [0.0, False], "reward and passed after too much")
+    expect(_verdict(session, version=len(calls)), [1.0, True], "reward and passed at the version of the solution")
+    expect(_verdict(session, version=0), [0.0, False], "reward and passed at version 0")
+    expect(session.code("evaluate_session", version=99), NO_VERSION, "the code at a version that never was")
+
+
+@probe("faults are no rewards")
+def an_evaluator_that_fails_gives_no_reward(target: Target) -> None:
+    """An evaluator that fails is an error, or if asked for a verdict that isn't valid; not a reward of 0."""
+    session = target.create(task="conform/five")
+    session.run("add", {"amount": 4})
+    expect(session.code("evaluate_session"), EVALUATOR, "the code of an evaluation that fails")
+    verdict = session.ask("evaluate_session", raise_on_error=False)
+    told = [verdict["reward"], verdict["passed"], verdict["valid"], verdict["failure"]["kind"]]
+    expect(told, [None, False, False, "evaluator"], "reward, passed, valid and kind of the failure in a verdict")
+    expect(_verdict(session, version=0), [0.0, False], "reward and passed at version 0")
+    session.run("add", {"amount": 1})
+    expect(_verdict(session), [1.0, True], "reward and passed after that")
+    expect(session.ask("evaluate_session")["valid"], True, "whether the verdict is valid after that")
+
+
+@probe("faults are no rewards")
+def a_fault_counts_in_no_rate(target: Target) -> None:
+    """In the verdicts on a run, a session whose evaluator fails is listed apart, and counts in no rate."""
+    run = uuid4().hex
+    sessions = [target.create(task="conform/five", labels={"conform": target.label, "run": run}) for _ in range(3)]
+    for session, amount in zip(sessions, (5, 4, 1), strict=True):
+        session.run("add", {"amount": amount})
+    answer = target.result("evaluate_sessions", {"labels": {"run": run}})
+    rewards = {verdict["session_id"]: verdict["reward"] for verdict in answer["verdicts"]}
+    expect(rewards, {sessions[0].id: 1.0, sessions[2].id: 0.0}, "the rewards by session")
+    expect([each["session_id"] for each in answer["failed"]], [sessions[1].id], "the sessions without a reward")
+    rates = [[rate["rollouts"], rate["passed"], rate["mean_reward"]] for rate in answer["rates"]]
+    expect(rates, [[2, 1, 0.5]], "rollouts, passed and mean_reward of the task")
+
+
+@probe("faults are no rewards")
+def judging_changes_nothing(target: Target) -> None:
+    """An evaluation changes neither the environment nor the version, whatever the evaluator does to what it gets."""
+    session = target.create(task="conform/three")
+    session.run("add", {"amount": 3})
+    verdicts = [_verdict(session) for _ in range(2)]
+    got = [*verdicts, session.version, session.total, len(session.ask("get_trace"))]
+    expect(got, [[1.0, True], [1.0, True], 1, 3, 2], "verdicts, version, total and the number of records")
+
+
+@probe("faults are no rewards")
+def forks_are_judged_by_themselves(target: Target) -> None:
+    """A fork keeps the task, and has a verdict of its own."""
+    session = target.create(task="conform/three")
+    session.run("add", {"amount": 3})
+    early, late = session.forks(version=0)[0], session.forks()[0]
+    expect([_verdict(early), _verdict(late)], [[0.0, False], [1.0, True]], "reward and passed of two forks")
+    late.run("add", {"amount": 1})
+    got = [_verdict(session), _verdict(late)]
+    expect(got, [[1.0, True], [0.0, False]], "reward and passed of the session, and of a fork that went on")

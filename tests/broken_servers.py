@@ -1,0 +1,1159 @@
+"""Servers that break a guarantee: ours, with one thing broken, inside or on the way to and from it.
+
+`BROKEN` has them all, each with the probe of `toolpack-server conform` that must notice it.
+"""
+
+import asyncio
+import contextlib
+import copy
+import itertools
+import json
+import threading
+import time
+from functools import partial
+
+import httpx
+
+from server.engine.queues import SessionQueue
+from server.execution.call import _run
+from server.execution.codec import Codec, PlainCodec
+from server.features.conformance.probes import (
+    agents,
+    atomic,
+    deadline,
+    exact,
+    history,
+    isolation,
+    jsonrpc,
+    limits,
+    mcp,
+    once,
+    order,
+    verdicts,
+)
+from server.features.mcp import endpoint, headers
+from server.rpc import jsonrpc as rpc
+from server.sessions import calls, factory, operation
+from server.sessions.identity import Identities
+from server.sessions.manager import SessionManager
+
+# ruff: noqa: ARG001, ARG002, ARG005 - what breaks something decides what it looks at
+
+
+class Proxy(httpx.BaseTransport):
+    """Passes everything on as it is; each subclass breaks something.
+
+    Attributes:
+        sessions: Those that were created, by id, in order.
+        parents: The parent of each fork, by ids.
+    """
+
+    def __init__(self):
+        self._inner = httpx.HTTPTransport()
+        self._lock = threading.Lock()
+        self.sessions, self.parents, self.numbers = {}, {}, itertools.count()
+
+    def close(self):
+        self._inner.close()
+
+    def handle_request(self, request):
+        body, path = request.read(), request.url.path
+        message = None
+        with contextlib.suppress(ValueError, RecursionError):
+            message = json.loads(body)
+        if isinstance(message, dict) and isinstance(message.get("params", {}), dict):
+            message.setdefault("params", {})
+            whole = copy.deepcopy(message)
+            with self._lock:
+                path, message = self.ask(path, message)
+            body = body if message == whole else json.dumps(message).encode()
+        else:
+            message = None
+        answer = self.forward(request, path, body)
+        content = answer.read()
+        kept = {name: value for name, value in answer.headers.items() if name in ("content-type", "mcp-session-id")}
+        if message is not None and content and "event-stream" not in kept.get("content-type", ""):
+            reply = json.loads(content)
+            with self._lock:
+                self._note(message, reply)
+                changed = self.answer(message, copy.deepcopy(reply))
+            content = content if changed == reply else json.dumps(changed).encode()
+        return httpx.Response(self.status(answer.status_code), headers=kept, content=self.content(body, content))
+
+    def _note(self, message, reply):
+        result = reply.get("result")
+        if message.get("method") == "create_session" and result:
+            self.sessions[result["session_id"]] = result
+        if message.get("method") == "fork_session" and result:
+            for fork in result:
+                self.sessions[fork["session_id"]] = fork
+                self.parents[fork["session_id"]] = message["params"]["session_id"]
+
+    def forward(self, request, path, body):
+        headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
+        self.url = request.url
+        url = request.url.copy_with(path=path)
+        return self._inner.handle_request(httpx.Request(request.method, url, headers=headers, content=body))
+
+    def send(self, method, params, path="/rpc"):
+        """Send a request of its own, and get the result."""
+        body = json.dumps({"jsonrpc": "2.0", "id": 0, "method": method, "params": params}).encode()
+        headers = {"Content-Type": "application/json"}
+        request = httpx.Request("POST", self.url, headers=headers)
+        return json.loads(self.forward(request, path, body).read()).get("result")
+
+    def ask(self, path, message):
+        return path, message
+
+    def answer(self, message, reply):
+        return reply
+
+    def status(self, status):
+        return status
+
+    def content(self, body, content):
+        return content
+
+
+def called(message):
+    return message["params"].get("function") if message.get("method") == "run_function" else None
+
+
+def session_of(message):
+    return message["params"].get("session_id")
+
+
+def replaced(reply, result):
+    return {"jsonrpc": "2.0", "result": result, "id": reply["id"]}
+
+
+def asks(change):
+    """Break requests: `change` gets the proxy and the message, which it may change, and may return another path."""
+
+    class Asks(Proxy):
+        def ask(self, path, message):
+            return change(self, message) or path, message
+
+    return Asks
+
+
+def answers(method, change):
+    """Break the results of a method: `change` gets the result, and returns another; `*` stands for all methods."""
+
+    class Answers(Proxy):
+        def answer(self, message, reply):
+            if "result" in reply and method in ("*", message.get("method")):
+                return replaced(reply, change(reply["result"]))
+            return reply
+
+    return Answers
+
+
+def returns(function, change):
+    """Break the results of a function."""
+
+    class Returns(Proxy):
+        def answer(self, message, reply):
+            if called(message) == function and reply.get("result"):
+                reply["result"]["result"] = change(reply["result"]["result"])
+            return reply
+
+    return Returns
+
+
+def replies(change):
+    """Break responses as a whole: `change` gets the proxy, the message and the response."""
+
+    class Replies(Proxy):
+        def answer(self, message, reply):
+            return change(self, message, reply)
+
+    return Replies
+
+
+def contents(change):
+    """Break bodies of responses: `change` gets both bodies."""
+
+    class Contents(Proxy):
+        def content(self, body, content):
+            return change(body, content)
+
+    return Contents
+
+
+def without(name, method=None):
+    return asks(lambda _, message: method in (None, message["method"]) and message["params"].pop(name, None) and None)
+
+
+# Isolation
+
+
+class OneSession(Proxy):
+    def answer(self, message, reply):
+        if message["method"] == "create_session" and "result" in reply:
+            return replaced(reply, next(iter(self.sessions.values())))
+        return reply
+
+
+class ClosesNothing(Proxy):
+    def ask(self, path, message):
+        if message["method"] == "close_session":
+            message["method"] = "get_session"
+        return path, message
+
+    def answer(self, message, reply):
+        return replaced(reply, True) if message["method"] == "get_session" and "result" in reply else reply
+
+
+class OneNoteForAll(Proxy):
+    note = ""
+
+    def answer(self, message, reply):
+        if called(message) == "write_note":
+            self.note = message["params"]["kwargs"]["text"]
+        return replaced(reply, {"result": self.note, "error": None}) if called(message) == "read_note" else reply
+
+
+def addresses_outlive(patch):
+    """An agent's address is still answered when its session is closed."""
+
+    async def agent_session(self, agent_key, original=SessionManager.agent_session):
+        kept = self.__dict__.setdefault("kept", {})
+        with contextlib.suppress(Exception):
+            kept[agent_key] = await original(self, agent_key)
+        return kept[agent_key]
+
+    patch.setattr(SessionManager, "agent_session", agent_session)
+
+
+def any_label(proxy, message):
+    labels = message["params"].get("labels")
+    if message["method"] in ("list_sessions", "close_sessions") and labels and len(labels) > 1:
+        message["params"]["labels"] = dict([*labels.items()][:1])
+
+
+# Atomic
+
+
+def failures_are_kept(patch, *, version):
+    """What a call has changed is stored although it has failed."""
+
+    def run(plan, world, codec, max_result_bytes):
+        outcome = yield from _run(plan, world, codec, max_result_bytes)
+        if outcome.failure is not None and not plan.read_only:
+            world.may_change("conform")
+            outcome.blobs = {part: codec.encode(part, world.touched[part]) for part in world.dirty}
+            outcome.live, outcome.changes = world.touched, version
+        return outcome
+
+    patch.setattr("server.execution.call._run", run)
+
+
+def failures_stay_in_the_cache(patch):
+    """The object that a call has changed stays in the cache although the call has failed."""
+
+    def run(plan, world, codec, max_result_bytes):
+        outcome = yield from _run(plan, world, codec, max_result_bytes)
+        if outcome.failure is not None:
+            outcome.live = world.touched
+        return outcome
+
+    patch.setattr("server.execution.call._run", run)
+
+
+def only_fields_are_rolled_back(patch):
+    """After a failure plain fields are as before, lists and private attributes aren't: a shallow copy."""
+
+    def run(plan, world, codec, max_result_bytes):
+        outcome = yield from _run(plan, world, codec, max_result_bytes)
+        if outcome.failure is not None and plan.function == "add_and_fail" and world.touched:
+            for environment in world.touched.values():
+                environment.total -= plan.arguments.get("amount", 0)
+            outcome.live = world.touched
+        return outcome
+
+    patch.setattr("server.execution.call._run", run)
+
+
+def unstorable_is_left_out(patch):
+    """What can't be stored is left out without a word."""
+
+    def encode(self, part, environment, original=PlainCodec.encode):
+        if any(map(callable, getattr(environment, "kept", ()))):
+            environment.kept = ()
+        return original(self, part, environment)
+
+    patch.setattr(PlainCodec, "encode", encode)
+    patch.setattr(Codec, "encode", encode)
+
+
+def nested_calls_are_kept(proxy, message):
+    """A nested call is run as a call of its own, before the outer one."""
+    for name, value in message["params"].get("kwargs", {}).items():
+        if isinstance(value, dict) and "$call" in value:
+            inner = {"function": value["$call"]["function"], "kwargs": value["$call"]["args"]}
+            envelope = proxy.send("run_function", {"session_id": session_of(message), **inner})
+            message["params"]["kwargs"][name] = envelope["result"]
+
+
+class FailuresCount(Proxy):
+    """A failed call makes a version."""
+
+    def answer(self, message, reply):
+        if reply.get("result", {}) and called(message) and reply["result"].get("error"):
+            self.send("run_function", {"session_id": session_of(message), "function": "add", "kwargs": {"amount": 0}})
+        return reply
+
+
+# Exactly once
+
+
+def repeats_are_kept(patch, key, forgets=lambda answers, operation, outcome: None):
+    """Replace the memory of call_ids by one of another key."""
+    answers = {}
+
+    async def run(self, operation, original=SessionManager.run):
+        if not isinstance(operation, calls.CallOperation) or operation.call_id is None:
+            return await original(self, operation)
+        place = key(operation)
+        operation.call_id = operation.recorded_call_id = None
+        if place in answers:
+            return answers[place]
+        answers[place] = await original(self, operation)
+        forgets(answers, operation, answers[place])
+        return answers[place]
+
+    patch.setattr(SessionManager, "run", run)
+
+
+def forget_failures(answers, operation, outcome):
+    if outcome.failure is not None:
+        answers.popitem()
+
+
+def forget_old(answers, operation, outcome):
+    while len(answers) > 100:
+        answers.pop(next(iter(answers)))
+
+
+def digest_of_the_function(patch):
+    """Another call counts as the same if the function is the same."""
+    patch.setattr(calls.CallOperation, "asked", lambda self: [self.request.function])
+
+
+def any_request_is_the_same(patch):
+    """A request to create sessions counts as the same if its call_id is the same."""
+
+    def creation(self, owner, call_id, request, original=Identities.creation):
+        return original(self, owner, call_id, request[:1])
+
+    patch.setattr(Identities, "creation", creation)
+
+
+class ForgetsAtReset(Proxy):
+    """The call_ids from before a reset are free after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.resets = {}
+
+    def ask(self, path, message):
+        session_id = session_of(message)
+        if message["method"] == "reset_session":
+            self.resets[session_id] = self.resets.get(session_id, 0) + 1
+        elif message["params"].get("call_id") and session_id in self.resets:
+            message["params"]["call_id"] += str(self.resets[session_id])
+        return path, message
+
+
+class ForksRemember(Proxy):
+    """A fork answers with what its parent has recorded of a call_id."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = set()
+
+    def ask(self, path, message):
+        session_id, call_id = session_of(message), message["params"].get("call_id")
+        if called(message) and call_id and (self.parents.get(session_id), call_id) in self.used:
+            message["params"]["session_id"] = self.parents[session_id]
+        self.used.add((session_id, call_id))
+        return path, message
+
+
+def refusals_use_call_ids(patch):
+    """A call that was refused has used up its call_id."""
+    refused = set()
+
+    async def run(self, operation, original=SessionManager.run):
+        if operation.call_id in refused:
+            raise calls.VersionConflictError(0, 0)
+        try:
+            return await original(self, operation)
+        except calls.VersionConflictError:
+            refused.add(operation.call_id)
+            raise
+
+    patch.setattr(SessionManager, "run", run)
+
+
+def version_first(patch):
+    """The expected version is looked at before the call_id."""
+
+    def steps(self, state, start_clock, original=operation.SessionOperation.steps):
+        wanted = getattr(getattr(self, "request", None), "expected_version", None)
+        if wanted is not None and wanted != state.version:
+            raise calls.VersionConflictError(wanted, state.version)
+        return (yield from original(self, state, start_clock))
+
+    patch.setattr(operation.SessionOperation, "steps", steps)
+
+
+# Ordered
+
+
+def last_come_first_served(patch):
+    patch.setattr(order, "TRIES", 1)
+
+    def take_next(self, original=SessionQueue.take_next):
+        self.jobs.reverse()
+        job = original(self)
+        self.jobs.reverse()
+        return job
+
+    patch.setattr(SessionQueue, "take_next", take_next)
+
+
+def updates_are_lost(patch, *, by=("client", "agent")):
+    """A call that comes while another runs sees what was before it, and one of both changes is lost."""
+    running = {}
+
+    async def run(self, operation, original=SessionManager.run):
+        if not isinstance(operation, calls.CallOperation) or operation.by not in by:
+            return await original(self, operation)
+        session_id = operation.session_id
+        if running.get(session_id):
+            request = factory.ForkRequest(session_id=session_id)
+            operation.session_id = (await self.fork(operation.owner, request))[0]["session_id"]
+            return await original(self, operation)
+        running[session_id] = True
+        try:
+            return await original(self, operation)
+        finally:
+            running[session_id] = False
+
+    patch.setattr(SessionManager, "run", run)
+
+
+async def _together(self, caller, batch):
+    async def answer(number, member):
+        await asyncio.sleep(0 if number else 0.05)
+        return await self._answer_one(caller, member, 1 << 20)
+
+    found = await asyncio.gather(*(answer(*each) for each in enumerate(batch)))
+    return b"[%b]" % b",".join(reply for reply in found if reply)
+
+
+async def _backwards(self, caller, batch):
+    found = [await self._answer_one(caller, member, 1 << 20) for member in reversed(batch)]
+    return b"[%b]" % b",".join(reply for reply in found if reply)
+
+
+def batches_are(answer, patch):
+    patch.setattr(rpc.JsonRpc, "_answer_batch", answer)
+
+
+def kept_records(keep):
+    return answers("get_trace", lambda records: [record for record in records if keep(record)])
+
+
+# Expected version
+
+
+def compared_before_its_turn(patch):
+    """The version is compared when the call arrives, not when its turn has come."""
+
+    async def run(self, operation, original=SessionManager.run):
+        request = getattr(operation, "request", None)
+        if request is not None and request.expected_version is not None:
+            described = await self.read(lambda reader: reader.describe(operation.session_id, operation.owner))
+            if described["version"] != request.expected_version:
+                raise calls.VersionConflictError(request.expected_version, described["version"])
+            operation.request = request._replace(expected_version=None)
+        return await original(self, operation)
+
+    patch.setattr(SessionManager, "run", run)
+
+
+def expected(holds):
+    def change(proxy, message):
+        params = message["params"]
+        if "expected_version" in params and "call_id" not in params and session_of(message):
+            version = proxy.send("get_session", {"session_id": session_of(message)})["version"]
+            if holds(params["expected_version"], version):
+                params["expected_version"] = version
+
+    return asks(change)
+
+
+# Fork and reset
+
+
+def in_parent(functions):
+    """Calls of some functions in a fork reach its parent."""
+
+    def change(proxy, message):
+        if called(message) in functions and session_of(message) in proxy.parents:
+            message["params"]["session_id"] = proxy.parents[session_of(message)]
+
+    return asks(change)
+
+
+class ForksAreParents(Proxy):
+    def answer(self, message, reply):
+        if message["method"] != "fork_session":
+            return reply
+        parent = self.sessions[session_of(message)]
+        return replaced(reply, [parent] * len(reply["result"]))
+
+
+class ForksDieWithParents(Proxy):
+    def answer(self, message, reply):
+        if message["method"] == "close_session" and "result" in reply:
+            for fork, parent in self.parents.items():
+                if parent == session_of(message):
+                    self.send("close_session", {"session_id": fork})
+        return reply
+
+
+def forks(change):
+    return answers("fork_session", lambda found: [fork | change(fork) for fork in found])
+
+
+class ForksHaveTheAgentOfTheirParent(Proxy):
+    def answer(self, message, reply):
+        if message["method"] == "fork_session" and "result" in reply:
+            parent = self.sessions[session_of(message)]
+            return replaced(reply, [fork | {"agent_path": parent["agent_path"]} for fork in reply["result"]])
+        return reply
+
+
+class ResetsNothing(Proxy):
+    def ask(self, path, message):
+        if message["method"] == "reset_session":
+            message["method"] = "get_session"
+            message["params"].pop("version", None)
+        return path, message
+
+
+class ResetsLeaveTheNote(Proxy):
+    def ask(self, path, message):
+        if message["method"] == "reset_session":
+            run = {"session_id": session_of(message), "function": "read_note"}
+            self.note = self.send("run_function", run)["result"]
+        return path, message
+
+    def answer(self, message, reply):
+        if message["method"] == "reset_session" and "result" in reply:
+            kwargs = {"text": self.note}
+            self.send("run_function", {"session_id": session_of(message), "function": "write_note", "kwargs": kwargs})
+        return reply
+
+
+class ResetsForgetTheFuture(Proxy):
+    """After a reset, the versions after the one that was gone back to are gone."""
+
+    def ask(self, path, message):
+        if message["method"] == "reset_session":
+            version = message["params"].get("version", 0)
+            last = self.__dict__.setdefault("last", {})
+            if version > last.get(session_of(message), version):
+                message["params"]["version"] = 10**6
+            last[session_of(message)] = version
+        return path, message
+
+
+class VersionsAreTheSameObject(Proxy):
+    """What is done after a reset changes the version that was gone back to."""
+
+    def __init__(self):
+        super().__init__()
+        self.at = {}
+
+    def ask(self, path, message):
+        if message["method"] == "reset_session":
+            params = message["params"]
+            place = session_of(message), params.get("version", 0)
+            if place in self.at:
+                params["version"] = self.send("get_session", {"session_id": place[0]})["version"]
+            self.at[place] = True
+        return path, message
+
+
+class ResetsForksToo(Proxy):
+    def answer(self, message, reply):
+        if message["method"] == "reset_session":
+            for fork, parent in self.parents.items():
+                if parent == session_of(message):
+                    self.send("reset_session", {"session_id": fork})
+        return reply
+
+
+# Exact
+
+
+def restored(change, patch):
+    """What is restored from bytes is something else than what was stored."""
+
+    def thawed(self, payload, original=PlainCodec.thawed):
+        environment = original(self, payload)
+        return change(environment) if hasattr(environment, "total") else environment
+
+    patch.setattr(PlainCodec, "thawed", thawed)
+
+
+def as_json(environment):
+    return type(environment).model_validate_json(environment.model_dump_json())
+
+
+def validated(environment):
+    again = type(environment).model_validate(environment.model_dump(serialize_as_any=True) | {"thing": None})
+    again._note = environment._note
+    again.second = again.first
+    if environment.thing is not None:
+        again.thing = type(environment.thing).model_validate(environment.thing.model_dump())
+    return again
+
+
+def field_by_field(environment):
+    environment.second = [*environment.second]
+    return environment
+
+
+def without_private(environment):
+    environment._note = ""
+    return environment
+
+
+def lists_for_tuples(environment):
+    environment.kept = tuple([*value] if isinstance(value, tuple) else value for value in environment.kept)
+    return environment
+
+
+def floats_for_decimals(environment):
+    environment.kept = tuple(float(value) if hasattr(value, "quantize") else value for value in environment.kept)
+    return environment
+
+
+def base_classes(environment):
+    if environment.thing is not None:
+        fields = {"name": environment.thing.name}
+        environment.thing = type(environment.thing).__mro__[1].model_construct(**fields)
+    return environment
+
+
+# Deadline
+
+
+class CommitsLate(Proxy):
+    """A call that has missed its deadline is answered so, but goes on, and what it changes is kept."""
+
+    def handle_request(self, request):
+        message = json.loads(request.read() or b"{}")
+        timeout = message.get("params", {}).pop("timeout_seconds", None) if isinstance(message, dict) else None
+        if timeout is None:
+            return super().handle_request(request)
+        message["params"].pop("call_id", None)
+        late = partial(self.forward, request, "/rpc", json.dumps(message).encode())
+        threading.Thread(target=late, daemon=True).start()
+        time.sleep(timeout)
+        error = {"result": "", "error": "TimeoutError: it took too long"}
+        return httpx.Response(200, json={"jsonrpc": "2.0", "id": message["id"], "result": error})
+
+
+def few_threads(patch):
+    """A few calls that wait hold up all others."""
+    patch.setattr(deadline, "WAITS", (2,))
+    semaphore = asyncio.Semaphore(32)
+
+    async def run(self, operation, original=SessionManager.run):
+        async with semaphore:
+            return await original(self, operation)
+
+    patch.setattr(SessionManager, "run", run)
+
+
+# Secrecy
+
+
+def agents_may(method, **implied):
+    """An agent's address has one more method."""
+
+    class May(Proxy):
+        def ask(self, path, message):
+            if path.startswith("/agents/") and message["method"] == method:
+                mine = [each for each in self.sessions.values() if each["agent_path"] == path]
+                if method not in ("list_sessions", "list_tasks", "list_toolpacks", "evaluate_sessions"):
+                    message["params"].setdefault("session_id", mine[0]["session_id"])
+                return "/rpc", message
+            return path, message
+
+    return May
+
+
+class KeysAreCompletedIfTheyBegin(Proxy):
+    """The beginning of a key is enough."""
+
+    def ask(self, path, message):
+        if path.startswith("/agents/") and len(path) > 20:
+            known = [each["agent_path"] for each in self.sessions.values() if each["agent_path"].startswith(path)]
+            path = (known or [path])[0]
+        return path, message
+
+
+class NumberedKeys(Proxy):
+    def __init__(self):
+        super().__init__()
+        self.real = {}
+
+    def ask(self, path, message):
+        return self.real.get(path, path), message
+
+    def answer(self, message, reply):
+        if message["method"] == "create_session" and "result" in reply:
+            path = f"/agents/{next(self.numbers):048d}"
+            self.real[path] = reply["result"]["agent_path"]
+            return replaced(reply, reply["result"] | {"agent_path": path})
+        return reply
+
+
+class AgentsNameSessions(Proxy):
+    def ask(self, path, message):
+        return ("/rpc" if session_of(message) and called(message) else path), message
+
+
+class AgentsHearTheId(Proxy):
+    def answer(self, message, reply):
+        if "session_id" not in message["params"] and "error" in reply:
+            reply["error"]["message"] += f" in {[*self.sessions][-1]}"
+        return reply
+
+
+def tells_agents(method, secret):
+    """What an agent hears of a method holds something of its session."""
+
+    class Tells(Proxy):
+        def ask(self, path, message):
+            self.path = path
+            return path, message
+
+        def answer(self, message, reply):
+            if self.path.startswith(("/agents/", "/mcp/")) and message["method"] == method and "result" in reply:
+                reply["result"]["about"] = secret([*self.sessions.values()][-1])
+            return reply
+
+    return Tells
+
+
+class TracesHaveTheKey(Proxy):
+    def answer(self, message, reply):
+        if message["method"] == "get_trace" and reply.get("result"):
+            reply["result"][0]["at"] = self.sessions[session_of(message)]["agent_path"]
+        return reply
+
+
+class ErrorsHaveTheKey(Proxy):
+    def answer(self, message, reply):
+        if "error" in reply and session_of(message) in self.sessions:
+            reply["error"]["message"] += self.sessions[session_of(message)]["agent_path"]
+        return reply
+
+
+# Faults
+
+
+def fault_is_zero(proxy, message, reply):
+    if message["method"] == "evaluate_session" and "error" in reply:
+        return replaced(reply, {"reward": 0.0, "passed": False})
+    return reply
+
+
+def fault_counts(found):
+    zeros = [{"session_id": each["session_id"], "reward": 0.0} for each in found["failed"]]
+    return {**found, "verdicts": found["verdicts"] + zeros, "failed": []}
+
+
+class EvaluatesTheWorldItself(Proxy):
+    """What the evaluator does to the environment stays."""
+
+    def answer(self, message, reply):
+        if message["method"] == "evaluate_session" and "result" in reply:
+            run = {"session_id": session_of(message), "function": "add", "kwargs": {"amount": 100}}
+            self.send("run_function", run)
+        return reply
+
+
+def forks_are_judged_as_parents(proxy, message):
+    if message["method"] == "evaluate_session" and session_of(message) in proxy.parents:
+        message["params"]["session_id"] = proxy.parents[session_of(message)]
+
+
+# Limits
+
+
+class TakesEverything(Proxy):
+    def handle_request(self, request):
+        if len(request.read()) > 1 << 20:
+            return httpx.Response(200, json={"jsonrpc": "2.0", "id": 1, "result": None})
+        return super().handle_request(request)
+
+
+class DiesOfDepth(Proxy):
+    dead = False
+
+    def handle_request(self, request):
+        self.dead = self.dead or request.read().count(b"[") > 10_000
+        if self.dead:
+            raise httpx.ConnectError("nobody listens")
+        return super().handle_request(request)
+
+
+# JSON-RPC
+
+
+class HangsUp(Proxy):
+    def handle_request(self, request):
+        if b"run_function" in request.read():
+            raise httpx.RemoteProtocolError("it hung up")
+        return super().handle_request(request)
+
+
+class AnyContentType(Proxy):
+    def forward(self, request, path, body):
+        request.headers["Content-Type"] = "application/json"
+        return super().forward(request, path, body)
+
+
+class NullIsNoId(Proxy):
+    def content(self, body, content):
+        return b"" if b'"id": null' in body and b'"jsonrpc": "2.0"' in body else content
+
+
+class StatusesOfRest(Proxy):
+    def content(self, body, content):
+        self.failed = b'"error":{' in content
+        return content
+
+    def handle_request(self, request):
+        response = super().handle_request(request)
+        return httpx.Response(400, headers=response.headers, content=response.content) if self.failed else response
+
+
+def notified_of_errors(body, content):
+    if not content and b"foobar" in body:
+        return b'{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"Method not found"}}'
+    return content
+
+
+def invalid_members_left_out(body, content):
+    if not body.startswith(b"["):
+        return content
+    with contextlib.suppress(ValueError):
+        found = json.loads(content)
+        return json.dumps([each for each in found if each["id"] is not None]).encode()
+    return content
+
+
+def batches_of_one_are_unpacked(body, content):
+    with contextlib.suppress(ValueError):
+        found = json.loads(content)
+        if isinstance(found, list) and len(found) == 1:
+            return json.dumps(found[0]).encode()
+    return content
+
+
+def unknown_parameters_are_ignored(proxy, message):
+    message["params"].pop("other", None)
+
+
+# MCP
+
+
+def tool_calls(change):
+    return answers("tools/call", change)
+
+
+def tools(change):
+    return answers("tools/list", lambda found: {**found, "tools": [change(tool) for tool in found["tools"]]})
+
+
+def double_encoded(found):
+    block = found["content"][0]
+    return {**found, "content": [{**block, "text": json.dumps(block["text"])}]}
+
+
+class DeleteEnds(Proxy):
+    def handle_request(self, request):
+        if request.method == "DELETE":
+            for session_id in self.sessions:
+                self.send("close_session", {"session_id": session_id})
+        return super().handle_request(request)
+
+
+class MessagesAreCallIds(Proxy):
+    def ask(self, path, message):
+        if message["method"] == "tools/call":
+            message["params"].setdefault("_meta", {}).setdefault("toolpack-server/call_id", str(message.get("id")))
+        return path, message
+
+
+class UnknownToolsAreResults(Proxy):
+    def answer(self, message, reply):
+        if message["method"] == "tools/call" and reply.get("error", {}).get("code") == -32602:
+            return replaced(reply, {"content": [{"type": "text", "text": "no such tool"}], "isError": True})
+        return reply
+
+
+class NotificationsAreAnswered(Proxy):
+    def handle_request(self, request):
+        response = super().handle_request(request)
+        return httpx.Response(200, json={}) if b"notifications/" in request.read() else response
+
+
+def codes(old, new):
+    return contents(lambda _, content: content.replace(str(old).encode(), str(new).encode()))
+
+
+def setting(**settings):
+    """A server with other limits."""
+    return settings
+
+
+def patched(target, name, value):
+    if isinstance(target, str):
+        return lambda patch: patch.setattr(f"{target}.{name}", value)
+    return lambda patch: patch.setattr(target, name, value)
+
+
+MANY = 1 << 30
+BROKEN = [
+    # isolation
+    (isolation.sessions_are_apart, OneSession),
+    (isolation.sessions_are_apart, OneNoteForAll),
+    (isolation.sessions_are_apart, HangsUp),
+    (isolation.many_sessions_at_once, OneSession),
+    (isolation.a_closed_session_is_gone, ClosesNothing),
+    (isolation.a_closed_session_is_gone, codes(-32001, -32603)),
+    (isolation.a_closed_session_is_gone, addresses_outlive),
+    (isolation.labels_choose_sessions, asks(any_label)),
+    (isolation.labels_choose_sessions, answers("close_sessions", lambda _: True)),
+    # atomic
+    (atomic.a_failed_call_changes_nothing, partial(failures_are_kept, version=True)),
+    (atomic.a_failed_call_changes_nothing, partial(failures_are_kept, version=False)),
+    (atomic.a_failed_call_changes_nothing, failures_stay_in_the_cache),
+    (atomic.a_failed_call_changes_nothing, only_fields_are_rolled_back),
+    (atomic.a_failed_call_changes_nothing, FailuresCount),
+    (atomic.a_failed_call_of_an_agent_changes_nothing, failures_stay_in_the_cache),
+    (atomic.a_failed_call_is_an_error_if_asked_for, without("raise_on_error")),
+    (atomic.a_failed_call_is_an_error_if_asked_for, codes(-32003, -32602)),
+    (atomic.a_failed_nested_call_changes_nothing, asks(nested_calls_are_kept)),
+    (
+        atomic.what_an_agent_can_react_to_is_in_the_envelope,
+        asks(lambda _, message: message["params"].update(raise_on_error=True) if called(message) else None),
+    ),
+    (atomic.what_cannot_be_stored_fails, unstorable_is_left_out),
+    (
+        atomic.versions_count_changes,
+        asks(
+            lambda _, message: (
+                message["params"].update(function="add", kwargs={"amount": 0}) if called(message) == "total" else None
+            )
+        ),
+    ),
+    (atomic.versions_count_changes, without("version", "get_environment")),
+    (atomic.versions_count_changes, answers("diff_environment", lambda _: [])),
+    # exactly once
+    (once.a_repeat_runs_nothing, without("call_id")),
+    (once.a_repeat_runs_nothing, returns("add", lambda total: total if total < 3 else next(itertools.count(4)))),
+    (once.a_failure_is_repeated_too, partial(repeats_are_kept, key=lambda o: o.call_id, forgets=forget_failures)),
+    (once.repeats_at_the_same_time, partial(repeats_are_kept, key=lambda o: (o.session_id, o.call_id))),
+    (once.another_call_with_the_same_id, digest_of_the_function),
+    (once.another_call_with_the_same_id, partial(repeats_are_kept, key=lambda o: (o.session_id, o.call_id))),
+    (once.a_repeat_at_the_version_that_was_expected, version_first),
+    (once.each_session_has_its_own, partial(repeats_are_kept, key=lambda o: o.call_id)),
+    (once.each_session_has_its_own, partial(repeats_are_kept, key=lambda o: (o.session_id, o.call_id))),
+    (once.each_session_has_its_own, ForksRemember),
+    (once.call_ids_are_compared_as_a_whole, partial(repeats_are_kept, key=lambda o: o.call_id.lower())),
+    (once.call_ids_are_compared_as_a_whole, partial(repeats_are_kept, key=lambda o: o.call_id[:64])),
+    (once.call_ids_are_compared_as_a_whole, partial(repeats_are_kept, key=lambda o: o.call_id.strip())),
+    (
+        once.call_ids_are_not_forgotten,
+        partial(repeats_are_kept, key=lambda o: (o.session_id, o.call_id), forgets=forget_old),
+    ),
+    (once.call_ids_are_not_forgotten, ForgetsAtReset),
+    (once.what_was_refused_is_not_remembered, refusals_use_call_ids),
+    (once.sessions_are_created_once, without("call_id", "create_session")),
+    (once.sessions_are_created_once, without("call_id", "fork_session")),
+    (once.sessions_are_created_once, any_request_is_the_same),
+    (once.a_session_is_reset_once, without("call_id", "reset_session")),
+    # ordered
+    (order.calls_run_one_at_a_time, updates_are_lost),
+    (order.calls_run_one_at_a_time, returns("add_and_wait", lambda _: 1)),
+    (order.an_agent_takes_its_turn, partial(updates_are_lost, by=["agent"])),
+    (order.calls_run_in_order_of_arrival, last_come_first_served),
+    (order.a_batch_runs_in_order, partial(batches_are, _together)),
+    (order.a_batch_runs_in_order, partial(batches_are, _backwards)),
+    (order.the_trace_has_every_call, kept_records(lambda record: record["failure"] is None)),
+    (order.the_trace_has_every_call, kept_records(lambda record: record["function"] != "total")),
+    (order.the_trace_has_every_call, answers("get_trace", lambda records: records[::-1])),
+    (order.the_trace_has_every_call, without("after", "get_trace")),
+    (order.the_trace_has_every_call, without("limit", "get_trace")),
+    # expected version
+    (order.a_call_at_another_version_is_refused, without("expected_version")),
+    (order.a_call_at_another_version_is_refused, expected(lambda wanted, version: wanted > version)),
+    (order.a_call_at_another_version_is_refused, expected(lambda wanted, version: wanted < version)),
+    (
+        order.a_call_at_another_version_is_refused,
+        asks(lambda _, m: m["params"].pop("expected_version", None) and None if called(m) == "total" else None),
+    ),
+    (order.one_of_several_wins, compared_before_its_turn),
+    (order.failures_and_resets_count_as_they_do, partial(failures_are_kept, version=True)),
+    # fork
+    (history.a_fork_is_its_own, ForksAreParents),
+    (history.a_fork_is_its_own, in_parent(["append", "second"])),
+    (history.a_fork_is_its_own, in_parent(["write_note", "read_note"])),
+    (history.a_fork_is_a_new_session, forks(lambda fork: {"parent": None})),
+    (history.a_fork_is_a_new_session, ForksHaveTheAgentOfTheirParent),
+    (history.a_fork_is_a_new_session, without("labels", "fork_session")),
+    (history.a_fork_is_a_new_session, without("parent", "list_sessions")),
+    (
+        history.a_fork_is_a_new_session,
+        asks(lambda _, m: m["params"].update(path=True) if m["method"] == "get_trace" else None),
+    ),
+    (history.an_older_version_can_be_forked, without("version", "fork_session")),
+    (history.an_older_version_can_be_forked, codes(-32011, -32602)),
+    (history.a_fork_can_be_forked, without("path", "get_trace")),
+    (history.a_fork_outlives_its_parent, ForksDieWithParents),
+    # reset
+    (history.a_reset_restores_a_version, ResetsNothing),
+    (history.a_reset_restores_a_version, ResetsLeaveTheNote),
+    (history.a_reset_restores_a_version, ResetsForgetTheFuture),
+    (history.a_reset_restores_a_version, without("version", "reset_session")),
+    (history.a_reset_restores_a_version, answers("reset_session", lambda found: found | {"version": 1})),
+    (history.a_reset_restores_a_version, answers("reset_session", lambda found: found | {"agent_path": "/agents/0"})),
+    (history.what_comes_later_leaves_a_version_as_it_was, VersionsAreTheSameObject),
+    (history.a_reset_concerns_one_session, ResetsForksToo),
+    (history.a_reset_keeps_the_records, ForgetsAtReset),
+    (history.a_reset_keeps_the_records, kept_records(lambda record: record["kind"] == "call")),
+    (history.a_reset_keeps_the_records, without("path", "get_trace")),
+    # exact
+    (exact.shared_objects_stay_shared, partial(restored, field_by_field)),
+    (exact.shared_objects_stay_shared, partial(restored, as_json)),
+    (exact.private_state_is_kept, partial(restored, without_private)),
+    (exact.private_state_is_kept, answers("get_environment", lambda _: {"conform": {"note": "a private note"}})),
+    (exact.types_are_kept, partial(restored, lists_for_tuples)),
+    (exact.types_are_kept, partial(restored, floats_for_decimals)),
+    (exact.types_are_kept, partial(restored, base_classes)),
+    (exact.types_are_kept, partial(restored, validated)),
+    (exact.types_are_kept, returns("kept_types", lambda found: [text.replace("{3}", "[3]") for text in found])),
+    (exact.numbers_and_texts_are_exact, returns("add", lambda total: int(float(total)))),
+    (exact.numbers_and_texts_are_exact, returns("read_note", lambda text: text.replace("\0", ""))),
+    # deadline
+    (deadline.a_deadline_is_kept, returns("add_and_wait", lambda _: 1)),
+    (deadline.a_deadline_is_kept, kept_records(lambda record: record["failure"] != "deadline")),
+    (deadline.what_a_late_function_does_is_lost, CommitsLate),
+    (
+        deadline.a_missed_deadline_is_an_error_if_asked_for,
+        asks(lambda _, m: m["params"]["kwargs"].update(seconds=0) if called(m) == "add_and_wait" else None),
+    ),
+    (deadline.waiting_calls_hold_up_no_other_session, few_threads),
+    # secrecy
+    *[
+        (agents.an_agent_controls_nothing, agents_may(method))
+        for method in ("reset_session", "get_environment", "export_bundle", "list_tasks", "close_session")
+    ],
+    (agents.an_agent_stays_in_its_session, AgentsNameSessions),
+    (agents.an_agents_path_is_a_secret, KeysAreCompletedIfTheyBegin),
+    (agents.an_agents_path_is_a_secret, NumberedKeys),
+    (
+        agents.an_agents_path_is_a_secret,
+        answers("create_session", lambda found: found | {"agent_path": f"/agents/{found['session_id']}"}),
+    ),
+    (agents.an_agent_learns_no_id, AgentsHearTheId),
+    (agents.an_agent_learns_no_id, tells_agents("get_task", lambda session: session["task"])),
+    (agents.an_agent_learns_no_id, tells_agents("run_function", lambda session: session["session_id"])),
+    (agents.an_agents_path_is_told_with_the_session_alone, TracesHaveTheKey),
+    (agents.an_agents_path_is_told_with_the_session_alone, ErrorsHaveTheKey),
+    # faults are no rewards
+    (verdicts.a_task_is_judged, without("version", "evaluate_session")),
+    (verdicts.a_task_is_judged, answers("evaluate_session", lambda found: found | {"reward": 1.0, "passed": True})),
+    (verdicts.an_evaluator_that_fails_gives_no_reward, replies(fault_is_zero)),
+    (
+        verdicts.an_evaluator_that_fails_gives_no_reward,
+        answers("evaluate_session", lambda found: found | {"reward": found["reward"] or 0.0}),
+    ),
+    (
+        verdicts.an_evaluator_that_fails_gives_no_reward,
+        answers("evaluate_session", lambda found: found | {"valid": True}),
+    ),
+    (verdicts.a_fault_counts_in_no_rate, answers("evaluate_sessions", fault_counts)),
+    (verdicts.judging_changes_nothing, EvaluatesTheWorldItself),
+    (
+        verdicts.judging_changes_nothing,
+        asks(lambda _, m: m["params"].update(record=True) if m["method"] == "evaluate_session" else None),
+    ),
+    (verdicts.forks_are_judged_by_themselves, asks(forks_are_judged_as_parents)),
+    # limits
+    (limits.a_large_result_is_refused, setting(max_result_bytes=MANY, max_reply_bytes=MANY)),
+    (limits.a_large_environment_is_refused, setting(max_environment_bytes=MANY)),
+    (limits.a_large_request_is_refused, TakesEverything),
+    (limits.deep_json_is_refused, DiesOfDepth),
+    (limits.nested_calls_have_a_limit, patched(calls, "MAX_NESTED_CALLS", MANY)),
+    (limits.nested_calls_have_a_limit, patched("server.functions_runtime", "MAX_CALL_DEPTH", MANY)),
+    (limits.labels_have_a_limit, patched("server.parameters", "MAX_LABELS_BYTES", MANY)),
+    (limits.errors_are_short, patched("server.errors", "MAX_SHOWN", MANY)),
+    # JSON-RPC 2.0
+    (jsonrpc.what_is_no_json_is_refused, codes(-32700, -32600)),
+    (jsonrpc.what_is_no_json_is_refused, patched("server.rpc.parsing", "loads", json.loads)),
+    (jsonrpc.what_is_no_request_is_refused, replies(lambda _p, _m, reply: reply | {"jsonrpc": "1.0"})),
+    (jsonrpc.what_is_no_request_is_refused, codes(-32600, -32603)),
+    (jsonrpc.what_is_no_request_is_refused, patched(rpc, "_request_problem", lambda request: None)),
+    (jsonrpc.a_batch_is_answered_member_by_member, contents(invalid_members_left_out)),
+    (jsonrpc.a_batch_is_answered_member_by_member, contents(batches_of_one_are_unpacked)),
+    (jsonrpc.unknown_methods_and_parameters, codes(-32601, -32602)),
+    (jsonrpc.unknown_methods_and_parameters, asks(unknown_parameters_are_ignored)),
+    (jsonrpc.ids_come_back, replies(lambda _p, _m, reply: reply | {"id": str(reply["id"])})),
+    (jsonrpc.ids_come_back, replies(lambda _p, _m, reply: reply | {"id": reply["id"] or None})),
+    (jsonrpc.ids_come_back, NullIsNoId),
+    (jsonrpc.notifications_get_no_answer, contents(notified_of_errors)),
+    (
+        jsonrpc.notifications_get_no_answer,
+        contents(lambda _, content: content or b'{"jsonrpc":"2.0","id":null,"result":null}'),
+    ),
+    (jsonrpc.errors_are_those_of_the_protocol, StatusesOfRest),
+    (jsonrpc.errors_are_those_of_the_protocol, codes('"similar"', '"other"')),
+    (jsonrpc.other_content_is_refused, AnyContentType),
+    (jsonrpc.the_methods_are_described, answers("rpc.discover", lambda _: {"methods": []})),
+    (jsonrpc.functions_are_described, answers("list_functions", lambda found: found | {"result": []})),
+    (jsonrpc.functions_are_described, without("format", "list_functions")),
+    # MCP
+    (mcp.a_client_is_greeted, answers("initialize", lambda found: found | {"protocolVersion": "2025-11-25"})),
+    (mcp.a_client_is_greeted, NotificationsAreAnswered),
+    (mcp.a_client_is_greeted, answers("ping", lambda _: None)),
+    (mcp.tools_are_listed_and_called, answers("tools/list", lambda _: {"tools": []})),
+    (mcp.tools_are_listed_and_called, tools(lambda tool: {**tool, "inputSchema": {"type": "object"}})),
+    (mcp.tools_are_listed_and_called, tools(lambda tool: {**tool, "annotations": {}})),
+    (mcp.tools_are_listed_and_called, tool_calls(double_encoded)),
+    (mcp.a_tools_failure_is_an_error, tool_calls(lambda found: found | {"isError": False})),
+    (mcp.a_tools_failure_is_an_error, patched("server.features.mcp.protocol", "NESTED", {"nothing"})),
+    (mcp.an_mcp_client_has_the_errors_of_mcp, UnknownToolsAreResults),
+    (mcp.an_mcp_client_has_the_errors_of_mcp, codes(-32601, -32602)),
+    (mcp.a_client_of_2026_is_understood, patched(headers.HeaderCheck, "_compare", lambda *_: None)),
+    (mcp.a_client_of_2026_is_understood, answers("tools/list", lambda found: found | {"resultType": None})),
+    (mcp.a_tool_is_called_once, without("_meta", "tools/call")),
+    (mcp.a_tool_is_called_once, MessagesAreCallIds),
+    (mcp.an_mcp_client_is_an_agent, tells_agents("tools/list", lambda session: session["session_id"])),
+    (mcp.an_mcp_client_is_an_agent, tells_agents("initialize", lambda session: session["task"])),
+    (mcp.an_mcp_client_is_an_agent, DeleteEnds),
+    (mcp.pages_of_other_origins_are_refused, patched(endpoint, "cross_origin", lambda headers: [])),
+]
