@@ -52,14 +52,16 @@ class Perturbations(TypedDict):
 class Session(TypedDict):
     """A session; the agent under test gets `agent_path`, or `mcp_path` if it speaks MCP.
 
-    `task` is the name of its task. `participants` has the paths of each participant, the agent's included; it is null
-    if there is none but the agent.
+    `toolpack_versions` has the versions that it was created with of those of its toolpacks that come with an installed
+    distribution. `task` is the name of its task. `participants` has the paths of each participant, the agent's
+    included; it is null if there is none but the agent.
     """
 
     session_id: str
     agent_path: str
     mcp_path: str
     toolpacks: list[str]
+    toolpack_versions: dict[str, str]
     version: int
     labels: dict[str, str]
     created_at: str
@@ -85,10 +87,15 @@ class Function(TypedDict):
 
 
 class ToolpackDescription(TypedDict):
-    """A toolpack: JSON Schemas of its options (null if it has none) and its environment, and its functions' names."""
+    """A toolpack: JSON Schemas of its options (null if it has none) and its environment, and its functions' names.
+
+    `distribution` is what was installed with it, and `version` the version of that; both are null if it is in a folder.
+    """
 
     name: str
     description: str
+    distribution: str | None
+    version: str | None
     opt_in: bool
     options: dict[str, Json] | None
     environment: dict[str, Json]
@@ -455,16 +462,25 @@ class Difference(TypedDict):
     replayed: str | None
 
 
+class Versions(TypedDict):
+    """The version of a toolpack with which a session was created, and the one that is loaded; null if it has none."""
+
+    recorded: str
+    replayed: str | None
+
+
 class Replay(TypedDict):
     """The new session, how many records were run again in it, and the first difference.
 
-    `complete` is true if all records were run again without a difference.
+    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks that were
+    at another version when the session was created.
     """
 
     session: Session
     replayed: int
     complete: bool
     diverged: Difference | None
+    other_versions: dict[str, Versions]
 
 
 class Bundle(TypedDict):

@@ -104,10 +104,10 @@ def test_list_shows_packs_and_functions():
     result = invoke("list", *FIXTURES)
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
-    assert lines[0] == "ledger"
+    assert lines[0] == f"ledger ({serving.PACKS}/ledger.py)"
     assert "  add(amount): Add an entry and get the sum." in lines
     assert "  total() [read-only]: Get the sum of all entries." in lines
-    assert "vault (opt-in)" in lines
+    assert f"vault ({serving.PACKS}/vault.py, opt-in)" in lines
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 
 import pytest
@@ -233,7 +234,9 @@ def test_on_a_terminal_the_output_is_for_people(world):
 def test_list_shows_what_a_server_has(world):
     remote = invoke("list", "--url", world.url, "--token", "ann-token")
     assert remote.exit_code == 0, remote.output
-    assert remote.output == invoke("list", *FIXTURES).output
+    assert "ledger\n" in remote.output  # whose folder is the operator's business
+    here = invoke("list", *FIXTURES).output
+    assert remote.output == re.sub(rf" \({serving.PACKS}/\w+\.py(\)|, )", lambda found: " (" * (found[1] != ")"), here)
 
 
 def test_what_cannot_be_looked_at_is_said_in_one_sentence(world, tmp_path):

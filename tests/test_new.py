@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 from functools import partial
 from pathlib import Path
 
@@ -46,6 +47,26 @@ def test_the_commands_that_it_prints_work_as_they_are(tmp_path, monkeypatch, fla
         assert says in ended.stdout
 
 
+@pytest.mark.parametrize("flags", [[], ["--database"]])
+def test_a_package_holds_the_same_toolpack_and_test(tmp_path, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    printed = new("my_chores", "--package", *flags).output
+    new("my_chores", *flags)
+    project = tmp_path / "my-chores-toolpack"
+    written = [line.removeprefix("wrote ") for line in printed.splitlines() if line.startswith("wrote ")]
+    assert sorted(written) == sorted(str(path.relative_to(tmp_path)) for path in project.rglob("*") if path.is_file())
+    toolpack = (project / "src" / "my_chores_toolpack" / "__init__.py").read_text()
+    assert toolpack == (tmp_path / "packs" / "my_chores.py").read_text()
+    test = (tmp_path / "tests" / "test_my_chores.py").read_text().partition("import toolpack\n")[2]
+    assert test in (project / "tests" / "test_my_chores.py").read_text()
+    own = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    assert own["entry-points"] == {"toolpack_server.toolpacks": {"my_chores": "my_chores_toolpack"}}
+    commands = [line.strip() for line in printed.partition("Try:\n")[2].splitlines()]
+    assert commands[0] == "python -m pip install -q -e 'my-chores-toolpack[test]'"
+    assert commands[1] == "python -m pytest my-chores-toolpack"
+    assert all(command.startswith("toolpack-server ") and "--packs my_chores" in command for command in commands[2:])
+
+
 def test_it_overwrites_nothing(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_chores.py").write_text("mine")
@@ -53,6 +74,11 @@ def test_it_overwrites_nothing(tmp_path):
     assert refused.exit_code == 1
     assert "tests/test_chores.py exists already: choose another name" in refused.output
     assert not (tmp_path / "packs").exists()
+    (tmp_path / "chores-toolpack").mkdir()
+    (tmp_path / "chores-toolpack" / "README.md").write_text("mine")
+    refused = new("chores", "--package", "--dir", tmp_path)
+    assert "chores-toolpack/README.md exists already: choose another name" in refused.output
+    assert [path.name for path in (tmp_path / "chores-toolpack").iterdir()] == ["README.md"]
 
 
 @pytest.mark.parametrize("name", ["my-pack", "1st", "class", "_hidden", "", "a.b", "é", "x" * 65])

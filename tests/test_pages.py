@@ -201,6 +201,16 @@ def test_write_a_toolpack(folder):
     check_console("README.md", "Write a toolpack", folder)
 
 
+def test_write_a_package(folder):
+    (block,) = blocks("docs/toolpacks.md", "Packages", "console")
+    ((command, wrote),) = commands_and_outputs(block)
+    (printed,) = run_console([(command, "")], folder)
+    here = ".venv/bin/"  # isn't printed where it is on the PATH
+    assert printed.replace(here, "") == wrote.replace(here, "")
+    (shown,) = blocks("docs/toolpacks.md", "Packages", "text")
+    assert shown in (folder / "errands-toolpack" / "pyproject.toml").read_text()
+
+
 LESSONS = ("Plain functions", "An environment", "Classes as environments", "Test a toolpack", "Port a collection")
 
 
@@ -464,6 +474,7 @@ RUN = {
     ("docs/replay.md", "Replay a session"),
     *(("docs/toolpacks.md", heading) for heading in LESSONS),
     ("docs/toolpacks.md", "Find mistakes"),
+    ("docs/toolpacks.md", "Packages"),
     ("docs/tasks.md", "In one sitting"),
     ("docs/tasks.md", "Audit"),
     ("docs/replay.md", "Seeded sessions"),
@@ -493,6 +504,7 @@ def test_every_code_block_is_run_or_named_here():
     assert {place for place in places if blocks(*place, "sh", "console", "python")} == RUN | NOT_RUN
     printed = {("README.md", "Start"), ("docs/client.md", "A tree search"), ("docs/training.md", "A training loop")}
     printed.add(("docs/training.md", "An environment"))
+    printed.add(("docs/toolpacks.md", "Packages"))
     printed |= {("docs/perturbations.md", "In one sitting"), ("docs/perturbations.md", "Variants of tasks")}
     assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed
     outside = [line for place in NOT_RUN for block in blocks(*place, "sh") for line in block.splitlines()]

@@ -86,7 +86,7 @@ class Reloading:
 
 
 @contextlib.contextmanager
-def reloading(folder, *arguments, source=SHOP):
+def reloading(folder, *arguments, source=SHOP, **variables):
     (folder / "packs").mkdir(exist_ok=True)
     if source is not None:
         (folder / "packs" / "shop.py").write_text(source)
@@ -94,7 +94,7 @@ def reloading(folder, *arguments, source=SHOP):
     with (folder / "output").open("w") as output:
         process = subprocess.Popen(
             server_process.command("serve", "--reload", *flags, *arguments),
-            env=server_process.environment(TOOLPACK_LOG_CALLS="off"),
+            env=server_process.environment(TOOLPACK_LOG_CALLS="off", **variables),
             stdout=output,
             stderr=output,
             start_new_session=True,
@@ -212,6 +212,22 @@ def is_running(pid):
     return True
 
 
+def test_installed_packages_are_watched_too(tmp_path):
+    about, package = tmp_path / "site" / "kiosk-1.0.dist-info", tmp_path / "site" / "kiosk"
+    for folder in (about, package):
+        folder.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: kiosk\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[toolpack_server.toolpacks]\nkiosk = kiosk\n")
+    (package / "__init__.py").write_text(SHOP.replace('"shop"', '"kiosk"'))
+    path = os.pathsep.join([str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with served(tmp_path, "--packs", "kiosk", PYTHONPATH=path) as server:
+        session_id = server.rpc("create_session")["session_id"]
+        assert server.pay(session_id, 1) == 1
+        server.write(DOUBLE.replace('"shop"', '"kiosk"'), package / "__init__.py")
+        server.wait_for("reload: Serving kiosk.")
+        assert server.pay(session_id, 1) == 3
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_it_ends_with_all_its_processes(tmp_path, number):
     with served(tmp_path) as server:
@@ -239,7 +255,8 @@ def test_a_start_that_cannot_work_is_said_in_one_sentence(tmp_path):
         (line,) = result.stderr.splitlines()
         return line
 
-    assert said() == "toolpack-server: --reload watches the folders of --pack-dir: give one."
+    watched = "toolpack-server: --reload watches the folders of --pack-dir, and installed packages: give a folder."
+    assert said() == watched
     with served(tmp_path) as server:
         packs = ["--pack-dir", str(server.packs), "--data-dir", str(tmp_path / "data")]
         assert "is in use by another toolpack-server" in said(*packs)

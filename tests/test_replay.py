@@ -143,7 +143,13 @@ def test_unchanged_code_gives_the_same(bench, code):
     before = bench.rpc("get_trace", session_id=session_id)
     replayed = replay(bench, session_id)
     new = replayed["session"]["session_id"]
-    assert {**replayed, "session": None} == {"session": None, "replayed": 9, "complete": True, "diverged": None}
+    assert {**replayed, "session": None} == {
+        "session": None,
+        "replayed": 9,
+        "complete": True,
+        "diverged": None,
+        "other_versions": {},
+    }
     assert replayed["session"] == bench.rpc("get_session", session_id=new) | {
         "expires_at": replayed["session"]["expires_at"]
     }

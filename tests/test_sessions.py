@@ -43,7 +43,8 @@ def test_a_new_session_tells_all_about_itself(stored_bench, clock):
     }
     assert session["mcp_path"] == f"/mcp/{key}"
     assert session["participants"] is None
-    assert len(session) == 15
+    assert session["toolpack_versions"] == {}
+    assert len(session) == 16
     assert moment(session["created_at"]) == datetime.fromtimestamp(clock.time(), UTC)
     assert moment(session["expires_at"]) - moment(session["created_at"]) == timedelta(seconds=60)
     clock.move(10)

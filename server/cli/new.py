@@ -1,15 +1,20 @@
-"""`toolpack-server new`: writes a toolpack to start from, and a test of it that passes.
+"""`toolpack-server new`: writes a toolpack to start from, and a test of it that passes; or a package with both.
 
 The rule: no file is ever overwritten.
 """
 
 import importlib.util
 import keyword
+import shlex
 import shutil
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import click
+
+from server.packs.sources import GROUP, NAMESPACE, OWN
 
 PACKS, TESTS = "packs", "tests"
 
@@ -78,7 +83,7 @@ def tick_off(items: Items, number: int) -> Item:
 _TEST = '''"""The toolpack `{name}`, called as agents call it."""
 
 import pytest
-from toolpacks.{name} import toolpack
+from {module} import toolpack
 
 
 @pytest.fixture
@@ -158,7 +163,7 @@ _TEST_WITH_DATABASE = '''"""The toolpack `{name}`, called as agents call it."""
 import sqlite3
 
 import pytest
-from toolpacks.{name} import toolpack
+from {module} import toolpack
 
 
 @pytest.fixture
@@ -181,44 +186,145 @@ def test_an_order_that_fails_changes_nothing(session, product, quantity):
 '''
 
 
+_PYPROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{distribution}"
+version = "0.1.0"
+description = "The toolpack {name} for Toolpack Server."
+readme = "README.md"
+requires-python = ">=3.11"
+dependencies = ["{own}>={version}"]
+
+[project.optional-dependencies]
+test = ["pytest>=8"]
+
+# What a server finds when this is installed: the name of the toolpack, and the module that has it.
+[project.entry-points."{group}"]
+{name} = "{module}"
+
+[tool.hatch.build.targets.wheel]
+packages = ["src/{module}"]
+"""
+
+_README = """# {distribution}
+
+The toolpack `{name}` for Toolpack Server. Install it into the environment that has the server, with `[test]` for its
+tests too, and run these:
+
+```sh
+{commands}
+```
+
+`toolpack-server list` shows it with its version. This writes a wheel into `dist`, to be installed elsewhere:
+
+```sh
+{wheel}
+```
+"""
+
+_TEST_OF_PACKAGE = """
+
+def test_the_server_finds_the_installed_package():
+    (found,) = entry_points(group="{group}", name="{name}")
+    assert found.load().toolpack is toolpack
+"""
+
+
+class Project(NamedTuple):
+    """What is written.
+
+    Attributes:
+        texts: The files, by path.
+        commands: What to try then.
+    """
+
+    texts: dict[Path, str]
+    commands: list[str]
+
+
 @click.command()
 @click.option("--database", is_flag=True, help="Write one whose environment is a SQLite database.")
+@click.option("--package", is_flag=True, help="Write a package to install and to pass on: the folder `NAME-toolpack`.")
 @click.option(
     "--dir",
     "directory",
     type=click.Path(path_type=Path),
     default=Path(),
-    help="Folder that gets `packs/NAME.py` and `tests/test_NAME.py`.  [default: the current one]",
+    help="Folder that gets `packs/NAME.py` and `tests/test_NAME.py`, or the package.  [default: the current one]",
 )
 @click.argument("name")
-def new(name: str, directory: Path, *, database: bool) -> None:
+def new(name: str, directory: Path, *, database: bool, package: bool) -> None:
     """Write a toolpack called NAME to start from, and a test that passes."""
     _check(name)
-    toolpack, test, first_call = (
-        (_WITH_DATABASE, _TEST_WITH_DATABASE, "list_products") if database else (_TOOLPACK, _TEST, "list_items")
-    )
-    texts = {
-        directory / PACKS / f"{name}.py": toolpack.format(name=name),
-        directory / TESTS / f"test_{name}.py": test.format(name=name),
-    }
-    for path in texts:
+    project = (_package if package else _module)(name, directory, database=database)
+    for path in project.texts:
         if path.exists():
             raise click.ClickException(f"{path} exists already: choose another name, or another folder with --dir.")
-    for path, text in texts.items():
+    for path, text in project.texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise click.ClickException(f"{path} can't be written: {error.strerror}.") from error
         click.echo(f"wrote {path}")
+    click.echo("Try:")
+    for command in project.commands:
+        click.echo(f"  {command}")
+
+
+def _module(name: str, directory: Path, *, database: bool) -> Project:
+    toolpack, test, first_call = _texts(name, f"{NAMESPACE}.{name}", database=database)
     packs, test_file = directory / PACKS, directory / TESTS / f"test_{name}.py"
     here = _folder_of_commands()
     needed = "" if importlib.util.find_spec("pytest") else f"{here}python -m pip install -q pytest && "
-    click.echo("Try:")
-    click.echo(f"  {here}toolpack-server check --pack-dir {packs}")
-    click.echo(f"  {here}toolpack-server call --pack-dir {packs} {first_call}")
-    click.echo(f"  {needed}{here}python -m pytest --pack-dir {packs} {test_file}")
-    click.echo(f"  {here}toolpack-server serve --pack-dir {packs}")
+    commands = [
+        f"{here}toolpack-server check --pack-dir {packs}",
+        f"{here}toolpack-server call --pack-dir {packs} {first_call}",
+        f"{needed}{here}python -m pytest --pack-dir {packs} {test_file}",
+        f"{here}toolpack-server serve --pack-dir {packs}",
+    ]
+    return Project({packs / f"{name}.py": toolpack, test_file: test}, commands)
+
+
+def _package(name: str, directory: Path, *, database: bool) -> Project:
+    module = f"{name}_toolpack"
+    distribution = module.replace("_", "-")
+    folder = directory / distribution
+    toolpack, test, first_call = _texts(name, module, database=database)
+    test = test.replace("import pytest\n", "from importlib.metadata import entry_points\n\nimport pytest\n", 1)
+    test = test.replace("import sqlite3\n\nfrom", "import sqlite3\nfrom")
+    names = {"name": name, "module": module, "distribution": distribution, "group": GROUP, "own": OWN}
+
+    def commands(here: str, folder: Path) -> list[str]:
+        return [
+            f"{here}python -m pip install -q -e {shlex.quote(f'{folder}[test]')}",
+            f"{here}python -m pytest {shlex.quote(str(folder))}",
+            f"{here}toolpack-server check --packs {name}",
+            f"{here}toolpack-server call --packs {name} {first_call}",
+            f"{here}toolpack-server serve --packs {name}",
+        ]
+
+    readme = _README.format(
+        **names, commands="\n".join(commands("", Path())), wheel="python -m pip wheel -q --no-deps --wheel-dir dist ."
+    )
+    texts = {
+        folder / "pyproject.toml": _PYPROJECT.format(**names, version=version(OWN)),
+        folder / "README.md": readme,
+        folder / "src" / module / "__init__.py": toolpack,
+        folder / TESTS / f"test_{name}.py": test + _TEST_OF_PACKAGE.format(**names),
+    }
+    return Project(texts, commands(_folder_of_commands(), folder))
+
+
+def _texts(name: str, module: str, *, database: bool) -> tuple[str, str, str]:
+    """Get the text of a toolpack, that of its test, and a function to call first."""
+    toolpack, test, first_call = (
+        (_WITH_DATABASE, _TEST_WITH_DATABASE, "list_products") if database else (_TOOLPACK, _TEST, "list_items")
+    )
+    return toolpack.format(name=name), test.format(name=name, module=module), first_call
 
 
 def _folder_of_commands() -> str:

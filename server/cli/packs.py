@@ -1,4 +1,4 @@
-"""`toolpack-server list`: the toolpacks and their functions.
+"""`toolpack-server list`: the toolpacks, where they come from, and their functions.
 
 The rule: it stops at the first problem, as `serve` does.
 """
@@ -20,14 +20,15 @@ from server.settings import load_settings
 @packs_options
 @server_options("Server whose toolpacks to show, like http://127.0.0.1:8000; default: those that are found here.")
 def list_toolpacks(pack_dir: tuple[Path, ...], packs: str | None, url: str | None, token: str | None) -> None:
-    """Show toolpacks and their functions."""
+    """Show toolpacks, where they come from, and their functions."""
     if url:
         asyncio.run(_list_remote(remote(url, token)))
         return
     settings = load_settings(pack_dir=pack_dir or None, packs=packs)
     catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
     for pack in catalog.toolpacks.values():
-        _show(pack.name, [*map(native, pack.functions.values())], opt_in=pack.opt_in)
+        source = catalog.sources[pack.name]
+        _show(pack.name, [*map(native, pack.functions.values())], str(source), opt_in=pack.opt_in)
     for notice in catalog.notices:
         click.echo(f"note: {notice}")
 
@@ -35,11 +36,14 @@ def list_toolpacks(pack_dir: tuple[Path, ...], packs: str | None, url: str | Non
 async def _list_remote(send: Send) -> None:
     listed = (await send("list_functions", {}))["result"]
     for pack in await send("list_toolpacks", {}):
-        _show(pack["name"], [each for each in listed if each["toolpack"] == pack["name"]], opt_in=pack["opt_in"])
+        source = f"{pack['distribution']} {pack['version']}" if pack["distribution"] else ""
+        functions = [each for each in listed if each["toolpack"] == pack["name"]]
+        _show(pack["name"], functions, source, opt_in=pack["opt_in"])
 
 
-def _show(toolpack: str, functions: list[dict[str, Any]], *, opt_in: bool) -> None:
-    click.echo(f"{toolpack}{' (opt-in)' if opt_in else ''}")
+def _show(toolpack: str, functions: list[dict[str, Any]], source: str, *, opt_in: bool) -> None:
+    more = ", ".join(filter(None, [source, "opt-in" if opt_in else ""]))
+    click.echo(f"{toolpack} ({more})" if more else toolpack)
     for function in functions:
         parameters = ", ".join(function["parameters"].get("properties", {}))
         summary = function["description"].partition("\n")[0]

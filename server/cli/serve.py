@@ -16,6 +16,7 @@ from server.cli.shadowing import shadowing_files
 from server.errors import SettingsError
 from server.observability.log import configure_logging
 from server.packs.inventory import Inventory
+from server.packs.sources import package_folders
 from server.processes.apart import Loaded, load
 from server.processes.listen import listen
 from server.processes.pipe import SupervisorPipe
@@ -36,7 +37,7 @@ from server.web.auth import check_exposure
 @click.option("--data-dir", type=Path, help="Folder for the store and the key.  [default: .toolpack-server]")
 @packs_options
 @click.option("--no-auth", is_flag=True, default=None, help="Serve without tokens on an address that isn't loopback.")
-@click.option("--reload", is_flag=True, help="Start again whenever a Python file in --pack-dir changes.")
+@click.option("--reload", is_flag=True, help="Start again whenever a Python file of the toolpacks changes.")
 def serve(reload: bool, **flags: Any) -> None:
     """Serve toolpacks until interrupted."""
     flags["pack_dir"] = flags["pack_dir"] or None
@@ -76,8 +77,11 @@ def _serve(settings: Settings, loaded: Loaded, listener: socket.socket, serving:
 
 def _serve_again_and_again(settings: Settings) -> None:
     """Serve, and start again whenever a file of the toolpacks changes, until SIGTERM or SIGINT."""
-    if not settings.pack_dir:
-        raise SettingsError("--reload watches the folders of --pack-dir: give one.")
+    watched = [*settings.pack_dir]
+    if settings.packs or not watched:
+        watched += package_folders()
+    if not watched:
+        raise SettingsError("--reload watches the folders of --pack-dir, and installed packages: give a folder.")
     configure_logging(settings.log_calls, settings.log_level)
     with listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
@@ -92,7 +96,7 @@ def _serve_again_and_again(settings: Settings) -> None:
 
         if not settings.store_url.persistent:
             click.echo("reload: A memory: store loses its sessions when a file changes.", err=True)
-        Reloader(settings, serve_generation, listener).run()
+        Reloader(settings, serve_generation, listener, watched).run()
 
 
 def banner(settings: Settings, inventory: Inventory, port: int) -> None:

@@ -77,7 +77,7 @@ async function promptOf({ task }, signal) {
 }
 
 function headOf({ id, session, query, hasTasks, verdict, prompt }) {
-  const { labels, parent, toolpacks, version, task, perturbations } = session;
+  const { labels, parent, toolpacks, toolpack_versions: versions, version, task, perturbations } = session;
   const close = async () => {
     await call("close_session", { session_id: id });
     go(["sessions"], {}, `The session ${short(id)} is closed.`);
@@ -102,7 +102,7 @@ function headOf({ id, session, query, hasTasks, verdict, prompt }) {
   ];
   const menu = h("details.menu", h("summary", "Copy…"), h("div", copies));
   const facts = [
-    toolpacks.join(", "),
+    toolpacks.map((name) => [name, versions[name]].filter(Boolean).join(" ")).join(", "),
     `version ${version}`,
     Object.keys(labels).length > 0 && labelsOf(labels),
     parent && ["fork of ", from, ` at version ${parent.version}`],

@@ -31,6 +31,7 @@ async function toolpackOf(name, { after = -1 }, signal) {
   return [
     h("div.heading", h("h1", name), link(["toolpacks"], {}, "All toolpacks")),
     h("p", found.description),
+    found.distribution && h("p.hint", `From ${found.distribution} ${found.version}`),
     found.options && [h("h2", "Options"), parametersOf(found.options)],
     h("h2", count(found.functions.length, "function")),
     functions.filter(({ toolpack }) => toolpack === name).map(functionOf),

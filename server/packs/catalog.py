@@ -3,7 +3,7 @@
 The rule: everything here is fixed before the first request, and never changes afterwards.
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from functools import lru_cache
 
@@ -13,6 +13,7 @@ from server.errors import InvalidParamsError, shown
 from server.packs.inventory import Entry, Inventory
 from server.packs.names import ambiguous_names, called_names, without_dots
 from server.packs.pack_function import PackFunction
+from server.packs.sources import Source
 from server.packs.toolpack import Toolpack
 from server.snapshots.classes import ClassTable, fingerprint, is_foreign
 from server.snapshots.layouts import BUILTIN_BASES
@@ -27,6 +28,7 @@ class Catalog:
     toolpacks: dict[str, Toolpack]
     # Messages for the operator, such as what to install for an unavailable toolpack.
     notices: list[str] = field(default_factory=list)
+    sources: Mapping[str, Source] = field(default_factory=dict)  # of the toolpacks that were found in modules
     classes: ClassTable = field(init=False)
     # The classes in environments that JSON shows as their instances' public attributes.
     plain: frozenset[type] = field(init=False)
@@ -54,6 +56,11 @@ class Catalog:
             for name, pack in self.toolpacks.items()
         }
         return Inventory(entries, self.notices)
+
+    def versions(self, names: Iterable[str]) -> dict[str, str]:
+        """Get the versions of the distributions that toolpacks came with, by toolpack."""
+        sources = {name: self.sources.get(name) for name in names}
+        return {name: source.version for name, source in sources.items() if source and source.version}
 
     def choose(self, names: Iterable[str] | None) -> tuple[str, ...]:
         """Get the names of the toolpacks that a session gets: those asked for, or all that are not `opt_in`.

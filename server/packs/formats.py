@@ -10,6 +10,7 @@ from pydantic import PydanticUserError, TypeAdapter
 
 from server.packs.names import without_dots
 from server.packs.pack_function import PackFunction
+from server.packs.sources import Source
 from server.packs.toolpack import Toolpack
 from server.volumes import Volume
 
@@ -36,7 +37,7 @@ def returns_schema(function: PackFunction) -> dict[str, Any] | None:
         return None
 
 
-def described(toolpack: Toolpack) -> dict[str, Any]:
+def described(toolpack: Toolpack, source: Source | None) -> dict[str, Any]:
     """Describe a toolpack; an environment whose JSON has no schema may be anything."""
     options = toolpack.options
     try:
@@ -51,6 +52,8 @@ def described(toolpack: Toolpack) -> dict[str, Any]:
     return {
         "name": toolpack.name,
         "description": toolpack.description,
+        "distribution": source and source.distribution,
+        "version": source and source.version,
         "opt_in": toolpack.opt_in,
         "options": options.model_json_schema() if options else None,
         "environment": environment,

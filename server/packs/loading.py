@@ -5,13 +5,13 @@ module becomes a sentence with file, line and remedy: no module ends the command
 when it is imported.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import os
-import pkgutil
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -22,9 +22,9 @@ from server.packs.catalog import Catalog, ambiguous
 from server.packs.checks import initial_problem
 from server.packs.patience import Impatience, patience
 from server.packs.registration import collected_problems
+from server.packs.sources import NAMESPACE, OWN, Source, in_folders, installed
 from server.packs.toolpack import Toolpack
 
-NAMESPACE = "toolpacks"
 IMPORT_SECONDS = 10.0
 
 
@@ -35,7 +35,7 @@ def load_catalog(
     build: bool = True,
     import_seconds: float | None = None,
 ) -> Catalog:
-    """Load the toolpacks of these names and check them; without names, all in `pack_dirs`, else all bundled ones.
+    """Load the toolpacks of these names and check them; without names, all in `pack_dirs`, else all that are installed.
 
     Args:
         build: Build the initial environments, to check them; a process that forks others must not.
@@ -68,7 +68,7 @@ def inspect_toolpacks(
     problems: list[RegistrationError] = []
     token = collected_problems.set(problems)
     try:
-        found, notices = _find(pack_dirs, names, problems, import_seconds or IMPORT_SECONDS)
+        found, sources, notices = _find(pack_dirs, names, problems, import_seconds or IMPORT_SECONDS)
     finally:
         collected_problems.reset(token)
     sound = not problems
@@ -76,7 +76,7 @@ def inspect_toolpacks(
     if unclear:
         problems.append(RegistrationError(f"{unclear}: rename one of the toolpacks, or make it opt_in."))
     try:
-        catalog = Catalog(found, notices)
+        catalog = Catalog(found, notices, sources)
     except RegistrationError as error:
         return None, [*problems, error]
     problems += [
@@ -89,15 +89,18 @@ def inspect_toolpacks(
 
 def _find(
     pack_dirs: Sequence[Path], names: Sequence[str], problems: list[RegistrationError], import_seconds: float
-) -> tuple[dict[str, Toolpack], list[str]]:
+) -> tuple[dict[str, Toolpack], dict[str, Source], list[str]]:
     bundled = extend_namespace(pack_dirs, problems)
-    folders = list(pack_dirs) if pack_dirs and not names else [*pack_dirs, *bundled]
+    only_folders = pack_dirs and not names
+    sources = [*in_folders(pack_dirs if only_folders else [*pack_dirs, *bundled], pack_dirs, problems)]
+    if not only_folders:
+        sources += installed()
     search = _Search(problems, import_seconds)
-    # If packs are named, modules of the same name come first, and the search ends when all packs are found.
-    for module_name in sorted(_module_names(folders, pack_dirs, problems), key=lambda name: name not in names):
-        if names and set(names) <= search.found.keys():
+    # If packs are named, sources of the same name come first, and the search ends when all packs are found.
+    for source in sorted(sources, key=lambda source: source.name not in names):
+        if names and source.name not in names and set(names) <= search.found.keys():
             break
-        search.look_into(module_name)
+        search.look_into(source)
     found, notices = search.found, search.notices
     if names:
         for name in names:
@@ -113,7 +116,7 @@ def _find(
         notices.append(
             "No toolpack was found: put modules into the folder, or name bundled ones: --packs bank,workspace."
         )
-    return {name: pack for name, pack in found.items() if name not in search.unsound}, notices
+    return {name: pack for name, pack in found.items() if name not in search.unsound}, search.sources, notices
 
 
 class _Search:
@@ -121,6 +124,7 @@ class _Search:
 
     def __init__(self, problems: list[RegistrationError], import_seconds: float) -> None:
         self.found: dict[str, Toolpack] = {}
+        self.sources: dict[str, Source] = {}  # of those that were found
         self.unsound: set[str] = set()  # the names of those that have problems; further checks would report these again
         self.notices: list[str] = []
         self.unavailable: dict[str, str] = {}  # those of the notices that say what a module needs, by its name
@@ -128,30 +132,33 @@ class _Search:
         self._import_seconds = import_seconds
         self._broken: list[tuple[list[RegistrationError], set[str]]] = []  # of a module: its problems, its toolpacks
 
-    def look_into(self, module_name: str) -> None:
+    def look_into(self, source: Source) -> None:
         problems = self._problems
         known = len(problems)
         module = None
         try:
-            module = _import(f"{NAMESPACE}.{module_name}", problems, self._import_seconds)
+            module = _import(source, problems, self._import_seconds)
         except ToolpackUnavailable as unavailable:
-            self.unavailable[module_name] = str(unavailable)
+            self.unavailable[source.name] = str(unavailable)
             self.notices.append(str(unavailable))
-        packs = _toolpacks_of(module)
+        packs = _toolpacks_of(module, source.attribute)
         if module is not None and not packs and len(problems) == known:
-            self.notices.append(
-                f"{module.__file__}: it binds no Toolpack at module level: add one, or begin the file's name with `_`."
-            )
+            self.notices.append(_without_toolpack(source, module))
         for pack in packs:
             if len(problems) > known:
                 self.unsound.add(pack.name)
             other = self.found.get(pack.name)
             if other is not None and other is not pack:
-                text = f"{pack.place}: the name {pack.name!r} is taken by {other.place}: rename one."
+                first = self.sources[pack.name]
+                can_go = {each.distribution for each in (first, source) if each.distribution not in {None, OWN}}
+                remedy = f"rename one, or uninstall {' or '.join(sorted(map(str, can_go)))}" if can_go else "rename one"
+                text = f"{pack.place}: the name {pack.name!r} is taken by {first.place(other.place)}: {remedy}."
                 problems.append(RegistrationError(text))
             self.found[pack.name] = pack
+            self.sources.setdefault(pack.name, source)
         if len(problems) > known:
-            sys.modules.pop(f"{NAMESPACE}.{module_name}", None)  # as Python does after a failed import
+            problems[known:] = [RegistrationError(source.place(str(problem))) for problem in problems[known:]]
+            sys.modules.pop(source.module, None)  # as Python does after a failed import
             self._broken.append((problems[known:], {pack.name for pack in packs}))
 
     def excuse_all_but(self, names: Sequence[str]) -> None:
@@ -188,36 +195,29 @@ def extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationError
     return [Path(folder) for folder in bundled if folder not in wanted]
 
 
-def _module_names(folders: Iterable[Path], pack_dirs: Sequence[Path], problems: list[RegistrationError]) -> list[str]:
-    """Get the names of the modules in all folders; two of one name in the user's own folders are a problem."""
-    found: dict[str, Path] = {}
-    for folder in dict.fromkeys(folder.resolve() for folder in folders):
-        for module in pkgutil.iter_modules([str(folder)]):
-            if module.name.startswith("_") or (folder / f"{module.name}.py").is_dir():
-                continue
-            other = found.setdefault(module.name, folder)
-            if other != folder and folder in [own.resolve() for own in pack_dirs]:
-                problems.append(
-                    RegistrationError(
-                        f"{folder / module.name}.py: {other / module.name}.py has the same name, so this one would be "
-                        "ignored: rename one."
-                    )
-                )
-    return [*found]
+def _toolpacks_of(module: ModuleType | None, attribute: str) -> list[Toolpack]:
+    bound = vars(module) if module else {}
+    values = [bound.get(attribute)] if attribute else bound.values()
+    return list({id(pack): pack for pack in values if isinstance(pack, Toolpack)}.values())
 
 
-def _toolpacks_of(module: ModuleType | None) -> list[Toolpack]:
-    bound = vars(module).values() if module else ()
-    packs = [value for value in bound if isinstance(value, Toolpack)]
-    return list({id(pack): pack for pack in packs}.values())
+def _without_toolpack(source: Source, module: ModuleType) -> str:
+    place = source.place(module.__file__ or source.module)
+    if source.attribute:
+        return (
+            f"{place}: `{source.attribute}`, which the entry point {source.name!r} names, is no Toolpack: correct it."
+        )
+    otherwise = "take it out of the entry points" if source.distribution else "begin the file's name with `_`"
+    return f"{place}: it binds no Toolpack at module level: add one, or {otherwise}."
 
 
-def _import(name: str, problems: list[RegistrationError], seconds: float) -> ModuleType | None:
+def _import(source: Source, problems: list[RegistrationError], seconds: float) -> ModuleType | None:
     """Import a module; what goes wrong is added to the problems.
 
     Raises:
         ToolpackUnavailable: Only a package is missing.
     """
+    name = source.module
     exit_process = os._exit
     os._exit = _refuse_exit
     try:
@@ -232,7 +232,7 @@ def _import(name: str, problems: list[RegistrationError], seconds: float) -> Mod
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        problems.append(RegistrationError(f"{_where(name, error)}: {_said(name, error)}"))
+        problems.append(RegistrationError(f"{_where(name, error)}: {_said(source, error)}"))
     finally:
         os._exit = exit_process
     return None
@@ -242,29 +242,31 @@ def _refuse_exit(status: int) -> NoReturn:
     raise SystemExit(status)
 
 
-def _said(name: str, error: BaseException) -> str:
+def _said(source: Source, error: BaseException) -> str:
+    away = "uninstall the distribution" if source.distribution else "move the file out of the folder"
     if isinstance(error, SystemExit):
         return (
             "SystemExit: the module ends the program when it is imported: put such code below "
-            '`if __name__ == "__main__":`, or move the file out of the folder.'
+            f'`if __name__ == "__main__":`, or {away}.'
         )
     if isinstance(error, SyntaxError) and "null bytes" in str(error):
         return "it holds null bytes: save it as a text file in UTF-8."
     text = " ".join(error_text(error).partition("For further information visit")[0].split()).rstrip(".")
-    return f"{text}: {_remedy(name, error)}"
+    return f"{text}: {_remedy(source, error)}"
 
 
-def _remedy(name: str, error: BaseException) -> str:
+def _remedy(source: Source, error: BaseException) -> str:
+    package_of_module = source.module.rpartition(".")[0]
     if isinstance(error, ModuleNotFoundError) and error.name:
         missing = error.name.partition(".")[0]
         package, _, module = error.name.rpartition(".")
-        folder = Path(_file_of(name) or ".").parent
+        folder = Path(_file_of(source.module) or ".").parent
         if (folder / f"{missing}.py").exists():
-            return f"import it as {name.rpartition('.')[0]}.{missing}."
-        if package == name.rpartition(".")[0]:
+            return f"import it as {package_of_module}.{missing}."
+        if package and package == package_of_module:
             return f"there is no {module}.py beside it: correct the name."
         return "install the package that has it, or correct the name."
-    return "correct it or move it away."
+    return "correct it or uninstall the distribution." if source.distribution else "correct it or move it away."
 
 
 def _where(name: str, error: BaseException) -> str:
@@ -277,5 +279,7 @@ def _where(name: str, error: BaseException) -> str:
 
 
 def _file_of(name: str) -> str | None:
-    spec = importlib.util.find_spec(name)
-    return spec.origin if spec else None
+    with contextlib.suppress(Exception):  # to find a module is to import the packages that it is in
+        spec = importlib.util.find_spec(name)
+        return spec.origin if spec else None
+    return None

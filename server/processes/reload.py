@@ -13,8 +13,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from types import FrameType
 
 import click
@@ -77,13 +78,17 @@ def _live(settings: Settings, serve: Serve, pipe: Connection, parent: int, *, fi
 
 
 class Reloader:
-    """Keeps the newest generation that works running."""
+    """Keeps the newest generation that works running.
 
-    def __init__(self, settings: Settings, serve: Serve, listener: socket.socket) -> None:
+    Args:
+        watched: The folders with the files of the toolpacks.
+    """
+
+    def __init__(self, settings: Settings, serve: Serve, listener: socket.socket, watched: Sequence[Path]) -> None:
         self._settings = settings
         self._serve = serve
         self._listener = listener
-        self._watch = FileWatch(settings.pack_dir, LOOK_SECONDS)
+        self._watch = FileWatch(watched, LOOK_SECONDS)
         self._current: Generation | None = None
         self._next: Generation | None = None
         self._fingerprints: Mapping[str, str] | None = None  # of the generation that served last

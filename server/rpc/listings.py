@@ -47,8 +47,11 @@ class Listings:
         return self._kept.setdefault((toolpacks, form, in_session), dumps([*map(FORMATS[form], functions)]))
 
     async def toolpacks(self, owner: str) -> Fragment:
-        packs = self._sessions.catalog.toolpacks.values()
+        catalog = self._sessions.catalog
         if self._toolpacks is None:  # in a thread, as toolpacks may have to load their tasks
-            listed = await self._sessions.compute(lambda: dumps([*map(described, packs)]), owner, "toolpacks")
-            self._toolpacks = Fragment(listed)
+
+            def listed() -> bytes:
+                return dumps([described(pack, catalog.sources.get(pack.name)) for pack in catalog.toolpacks.values()])
+
+            self._toolpacks = Fragment(await self._sessions.compute(listed, owner, "toolpacks"))
         return self._toolpacks

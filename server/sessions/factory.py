@@ -146,7 +146,9 @@ class SessionFactory:
 
     def _template(self, new: NewSession) -> StoredSession:
         request = new.request
-        recipe = Recipe.new(tuple(request.toolpacks or ()), new.kept, request.options, request.environment).stored
+        toolpacks = tuple(request.toolpacks or ())
+        versions = self._context.catalog.versions(toolpacks)
+        recipe = Recipe.new(toolpacks, new.kept, request.options, request.environment, versions).stored
         ttl_seconds = self._context.settings.ttl_seconds if request.ttl_seconds is None else request.ttl_seconds
         return session_template(new.owner, recipe, request.labels, ttl_seconds, new.details)
 

@@ -2,7 +2,8 @@
 
 Stores keep both as bytes that only this module understands. A recipe is two lines of JSON: the toolpacks and what
 features keep, which every call needs, and the options and environments, which may be large and are read only to begin
-again.
+again. The versions of the toolpacks are written among what features keep, as servers that don't know of them ignore
+what is there.
 
 The rule: a recipe is read only after the session's agent key was checked.
 """
@@ -16,6 +17,7 @@ from server.stores.base import StoredSession
 
 FORK = "fork"  # among the details of a session that was imported, and began as a fork
 REPLAYS = "replays"  # among the details of one that a replay has made: how many records there were to run again
+VERSIONS = "toolpack_versions"
 REMEMBERED, LONG_REMEMBERED = 1000, 50  # first lines
 SHORT_BYTES = 4096
 
@@ -25,13 +27,17 @@ class Recipe:
 
     Attributes:
         kept: What features keep of the request for it: parameters of theirs, by name.
+        versions: Those of the distributions that the toolpacks came with, by toolpack.
     """
 
-    __slots__ = ("kept", "stored", "toolpacks")
+    __slots__ = ("kept", "stored", "toolpacks", "versions")
 
-    def __init__(self, toolpacks: tuple[str, ...], kept: Mapping[str, Any], stored: bytes) -> None:
+    def __init__(
+        self, toolpacks: tuple[str, ...], kept: Mapping[str, Any], versions: Mapping[str, str], stored: bytes
+    ) -> None:
         self.toolpacks = toolpacks
         self.kept = kept
+        self.versions = versions
         self.stored = stored
 
     @classmethod
@@ -41,9 +47,11 @@ class Recipe:
         kept: Mapping[str, Any],
         options: Mapping[str, Any],
         environment: Mapping[str, Any],
+        versions: Mapping[str, str],
     ) -> "Recipe":
         """Make a recipe; options and environments are JSON values by toolpack."""
-        return cls(toolpacks, kept, dumps([toolpacks, kept]) + b"\n" + dumps([options, environment]))
+        first = dumps([toolpacks, {**kept, VERSIONS: versions} if versions else kept])
+        return cls(toolpacks, kept, versions, first + b"\n" + dumps([options, environment]))
 
     @classmethod
     def of(cls, session: StoredSession) -> "Recipe":
@@ -58,9 +66,10 @@ class Recipe:
 
 
 @lru_cache(REMEMBERED)
-def _first(line: bytes) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+def _first(line: bytes) -> tuple[tuple[str, ...], Mapping[str, Any], Mapping[str, str]]:
     toolpacks, kept = loads(line)
-    return tuple(toolpacks), kept
+    versions = kept.pop(VERSIONS, {})
+    return tuple(toolpacks), kept, versions
 
 
 _long_first = lru_cache(LONG_REMEMBERED)(_first.__wrapped__)

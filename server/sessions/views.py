@@ -32,6 +32,7 @@ def session_view(
         "session_id": session.id,
         **_paths(session.agent_key),
         "toolpacks": list(recipe.toolpacks),
+        "toolpack_versions": dict(recipe.versions),
         "version": version,
         "labels": dict(session.labels),
         "created_at": timestamp(session.created_at),

@@ -44,14 +44,15 @@ class Content:
         self._call_ids: set[str] = set()
         self._names = {CLIENT, *(head.kept.get(PARTICIPANTS) or (AGENT,))}
         self._recount = Recount(began_as_fork=head.fork) if head.all_kept() else None
-        loaded = context.catalog.fingerprints
+        loaded, versions = context.catalog.fingerprints, context.catalog.versions(head.toolpacks)
         for name in head.toolpacks:
             if name not in loaded:
                 raise InvalidParamsError(f"The bundle needs the toolpack {shown(name)!r}, which isn't loaded: load it.")
             if head.fingerprints.get(name) != loaded[name]:
+                wrote, here = (f" ({each[name]})" if name in each else "" for each in (head.versions, versions))
                 raise ClassesChangedError(
-                    f"The bundle was written by other classes of the toolpack {name!r} than those that are loaded: "
-                    "load the classes that wrote it, or import it with the mode `replay`."
+                    f"The bundle was written by other classes of the toolpack {name!r}{wrote} than those that are "
+                    f"loaded{here}: load the classes that wrote it, or import it with the mode `replay`."
                 )
 
         for beginning in context.beginnings:

@@ -21,10 +21,13 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
 from server.errors import InvalidParamsError, StateDamagedError, TooLargeError
 from server.jsonio.strict import loads
+from server.sessions.recipes import VERSIONS
 from server.sessions.record_kinds import RecordKinds, RecordLine
 from server.snapshots.seal import KeyedHash
 
 FORMAT = "toolpack-bundle-1"
+
+MAX_VERSION = 128  # characters of a distribution's version
 
 _START = FORMAT.encode() + b"\n"
 _HASH_DIGITS = 64
@@ -61,6 +64,13 @@ class BundleHead(BaseModel):
     def shown(self) -> _JsonObject:
         """Get it as JSON; what isn't kept isn't there, for servers that don't know of it."""
         return self.model_dump(exclude=None if self.kept else {"kept"})
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of the distributions that the toolpacks came with; what isn't one, a stranger has written."""
+        found = self.details.get(VERSIONS)
+        said = {name: found.get(name) for name in self.toolpacks} if isinstance(found, dict) else {}
+        return {name: each for name, each in said.items() if isinstance(each, str) and len(each) <= MAX_VERSION}
 
     def all_kept(self) -> _JsonObject:
         """Get what features keep with the recipe."""

@@ -46,7 +46,7 @@ from server.sessions.context import SessionContext
 from server.sessions.factory import SessionFactory, session_template
 from server.sessions.identity import Creation
 from server.sessions.reader import SessionReader
-from server.sessions.recipes import FORK, REPLAYS, Recipe, began_as_fork, details_of
+from server.sessions.recipes import FORK, REPLAYS, VERSIONS, Recipe, began_as_fork, details_of
 from server.sessions.record_kinds import RecordKinds
 from server.sessions.views import session_view
 from server.snapshots.seal import KeyedHash
@@ -186,7 +186,10 @@ class Bundles:
             fork=began_as_fork(session),
             version=head.version,
             records=head.index + 1,
-            details={name: value for name, value in details_of(session).items() if name not in {FORK, REPLAYS}},
+            details={
+                **{name: value for name, value in details_of(session).items() if name not in {FORK, REPLAYS}},
+                **({VERSIONS: recipe.versions} if recipe.versions else {}),
+            },
         )
 
     def _payload(self, part: str, blob_id: str) -> str:
@@ -222,10 +225,13 @@ class Bundles:
             return session_view(created[0], head.version, keys, called_at=created[0].created_at)
         template = session_template(
             owner,
-            Recipe.new(tuple(head.toolpacks), head.all_kept(), head.options, head.environment).stored,
+            Recipe.new(tuple(head.toolpacks), head.all_kept(), head.options, head.environment, head.versions).stored,
             head.labels if request.labels is None else request.labels,
             head.ttl_seconds if request.ttl_seconds is None else request.ttl_seconds,
-            {**head.details, **({FORK: True} if head.fork else {})},
+            {
+                **{name: value for name, value in head.details.items() if name != VERSIONS},
+                **({FORK: True} if head.fork else {}),
+            },
         )
         session = self._factory.identified(template, creation)
         content = Content(self._context, head, session.id, memory.keep)

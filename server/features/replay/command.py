@@ -78,6 +78,12 @@ def _tell(replayed: Any) -> None:
 
 
 def _text(replayed: Any) -> str:
+    others = replayed["other_versions"].items()
+    told = [f"{name} was at {each['recorded']}, and is at {each['replayed'] or 'none'}." for name, each in others]
+    return "\n".join([*map(printable, told), _found(replayed)])
+
+
+def _found(replayed: Any) -> str:
     count, difference = replayed["replayed"], replayed["diverged"]
     records = f"{count} record{'' if count == 1 else 's'}"
     if difference is None:

@@ -83,7 +83,7 @@ class ImportBundle(ImportRequest, Method, result=Session | Replay):
                 new = await app.sessions.create(owner, request, creation)
                 async with aclosing(_one_by_one(app, records, owner)) as each:
                     return await replays.run(
-                        new, owner, head.details, each, self.limit, repeatable=creation is not None
+                        *(new, owner, head.details, head.versions, each, self.limit), repeatable=creation is not None
                     )
 
     def _creation(self, head: BundleHead, kind: type[SessionRequest]) -> SessionRequest:

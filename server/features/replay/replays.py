@@ -21,7 +21,7 @@ from server.features.replay.writers import has_kind, other_writers
 from server.jsonio.cutting import cut
 from server.jsonio.strict import Fragment, dumps, loads
 from server.parameters import ForkRequest
-from server.results import Difference, Replay, Session
+from server.results import Difference, Replay, Session, Versions
 from server.rights import CLIENT
 from server.sessions.calls import CallRequest, heard
 from server.sessions.context import SessionContext
@@ -102,8 +102,10 @@ class Replays:
             begun, _ = await self._sessions.read(lambda reader: reader.find(new["session_id"], session.owner))
             count = details_of(begun)[REPLAYS]
         async with contextlib.aclosing(self._records(session_id, count)) as records:
-            details = details_of(session)
-            return await self.run(new, session.owner, details, records, limit, repeatable=creation is not None)
+            details, versions = details_of(session), Recipe.of(session).versions
+            return await self.run(
+                new, session.owner, details, versions, records, limit, repeatable=creation is not None
+            )
 
     async def _begin_again(
         self,
@@ -170,9 +172,17 @@ class Replays:
             after += len(shown)
 
     async def run(
-        self, new: Session, owner: str, details: Mapping[str, Any], records: Records, limit: int, *, repeatable: bool
+        self,
+        new: Session,
+        owner: str,
+        details: Mapping[str, Any],
+        versions: Mapping[str, str],
+        records: Records,
+        limit: int,
+        *,
+        repeatable: bool,
     ) -> Replay:
-        """Run the first records of a session with these details in a new session.
+        """Run the first records of a session with these details, and these versions of toolpacks, in a new session.
 
         The new session is closed if one is refused; also if this is cancelled, unless the same request can come again.
         """
@@ -203,6 +213,15 @@ class Replays:
             "replayed": repeat.done,
             "complete": complete,
             "diverged": difference,
+            "other_versions": self._other_versions(versions),
+        }
+
+    def _other_versions(self, recorded: Mapping[str, str]) -> dict[str, Versions]:
+        here = self._context.catalog.versions(recorded)
+        return {
+            name: {"recorded": version, "replayed": here.get(name)}
+            for name, version in recorded.items()
+            if here.get(name) != version
         }
 
 
