@@ -180,6 +180,9 @@ class Redis:
                 (self.client.sadd if kind == "set" else self.client.rpush)(key, *map(raw, value))
 
 
+DATABASES = {"sqlite": Sqlite, "redis": Redis}
+
+
 def anonymous(name):
     """Put stars in the place of ids and digests, which are different each time."""
     return re.sub(r"[0-9a-f]{16,}", "*", name)
@@ -218,7 +221,7 @@ def raw(value):
 @pytest.mark.parametrize("kind", FILES)
 def test_a_store_is_continued(kind, store_url, make_bench):
     url = store_url(kind)
-    database = {"sqlite": Sqlite, "redis": Redis}[kind](url)
+    database = DATABASES[kind](url)
     if WRITES:
         with contextlib.closing(make_bench(CATALOG, url)) as bench:
             fill(bench)
@@ -233,7 +236,7 @@ def test_a_store_is_continued(kind, store_url, make_bench):
 @pytest.mark.parametrize("kind", FILES)
 def test_a_layout_that_changes_gets_another_number(kind, store_url, make_bench):
     url = store_url(kind)
-    database = {"sqlite": Sqlite, "redis": Redis}[kind](url)
+    database = DATABASES[kind](url)
     with contextlib.closing(make_bench(CATALOG, url)) as bench:
         fill(bench)
     kept = FILES[kind].read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ change a request one after the other, in the order of their parameters.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from server.parameters import ForkRequest, SessionRequest
 from server.pins import Pin
@@ -16,7 +16,13 @@ class Beginning:
     """What one feature makes of requests for sessions, by the parameters that it has added to them.
 
     What it can't do it refuses with an `InvalidParamsError`.
+
+    Attributes:
+        keeps: The names of all that it keeps with recipes and details. A session that keeps something of another name
+            was made by a newer version of the server, or with a feature that isn't there, and isn't used.
     """
+
+    keeps: ClassVar[frozenset[str]]
 
     def concerns(self, request: SessionRequest) -> bool:
         """Whether the request has anything for it."""

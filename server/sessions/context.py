@@ -6,12 +6,12 @@ The rule: made once, when the server starts, and never changed afterwards.
 import logging
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 from server.doing import doing
 from server.engine.state import SessionState
-from server.errors import ClassesChangedError
+from server.errors import ClassesChangedError, StateDamagedError, shown
 from server.execution.codec import Codec
 from server.execution.initial import InitialEnvironments
 from server.execution.operations import BuildEnvironment, ParseEnvironment
@@ -29,11 +29,11 @@ from server.sessions.filters import SessionFilter
 from server.sessions.identity import Identities
 from server.sessions.paths import Paths
 from server.sessions.quotas import Quotas
-from server.sessions.recipes import Recipe
+from server.sessions.recipes import FORK, REPLAYS, Recipe, details_of
 from server.sessions.record_kinds import RecordKinds
 from server.sessions.records import Records
 from server.settings import Settings
-from server.stores.base import SessionStore
+from server.stores.base import SessionStore, StoredSession
 from server.times import expiry
 
 T = TypeVar("T")
@@ -120,14 +120,33 @@ class SessionContext:
                 change,
             )
 
-    def check(self, state: SessionState) -> None:
-        """Check, when a session's state is used first, that the stored session is as it was created.
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        """The names of what a session may keep, with its recipe or among its details."""
+        return frozenset({FORK, REPLAYS}).union(*(beginning.keeps for beginning in self.beginnings))
+
+    def unknown(self, *kept: Mapping[str, Any]) -> str | None:
+        """Get the name of something that a session keeps and this server doesn't know; None if it knows everything."""
+        return next((shown(name) for each in kept for name in each if name not in self._known), None)
+
+    def check_session(self, session: StoredSession) -> None:
+        """Check that a stored session is as it was created, and that this server knows everything about it.
 
         Raises:
-            StateDamagedError: It isn't.
+            StateDamagedError: It isn't, or a newer version of the server has made it.
         """
+        self.identities.check(session)
+        unknown = self.unknown(Recipe.of(session).kept, details_of(session))
+        if unknown is not None:
+            raise StateDamagedError(
+                f"The session has {unknown!r}, which this server doesn't know: use a server of the version that made "
+                "it, or a newer one."
+            )
+
+    def check(self, state: SessionState) -> None:
+        """Check a session when its state is used first; raises as `check_session`."""
         if state.recipe is None:
-            self.identities.check(state.session)
+            self.check_session(state.session)
             state.around = tuple(each for each in self.hooks if each.concerns(state.session))
             state.recipe = Recipe.of(state.session)
 

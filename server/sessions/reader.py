@@ -69,6 +69,7 @@ class SessionReader:
         self._catalog = context.catalog
         self._cache = cache
         self._identities = context.identities
+        self._check = context.check_session
         self._records = context.records
         self._paths = context.paths
         self._max_list_bytes = context.settings.max_list_bytes
@@ -88,10 +89,10 @@ class SessionReader:
         """Get a session and its head, and renew it; raises as `get`.
 
         Raises:
-            StateDamagedError: It isn't as it was created.
+            StateDamagedError: It isn't as it was created, or this server doesn't know everything about it.
         """
         session, head = self.get(session_id, owner)
-        self._identities.check(session)
+        self._check(session)
         now = time.time()
         if session.expires_at < now + session.ttl_seconds:
             session = replace(session, expires_at=expiry(session.ttl_seconds, now))
@@ -125,7 +126,7 @@ class SessionReader:
         session, _ = found
         if not others and session.agent_key != agent_key:
             raise StateDamagedError("The stored session isn't the one for which this agent path was made.")
-        self._identities.check(session)
+        self._check(session)
         return session.id, session.owner, self._identities.participant(session, agent_key) if others else AGENT
 
     def describe(self, session_id: str, owner: str | None, *, version: int | None = None) -> Session:

@@ -6,6 +6,7 @@ another's place. The hash is keyed BLAKE2b (RFC 7693).
 
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable
 
 from server.errors import ClassesChangedError, StateDamagedError
@@ -15,6 +16,7 @@ FORMAT = "toolpack-snapshot-1"
 
 _HASH_SIZE = 32
 _HEADER = FORMAT.encode()
+_ANY_HEADER = re.compile(rb"toolpack-snapshot-\d")
 
 
 def seal(payload: bytes, fingerprint: str, key: bytes, place: str) -> bytes:
@@ -34,7 +36,8 @@ def unseal(blob: bytes, fingerprint: str, key: bytes, place: str) -> bytes:
         place: The place that the blob must have been sealed for.
 
     Raises:
-        StateDamagedError: The hash is wrong: the bytes were damaged, sealed with another key or for another place.
+        StateDamagedError: The hash is wrong: the bytes were damaged, sealed with another key or for another place. Or
+            they have another format.
         ClassesChangedError: The hash is right, but the payload was written by other classes.
     """
     start = len(_HEADER) + _HASH_SIZE
@@ -45,6 +48,12 @@ def unseal(blob: bytes, fingerprint: str, key: bytes, place: str) -> bytes:
         whole.startswith(_HEADER)
         and hmac.compare_digest(whole[len(_HEADER) : start], _sealing_hash(place, (rest,), key))
     ):
+        other = _ANY_HEADER.match(whole)
+        if other and other[0] != _HEADER:
+            raise StateDamagedError(
+                f"The stored state has the format {other[0].decode()}, this server reads {FORMAT}: use a server of the "
+                "version that wrote it."
+            )
         raise StateDamagedError(
             "The stored state fails its keyed hash: it was damaged or forged, or written with another secret key."
         )

@@ -145,7 +145,9 @@ def _known(path: Path) -> Mapping[str, Any]:
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
         if known["format"] != FORMAT:
-            raise ValueError
+            raise _AuditFailed(
+                f"--known {path} has the format {known['format']}, this version reads {FORMAT}: audit again to get one."
+            )
         return {
             name: {(each["kind"], bool(each["fault"]), each.get("about") or "") for each in task["findings"]}
             for name, task in known["tasks"].items()

@@ -36,6 +36,8 @@ class ParticipantsRequest(SessionRequest):
 class ParticipantsBeginning(Beginning):
     """Writes out the rights of participants, to be kept with the recipe."""
 
+    keeps = frozenset({PARTICIPANTS})
+
     def __init__(self, context: SessionContext) -> None:
         self._catalog = context.catalog
 

@@ -46,6 +46,8 @@ class ForkPerturbations(Parameters):
 
 
 class PerturbationBeginning(Beginning):
+    keeps = frozenset({NAME, COUNTS})
+
     def __init__(self, context: SessionContext) -> None:
         self._catalog = context.catalog
         self._paths = context.paths

@@ -14,6 +14,7 @@ line has a limit, all lines together have one, and what they take is reserved be
 
 import hmac
 import lzma
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
@@ -30,6 +31,7 @@ FORMAT = "toolpack-bundle-1"
 MAX_VERSION = 128  # characters of a distribution's version
 
 _START = FORMAT.encode() + b"\n"
+_ANY_START = re.compile(rb"(toolpack-bundle-\d+)\n")
 _HASH_DIGITS = 64
 _PRESET = 3  # its dictionary, 4 MiB, holds some dozens of versions of a large environment
 XZ_MEMORY = 10 * 2**20  # enough for a dictionary of 8 MiB
@@ -122,9 +124,15 @@ def sealed(bundle: bytes, keyed: KeyedHash | None) -> memoryview:
         keyed: Makes the hash that it must have; None if any will do.
 
     Raises:
-        InvalidParamsError: It isn't a bundle.
+        InvalidParamsError: It isn't a bundle, or has another format.
         StateDamagedError: Its hash is wrong.
     """
+    other = _ANY_START.match(bundle)
+    if other and other[1] != FORMAT.encode():
+        raise InvalidParamsError(
+            f"The bundle has the format {other[1].decode()[:40]}, this server reads {FORMAT}: import it on a server of "
+            "the version that made it, or a newer one."
+        )
     start = len(_START) + _HASH_DIGITS + 1
     if not bundle.startswith(_START) or bundle[start - 1 : start] != b"\n":
         raise InvalidParamsError(f"This is no bundle: its first line isn't {FORMAT!r}, or its second one isn't a hash.")

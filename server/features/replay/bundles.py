@@ -217,7 +217,7 @@ class Bundles:
         """
         memory = _Memory(reservation, XZ_MEMORY + COPIES * len(request.bundle))
         lines = self._read(request.bundle, memory, self._keyed, loads)
-        head = _head_of(lines)
+        head = self._head_of(lines)
         creation = self.creation(request, owner)
         created = self._factory.created(owner, creation, 1)
         if created:
@@ -249,7 +249,7 @@ class Bundles:
         """
         memory = _Memory(reservation, XZ_MEMORY + PAGE_BYTES + COPIES * len(request.bundle))
         lines = self._read(request.bundle, memory, None, self._read_strangers)
-        head = _head_of(lines)
+        head = self._head_of(lines)
         if head.fork:
             raise InvalidParamsError(
                 "The bundle is one of a fork, so only its snapshots show how it began: import it with the mode "
@@ -270,6 +270,18 @@ class Bundles:
             size = len(text) if is_blob(text) else parsed_bytes(text)
             memory.reserve(len(text) + size)
             yield read_line(text, read), size
+
+    def _head_of(self, lines: Iterator[tuple[Line, int]]) -> BundleHead:
+        line, _ = next(lines, (None, 0))
+        if line is None or line.head is None:
+            raise InvalidParamsError("The bundle doesn't begin with its head.")
+        unknown = self._context.unknown(line.head.all_kept(), line.head.details)
+        if unknown is not None:
+            raise InvalidParamsError(
+                f"The bundle's session has {unknown!r}, which this server doesn't know: import it on a server of the "
+                f"version that made it, which is {shown(line.head.server)}, or a newer one."
+            )
+        return line.head
 
     def _read_strangers(self, text: bytes) -> Any:
         """Read JSON, within the limits of a request."""
@@ -308,13 +320,6 @@ class _Memory:
                 "TOOLPACK_MAX_BYTES_IN_FLIGHT_PER_NAME to import it here."
             )
         self._reservation.grow_to(needed)
-
-
-def _head_of(lines: Iterator[tuple[Line, int]]) -> BundleHead:
-    line, _ = next(lines, (None, 0))
-    if line is None or line.head is None:
-        raise InvalidParamsError("The bundle doesn't begin with its head.")
-    return line.head
 
 
 def _shown(lines: Iterator[tuple[Line, int]], kinds: RecordKinds) -> Records:

@@ -14,7 +14,7 @@ from server.engine.jobs import StartClock
 from server.engine.state import SessionState
 from server.features.replay.digests import StateDigests
 from server.features.replay.seeds import REAL, Seeds
-from server.features.replay.writers import noted_writers
+from server.features.replay.writers import WRITTEN_BY, noted_writers
 from server.parameters import ForkRequest, SessionRequest
 from server.pins import Pin
 from server.sessions.beginnings import Beginning
@@ -62,6 +62,8 @@ class Seeding(Around):
 
 class SeedBeginning(Beginning):
     """Keeps what is pinned in a new session, and pins it while its environments are built."""
+
+    keeps = frozenset({"seed", "clock", "clock_step_seconds", "ticks", WRITTEN_BY})
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context

@@ -29,6 +29,8 @@ class TaskRequest(SessionRequest):
 class TaskBeginning(Beginning):
     """Adds the toolpacks and options of a task."""
 
+    keeps = frozenset({"task"})
+
     def __init__(self, context: SessionContext) -> None:
         self._catalog = context.catalog
 

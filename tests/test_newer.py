@@ -1,0 +1,120 @@
+"""What a newer version of the server has stored is refused in one sentence that says what to do, and isn't changed."""
+
+import base64
+import contextlib
+
+import pytest
+from command_line import run
+from serving import refused
+from test_stored import DATABASES
+
+from server.features.replay.seeding import SeedBeginning
+from server.service import FEATURES
+from server.snapshots import seal
+
+KINDS = [*DATABASES]
+
+
+def make_newer(kind, database):
+    if kind == "sqlite":
+        database.load("PRAGMA user_version = 2;")
+    else:
+        database.client.set("toolpack:schema", "2")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_of_a_newer_number_is_refused_and_not_changed(kind, store_url, make_bench, tmp_path):
+    url = store_url(kind)
+    database = DATABASES[kind](url)
+    with contextlib.closing(make_bench(store=url)) as bench:
+        bench.call(bench.create("ledger"), "add", amount=1)
+    make_newer(kind, database)
+    before = database.dumped()
+    key = "" if kind == "sqlite" else "a key for this test alone"
+    variables = {"TOOLPACK_SECRET_KEY": key} if key else {}
+    flags = ["--packs", "bank", "--port", "0", "--data-dir", tmp_path / "data", "--store", url]
+    for workers in (1, 2):
+        ended = run("serve", *flags, "--workers", workers, **variables)
+        assert ended.returncode == 1
+        assert ended.stdout == ""
+        (sentence,) = ended.stderr.splitlines()
+        assert "has schema 2, this toolpack-server reads 1: run the version that wrote it, or name another" in sentence
+    assert database.dumped() == before
+
+
+def test_a_snapshot_of_a_newer_number_is_refused_and_not_changed(store_url, make_bench, monkeypatch):
+    url = store_url("sqlite")
+    database = DATABASES["sqlite"](url)
+    monkeypatch.setattr(seal, "_HEADER", b"toolpack-snapshot-2")
+    with contextlib.closing(make_bench(store=url)) as bench:
+        session_id = bench.create("ledger")
+        bench.call(session_id, "add", amount=1)
+    monkeypatch.undo()
+    before = database.dumped()
+    bench = make_bench(store=url)
+    for method, params in [("get_environment", {}), ("run_function", {"function": "add", "kwargs": {"amount": 1}})]:
+        error = refused(-32012, bench.rpc, method, session_id=session_id, **params)
+        assert error.message == (
+            "The stored state has the format toolpack-snapshot-2, this server reads toolpack-snapshot-1: use a server "
+            "of the version that wrote it."
+        )
+    assert [each for each in database.dumped().splitlines() if "snapshot" in each] == [
+        each for each in before.splitlines() if "snapshot" in each
+    ]
+
+
+def test_a_bundle_of_a_newer_number_is_refused(bench):
+    written = bench.rpc("export_bundle", session_id=bench.create("ledger"))["bundle"]
+    newer = base64.b64decode(written).replace(b"toolpack-bundle-1", b"toolpack-bundle-12", 1)
+    for mode in ("exact", "replay"):
+        error = refused(-32602, bench.rpc, "import_bundle", bundle=base64.b64encode(newer).decode(), mode=mode)
+        assert error.data["detail"] == (
+            "The bundle has the format toolpack-bundle-12, this server reads toolpack-bundle-1: import it on a server "
+            "of the version that made it, or a newer one."
+        )
+    assert len(bench.rpc("list_sessions")) == 1
+
+
+@pytest.fixture
+def newer(store_url, make_bench, monkeypatch):
+    """A server whose store has a session that a newer version has made, the session, and its bundle."""
+    url = store_url("sqlite")
+    monkeypatch.setattr(SeedBeginning, "concerns", lambda *_: True)
+    monkeypatch.setattr(SeedBeginning, "details", lambda *_: {"weather": "rain"})
+    monkeypatch.setattr(SeedBeginning, "keeps", frozenset({"weather"}))
+    with contextlib.closing(make_bench(store=url)) as bench:
+        session = bench.rpc("create_session", toolpacks=["ledger"])
+        bench.call(session["session_id"], "add", amount=1)
+        bundle = bench.rpc("export_bundle", session_id=session["session_id"])["bundle"]
+    monkeypatch.undo()
+    return make_bench(store=url), session, bundle
+
+
+def test_a_session_with_something_that_only_a_newer_version_knows_is_refused(newer):
+    bench, session, bundle = newer
+    session_id, key = session["session_id"], session["agent_path"].rpartition("/")[2]
+    call = {"function": "add", "kwargs": {"amount": 1}}
+    for params in [{"session_id": session_id}, {"agent_key": key}]:
+        error = refused(-32012, bench.rpc, "run_function", **call, **params)
+        assert error.message == (
+            "The session has 'weather', which this server doesn't know: use a server of the version that made it, or a "
+            "newer one."
+        )
+    for method in ("get_session", "get_environment", "fork_session", "reset_session", "replay_session"):
+        refused(-32012, bench.rpc, method, session_id=session_id)
+    for mode in ("exact", "replay"):
+        detail = refused(-32602, bench.rpc, "import_bundle", bundle=bundle, mode=mode).data["detail"]
+        assert "The bundle's session has 'weather', which this server doesn't know" in detail
+    assert [each["session_id"] for each in bench.rpc("list_sessions")] == [session_id]
+    assert bench.rpc("close_session", session_id=session_id) is True
+
+
+def test_participants_have_no_more_rights_on_a_server_that_does_not_know_them(store_url, make_bench):
+    url = store_url("sqlite")
+    with contextlib.closing(make_bench(store=url)) as bench:
+        user = {"functions": ["total"]}
+        session = bench.rpc("create_session", toolpacks=["ledger"], participants={"user": user})
+    older = make_bench(store=url, features=[path for path in FEATURES if "participants" not in path])
+    for each in session["participants"].values():
+        key = each["agent_path"].rpartition("/")[2]
+        assert "'participants'" in refused(-32012, older.rpc, "run_function", agent_key=key, function="add").message
