@@ -255,6 +255,9 @@ def test_known_findings_dont_count(tmp_path):
     assert done.exit_code == 1
     assert "counter/bad: fault: evaluator-fails: " in done.stdout
     assert run(tmp_path, "--known", known, "--task", "*/sound-*").exit_code == 0
+    known.write_text(json.dumps(report | {"format": "audit-2"}))
+    refused = run(tmp_path, "--known", known)
+    assert f"--known {known} has the format audit-2, this version reads audit-1: audit again" in str(refused.exception)
 
 
 def test_what_makes_the_exit_status_1():
