@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, Strict, ValidationError
 
 from server.errors import InvalidParamsError, StateDamagedError, TooLargeError
 from server.jsonio.strict import loads
@@ -61,18 +61,28 @@ class BundleHead(BaseModel):
     fork: bool  # it began as one
     version: Count
     records: Count
-    details: _JsonObject  # as in `StoredSession`
+    details: _JsonObject  # as in `StoredSession`; with the versions when it is made and when it is written
+    _versions: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    def shown(self) -> _JsonObject:
-        """Get it as JSON; what isn't kept isn't there, for servers that don't know of it."""
-        return self.model_dump(exclude=None if self.kept else {"kept"})
+    def model_post_init(self, _context: Any) -> None:
+        """Take the versions out of the details; what isn't one, a stranger has written."""
+        found = self.details.pop(VERSIONS, None)
+        said = {name: found.get(name) for name in self.toolpacks} if isinstance(found, dict) else {}
+        self._versions = {
+            name: each for name, each in said.items() if isinstance(each, str) and len(each) <= MAX_VERSION
+        }
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of the distributions that the toolpacks came with; what isn't one, a stranger has written."""
-        found = self.details.get(VERSIONS)
-        said = {name: found.get(name) for name in self.toolpacks} if isinstance(found, dict) else {}
-        return {name: each for name, each in said.items() if isinstance(each, str) and len(each) <= MAX_VERSION}
+        """The versions of the distributions that the toolpacks came with, by toolpack."""
+        return self._versions
+
+    def shown(self) -> _JsonObject:
+        """Get it as JSON; what isn't kept isn't there, for servers that don't know of it."""
+        found = self.model_dump(exclude=None if self.kept else {"kept"})
+        if self.versions:
+            found["details"][VERSIONS] = self.versions
+        return found
 
     def all_kept(self) -> _JsonObject:
         """Get what features keep with the recipe."""

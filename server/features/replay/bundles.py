@@ -228,10 +228,7 @@ class Bundles:
             Recipe.new(tuple(head.toolpacks), head.all_kept(), head.options, head.environment, head.versions).stored,
             head.labels if request.labels is None else request.labels,
             head.ttl_seconds if request.ttl_seconds is None else request.ttl_seconds,
-            {
-                **{name: value for name, value in head.details.items() if name != VERSIONS},
-                **({FORK: True} if head.fork else {}),
-            },
+            {**head.details, **({FORK: True} if head.fork else {})},
         )
         session = self._factory.identified(template, creation)
         content = Content(self._context, head, session.id, memory.keep)

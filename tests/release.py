@@ -1,0 +1,237 @@
+"""Build what a release is made of, twice, and try it where nothing else is.
+
+    python -m tests.release --into dist
+
+It makes the sdist, the wheel, and a CycloneDX SBOM of what is installed with the wheel. Everything is made twice, in
+other folders, at other times, from files of other dates and rights, and must come out the same to the last bit. Then
+the wheel alone is installed into an empty environment, with no repository around, where the server has to serve, and
+where a toolpack package is made, installed and found. The sdist is installed, too. With `--into` the three files are
+kept in that folder.
+
+Exit status 1 means that something was wrong, which is printed. It takes a minute, and the network for pip.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# Exactly these versions: an SBOM says what has made it. That of hatchling, which a wheel says, is in pyproject.toml.
+TOOLS = ("build==1.6.1", "cyclonedx-bom==7.5.0")
+IN_WHEEL = ("server", "toolpacks", "toolpack_server_pytest.py")
+TASK = "bank/save-300"
+IGNORED = ("__pycache__", ".git", ".venv*", ".*_cache", ".hypothesis", ".toolpack-server", "build", "dist")
+
+
+def run(*command: str | Path, **options) -> str:
+    """Run a command where no variable leads to this project, and get what it prints."""
+    ours = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
+    environment = {name: value for name, value in inherited.items() if name not in ours} | options.pop("more", {})
+    done = subprocess.run(
+        [*map(str, command)], env=environment, capture_output=True, text=True, check=False, timeout=600, **options
+    )
+    if done.returncode:
+        fail(f"{' '.join(map(str, command))} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def fail(text: str) -> None:
+    sys.exit(f"release: {text}")
+
+
+def check(fact: object, text: str) -> None:
+    if not fact:
+        fail(text)
+
+
+class Environment:
+    """An empty virtual environment, without pip."""
+
+    def __init__(self, folder: Path, pip: Path) -> None:
+        run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
+        self.folder, self.bin, self._pip = folder, folder / "venv" / "bin", pip
+
+    def install(self, *what: str | Path) -> None:
+        run(self._pip, "--python", self.bin / "python", "install", "-q", *what, cwd=self.folder)
+
+    def run(self, command: str, *arguments: str | Path, **options) -> str:
+        return run(self.bin / command, *arguments, cwd=self.folder, **options)
+
+
+def copied(folder: Path, *, date: int, mode: int) -> Path:
+    """Copy the project to a folder; its files get a date, in seconds since the epoch, and rights."""
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*IGNORED))
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode | (path.stat().st_mode & 0o100))
+            os.utime(path, (date, date))
+    return folder
+
+
+def build(tools: Path, source: Path, *flags: str, **more: str) -> list[Path]:
+    """Build the sdist and the wheel of a copy."""
+    run(tools / "python", "-m", "build", *flags, source, more=more)
+    return sorted((source / "dist").iterdir())
+
+
+def compare(first: list[Path], second: list[Path]) -> None:
+    names = [path.name for path in first]
+    check(names == [path.name for path in second], "two builds have made files of other names")
+    for one, other in zip(first, second, strict=True):
+        check(one.read_bytes() == other.read_bytes(), f"{one.name} comes out differently the second time")
+
+
+def check_wheel(wheel: Path, source: Path) -> None:
+    """Check that a wheel holds what the project has of the packages, once, and nothing else."""
+    with zipfile.ZipFile(wheel) as archive:
+        held = archive.namelist()
+    check(len(held) == len(set(held)), f"{wheel.name} holds files twice")
+    files = [path for name in IN_WHEEL for path in [source / name, *(source / name).rglob("*")] if path.is_file()]
+    about = re.match(r"[^-]+-[^-]+", wheel.name)[0] + ".dist-info/"
+    named = {name for name in held if not name.startswith(about)}
+    differing = {str(path.relative_to(source)) for path in files} ^ named
+    check(not differing, f"{wheel.name} lacks, or has besides: {', '.join(sorted(differing))}")
+
+
+def bill(tools: Path, source: Path, environment: Environment, file: Path) -> Path:
+    """Make the SBOM of what is installed in an environment, which is validated on the way."""
+    flags = ["--validate", "--output-reproducible", "--of", "JSON", "--mc-type", "application"]
+    run(
+        tools / "cyclonedx-py",
+        *("environment", *flags, "--pyproject", source / "pyproject.toml", "-o", file, environment.bin / "python"),
+    )
+    return file
+
+
+def check_bill(file: Path, environment: Environment) -> None:
+    """Check that an SBOM has every installed distribution, and no path of this machine."""
+    text = file.read_text()
+    found = json.loads(text)
+    own = found["metadata"]["component"]
+    listed = {(each["name"], each["version"]) for each in [own, *found["components"]]}
+    code = "import importlib.metadata as m, json; print(json.dumps([(d.name, d.version) for d in m.distributions()]))"
+    installed = {(name, version) for name, version in json.loads(environment.run("python", "-c", code))}
+    check(listed == installed, f"the SBOM lacks, or has besides: {sorted(listed ^ installed)}")
+    check("file:" not in text and str(environment.folder) not in text, "the SBOM has a path of this machine")
+
+
+@contextlib.contextmanager
+def served(environment: Environment, *arguments: str) -> Iterator[str]:
+    """Run a server, and get its URL."""
+    log = environment.folder / "server.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [environment.bin / "toolpack-server", "serve", "--port", "0", *arguments],
+            cwd=environment.folder,
+            env={"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+        )
+    try:
+        for line in process.stdout:
+            if url := re.search(r"http://\S+:\d+", line):
+                break
+        else:
+            fail(f"the server doesn't start:\n{log.read_text()}")
+        yield url[0]
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def rpc(url: str, method: str, path: str = "/rpc", **params):
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+    request = urllib.request.Request(url + path, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        answer = json.load(reply)
+    check("result" in answer, f"{method} was refused: {answer}")
+    return answer["result"]
+
+
+def check_serving(environment: Environment, version: str, source: Path) -> None:
+    """Check that a server serves the bundled toolpacks there, lets a task be done, and shows the console."""
+    with served(environment) as url:
+        listed = {each["name"]: each for each in rpc(url, "list_toolpacks")}
+        check(listed.keys() == {"bank", "office", "workspace"}, f"other toolpacks are served: {[*listed]}")
+        check({each["version"] for each in listed.values()} == {version}, "their version is another")
+        session = rpc(url, "create_session", task=TASK)
+        session_id = session["session_id"]
+        check(session["toolpack_versions"] == {"bank": version}, "a session doesn't keep their version")
+        solution = rpc(url, "get_solution", session_id=session_id)
+        for call in solution["calls"]:
+            asked = {"function": call["function"], "kwargs": call["kwargs"]}
+            envelope = rpc(url, "run_function", session["agent_path"], **asked)
+            check(envelope["error"] is None, f"{call['function']}: {envelope['error']}")
+        rpc(url, "submit_answer", session_id=session_id, answer=solution["answer"] or "")
+        check(rpc(url, "evaluate_session", session_id=session_id)["passed"], f"the solution of {TASK} doesn't pass")
+        for path in (source / "server" / "console").iterdir():
+            name = "" if path.name == "index.html" else path.name
+            with urllib.request.urlopen(f"{url}/console/{name}", timeout=60) as reply:
+                check(reply.read() == path.read_bytes(), f"the console's {path.name} is another")
+    environment.run("toolpack-server", "schemas", "--directory", "schemas")
+    for path in (source / "schemas").rglob("*.json"):
+        written = environment.folder / "schemas" / path.relative_to(source / "schemas")
+        check(written.read_bytes() == path.read_bytes(), f"the schemas' {path.name} is another")
+
+
+def check_package(environment: Environment) -> None:
+    """Check that a toolpack package can be written there, tested and found."""
+    environment.run("toolpack-server", "new", "--package", "errands")
+    environment.install("-e", "errands-toolpack[test]")
+    check("3 passed" in environment.run("python", "-m", "pytest", "errands-toolpack"), "not all tests were run")
+    listed = environment.run("toolpack-server", "list", "--packs", "errands")
+    check(listed.startswith("errands (errands-toolpack 0.1.0)\n"), f"the package isn't listed: {listed}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.release", description=__doc__.partition("\n")[0])
+    parser.add_argument("--into", type=Path, help="Folder that gets the files.")
+    into = parser.parse_args().into
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        tools = folder / "tools" / "bin"
+        run(sys.executable, "-m", "venv", tools.parent)
+        run(tools / "python", "-m", "pip", "install", "-q", *TOOLS)
+        source = copied(folder / "one", date=1_700_000_000, mode=0o644)
+        again = copied(folder / "elsewhere" / "two", date=1_000_000_000, mode=0o600)
+        files = build(tools, source)  # the wheel is built from the sdist
+        compare(files, build(tools, again, "--sdist", "--wheel", TZ="Asia/Tokyo", PYTHONHASHSEED="1", LC_ALL="C"))
+        sdist, wheel = sorted(files, key=lambda path: path.suffix)
+        version = wheel.name.split("-")[1]
+        check_wheel(wheel, again)
+        print("The sdist and the wheel came out the same twice.")
+
+        alone, of_sdist = (Environment(folder / name, tools / "pip") for name in ("alone", "of-sdist"))
+        alone.install(wheel)
+        of_sdist.install(sdist)
+        files.append(bill(tools, source, alone, folder / f"toolpack_server-{version}.cdx.json"))
+        check_bill(files[-1], alone)
+        compare(files[-1:], [bill(tools, again, of_sdist, folder / "elsewhere" / files[-1].name)])
+        print("The SBOM is valid, and came out the same twice.")
+
+        check_serving(alone, version, source)
+        check_package(alone)
+        check("bank" in of_sdist.run("toolpack-server", "list"), "what the sdist has installed doesn't work")
+        print("Installed alone, the wheel serves, and takes a toolpack package; the sdist can be installed, too.")
+        for file in files:
+            print(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}")
+            if into is not None:
+                into.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, into)
+
+
+if __name__ == "__main__":
+    main()
