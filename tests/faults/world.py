@@ -67,9 +67,14 @@ def send_signal(pid, number):
 
 
 class Server:
-    """One `toolpack-server serve`, which can be killed and started again on its port."""
+    """One `toolpack-server serve`, which can be killed and started again on its port.
+
+    Attributes:
+        code: The folder with the server's code, which may be another one at the next start.
+    """
 
     def __init__(self, folder, store, workers, name="server", pack_dir=PACKS, **settings):
+        self.code = ROOT
         self.port = free_port()
         self.folder = Path(folder)
         self._log = self.folder / f"{name}.log"
@@ -84,8 +89,9 @@ class Server:
         self.process = None
 
     def start(self):
+        variables = self._environment | {"PYTHONPATH": str(self.code)}
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, env=self._environment, cwd=ROOT, stdout=log, stderr=log)
+            self.process = subprocess.Popen(self._command, env=variables, cwd=self.code, stdout=log, stderr=log)
         wait_until(self.is_up, START_SECONDS, f"{self._log.name}: ready")
 
     def is_up(self):

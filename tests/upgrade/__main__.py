@@ -1,0 +1,333 @@
+"""Upgrade a running pair of servers on one Redis under load: nothing may be lost, done twice or read otherwise.
+
+    python -m tests.upgrade                    from the last release, as far as the repository's history has it
+    python -m tests.upgrade --from REF --back  from a commit, or from a wheel, and back again
+
+Two servers of the older version begin. They are replaced one after the other, one by a stop and one by kill -9, while
+clients call functions on both and workers are killed. Exit status 1 means that something came out wrong.
+
+The older version runs with the packages of this environment: its dependencies must be no others.
+"""
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import click
+
+from tests.faults.checks import check_all
+from tests.faults.clients import OVERLOADED, Clients, Connection, RefusedError, UnknownError
+from tests.faults.world import PACKS as CROWD_PACKS
+from tests.faults.world import ROOT, Server, send_signal, wait_until
+from tests.redis_server import start as start_redis
+from tests.upgrade.scenarios import PACKS, SCENARIOS, BrokenError
+
+REPOSITORY = Path(os.environ.get("REPOSITORY", ROOT))
+OLD, NEW = "old", "new"
+UP, BACK = ((OLD, OLD), (NEW, OLD), (NEW, NEW)), ((OLD, NEW), (OLD, OLD))
+CLIENTS, SESSIONS = 6, 3  # of the crowd, in each stage; the sessions of earlier stages go on
+ROUNDS = 2  # of each scenario in each stage
+ANSWER_SECONDS = 60.0
+MAX_PRINTED = 20
+UP_SECONDS = 40.0
+WAITS = (0.5, 3.0)  # seconds that calls wait while a server is replaced
+COMPARED = 30  # sessions of the crowd that are read from both servers
+
+
+def git(*words):
+    # The repository may be another user's, as in a container.
+    command = ["git", "-c", "safe.directory=*", "-C", str(REPOSITORY), *words]
+    return subprocess.run(command, capture_output=True, check=False)
+
+
+def last_release():
+    """Get the last release's tag, or else the commit that kept its surface; None if there is no such history here."""
+    for words in (
+        ("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", "HEAD^"),
+        ("log", "-1", "--format=%H", "--", "schemas/released.json"),
+    ):
+        found = git(*words).stdout.decode().strip()
+        if found:
+            return found
+    return None
+
+
+def unpack(source, folder):
+    """Put the code of a wheel, or of a commit, into a folder."""
+    folder.mkdir()
+    if source.endswith(".whl"):
+        zipfile.ZipFile(source).extractall(folder)
+        return
+    archive = git("archive", source, "server", "toolpacks")
+    if archive.returncode:
+        raise click.UsageError(f"{source!r} is no wheel, and no commit here: {archive.stderr.decode().strip()}")
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+
+
+def exports(code):
+    """Get the names that authors can import from a version."""
+    program = "import json, server; print(json.dumps(server.__all__))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=code, capture_output=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+class Fleet:
+    """Two servers on one Redis, whose code can be replaced.
+
+    Attributes:
+        codes: The folders of both versions.
+        servers: The servers.
+    """
+
+    def __init__(self, codes, folder, url, workers, packs, rng):
+        self.codes = codes
+        self.servers = [
+            Server(folder, url, workers, f"server-{number}", pack_dir=packs, log_level="warning") for number in (1, 2)
+        ]
+        self._rng = rng
+        self._connections = [Connection([server.port], rng) for server in self.servers]
+        self._turns = itertools.cycle(range(len(self.servers)))
+
+    @property
+    def ports(self):
+        return [server.port for server in self.servers]
+
+    def ask(self, method, at="/rpc", **params):
+        """Send a request to the next server, or to the one after it, until it is answered."""
+        give_up = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < give_up:
+            try:
+                return self._connections[next(self._turns)].send(method, params, at)
+            except UnknownError as unknown:
+                reason = unknown
+            except RefusedError as refused:
+                if refused.code != OVERLOADED:
+                    raise BrokenError(f"{method} {params}: {refused}") from refused
+                reason = refused
+            time.sleep(0.05)
+        raise BrokenError(f"{method} {params}: not answered within {ANSWER_SECONDS:g} s: {reason}")
+
+    def become(self, versions):
+        """Replace the servers that aren't of these versions: the first by a stop, the second by kill -9."""
+        for number, (server, version) in enumerate(zip(self.servers, versions, strict=True)):
+            code = self.codes[version]
+            if server.process is not None and server.code == code:
+                continue
+            if server.process is not None:
+                server.kill() if number else server.stop()
+            server.code = code
+            server.start()
+
+    def kill_workers(self):
+        """Kill a worker of each server; the supervisors start others."""
+        for server in self.servers:
+            wait_until(server.workers, UP_SECONDS, "a worker")
+            send_signal(self._rng.choice(server.workers()), 9)
+
+    def wait_until_up(self):
+        for server in self.servers:
+            wait_until(server.is_up, UP_SECONDS, "a new worker")
+
+    def read(self, number, method, **params):
+        """Ask one server."""
+        return self._connections[number].insist(method, params, time.monotonic() + ANSWER_SECONDS)
+
+    def end(self):
+        for server in self.servers:
+            server.end()
+
+
+def common(one, other):
+    """Get what of a value another one has, too: a newer version may add members to answers."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {name: common(value, other[name]) for name, value in one.items() if name in other}
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [common(*pair) for pair in zip(one, other, strict=True)]
+    return one
+
+
+def differences(fleet, session_ids):
+    """Read sessions from both servers, and get what differs."""
+    for session_id in session_ids:
+        for method, params in (
+            ("get_session", {}),
+            ("get_environment", {}),
+            ("diff_environment", {}),
+            ("get_trace", {"path": True, "limit": 1000}),
+        ):
+            try:
+                one, other = (fleet.read(number, method, session_id=session_id, **params) for number in (0, 1))
+            except RefusedError as refused:
+                yield f"{method} of {session_id}: {refused}"
+                continue
+            if method == "get_session":
+                one, other = ({**each, "expires_at": None} for each in (one, other))
+            if method != "get_environment":
+                one, other = common(one, other), common(other, one)
+            if one != other:
+                yield f"{method} of {session_id} differs: {one}, and {other}"
+
+
+class Waiting:
+    """Calls that wait while servers are replaced."""
+
+    def __init__(self, fleet):
+        self._fleet = fleet
+        self._session = fleet.ask("create_session", toolpacks=["errands"], call_id="waiting")["session_id"]
+        self._sent, self._threads, self._problems = [], [], []
+        self._numbers = itertools.count()
+
+    def send(self):
+        for seconds in WAITS:
+            text = f"waiting {next(self._numbers)}"
+            self._sent.append(text)
+            self._threads.append(threading.Thread(target=self._wait, args=(text, seconds), daemon=True))
+            self._threads[-1].start()
+
+    def _wait(self, text, seconds):
+        connection = Connection(self._fleet.ports, random.Random(text))
+        call = {"function": "note_later", "kwargs": {"text": text, "seconds": seconds}, "call_id": text}
+        try:
+            connection.insist("run_function", {"session_id": self._session, **call}, time.monotonic() + ANSWER_SECONDS)
+        except (UnknownError, RefusedError) as error:
+            self._problems.append(f"{text}: {error}")
+        connection.close()
+
+    def problems_at_end(self):
+        for thread in self._threads:
+            thread.join()
+        found = self._fleet.ask("run_function", session_id=self._session, function="read_notes")["result"]
+        if sorted(found) != sorted(self._sent):
+            self._problems.append(f"the calls {self._sent} waited, and these have left a note: {found}")
+        return self._problems
+
+
+def offered(fleet):
+    """Get the methods and parameters that the servers have."""
+    document = fleet.ask("rpc.discover")
+    for method in document["methods"]:
+        yield method["name"]
+        yield from (f"{method['name']}({parameter['name']})" for parameter in method["params"])
+
+
+class Upgrade:
+    """One run through all stages.
+
+    Attributes:
+        problems: What came out wrong.
+    """
+
+    def __init__(self, codes, folder, url, workers, seed):
+        names = exports(codes[OLD])
+        packs = folder / "packs"
+        packs.mkdir()
+        for path in [*CROWD_PACKS.glob("*.py"), *PACKS.glob("*.py")]:
+            if path.name != "upgrade_shop.py" or {"Database", "Files"} <= names:
+                (packs / path.name).write_bytes(path.read_bytes())
+        self.problems = []
+        self.fleet = Fleet(codes, folder, url, workers, packs, random.Random(seed))
+        self._names = names
+        self._seed = seed
+        self._sessions = {}  # of the crowd
+
+    def begin(self):
+        """Start two servers of the older version, and make the scenarios' sessions."""
+        self.fleet.become((OLD, OLD))
+        names = {*self._names, *offered(self.fleet)}
+        left_out = [kind.__name__ for kind in SCENARIOS if not kind.needs <= names]
+        if left_out:
+            click.echo(f"left out, as the older version has no such thing: {', '.join(left_out)}")
+        self._scenarios = [kind(self.fleet.ask) for kind in SCENARIOS if kind.needs <= names]
+        self._waiting = Waiting(self.fleet)
+        for scenario in self._scenarios:
+            scenario.begin()
+
+    def stage(self, place, versions, seconds):
+        """Let the servers become these versions under load, and go on for a while."""
+        stage = "/".join(versions)
+        crowd = Clients(self.fleet.ports, CLIENTS, SESSIONS, f"{self._seed}/{place}")
+        crowd._entries = itertools.count(place * 10**6)
+        crowd.sessions = self._sessions = {**self._sessions, **crowd.sessions}
+        began = time.monotonic()
+        crowd.start()
+        self._waiting.send()
+        self.fleet.become(versions)
+        for number in range(ROUNDS):
+            self.fleet.kill_workers()
+            for scenario in [*self._scenarios]:
+                try:
+                    scenario.round(place * ROUNDS + number)
+                except BrokenError as broken:
+                    self.problems.append(f"{stage}: {type(scenario).__name__}: {broken}")
+                    self._scenarios.remove(scenario)
+        time.sleep(max(0, began + seconds - time.monotonic()))
+        self.fleet.wait_until_up()
+        crowd.stop()
+        self.problems += [f"{stage}: {surprise}" for surprise in crowd.surprises]
+        compared = [each for scenario in self._scenarios for each in scenario.sessions] + [*self._sessions][:COMPARED]
+        self.problems += [f"{stage}: {each}" for each in differences(self.fleet, compared)]
+        counts = f"{crowd.counts['calls']} calls, {crowd.counts['forks']} forks, {crowd.counts['resets']} resets"
+        click.echo(f"{stage}: {counts}, {len(compared)} sessions read from both")
+
+    def check(self):
+        """Check totals and order by the traces of all sessions, and that the servers stop."""
+        self.problems += self._waiting.problems_at_end()
+        found = check_all(lambda method, params: self.fleet.ask(method, **params), self._sessions)
+        self.problems += [f"{session_id}: {each}" for session_id, some in found.items() for each in some]
+        for server in self.fleet.servers:
+            status = server.stop()
+            if status:
+                self.problems.append(f"a server that was stopped ended with status {status}")
+            if "Traceback" in server.log():
+                self.problems.append("there is a traceback in a server's log: see --logs")
+
+
+@click.command()
+@click.option("--from", "source", help="The older version: a commit or tag, or a wheel.  [default: the last release]")
+@click.option("--back", is_flag=True, help="Go back to the older version, too.")
+@click.option("--seconds", default=8.0, show_default=True, help="The least time of each stage.")
+@click.option("--workers", default=2, show_default=True, help="Worker processes of each server.")
+@click.option("--seed", type=int, help="Repeats the choices of the clients; their timing may differ.")
+@click.option("--logs", is_flag=True, help="Show the servers' logs.")
+def main(source, back, seconds, workers, seed, logs):
+    """Upgrade a running pair of servers on one Redis."""
+    source = source or last_release()
+    if source is None:
+        click.echo("Nothing was upgraded: this folder has no history with a release. Name one with --from.")
+        return
+    seed = random.randrange(2**32) if seed is None else seed
+    click.echo(f"from {source}, seed {seed}")
+    with tempfile.TemporaryDirectory(prefix="toolpack-upgrade-") as name:
+        folder = Path(name)
+        codes = {OLD: folder / "older", NEW: ROOT}
+        unpack(source, codes[OLD])
+        with start_redis(folder) as (url, _):
+            upgrade = Upgrade(codes, folder, url, workers, seed)
+            try:
+                upgrade.begin()
+                for place, versions in enumerate(UP + (BACK if back else ())):
+                    upgrade.stage(place, versions, seconds)
+                upgrade.check()
+            except BrokenError as broken:
+                upgrade.problems.append(str(broken))
+            finally:
+                upgrade.fleet.end()
+        if logs:
+            for path in sorted(folder.glob("*.log")):
+                click.echo(f"--- {path.name}\n{path.read_text(errors='replace')}")
+    for problem in upgrade.problems[:MAX_PRINTED]:
+        click.echo(f"VIOLATION: {problem[:2000]}")
+    click.echo(f"{len(upgrade.problems)} violations")
+    sys.exit(bool(upgrade.problems))
+
+
+if __name__ == "__main__":
+    main()

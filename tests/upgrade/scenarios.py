@@ -1,0 +1,212 @@
+"""What clients do while servers are replaced, and what must come of it exactly.
+
+The rule: each request goes to another server than the one before, and has a `call_id` if it changes something.
+"""
+
+from pathlib import Path
+
+PACKS = Path(__file__).parent / "packs"
+
+
+class BrokenError(Exception):
+    """Something came out otherwise than it must."""
+
+
+def expect(found, wanted, what):
+    if found != wanted:
+        raise BrokenError(f"{what}: {found!r}, and not {wanted!r}")
+
+
+class Scenario:
+    """Does something in rounds, of which each may meet other servers than the one before.
+
+    Attributes:
+        needs: The methods and parameters without which it is left out, as `create_session(task)`.
+        pack: The toolpack that it uses.
+        sessions: The ids of its sessions, which must read the same from all servers.
+    """
+
+    needs = frozenset()
+    pack = "errands"
+
+    def __init__(self, ask):
+        self.ask = ask
+        self.sessions = []
+        self._ids = 0
+
+    def id(self):
+        self._ids += 1
+        return f"{type(self).__name__}-{self._ids}"
+
+    def create(self, **params):
+        """Create a session, and send the request once more, to another server."""
+        params |= {"call_id": self.id()}
+        session = self.ask("create_session", **params)
+        again = self.ask("create_session", **params)
+        expect(again["session_id"], session["session_id"], "a session that was asked for twice")
+        self.sessions.append(session["session_id"])
+        return session
+
+    def call(self, session, function, *, at_agents=False, **kwargs):
+        """Call a function, and send the call once more, to another server."""
+        params = {"function": function, "kwargs": kwargs, "call_id": self.id()}
+        params |= {"at": session["agent_path"]} if at_agents else {"session_id": session["session_id"]}
+        envelope = self.ask("run_function", **params)
+        expect(self.ask("run_function", **params), envelope, "a call that was sent twice")
+        return envelope
+
+    def begin(self):
+        self.session = self.create(toolpacks=[self.pack])
+
+    def round(self, number):
+        raise NotImplementedError
+
+
+class Notes(Scenario):
+    """Calls, forks and resets: totals and order."""
+
+    def begin(self):
+        super().begin()
+        self.notes = []
+
+    def round(self, number):
+        for place in range(3):
+            self.notes.append(f"{number}.{place}")
+            expect(self.call(self.session, "note", text=self.notes[-1])["result"], len(self.notes), "notes")
+        given = {"session_id": self.session["session_id"]}
+        version = self.ask("get_session", **given)["version"]
+        fork = self.ask("fork_session", **given, version=version - 1, call_id=self.id())[0]
+        self.sessions.append(fork["session_id"])
+        expect(self.call(fork, "note", text="fork")["result"], len(self.notes), "notes of a fork")
+        path = self.ask("get_trace", session_id=fork["session_id"], path=True, limit=1000)
+        texts = [record["kwargs"]["text"] for record in path if record.get("function") == "note"]
+        expect(texts, [*self.notes[:-1], "fork"], "the path of a fork")
+        expect(self.call(self.session, "note", text="undone")["result"], len(self.notes) + 1, "notes")
+        self.ask("reset_session", **given, version=version, call_id=self.id())
+        expect(self.call(self.session, "read_notes")["result"], self.notes, "notes after a reset")
+
+
+class Moved(Scenario):
+    """Bundles and replays."""
+
+    needs = frozenset({"export_bundle", "replay_session(call_id)", "import_bundle(call_id)"})
+
+    def begin(self):
+        super().begin()
+        self.notes = []
+
+    def round(self, number):
+        self.notes.append(str(number))
+        self.call(self.session, "note", text=self.notes[-1])
+        given = {"session_id": self.session["session_id"]}
+        for _ in range(2):  # each server makes one, and the other takes it
+            bundle = self.ask("export_bundle", **given)["bundle"]
+            moved = self.ask("import_bundle", bundle=bundle, call_id=self.id())
+            expect(self.call(moved, "read_notes")["result"], self.notes, "notes of a bundle")
+            self.sessions.append(moved["session_id"])
+            self.ask("get_session", **given)  # so that the other one begins
+        replayed = self.ask("replay_session", **given, call_id=self.id())
+        expect(replayed["complete"], True, f"a replay, which differs at {replayed['diverged']}")
+
+
+class Tasks(Scenario):
+    """Tasks, messages, answers and verdicts."""
+
+    needs = frozenset({"create_session(task)", "add_message(call_id)", "evaluate_session(record)"})
+
+    def begin(self):
+        self.begun = None
+
+    def round(self, number):
+        del number
+        begun, self.begun = self.begun, self.create(task="errands/two-notes")
+        self.call(self.begun, "note", at_agents=True, text="one")
+        if begun is not None:  # it was begun by other servers, maybe
+            self._finish(begun)
+
+    def _finish(self, session):
+        given, path = {"session_id": session["session_id"]}, session["agent_path"]
+        expect(self.ask("get_task", at=path)["prompt"][:21], "Write the notes one a", "a prompt")
+        message = {"role": "assistant", "content": "soon", "call_id": self.id()}
+        for _ in range(2):
+            self.ask("add_message", **given, **message)
+        self.call(session, "note", at_agents=True, text="two")
+        for _ in range(2):
+            self.ask("submit_answer", at=path, answer="done")
+        over = self.call(session, "note", at_agents=True, text="three")["error"]
+        expect(over and over.partition(":")[0], "EpisodeOverError", "a call after the answer")
+        for _ in range(2):
+            verdict = self.ask("evaluate_session", **given)
+            expect((verdict["reward"], verdict["passed"]), (1.0, True), "a verdict")
+        kinds = [record["kind"] for record in self.ask("get_trace", **given)]
+        expect(kinds, ["call", "message", "call", "answer"], "records")
+
+
+class Perturbed(Scenario):
+    """Rules that count the agent's calls."""
+
+    needs = frozenset({"create_session(perturbations)"})
+    error = "ConnectionError: not now"
+
+    def begin(self):
+        rules = [{"functions": "note", "calls": "2/3", "error": self.error}]
+        self.session = self.create(toolpacks=["errands"], perturbations={"rules": rules})
+        self.calls, self.notes = 0, []
+
+    def round(self, number):
+        for _ in range(4):
+            self.calls += 1
+            text = f"{number}: {self.calls}"
+            error = self.call(self.session, "note", at_agents=True, text=text)["error"]
+            expect(error, self.error if self.calls % 3 == 2 else None, f"the error of call {self.calls}")
+            self.notes += [text] if error is None else []
+        expect(self.call(self.session, "read_notes")["result"], self.notes, "notes of a perturbed session")
+
+
+class Talking(Scenario):
+    """Participants, who talk, and of whom one may call nothing."""
+
+    needs = frozenset({"create_session(participants)"})
+
+    def begin(self):
+        self.session = self.create(toolpacks=["errands"], participants={"user": {"functions": []}})
+        self.paths = {name: each["agent_path"] for name, each in self.session["participants"].items()}
+        self.heard, self.calls = -1, 0
+
+    def round(self, number):
+        self.ask("say", at=self.paths["user"], text=f"note {number}", call_id=self.id())
+        (message,) = self.ask("listen", at=self.paths["agent"], after=self.heard, wait_seconds=5)["messages"]
+        expect((message["by"], message["content"]), ("user", f"note {number}"), "a message")
+        self.heard = message["index"]
+        self.calls += 1
+        expect(self.call(self.session, "note", at_agents=True, text="x")["result"], self.calls, "notes of the agent")
+        refused = self.ask("run_function", at=self.paths["user"], function="note", kwargs={"text": "y"})["error"]
+        expect(refused.partition(":")[0], "ToolNotFoundError", "a call of a participant without functions")
+
+
+class Shop(Scenario):
+    """A database and files."""
+
+    pack = "shop"
+    needs = frozenset({"get_environment(limit)", "Database", "Files"})
+
+    def begin(self):
+        super().begin()
+        self.items = []
+
+    def round(self, number):
+        given = {"session_id": self.session["session_id"]}
+        for place in range(5):
+            self.items.append(f"{number}.{place}")
+            expect(self.call(self.session, "order", item=self.items[-1])["result"], len(self.items), "an order")
+        fork = self.ask("fork_session", **given, call_id=self.id())[0]
+        self.sessions.append(fork["session_id"])
+        expect(self.call(fork, "order", item="fork")["result"], len(self.items) + 1, "the order of a fork")
+        rows = self.ask("get_environment", **given, pointer="/shop/db/orders", limit=1000)
+        expect([row["item"] for row in rows.values()], self.items, "rows")
+        papers = self.ask("get_environment", **given, pointer="/shop/papers")
+        expect(len(papers), len(self.items) + 1, "files")
+        expect(self.call(self.session, "orders")["result"], self.items, "orders")
+
+
+SCENARIOS = (Notes, Moved, Tasks, Perturbed, Talking, Shop)
