@@ -61,6 +61,16 @@ def test_the_proxy_itself_breaks_nothing(url):
     assert [answer for answer in answers if answer.failure] == []
 
 
+def test_a_server_of_mcp_is_asked_what_mcp_has_words_for(url):
+    """Our mcp_path is one session, whatever a client opens, so only rows that need no other session can pass."""
+    with Target(url, None, None, 10.0) as target:
+        address = url + target.create().mcp_path
+        asked = ["--guarantee", "JSON-RPC 2.0", "--guarantee", "MCP", "--guarantee", "fork"]
+        result = CliRunner().invoke(cli, ["conform", "--protocol", "mcp", "--url", address, *asked])
+    rows = [line.split()[-2:] for line in result.output.splitlines()[1:4]]
+    assert (result.exit_code, rows) == (0, [["—", "—"], ["2", "2"], ["1", "1"]]), result.output
+
+
 def test_a_server_without_the_toolpack_is_told_how_to_get_it():
     with running(load_catalog((), ("bank",)), store="memory:", log_calls="off") as url:
         result = CliRunner().invoke(cli, ["conform", "--url", url])

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from server.features.conformance.probes.others import PROTOCOLS
 from server.features.conformance.probes.probe import GUARANTEES
-from server.features.conformance.report import as_json, as_lines
+from server.features.conformance.report import as_json, as_lines, conform_otherwise
 from server.features.conformance.report import conform as ask
 from server.features.conformance.target import Failed
 
@@ -19,22 +20,37 @@ _TOOLPACK = Path(__file__).parent / "packs" / "conform.py"
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Where the server is.")
 @click.option("--token", envvar="TOOLPACK_TOKEN", help="Bearer token, if the server has tokens.")
 @click.option("--guarantee", "chosen", multiple=True, type=click.Choice(GUARANTEES), help="Ask only for this one.")
+@click.option(
+    "--protocol",
+    type=click.Choice(["toolpack", *PROTOCOLS]),
+    default="toolpack",
+    show_default=True,
+    help="What it speaks; of others than ours it is asked what they have words for.",
+)
 @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Write a report to this file.")
 @click.option("--toolpack", is_flag=True, help="Print the toolpack that the server must have, and end.")
-def conform(url: str, token: str | None, chosen: tuple[str, ...], path: Path | None, *, toolpack: bool) -> None:
+def conform(
+    url: str, token: str | None, chosen: tuple[str, ...], protocol: str, path: Path | None, *, toolpack: bool
+) -> None:
     """Ask a server, by its URL alone, whether it keeps the guarantees; exit with status 1 if it doesn't."""
     if toolpack:
         click.echo(_TOOLPACK.read_text(encoding="utf-8"), nl=False)
         return
+    guarantees = [guarantee for guarantee in GUARANTEES if not chosen or guarantee in chosen]
     began = time.monotonic()
     try:
-        answers = ask(url, token=token, guarantees=chosen or GUARANTEES)
+        if protocol == "toolpack":
+            answers = ask(url, token=token, guarantees=guarantees)
+        else:
+            answers = conform_otherwise(url, protocol, guarantees)
+    except ModuleNotFoundError as missing:
+        raise click.ClickException(f"{missing.name} isn't installed: pip install {missing.name}.") from None
     except Failed as failed:
         raise click.ClickException(str(failed)) from None
     seconds = time.monotonic() - began
     if path:
         path.write_text(json.dumps(as_json(answers, url, seconds), indent=1) + "\n", encoding="utf-8")
-    for line in as_lines(answers):
+    for line in as_lines(answers, guarantees):
         click.echo(line)
     failures = sum(answer.failure is not None for answer in answers)
     click.echo(f"{len(answers)} checks in {seconds:.1f} s: {f'{failures} failed' if failures else 'all passed'}.")

@@ -6,10 +6,12 @@ The rule: a probe that can't be run has failed, so that a server that hangs or f
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 
+from server.features.conformance.others import CallFailed, McpSession, OpenEnvSession, OtherSession
 from server.features.conformance.probes import (  # noqa: F401 - they register their probes
     agents,
     atomic,
@@ -24,12 +26,14 @@ from server.features.conformance.probes import (  # noqa: F401 - they register t
     order,
     verdicts,
 )
+from server.features.conformance.probes.others import OTHERS
 from server.features.conformance.probes.probe import GUARANTEES, PROBES, Probe
 from server.features.conformance.target import TOOLPACK, Failed, Target
 
 SECONDS = 110.0  # after which no further probe begins
 SECONDS_A_REQUEST = 15.0
 AT_ONCE = 6  # probes: most of them wait most of the time
+NOT_ASKED = "—"  # as the protocol has no words for it
 ALONE = "limits"  # whose probes fill memory, which a server may refuse to do for several at once
 
 
@@ -71,7 +75,36 @@ def conform(
         ]
 
 
-def failure(run: Callable[[Target], None], target: Target, ends: float) -> str | None:
+def conform_otherwise(url: str, protocol: str, guarantees: Sequence[str] = GUARANTEES) -> list[Answer]:
+    """Ask a server of another protocol for those of our guarantees that it can have.
+
+    Raises:
+        Failed: It isn't there.
+    """
+    ends = time.monotonic() + SECONDS
+    opened: list[OtherSession] = []
+    base, path = urlsplit(url)._replace(path="").geturl(), urlsplit(url).path or "/mcp"
+    with Target(base, None, None, SECONDS_A_REQUEST) as target:
+
+        def open_session() -> OtherSession:
+            opened.append(OpenEnvSession(url) if protocol == "openenv" else McpSession(target, path))
+            return opened[-1]
+
+        open_session()
+        answers = [
+            Answer(probe.guarantee, probe.sentence, failure(probe.run, open_session, ends))
+            for probe in OTHERS
+            if protocol in probe.protocols and probe.guarantee in guarantees
+        ]
+        for session in opened:
+            session.close()
+    return answers
+
+
+T = TypeVar("T")
+
+
+def failure(run: Callable[[T], None], target: T, ends: float) -> str | None:
     """Ask a server, and say why a probe has failed; None if it hasn't."""
     if time.monotonic() > ends:
         return f"not tried, because {SECONDS:g} s are over"
@@ -79,13 +112,15 @@ def failure(run: Callable[[Target], None], target: Target, ends: float) -> str |
         run(target)
     except Failed as failed:
         return str(failed)
+    except CallFailed as failed:
+        return f"a request has failed: {failed}"
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         return f"an answer has not the form that it must have ({type(error).__name__}: {error})"
     return None
 
 
 def as_json(answers: Sequence[Answer], url: str, seconds: float) -> dict[str, Any]:
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, list[dict[str, Any]]] = {}  # what isn't asked has none
     for answer in answers:
         rows.setdefault(answer.guarantee, []).append(
             {"check": answer.sentence, "passed": answer.failure is None, "detail": answer.failure}
@@ -93,12 +128,15 @@ def as_json(answers: Sequence[Answer], url: str, seconds: float) -> dict[str, An
     return {"format": "conform-1", "url": url, "seconds": round(seconds, 1), "guarantees": rows}
 
 
-def as_lines(answers: Sequence[Answer]) -> list[str]:
-    """Get the table, then a line for each check that failed."""
+def as_lines(answers: Sequence[Answer], guarantees: Sequence[str] = ()) -> list[str]:
+    """Get the table, then a line for each check that failed; `guarantees` have a row also if nothing was asked."""
     lines = [f"{'guarantee':<22} checks  passed"]
-    for guarantee in dict.fromkeys(answer.guarantee for answer in answers):
+    for guarantee in guarantees or dict.fromkeys(answer.guarantee for answer in answers):
         failures = [answer.failure for answer in answers if answer.guarantee == guarantee]
         passed = failures.count(None)
+        if not failures:
+            lines.append(f"{guarantee:<22} {NOT_ASKED:>6}  {NOT_ASKED:>6}")
+            continue
         lines.append(f"{guarantee:<22} {len(failures):>6}  {passed:>6}{'' if passed == len(failures) else '  FAILED'}")
     failed = [answer for answer in answers if answer.failure is not None]
     lines += [f"{each.guarantee}: {each.sentence} {each.failure}" for each in failed]

@@ -24,6 +24,10 @@ class Failed(Exception):  # noqa: N818 - it says that a check has failed, nothin
     """A server doesn't keep a guarantee; the text says what was expected, and what came."""
 
 
+class Refused(Failed):
+    """A server has refused a request without saying so in its protocol."""
+
+
 def expect(got: Any, expected: Any, what: str) -> None:
     """Compare what came with what was expected.
 
@@ -231,7 +235,8 @@ def parsed(response: httpx.Response) -> Any:
     try:
         return response.json()
     except (ValueError, RecursionError):
-        raise Failed(f"the body of an answer (HTTP {response.status_code}) isn't JSON") from None
+        failed = Refused if response.is_error else Failed
+        raise failed(f"the body of an answer (HTTP {response.status_code}) isn't JSON") from None
 
 
 def check_response(reply: Any, request_id: Any) -> None:

@@ -1,0 +1,224 @@
+"""The guarantees that servers of other protocols can have, too.
+
+The rule: a row that a protocol has no words for isn't asked, and no probe asks for more than our own server is asked.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from server.features.conformance.others import CallFailed, McpSession, Open, OtherSession, run
+from server.features.conformance.probes.probe import INVALID, NO_METHOD, PARSE, at_once
+from server.features.conformance.target import Failed, Refused, expect
+
+_OPENENV, _MCP = "openenv", "mcp"
+PROTOCOLS = (_OPENENV, _MCP)
+_MIB = 1 << 20
+
+
+class OtherProbe(NamedTuple):
+    guarantee: str
+    sentence: str
+    run: Callable[[Open], None]
+    protocols: tuple[str, ...]
+
+
+OTHERS: list[OtherProbe] = []
+
+
+def other(guarantee: str, *protocols: str) -> Callable[[Callable[[Open], None]], Callable[[Open], None]]:
+    """Make a function a probe of a guarantee that these protocols can have; its docstring is the sentence."""
+
+    def add(probe: Callable[[Open], None]) -> Callable[[Open], None]:
+        OTHERS.append(OtherProbe(guarantee, (probe.__doc__ or "").strip(), probe, protocols or PROTOCOLS))
+        return probe
+
+    return add
+
+
+def _look(session: OtherSession) -> list[Any]:
+    return [run(session, function) for function in ("total", "second", "read_note")]
+
+
+def _error(session: OtherSession, function: str, **kwargs: Any) -> str:
+    (result,) = session.together([(function, kwargs)])
+    if not isinstance(result, CallFailed):
+        raise Failed(f"{function} must fail, but its result is {result!r}")
+    return str(result)
+
+
+@other("isolation")
+def sessions_are_apart(open_session: Open) -> None:
+    """A change in one session isn't seen in another."""
+    one, second = open_session(), open_session()
+    run(one, "add_and_wait", amount=5, seconds=0)
+    expect(_look(second), [0, [], ""], "the other session's total, list and note")
+    run(second, "add", amount=2)
+    expect([run(one, "total"), run(second, "total")], [5, 2], "the totals of both sessions")
+
+
+@other("isolation")
+def many_sessions_at_once(open_session: Open) -> None:
+    """Sixteen sessions that are changed at the same time stay apart."""
+    sessions = at_once(16, lambda _: open_session())
+    at_once(16, lambda n: [run(sessions[n], "add", amount=n) for _ in range(3)])
+    totals = [run(session, "total") for session in sessions]
+    expect(totals, [3 * n for n in range(16)], "the totals of all sessions")
+
+
+@other("atomic")
+def a_failed_call_changes_nothing(open_session: Open) -> None:
+    """A call that raises changes nothing, and the client hears why."""
+    session = open_session()
+    run(session, "add", amount=1)
+    error = _error(session, "add_and_fail", amount=10)
+    expect("failed after adding 10" in error, True, "whether the error says why the call has failed")
+    expect(_look(session), [1, [], ""], "the total, the list and the note after a failed call")
+
+
+@other("atomic")
+def wrong_arguments_change_nothing(open_session: Open) -> None:
+    """A call of an unknown function, or with wrong arguments, is an error, and the session goes on."""
+    session = open_session()
+    _error(session, "no_such_function")
+    _error(session, "add")
+    _error(session, "add", amount=1, other=2)
+    expect(run(session, "add", amount=1), 1, "the total of the next call")
+
+
+@other("ordered")
+def calls_run_one_at_a_time(open_session: Open) -> None:
+    """Calls on one session that are sent at the same time run one after the other, and none is lost."""
+    session = open_session()
+    answers = session.together([("add_and_wait", {"amount": 1, "seconds": 0.03})] * 12)
+    expect(sorted(answers), [*range(1, 13)], "the totals in the answers")
+    expect(run(session, "total"), 12, "the total")
+
+
+@other("reset", _OPENENV)
+def a_reset_restores_the_beginning(open_session: Open) -> None:
+    """A reset restores the environment with which the session began, and concerns one session."""
+    session, second = open_session(), open_session()
+    for each in (session, second):
+        run(each, "add_and_wait", amount=1, seconds=0)
+    session.reset()
+    expect(_look(session), [0, [], ""], "the total, the list and the note after a reset")
+    expect(_look(second), [1, [1], "note of 1"], "those of another session")
+    run(session, "append", number=4)
+    expect(run(session, "second"), [4], "the list after the next call")
+
+
+@other("exact")
+def what_is_kept_is_exact(open_session: Open) -> None:
+    """Types, shared objects, private state, large integers and all characters come back as they were."""
+    session = open_session()
+    run(session, "keep_types")
+    run(session, "append", number=1)
+    kept = run(session, "kept_types")
+    expect(kept, ["(1, 2)", "{3}", "Decimal('1.10')", "b'four'"], "what is kept")
+    expect(run(session, "second"), [1], "what the second field holds")
+    expect(run(session, "add", amount=2**53 + 1), 2**53 + 1, "the total")
+    run(session, "write_note", text='a\n"b"\\é😀')
+    expect(run(session, "read_note"), 'a\n"b"\\é😀', "the note")
+
+
+@other("deadline")
+def waiting_calls_hold_up_no_other_session(open_session: Open) -> None:
+    """While calls of 48 sessions wait, other sessions go on."""
+    sessions = [open_session() for _ in range(49)]
+    for seconds in (3, 6, 9):
+        ended: list[float] = []
+
+        def wait(number: int, seconds: int = seconds, ended: list[float] = ended) -> None:
+            if number:
+                run(sessions[number], "add_and_wait", amount=0, seconds=seconds)
+            else:
+                time.sleep(1)  # until the others have arrived
+                for _ in range(3):
+                    run(sessions[0], "add", amount=1)
+            ended.append(number)
+
+        at_once(49, wait)
+        if ended[0] == 0:
+            return
+    raise Failed("three quick calls took longer than calls that waited for 9 s")
+
+
+@other("faults are no rewards", _OPENENV)
+def a_task_is_judged(open_session: Open) -> None:
+    """A task that is done has the reward 1, one that isn't 0, and an evaluator that fails gives none."""
+    session = open_session()
+    expect(float(session.judge("five")), 0.0, "the reward where nothing is done")
+    run(session, "add", amount=4)
+    try:
+        reward = session.judge("five")
+    except CallFailed:
+        reward = None
+    expect(reward, None, "the reward where the evaluator fails")
+    run(session, "add", amount=1)
+    expect(float(session.judge("five")), 1.0, "the reward where the task is done")
+
+
+def _refuses(session: OtherSession, open_session: Open, function: str, **kwargs: Any) -> None:
+    """Check that a call is refused and that the server goes on; it may close the connection."""
+    try:
+        (result,) = session.together([(function, kwargs)])
+    except Refused:
+        result = CallFailed()
+    if not isinstance(result, CallFailed):
+        raise Failed(f"{function} with 64 MiB must fail, but it succeeds")
+    expect(run(open_session(), "add", amount=1), 1, "the total of a new session after it")
+
+
+@other("limits")
+def a_large_result_is_refused(open_session: Open) -> None:
+    """A result of 64 MiB is an error, and the server goes on."""
+    _refuses(open_session(), open_session, "repeat", text="x" * 64, times=_MIB)
+
+
+@other("limits")
+def a_large_request_is_refused(open_session: Open) -> None:
+    """A request of 64 MiB is refused, and the server goes on."""
+    _refuses(open_session(), open_session, "write_note", text="x" * (64 * _MIB))
+
+
+@other("limits")
+def deep_json_is_refused(open_session: Open) -> None:
+    """After JSON that is nested a hundred thousand times the server goes on."""
+    open_session().send_deep()
+    expect(run(open_session(), "add", amount=1), 1, "the total of a new session after it")
+
+
+def _mcp(open_session: Open) -> Any:
+    session = open_session()
+    return session.mcp if isinstance(session, McpSession) else None
+
+
+@other("JSON-RPC 2.0", _MCP)
+def what_is_no_request_is_refused(open_session: Open) -> None:
+    """What isn't JSON, what is no request and unknown methods get the codes of the standard."""
+    mcp = _mcp(open_session)
+    expect(mcp.code("nothing"), NO_METHOD, "the code of an unknown method")
+    for body, code in ((b"{", PARSE), ({"jsonrpc": "2.0", "id": 1, "method": 1}, INVALID)):
+        expect(mcp.post(body).json().get("error", {}).get("code"), code, f"the code for {body!r}")
+
+
+@other("JSON-RPC 2.0", _MCP)
+def ids_come_back(open_session: Open) -> None:
+    """The id of a request comes back as it was, and a notification gets no answer."""
+    mcp = _mcp(open_session)
+    for request_id in ("a", "1", 0, 10**12):
+        mcp.reply("ping", request_id=request_id)
+    expect(mcp.notified.content, b"", "the answer to a notification")
+
+
+@other("MCP", _MCP)
+def tools_are_listed_and_called(open_session: Open) -> None:
+    """A client is greeted, lists the tools with their parameters, and calls them; one that fails is isError."""
+    mcp = _mcp(open_session)
+    expect(mcp.greeting["protocolVersion"], "2025-06-18", "the version in the answer of initialize")
+    expect(mcp.ask("ping"), {}, "the answer of ping")
+    tools = {tool["name"]: tool for tool in mcp.ask("tools/list")["tools"]}
+    expect([*tools["add"]["inputSchema"]["properties"]], ["amount"], "the parameters of add")
+    expect(mcp.call("add", {"amount": 2})["content"][0]["text"], "2", "the content of an answer")
+    expect(mcp.call("add_and_fail", {"amount": 2}).get("isError"), True, "isError of a tool that fails")
