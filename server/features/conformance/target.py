@@ -13,6 +13,7 @@ from uuid import uuid4
 import httpx
 
 TOOLPACK = "conform"
+_UNAUTHORIZED = 401
 ACCEPT = {"Accept": "application/json, text/event-stream"}  # which MCP's clients must send
 
 
@@ -68,7 +69,7 @@ class Target:
         Raises:
             Failed: There was no answer.
         """
-        secret = self._token_headers if token and path.startswith("/rpc") else {}
+        secret = self._token_headers if token and path.startswith(("/rpc", "/openrpc")) else {}
         sent = {"Content-Type": content_type, **secret, **(headers or {})}
         try:
             return self._http.request(http_method, path, content=content, headers=sent)
@@ -78,7 +79,10 @@ class Target:
     def reply(self, method: str, params: Any = None, path: str = "/rpc") -> dict[str, Any]:
         """Send a request, and get the response, which is checked to be one of JSON-RPC 2.0."""
         request = {"jsonrpc": "2.0", "id": 7, "method": method, "params": {} if params is None else params}
-        reply: dict[str, Any] = parsed(self.post(json.dumps(request).encode(), path))
+        response = self.post(json.dumps(request).encode(), path)
+        if response.status_code == _UNAUTHORIZED:
+            raise Refused("the server asks for a token, or for another one (HTTP 401): give it with --token")
+        reply: dict[str, Any] = parsed(response)
         check_response(reply, 7)
         return reply
 
