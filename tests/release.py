@@ -8,7 +8,7 @@ the wheel alone is installed into an empty environment, with no repository aroun
 where a toolpack package is made, installed and found. The sdist is installed, too. With `--into` the three files are
 kept in that folder.
 
-Exit status 1 means that something was wrong, which is printed. It takes a minute, and the network for pip.
+Exit status 1 means that something was wrong, which is printed. It takes some minutes, and the network for pip.
 """
 
 import argparse

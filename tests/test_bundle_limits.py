@@ -253,9 +253,11 @@ def test_a_bundle_says_nothing_of_the_request_but_what_features_add(make):
     bench = make()
     lines = lines_with(bench, "add", amount=1)
     mine = bench.rpc("create_session", toolpacks=["gated"], ttl_seconds=86_400, call_id="mine")["session_id"]
-    lines[0]["head"]["details"] = {"call_id": "mine", "environment": 5, "seed": None}
-    replayed = imported(bench, lines)
-    assert replayed["session"]["session_id"] != mine
+    for details in ({"call_id": "mine"}, {"environment": 5}):
+        lines[0]["head"]["details"] = details
+        assert "which this server doesn't know" in refused(-32602, imported, bench, lines).data["detail"]
+    lines[0]["head"]["details"] = {"seed": None}
+    assert imported(bench, lines)["session"]["session_id"] != mine
     assert bench.rpc("get_session", session_id=mine)["version"] == 0
 
 
