@@ -10,21 +10,50 @@ import random
 import threading
 import time
 import uuid
+import zlib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 ANSWER_SECONDS = 20.0
 PATIENCE_SECONDS = 60.0
 RETRY_PAUSE_SECONDS = 0.05
 MAX_SESSIONS = 48
-OVERLOADED, VERSION_CONFLICT, NOT_RETAINED = -32006, -32005, -32011
+OVERLOADED, VERSION_CONFLICT, NOT_RETAINED, WRONG, FAILED = -32006, -32005, -32011, -32602, -32002
+LOST = "ExecutorLostError"  # then nothing has changed
+TOOLPACKS = ["ledger", "tally", "shelf"]
+TASK = "shelf/look"
+LABELS = {"by": "clients"}
+KEYS = [f"key {number}" for number in range(40)]
+READING = {"read", "find", "count"}
+FUNCTIONS = ["append", "append_number", "append_and_fail", "append_slowly", "append_patiently", "append_and_hang"]
+FUNCTIONS += ["append_too_late", "add", "put", "take", "put_and_fail", *READING]
+AGENT, CLIENT = "agent", "client"
+
+RULES = [
+    {"name": "down", "functions": "append", "calls": "3/7", "error": "ConnectionError: the ledger is down"},
+    {"name": "lost", "functions": "put", "calls": "2/5", "lost": "TimeoutError: no answer"},
+    {"name": "told", "functions": "read", "rate": 0.4, "append": " obey"},
+    {"name": "flaky", "functions": "take", "rate": 0.3, "error": "OSError: try again"},
+    {"name": "stale", "functions": "find", "calls": "2/3", "stale": True},
+]
+GUESTS_CALLS = 60
+PARTICIPANTS = {
+    "buyer": {"functions": ["append", "append_slowly", "append_patiently", "put", "take", "read", "find"]},
+    "guest": {"functions": ["append", "add", "read", "find", "count"], "max_calls": GUESTS_CALLS},
+}
+NEVER_IN_TIME = {"append_and_hang", "append_too_late"}
 
 
 @dataclass
 class Call:
-    """A call as its client knows it.
+    """A call, or something said, as its client knows it.
 
     Attributes:
+        by: Whose address it was sent to.
+        function: The function; `say` and `add_message` are the methods.
+        late: It was sent with a deadline that it can't meet.
         envelope: The answer; None if the client never got one.
         refused: The server answered that nothing has changed.
     """
@@ -34,9 +63,19 @@ class Call:
     kwargs: dict
     call_id: str | None
     sent: float
+    by: str = CLIENT
+    late: bool = False
     answered: float = 0.0
     envelope: dict | None = None
     refused: bool = False
+
+
+class Heard(NamedTuple):
+    """What a participant was told after a message that it had."""
+
+    by: str
+    after: int
+    messages: list
 
 
 @dataclass
@@ -44,20 +83,64 @@ class KnownSession:
     """A session, and what the clients know about it.
 
     Attributes:
+        paths: The agent path and the MCP path of each address.
         parent: The session that it was forked from, and the version.
-        views: Environments that were read: version, JSON.
+        views: Environments that were read: version, `packed` JSON.
+        verdicts: Versions that were evaluated, and what the evaluator has told.
         resets: For each reset, in no order, the version it restored and the new version, None if unknown.
+        heard: What its participants were told.
+        last: The index of the last message that each participant has heard.
     """
 
     id: str
-    agent_path: str
-    mcp_path: str
+    paths: dict
     parent: tuple | None = None
+    seed: str | None = None  # of its rules; None if it has none
+    participants: bool = False
+    task: bool = False
     calls: list = field(default_factory=list)
     views: list = field(default_factory=list)
+    verdicts: list = field(default_factory=list)
     resets: list = field(default_factory=list)
+    heard: list = field(default_factory=list)
+    last: dict = field(default_factory=dict)
+
+    @property
+    def is_settled(self):
+        """Whether no reset is on its way."""
+        return all(version is not None for _, version in self.resets)
 
 
+KINDS = [{}, {"task"}, {"rules"}, {"participants"}, {"rules", "participants", "task"}, {"rules", "task"}]
+"""What the sessions at the start have, in turn."""
+
+
+def beginning(number):
+    """Get the parameters that create a session, and what a `KnownSession` says of that."""
+    kind = KINDS[number % len(KINDS)]
+    params = {"toolpacks": TOOLPACKS, "labels": LABELS}
+    known = {"task": "task" in kind, "participants": "participants" in kind}
+    if "rules" in kind:
+        known["seed"] = f"seed {number % 4}"
+        params["perturbations"] = {"rules": RULES, "seed": known["seed"]}
+    if "participants" in kind:
+        params["participants"] = PARTICIPANTS
+    if "task" in kind:
+        params["task"] = TASK
+    return params, known
+
+
+def allowed(by):
+    """Get the functions that an address has."""
+    return PARTICIPANTS.get(by, {}).get("functions", FUNCTIONS)
+
+
+def packed(value):
+    """Get JSON in few bytes, the same for equal values."""
+    return zlib.compress(json.dumps(value, sort_keys=True).encode(), 1)
+
+
+UNRECORDED = "EpisodeOverError"  # the answer to calls beyond the last one
 MCP_SHIFT = 1000  # between the codes of MCP and of JSON-RPC
 
 
@@ -142,7 +225,7 @@ class Connection:
                 if time.monotonic() > until:
                     raise
             except RefusedError as refused:
-                if refused.code != OVERLOADED:
+                if refused.code != OVERLOADED and not (refused.code == FAILED and LOST in refused.message):
                     raise
                 self.overloaded[refused.message] += 1
                 if time.monotonic() > until:
@@ -177,9 +260,14 @@ class Clients:
         self._stopped = threading.Event()
         self._retry_until = float("inf")
         self._entries = itertools.count()
-        connection = Connection(ports, random.Random(seed))
-        for _ in range(sessions):
-            self._add(connection.insist("create_session", {"toolpacks": ["ledger", "tally"]}, time.monotonic() + 30))
+        self._first = [*range(64)]  # the choices that are still to be made once, whatever the shares
+        self._first_kinds = [*range(64)]
+        rng = random.Random(seed)
+        connection = Connection(ports, rng)
+        for number in range(sessions):
+            params, known = beginning(number)
+            params["call_id"] = _new_id(rng)
+            self._add(connection.insist("create_session", params, time.monotonic() + PATIENCE_SECONDS), **known)
         connection.close()
         self._threads = [
             threading.Thread(target=self._run, args=(number, random.Random(f"{seed}/{number}")), daemon=True)
@@ -199,25 +287,33 @@ class Clients:
             if thread.is_alive():
                 self.surprises.append("a client did not finish")
 
-    def _add(self, session, parent=None):
-        known = KnownSession(session["session_id"], session["agent_path"], session["mcp_path"], parent)
-        self.sessions[known.id] = known
+    def _add(self, session, parent=None, **known):
+        participants = session["participants"] or {AGENT: session}
+        paths = {name: (each["agent_path"], each["mcp_path"]) for name, each in participants.items()}
+        self.sessions[session["session_id"]] = KnownSession(session["session_id"], paths, parent, **known)
 
     def _run(self, number, rng):
         connection = Connection(self._ports, rng)
         kinds = {
-            self._call: 84,
+            self._call: 74,
             self._call_impatiently: 4,
             self._call_once: 4,
             self._call_expecting: 3,
+            self._note: 1,
+            self._say: 4,
+            self._listen: 4,
             self._view: 2,
+            self._evaluate: 2,
             self._fork: 1,
             self._reset: 1,
             self._reconnect: 1,
         }
         while not self._stopped.is_set():
-            session = rng.choice(list(self.sessions.values()))
             kind = rng.choices(list(kinds), list(kinds.values()))[0]
+            with suppress(IndexError):
+                kind = [*kinds][self._first_kinds.pop() % len(kinds)]
+            need = {self._say: "participants", self._listen: "participants", self._evaluate: "task"}.get(kind, "id")
+            session = rng.choice([each for each in list(self.sessions.values()) if getattr(each, need)])
             try:
                 kind(connection, rng, session, number)
             except UnknownError:
@@ -230,14 +326,22 @@ class Clients:
         self.overloaded += connection.overloaded
 
     def _call(self, connection, rng, session, number, *, with_id=True, first_seconds=ANSWER_SECONDS):
-        function, kwargs = self._choice(rng)
-        call = Call(number, function, kwargs, _new_id(rng) if with_id else None, time.monotonic())
-        params = {"function": function, "kwargs": kwargs} | ({"call_id": call.call_id} if with_id else {})
-        path = session.agent_path
-        if rng.random() < 0.4 and "$call" not in json.dumps(kwargs):  # which MCP doesn't take
-            path = session.mcp_path
-        elif rng.random() < 0.5:
-            path, params = "/rpc", params | {"session_id": session.id}
+        function, kwargs, *deadline = self._choice(rng)
+        by = rng.choice([CLIENT, *session.paths])
+        with_id = with_id or "entry" not in kwargs or deadline  # without it, some are alike
+        call_id = _new_id(rng) if with_id else None
+        call = Call(number, function, kwargs, call_id, time.monotonic(), by, late=bool(deadline))
+        params = {"function": function, "kwargs": kwargs}
+        params |= ({"call_id": call_id} if with_id else {}) | ({"timeout_seconds": deadline[0]} if deadline else {})
+        path = "/rpc"
+        if by == CLIENT:
+            params["session_id"] = session.id
+        else:
+            path, mcp_path = session.paths[by]
+            # MCP takes no nested calls and no deadlines, and knows no function that an address hasn't.
+            fits = not deadline and "$call" not in json.dumps(kwargs) and function in allowed(by)
+            if fits and rng.random() < 0.5:
+                path = mcp_path
         session.calls.append(call)
         if not with_id:
             try:
@@ -252,7 +356,7 @@ class Clients:
         call.envelope = connection.insist("run_function", params, self._retry_until, path, first_seconds)
         call.answered = time.monotonic()
         self.counts["calls"] += 1
-        if rng.random() < 0.03:
+        if rng.random() < 0.05 and not str(call.envelope["error"]).startswith(UNRECORDED):
             self.counts["sent twice"] += 1
             again = connection.insist("run_function", params, self._retry_until, path)
             if again != call.envelope:
@@ -281,42 +385,123 @@ class Clients:
             call.refused = True
         self.counts["calls"] += 1
 
+    def _note(self, connection, rng, session, number):
+        """Record a message, for evaluators alone."""
+        kwargs = {"role": rng.choice(["user", "assistant"]), "content": self._entry()}
+        self._tell(connection, rng, session, Call(number, "add_message", kwargs, None, time.monotonic()))
+
+    def _tell(self, connection, rng, session, call):
+        call.call_id = _new_id(rng)
+        session.calls.append(call)
+        params, path = call.kwargs | {"call_id": call.call_id}, "/rpc"
+        if call.by == CLIENT:
+            params["session_id"] = session.id
+        else:
+            path, _ = session.paths[call.by]
+        call.envelope = connection.insist(call.function, params, self._retry_until, path)
+        call.answered = time.monotonic()
+        if rng.random() < 0.1:
+            self.counts["sent twice"] += 1
+            connection.insist(call.function, params, self._retry_until, path)
+
+    def _say(self, connection, rng, session, number):
+        """Say something to another participant, who must hear it at once, unless it was undone."""
+        by, other = rng.sample(list(session.paths), 2)
+        kwargs = {"text": self._entry(), "to": rng.choice([None, other])}
+        after, resets, was_settled = session.last.get(other, -1), len(session.resets), session.is_settled
+        self._tell(connection, rng, session, Call(number, "say", kwargs, None, time.monotonic(), by))
+        found = self._hear(connection, session, other, {"after": after})
+        is_settled = was_settled and session.is_settled and len(session.resets) == resets
+        if found is not None and is_settled:
+            self.counts["messages expected"] += 1
+            if kwargs["text"] not in found:
+                self.surprises.append(f"{session.id}: {other} has not heard {kwargs}, which {by} has said")
+
+    def _listen(self, connection, rng, session, _number):
+        """Wait until somebody says something."""
+        by = rng.choice(list(session.paths))
+        after = rng.choice([-1, *[session.last.get(by, -1)] * 9])
+        self._hear(connection, session, by, {"after": after, "wait_seconds": rng.choice([0, 0.5, 2])})
+
+    def _hear(self, connection, session, by, params):
+        """Get the texts that a participant is told; None if what it had heard was undone."""
+        path, _ = session.paths[by]
+        try:
+            messages = connection.insist("listen", params, self._retry_until, path)["messages"]
+        except RefusedError as refused:
+            if refused.code != WRONG or "the session was reset" not in refused.message:
+                raise
+            session.last[by] = -1
+            return None
+        self.counts["messages heard"] += len(messages)
+        if messages:
+            session.heard.append(Heard(by, params["after"], messages))
+            session.last[by] = messages[-1]["index"]
+        return [message["content"] for message in messages]
+
     def _view(self, connection, rng, session, _number):
         version = self._some_version(connection, rng, session)
         params = {"session_id": session.id, "version": version}
         try:
-            session.views.append((version, connection.insist("get_environment", params, self._retry_until)))
+            environment = connection.insist("get_environment", params, self._retry_until)
         except RefusedError as refused:
             if refused.code != NOT_RETAINED:
                 raise
+            return
+        session.views.append((version, packed(environment)))
         self.counts["views"] += 1
+
+    def _evaluate(self, connection, rng, session, _number):
+        params = {"session_id": session.id}
+        try:
+            if rng.random() < 0.3:  # it is refused if the session goes on meanwhile
+                verdict = connection.send("evaluate_session", params | {"record": True})
+            else:
+                params["version"] = self._some_version(connection, rng, session)
+                verdict = connection.insist("evaluate_session", params, self._retry_until)
+        except RefusedError as refused:
+            if refused.code not in {NOT_RETAINED, OVERLOADED}:
+                raise
+            return
+        session.verdicts.append((verdict["version"], verdict))
+        self.counts["verdicts"] += 1
 
     def _fork(self, connection, rng, session, _number):
         if len(self.sessions) >= MAX_SESSIONS:
             return
         version = self._some_version(connection, rng, session)
+        params = {"session_id": session.id, "version": version, "count": 2, "call_id": _new_id(rng)}
+        known = {"seed": session.seed, "participants": session.participants, "task": session.task}
         try:
-            params = {"session_id": session.id, "version": version, "count": 2}
-            for fork in connection.insist("fork_session", params, self._retry_until):
-                self._add(fork, (session.id, version))
+            forks = connection.insist("fork_session", params, self._retry_until)
+        except UnknownError:
+            self.counts["forks without an answer"] += 1
+            raise
         except RefusedError as refused:
             if refused.code != NOT_RETAINED:
                 raise
+            return
+        for fork in forks:
+            self._add(fork, (session.id, version), **known)
         self.counts["forks"] += 1
 
     def _reset(self, connection, rng, session, _number):
         version = self._some_version(connection, rng, session)
         reset = [version, None]
         session.resets.append(reset)
+        params = {"session_id": session.id, "version": version}
         try:
-            answer = connection.send("reset_session", {"session_id": session.id, "version": version})
+            if rng.random() < 0.7:
+                answer = connection.insist("reset_session", params | {"call_id": _new_id(rng)}, self._retry_until)
+            else:
+                answer = connection.send("reset_session", params)
             reset[1] = answer["version"]
+            self.counts["resets"] += 1
         except RefusedError as refused:
             if refused.code not in {NOT_RETAINED, OVERLOADED}:
                 raise
-            if refused.code == NOT_RETAINED:
+            if refused.nothing_changed:
                 session.resets.remove(reset)
-        self.counts["resets"] += 1
 
     def _reconnect(self, connection, _rng, _session, _number):
         connection.close()
@@ -331,18 +516,32 @@ class Clients:
     def _choice(self, rng):
         entry = self._entry()
         added = {"$call": {"function": "add", "args": {"name": rng.choice("abc"), "amount": rng.randrange(9)}}}
+        key = rng.choice(KEYS)
         choices = [
-            (40, "append", {"entry": entry}),
-            (15, "append_number", {"entry": entry, "number": added}),
-            (12, "read", {"entry": entry}),
-            (8, "append_and_fail", {"entry": entry}),
-            (6, "append_and_fail", {"entry": entry, "number": added}),
-            (5, "append_slowly", {"entry": entry, "seconds": round(rng.uniform(0.005, 0.3), 3)}),
+            (30, "append", {"entry": entry}),
+            (10, "append_number", {"entry": entry, "number": added}),
+            (10, "read", {"entry": entry}),
+            (6, "append_and_fail", {"entry": entry}),
+            (4, "append_and_fail", {"entry": entry, "number": added}),
+            (4, "append_slowly", {"entry": entry, "seconds": round(rng.uniform(0.005, 0.3), 3)}),
+            (1, "append_patiently", {"entry": entry, "seconds": round(rng.uniform(0.3, 4), 3)}),
+            (0.4, "append_patiently", {"entry": entry, "seconds": 2}, 0.3),
             (0.3, "append_and_hang", {"entry": entry, "seconds": rng.choice([0, 2])}),
-            (6, "add", {"name": entry, "amount": 1}),
+            (0.3, "append_too_late", {"entry": entry, "seconds": rng.choice([1, 3])}),
+            (5, "add", {"name": f"name {rng.randrange(50)}", "amount": 1}),
+            (
+                10,
+                "put",
+                {"entry": entry, "key": key, "quantity": rng.randrange(9), "size": rng.choice([1, 1, 20, 200])},
+            ),
+            (8, "take", {"entry": entry, "key": key, "quantity": rng.randrange(9)}),
+            (3, "put_and_fail", {"entry": entry, "key": key}),
+            (4, "find", {"key": key}),
+            (3, "count", {"entry": entry}),
         ]
-        _, function, kwargs = rng.choices(choices, [choice[0] for choice in choices])[0]
-        return function, kwargs
+        with suppress(IndexError):  # at first, each once
+            return choices[self._first.pop() % len(choices)][1:]
+        return rng.choices(choices, [choice[0] for choice in choices])[0][1:]
 
 
 def _new_id(rng):

@@ -11,8 +11,8 @@ from collections import Counter
 from contextlib import suppress
 
 from server.processes.supervisor import HANG_SECONDS, LOADING_SECONDS
-from tests.faults.clients import Connection, UnknownError
-from tests.faults.world import age, is_alive, send_signal, wait_until
+from tests.faults.clients import LOST, Connection, UnknownError
+from tests.faults.world import age, children, is_alive, send_signal, wait_until
 
 YOUNG_SECONDS = 20.0  # until then a worker may not serve yet, on a machine that is busy
 TAKEOVER_SECONDS = 7.0  # the start of a worker, which imports toolpacks, on a machine that is busy
@@ -48,6 +48,8 @@ class Faults:
             self._kill_server: 2,
             self._stop_server: 2,
         }
+        if world.isolated:
+            self._kinds |= {self._kill_executor: 4, self._kill_zygote: 1}
         if world.wires:
             self._kinds |= {
                 self._cut_wire: 3,
@@ -98,6 +100,19 @@ class Faults:
         wait_until(lambda: not is_alive(pid), 5, "the end of a killed worker")
         wait_until(server.is_up, REPLACED_SECONDS, "a new worker for a killed one")
 
+    def _kill_executor(self, server):
+        executors = [pid for zygote in children(self._worker(server)) for pid in children(zygote)]
+        if executors:
+            send_signal(self._rng.choice(executors), signal.SIGKILL)
+
+    def _kill_zygote(self, server):
+        """Executors end with the process that they are forked from, and so does its worker or not: it is replaced."""
+        zygotes = children(self._worker(server))
+        for pid in zygotes:
+            send_signal(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, zygotes)), 5, "the end of a killed zygote")
+        wait_until(server.is_up, REPLACED_SECONDS, "a new zygote for a killed one")
+
     def _kill_lease_holder(self, server):
         """Kill the worker that runs a call, and measure how long the next call waits."""
         session = {"session_id": self._probe.insist("create_session", {}, time.monotonic() + 30)["session_id"]}
@@ -119,6 +134,9 @@ class Faults:
 
     def _hog_worker(self, server):
         """Run a function that blocks the whole process, which must be killed."""
+        if self._world.isolated:
+            self._hog_executor()
+            return
         before = set(server.workers())
         session = self._probe.insist("create_session", {}, time.monotonic() + 30)
         hog = Connection([server.port], self._rng)
@@ -127,6 +145,14 @@ class Faults:
             hog.send("run_function", call, session["agent_path"], 0.5)
         wait_until(lambda: before - set(server.workers()), 10, "the end of a worker that computes in C")
         wait_until(server.is_up, REPLACED_SECONDS, "a new worker for one that computed in C")
+
+    def _hog_executor(self):
+        """Run a function that blocks its executor, which ends with it at its deadline."""
+        session = self._probe.insist("create_session", {}, time.monotonic() + 30)
+        call = {"function": "append_and_hog", "kwargs": {"entry": "lost"}, "call_id": "hog", "timeout_seconds": 0.5}
+        envelope = self._probe.insist("run_function", call, time.monotonic() + 30, session["agent_path"])
+        if not str(envelope["error"]).startswith(("TimeoutError", LOST)):
+            self.violations.append(f"a call that computes in C was answered {envelope}")
 
     def _pause(self, pids, seconds):
         for pid in pids:

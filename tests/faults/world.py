@@ -221,9 +221,11 @@ class World:
         servers: The servers.
         wires: The wire from each server to Redis; empty without Redis.
         redis: Redis' process id, or None.
+        isolated: Functions run in executors.
     """
 
     def __init__(self, store, folder, workers, **settings):
+        self.isolated = settings.get("isolation") == "process"
         self.servers = []
         self.wires = []
         self.redis = None

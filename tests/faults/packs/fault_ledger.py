@@ -1,5 +1,6 @@
 """Two toolpacks in which every change is visible: a ledger with a running hash of its entries, and a tally."""
 
+import asyncio
 import hashlib
 import time
 from typing import Annotated
@@ -105,6 +106,33 @@ def append_and_hang(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
     time.sleep(seconds)
     while True:
         ledger.write(entry)
+
+
+@ledger_pack.function
+async def append_patiently(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
+    """Write an entry, and wait for a while, without a thread.
+
+    :param entry: What to write.
+    :param seconds: How long it waits.
+    """
+    ledger.write(entry)
+    await asyncio.sleep(seconds)
+    return ledger.receipt()
+
+
+@ledger_pack.function(timeout_seconds=0.3)
+async def append_too_late(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
+    """Wait, miss the deadline, and write an entry all the same, which must reach nobody.
+
+    :param entry: What to write.
+    :param seconds: How long it waits.
+    """
+    ledger.write(entry)
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        ledger.write(f"{entry} once more")
+    return ledger.receipt()
 
 
 @ledger_pack.function
