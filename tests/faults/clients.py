@@ -135,17 +135,28 @@ def allowed(by):
     return PARTICIPANTS.get(by, {}).get("functions", FUNCTIONS)
 
 
+def is_unrecorded(envelope):
+    """Whether an answer is to a call that leaves no record."""
+    error = str(envelope["error"])
+    return error.startswith(UNRECORDED) or SUSPECTED in error
+
+
 def packed(value):
     """Get JSON in few bytes, the same for equal values."""
     return zlib.compress(json.dumps(value, sort_keys=True).encode(), 1)
 
 
 UNRECORDED = "EpisodeOverError"  # the answer to calls beyond the last one
+SUSPECTED = "has ended its process 3 times"  # in the answer to a call that isn't run any more, nor recorded
 MCP_SHIFT = 1000  # between the codes of MCP and of JSON-RPC
 
 
 class UnknownError(Exception):
     """No answer came, so the outcome of the request is unknown."""
+
+
+class NeverAnsweredError(UnknownError):
+    """No answer came for so long that the server must have one."""
 
 
 class RefusedError(Exception):
@@ -216,20 +227,25 @@ class Connection:
         return _envelope(response["result"]) if speaks_mcp else response["result"]
 
     def insist(self, method, params, until, path="/rpc", first_seconds=ANSWER_SECONDS):
-        """Send a request, with retries until an answer says what its outcome is."""
+        """Send a request, with retries until an answer says what its outcome is.
+
+        Args:
+            until: When to give up, as `time.monotonic` tells it, or a function that says whether to.
+        """
+        is_over = until if callable(until) else lambda: time.monotonic() > until
         seconds = first_seconds
         while True:
             try:
                 return self.send(method, params, path, seconds)
-            except UnknownError:
-                if time.monotonic() > until:
-                    raise
+            except UnknownError as error:
+                if is_over():
+                    raise NeverAnsweredError(str(error)) from error
             except RefusedError as refused:
                 if refused.code != OVERLOADED and not (refused.code == FAILED and LOST in refused.message):
                     raise
                 self.overloaded[refused.message] += 1
-                if time.monotonic() > until:
-                    raise UnknownError(str(refused)) from refused
+                if is_over():
+                    raise NeverAnsweredError(str(refused)) from refused
                 if self._rng.random() < 0.5:
                     self.close()  # a new connection may reach another worker
             seconds = ANSWER_SECONDS
@@ -258,7 +274,7 @@ class Clients:
         self.overloaded = Counter()
         self._ports = ports
         self._stopped = threading.Event()
-        self._retry_until = float("inf")
+        self._until = float("inf")
         self._entries = itertools.count()
         self._first = [*range(64)]  # the choices that are still to be made once, whatever the shares
         self._first_kinds = [*range(64)]
@@ -280,12 +296,16 @@ class Clients:
 
     def stop(self):
         """Send no new requests, and wait for the running ones."""
-        self._retry_until = time.monotonic() + PATIENCE_SECONDS
+        self._until = time.monotonic() + PATIENCE_SECONDS
         self._stopped.set()
         for thread in self._threads:
             thread.join(PATIENCE_SECONDS + 2 * ANSWER_SECONDS)
             if thread.is_alive():
                 self.surprises.append("a client did not finish")
+
+    def _is_over(self):
+        """Whether whoever still waits for an answer gives up."""
+        return time.monotonic() > self._until
 
     def _add(self, session, parent=None, **known):
         participants = session["participants"] or {AGENT: session}
@@ -316,6 +336,8 @@ class Clients:
             session = rng.choice([each for each in list(self.sessions.values()) if getattr(each, need)])
             try:
                 kind(connection, rng, session, number)
+            except NeverAnsweredError as error:
+                self.surprises.append(f"{session.id} {kind.__name__}: never answered: {error}")
             except UnknownError:
                 self.counts["never answered"] += 1
             except RefusedError as refused:
@@ -353,12 +375,12 @@ class Clients:
             call.answered = time.monotonic()
             self.counts["calls"] += 1
             return
-        call.envelope = connection.insist("run_function", params, self._retry_until, path, first_seconds)
+        call.envelope = connection.insist("run_function", params, self._is_over, path, first_seconds)
         call.answered = time.monotonic()
         self.counts["calls"] += 1
-        if rng.random() < 0.05 and not str(call.envelope["error"]).startswith(UNRECORDED):
+        if rng.random() < 0.05 and not is_unrecorded(call.envelope):
             self.counts["sent twice"] += 1
-            again = connection.insist("run_function", params, self._retry_until, path)
+            again = connection.insist("run_function", params, self._is_over, path)
             if again != call.envelope:
                 self.surprises.append(f"{session.id}: {params} was answered {call.envelope}, then {again}")
 
@@ -371,13 +393,13 @@ class Clients:
         self._call(connection, rng, session, number, with_id=False)
 
     def _call_expecting(self, connection, rng, session, number):
-        version = connection.insist("get_session", {"session_id": session.id}, self._retry_until)["version"]
+        version = connection.insist("get_session", {"session_id": session.id}, self._is_over)["version"]
         kwargs = {"entry": self._entry()}
         call = Call(number, "append", kwargs, _new_id(rng), time.monotonic())
         session.calls.append(call)
         params = {"session_id": session.id, "function": "append", "kwargs": kwargs, "call_id": call.call_id}
         try:
-            call.envelope = connection.insist("run_function", params | {"expected_version": version}, self._retry_until)
+            call.envelope = connection.insist("run_function", params | {"expected_version": version}, self._is_over)
             call.answered = time.monotonic()
         except RefusedError as refused:
             if refused.code != VERSION_CONFLICT:
@@ -398,17 +420,18 @@ class Clients:
             params["session_id"] = session.id
         else:
             path, _ = session.paths[call.by]
-        call.envelope = connection.insist(call.function, params, self._retry_until, path)
+        call.envelope = connection.insist(call.function, params, self._is_over, path)
         call.answered = time.monotonic()
         if rng.random() < 0.1:
             self.counts["sent twice"] += 1
-            connection.insist(call.function, params, self._retry_until, path)
+            connection.insist(call.function, params, self._is_over, path)
 
     def _say(self, connection, rng, session, number):
         """Say something to another participant, who must hear it at once, unless it was undone."""
         by, other = rng.sample(list(session.paths), 2)
         kwargs = {"text": self._entry(), "to": rng.choice([None, other])}
-        after, resets, was_settled = session.last.get(other, -1), len(session.resets), session.is_settled
+        resets, was_settled = len(session.resets), session.is_settled
+        after = len(self._hear(connection, session, other, {"after": -1})) - 1
         self._tell(connection, rng, session, Call(number, "say", kwargs, None, time.monotonic(), by))
         found = self._hear(connection, session, other, {"after": after})
         is_settled = was_settled and session.is_settled and len(session.resets) == resets
@@ -427,9 +450,9 @@ class Clients:
         """Get the texts that a participant is told; None if what it had heard was undone."""
         path, _ = session.paths[by]
         try:
-            messages = connection.insist("listen", params, self._retry_until, path)["messages"]
+            messages = connection.insist("listen", params, self._is_over, path)["messages"]
         except RefusedError as refused:
-            if refused.code != WRONG or "the session was reset" not in refused.message:
+            if refused.code != WRONG or "the session was reset" not in str(refused):
                 raise
             session.last[by] = -1
             return None
@@ -443,7 +466,7 @@ class Clients:
         version = self._some_version(connection, rng, session)
         params = {"session_id": session.id, "version": version}
         try:
-            environment = connection.insist("get_environment", params, self._retry_until)
+            environment = connection.insist("get_environment", params, self._is_over)
         except RefusedError as refused:
             if refused.code != NOT_RETAINED:
                 raise
@@ -458,7 +481,7 @@ class Clients:
                 verdict = connection.send("evaluate_session", params | {"record": True})
             else:
                 params["version"] = self._some_version(connection, rng, session)
-                verdict = connection.insist("evaluate_session", params, self._retry_until)
+                verdict = connection.insist("evaluate_session", params, self._is_over)
         except RefusedError as refused:
             if refused.code not in {NOT_RETAINED, OVERLOADED}:
                 raise
@@ -473,7 +496,7 @@ class Clients:
         params = {"session_id": session.id, "version": version, "count": 2, "call_id": _new_id(rng)}
         known = {"seed": session.seed, "participants": session.participants, "task": session.task}
         try:
-            forks = connection.insist("fork_session", params, self._retry_until)
+            forks = connection.insist("fork_session", params, self._is_over)
         except UnknownError:
             self.counts["forks without an answer"] += 1
             raise
@@ -492,7 +515,7 @@ class Clients:
         params = {"session_id": session.id, "version": version}
         try:
             if rng.random() < 0.7:
-                answer = connection.insist("reset_session", params | {"call_id": _new_id(rng)}, self._retry_until)
+                answer = connection.insist("reset_session", params | {"call_id": _new_id(rng)}, self._is_over)
             else:
                 answer = connection.send("reset_session", params)
             reset[1] = answer["version"]
@@ -507,7 +530,7 @@ class Clients:
         connection.close()
 
     def _some_version(self, connection, rng, session):
-        version = connection.insist("get_session", {"session_id": session.id}, self._retry_until)["version"]
+        version = connection.insist("get_session", {"session_id": session.id}, self._is_over)["version"]
         return rng.choice([0, version, max(0, version - rng.randrange(20))])
 
     def _entry(self):
