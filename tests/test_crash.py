@@ -1,5 +1,6 @@
 """Whatever was acknowledged is there after SIGKILL; what was put into the store by somebody else runs nothing."""
 
+import contextlib
 import pickle
 import signal
 import sqlite3
@@ -87,6 +88,29 @@ def test_killed_amid_concurrent_calls_nothing_acknowledged_is_lost(tmp_path):
             assert server.rpc("run_function", **client.attempted) == first
         total = sum(server.rpc("get_session", session_id=session)["version"] for session in sessions)
         assert total == len({call_id for _, call_id, _ in acknowledged} | {c.attempted["call_id"] for c in clients})
+
+
+def test_sqlite_in_the_data_directory_is_the_default(tmp_path):
+    with server_process.served(tmp_path) as server:
+        session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+    with server_process.served(tmp_path, "--store", f"sqlite:///{tmp_path / 'sessions.db'}") as server:
+        assert server.rpc("get_session", session_id=session_id)["version"] == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_backup_of_a_server_that_runs_is_restored(tmp_path, workers):
+    with server_process.served(tmp_path, "--workers", workers) as server:
+        session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        assert server.call(session_id, "add", amount=1)["result"] == 1
+        source, copy = (sqlite3.connect(tmp_path / name) for name in ("sessions.db", "copy.db"))
+        with contextlib.closing(source), contextlib.closing(copy):
+            source.backup(copy)  # what the command `.backup` of `sqlite3` does
+        assert server.call(session_id, "add", amount=1)["result"] == 2
+    for end in ("", "-wal", "-shm"):
+        (tmp_path / f"sessions.db{end}").unlink(missing_ok=True)
+    (tmp_path / "copy.db").rename(tmp_path / "sessions.db")
+    with server_process.served(tmp_path, "--workers", workers) as server:
+        assert server.call(session_id, "add", amount=5)["result"] == 6
 
 
 def test_a_stopped_server_has_kept_everything_and_exits_with_0(tmp_path):

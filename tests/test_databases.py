@@ -16,6 +16,8 @@ from shared_memory import SharedMemory
 
 from server import Database, Depends, Task, TaskEnvironment, Toolpack
 from server.errors import InvalidParamsError, RegistrationError
+from server.features.executors import runner
+from server.features.parts import database as databases
 from server.features.parts.database_file import DatabaseFile
 from server.features.replay.writers import has_kind
 from server.packs.catalog import Catalog
@@ -199,6 +201,28 @@ def test_the_file_of_a_database(bench, session):
     assert bench.result(session, "by_path", sql="SELECT 5") == [[5]]
     changed = [record.get("changed") for record in bench.rpc("get_trace", session_id=session)]
     assert [bool(each) for each in changed] == [True, False, False, False]
+
+
+def test_the_worker_opens_no_database_where_there_are_executors(monkeypatch, tmp_path):
+    def opened(*_arguments, **_more):
+        raise AssertionError("the worker has opened a database")
+
+    monkeypatch.setattr(databases, "open_connection", opened)
+    with make("process", scratch_dir=tmp_path) as bench:
+        session = bench.create("stall")
+        bench.result(session, "place_order", product=1, quantity=1)
+        assert list(tmp_path.rglob("copy-*"))  # where an executor keeps it
+        assert bench.rpc("get_environment", session_id=session)["stall"]["db"]["orders"]
+        assert bench.rpc("diff_environment", session_id=session)
+        assert bench.rpc("export_session", session_id=session)["contents"]
+
+
+def test_each_executor_keeps_its_share_of_the_scratch_folder(monkeypatch):
+    seen = []
+    begin = runner.Zygote
+    monkeypatch.setattr(runner, "Zygote", lambda given, *more: (seen.append(given), begin(given, *more))[1])
+    with make("process", scratch_bytes=64 * 2**20, executors=4):
+        assert [configuration.scratch_bytes for configuration in seen] == [16 * 2**20]
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])

@@ -285,6 +285,16 @@ def test_calls_run_beside_each_other_and_wait_for_an_executor():
         assert executors(bench)["_started_total"] <= 6
 
 
+def test_a_quick_function_waits_for_no_executor_that_others_hold(tmp_path):
+    with rough_bench(executors=1, timeout_seconds=2 * PATIENCE) as bench:
+        quick = bench.create("rough")
+        for _ in range(10):
+            bench.result(quick, "mark", text="before")
+        call = waiting_call(bench, bench.create("rough"), tmp_path)
+        goes_on(bench, quick, ["before"] * 10)
+        assert not call.done()
+
+
 def test_one_owner_keeps_no_other_from_an_executor(tmp_path):
     tokens = {name: f"a token of {name}" for name in ("ann", "bob")}
     with rough_bench(executors=6, tokens=tokens) as bench:

@@ -61,6 +61,20 @@ def test_many_functions_that_wait_run_at_the_same_time(gate):
     bench.close()
 
 
+def test_functions_that_compute_run_two_at_a_time(gate, monkeypatch):
+    monkeypatch.setattr(threads, "TICK_SECONDS", 3600)  # nobody sees that it doesn't compute
+    bench = serving.Bench()
+    bench.sessions.queues.threads._pace._kinds["add_and_hold"].waits = False
+    runs = ledger.runs.count("add_and_hold")
+    held = [hold(bench) for _ in range(5)]
+    wait_until(lambda: ledger.runs.count("add_and_hold") == runs + 2, "two of them")
+    wait_until(lambda: bench.sessions.load()[0] == 3, "the others to wait")
+    assert ledger.runs.count("add_and_hold") == runs + 2
+    gate.set()
+    assert all(call.result(PATIENCE)["error"] is None for call in held)
+    bench.close()
+
+
 def test_a_name_that_has_used_up_its_share_of_threads_waits_for_itself_alone(gate, monkeypatch):
     monkeypatch.setattr(pace, "QUICK_SECONDS", 3600)  # what is quick is so on a busy machine, too
     clock = serving.Clock(monkeypatch, queues)

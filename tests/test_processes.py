@@ -27,7 +27,7 @@ from server.processes.child import Child
 from server.processes.draining import DrainingServer
 from server.processes.listen import listen
 from server.processes.pipe import SERVING, STARTING, UNFIT, SupervisorPipe
-from server.processes.supervisor import HANG_SECONDS, LOOK_SECONDS, MAX_PAUSE_SECONDS, Supervisor
+from server.processes.supervisor import HANG_SECONDS, LOADING_SECONDS, LOOK_SECONDS, MAX_PAUSE_SECONDS, Supervisor
 from server.processes.worker import OUTDATED, START_FAILED
 from server.settings import Settings
 from server.web.app import create_app
@@ -398,6 +398,15 @@ def test_a_worker_that_was_silent_for_5_seconds_is_killed_and_replaced(keeper, c
     assert not other.ended
     assert len(keeper._children) == 2
     assert "hung for 5 s and was killed" in caplog.text
+
+
+def test_a_worker_that_is_silent_while_it_imports_is_killed_after_30_seconds(keeper):
+    assert LOADING_SECONDS == 30.0
+    silent = keeper._children[0]
+    for silence in (29.9, 30.1):
+        silent.silence = silence
+        keeper._replace_workers()
+        assert silent.ended is (silence > LOADING_SECONDS)
 
 
 def test_workers_that_serve_are_told_which_others_have_ended(keeper):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 
 import pytest
 import redis_server
+import serving
 from store_sessions import change, record_id, session, use_and_delete
 
 from server.errors import (
@@ -100,9 +102,6 @@ def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monke
         store._redis._client.config_set("maxmemory", "0")
         store._redis._client.script_flush()
         assert store.commit([change(kept, 2, "b2")]) == [True]
-        store._redis._client.set("toolpack:schema", "99")
-        with pytest.raises(SettingsError, match="has schema 99, this toolpack-server reads 1"):
-            open_store(url)
         store.close()
     with pytest.raises(SettingsError, match="can't be used"):
         open_store(url)
@@ -139,6 +138,58 @@ def opened_on(monkeypatch, client):
     redis = pytest.importorskip("redis")
     monkeypatch.setattr(redis.Redis, "from_url", lambda *_arguments, **_more: client)
     return open_store("redis://somewhere/0")
+
+
+def test_a_redis_of_another_layout_is_not_opened(tmp_path):
+    with redis_server.start(tmp_path) as (url, _), contextlib.closing(open_store(url)) as store:
+        store._redis._client.set("toolpack:schema", "99")
+        with pytest.raises(SettingsError, match="has schema 99, this toolpack-server reads 1"):
+            open_store(url)
+
+
+ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+def test_a_redis_that_writes_each_commit_loses_nothing_when_it_is_killed(tmp_path):
+    acknowledged = []
+    with redis_server.start(tmp_path, *ALWAYS) as (url, process), serving.Bench(store=url) as bench:
+        session_id = bench.create()
+
+        def calls():
+            with contextlib.suppress(serving.RpcError):
+                while len(acknowledged) < 900:
+                    acknowledged.append(bench.result(session_id, "add", amount=1))
+
+        client = threading.Thread(target=calls)
+        client.start()
+        serving.wait_until(lambda: len(acknowledged) > 20, "some calls")
+        os.kill(process, signal.SIGKILL)
+        client.join(serving.PATIENCE)
+    with redis_server.start(tmp_path, *ALWAYS) as (url, _), serving.Bench(store=url) as bench:
+        kept = [record["result"] for record in bench.rpc("get_trace", session_id=session_id, limit=1000)]
+        assert kept[: len(acknowledged)] == acknowledged
+        assert len(kept) <= len(acknowledged) + 1  # of the last one the answer was lost
+        assert bench.result(session_id, "add", amount=1) == len(kept) + 1
+
+
+@pytest.mark.parametrize("how", ["folder", "snapshot"])
+def test_a_copy_of_redis_is_restored(tmp_path, how):
+    redis = pytest.importorskip("redis")
+    (tmp_path / "first").mkdir()
+    with redis_server.start(tmp_path / "first", *ALWAYS) as (url, _), serving.Bench(store=url) as bench:
+        session_id = bench.create()
+        bench.result(session_id, "add", amount=1)
+        if how == "folder":
+            shutil.copytree(tmp_path / "first", tmp_path / "copy")
+        else:  # what `redis-cli --rdb` asks for, too
+            with redis.Redis.from_url(url) as client:
+                client.save()
+            (tmp_path / "copy").mkdir()
+            shutil.copy(tmp_path / "first" / "dump.rdb", tmp_path / "copy")
+        bench.result(session_id, "add", amount=1)
+    more = ALWAYS if how == "folder" else ()
+    with redis_server.start(tmp_path / "copy", *more) as (url, _), serving.Bench(store=url) as bench:
+        assert bench.result(session_id, "add", amount=5) == 6
 
 
 @pytest.mark.parametrize(

@@ -642,13 +642,25 @@ def shop(**fields):
     return Catalog({"shop": pack})
 
 
+def test_memory_keeps_nothing_after_a_restart(make_bench):
+    first = make_bench()
+    session_id = first.create()
+    first.close()
+    refused(-32001, make_bench().rpc, "get_session", session_id=session_id)
+
+
 def test_state_of_other_classes_is_refused_until_it_is_rebuilt(tmp_path, make_bench):
     store = f"sqlite:///{tmp_path / 'sessions.db'}"
     first = make_bench(shop(apples=3), store)
     session_id = first.create("shop")
     first.result(session_id, "sell")
     first.close()
-    second = make_bench(shop(apples=3, pears=5), store)
+    other = make_bench(serving.CATALOG, store)
+    unaffected = other.create()
+    other.close()
+    both = Catalog({**serving.CATALOG.toolpacks, **shop(apples=3, pears=5).toolpacks})
+    second = make_bench(both, store)
+    assert second.result(unaffected, "add", amount=1) == 1
     changed = refused(-32008, second.rpc, "get_environment", session_id=session_id)
     assert changed.data["type"] == "ClassesChangedError"
     refused(-32008, second.rpc, "reset_session", session_id=session_id, version=1)
@@ -656,6 +668,9 @@ def test_state_of_other_classes_is_refused_until_it_is_rebuilt(tmp_path, make_be
     assert second.rpc("reset_session", session_id=session_id)["version"] == 2
     assert second.rpc("get_environment", session_id=session_id) == {"shop": {"apples": 3, "pears": 5}}
     second.close()
+    again = make_bench(shop(apples=3), store)
+    assert again.rpc("get_environment", session_id=session_id, version=1) == {"shop": {"apples": 3}}
+    again.close()
     third = make_bench(serving.CATALOG, store)
     refused(-32008, third.call, session_id, "sell")
     refused(-32008, third.rpc, "list_functions", session_id=session_id)
