@@ -90,6 +90,15 @@ def test_killed_amid_concurrent_calls_nothing_acknowledged_is_lost(tmp_path):
         assert total == len({call_id for _, call_id, _ in acknowledged} | {c.attempted["call_id"] for c in clients})
 
 
+def test_readiness_says_why_the_store_stores_nothing(tmp_path):
+    with server_process.served(tmp_path) as server:
+        for path in tmp_path.glob("sessions.db*"):
+            path.unlink()
+        answer = server.http.get("/readyz")
+        assert (answer.status_code, server.http.get("/healthz").status_code) == (503, 200)
+        assert "restart the server" in answer.text
+
+
 def test_sqlite_in_the_data_directory_is_the_default(tmp_path):
     with server_process.served(tmp_path) as server:
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]

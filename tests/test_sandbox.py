@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import zoneinfo
 from pathlib import Path
 
 import pytest
+import server_process
 import serving
 from ci import IN_CI
 from serving import KEY, PACKS
@@ -63,6 +65,26 @@ def thief(tmp_path_factory):
 
         try_to.folder, try_to.bench, try_to.session_id = folder, bench, session_id
         yield try_to
+
+
+@needs_kernel
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="setpriv is missing")
+def test_it_needs_no_rights_and_the_working_folder_is_hidden_from_it(tmp_path, monkeypatch):
+    command = server_process.command
+    without_rights = [shutil.which("setpriv"), "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+    monkeypatch.setattr(server_process, "command", lambda *arguments: [*without_rights, *command(*arguments)])
+    for name in ("data", "work"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "work" / "notes.txt").touch()
+    monkeypatch.chdir(tmp_path / "work")
+    variables = {"TOOLPACK_ISOLATION": "process", "TOOLPACK_SANDBOX": "files,network"}
+    with server_process.served(tmp_path / "data", "--packs", "rough", **variables) as server:
+        status = Path(f"/proc/{server.process.pid}/status").read_text(encoding="utf-8")
+        assert "CapEff:\t0000000000000000\n" in status
+        session_id = server.rpc("create_session", toolpacks=["rough"])["session_id"]
+        attempt = {"what": "read", "path": str(tmp_path / "work" / "notes.txt"), "number": 0}
+        assert server.call(session_id, "try_to", **attempt)["error"].startswith(DENIED)
+        assert server.call(session_id, "mark", text="after")["result"] == ["after"]
 
 
 @needs_kernel
