@@ -231,8 +231,7 @@ class Replay:
                 why = "it can't have missed its deadline, or it must have"
         else:
             perturbed, changes, why = self._ran(record, rule)
-        if record.get("perturbed") != perturbed:
-            why = why or f"its rules give {perturbed}"
+        why = why or self._besides(record, perturbed)
         if why:
             problems.append(f"{where}: {why}: {record}")
         self._take(record, heard_of(record), changes=changes)
@@ -247,6 +246,12 @@ class Replay:
             return None, failure is None and record["function"] not in READING, why
         told = {"error": TEXT_OF[rule], "result": ""} if rule == "lost" else {"result": result + TEXT_OF[rule]}
         return {"rules": [rule], "run": True, "agent": told}, record["function"] not in READING, why
+
+    def _besides(self, record, perturbed):
+        """Get what is wrong with a record besides what has happened."""
+        if record["by"] == "guest" and _is_full(self.place):
+            return "the guest has no call left"
+        return None if record.get("perturbed") == perturbed else f"its rules give {perturbed}"
 
     def _is_too_much(self, record):
         """Whether a call has one nested in it that is more than its caller has left."""

@@ -38,7 +38,7 @@ RULES = [
     {"name": "flaky", "functions": "take", "rate": 0.3, "error": "OSError: try again"},
     {"name": "stale", "functions": "find", "calls": "2/3", "stale": True},
 ]
-GUESTS_CALLS = 60
+GUESTS_CALLS = 12
 PARTICIPANTS = {
     "buyer": {"functions": ["append", "append_slowly", "append_patiently", "put", "take", "read", "find"]},
     "guest": {"functions": ["append", "add", "read", "find", "count"], "max_calls": GUESTS_CALLS},
