@@ -49,26 +49,31 @@ class Perturbations(TypedDict):
     seed: NotRequired[str]
 
 
-class Session(TypedDict):
-    """A session; the agent under test gets `agent_path`, or `mcp_path` if it speaks MCP.
-
-    `toolpack_versions` has the versions that it was created with of those of its toolpacks that come with an installed
-    distribution. `task` is the name of its task. `participants` has the paths of each participant, the agent's
-    included; it is null if there is none but the agent.
-    """
+class SessionOutline(TypedDict):
+    """What a session is, without the paths by which agents reach it; `task` is the name of its task."""
 
     session_id: str
-    agent_path: str
-    mcp_path: str
     toolpacks: list[str]
-    toolpack_versions: dict[str, str]
     version: int
     labels: dict[str, str]
     created_at: str
     expires_at: str
     parent: Parent | None
-    participants: dict[str, ParticipantPaths] | None
     task: str | None
+
+
+class Session(SessionOutline):
+    """A session; the agent under test gets `agent_path`, or `mcp_path` if it speaks MCP.
+
+    `toolpack_versions` has the versions that it was created with of those of its toolpacks that come with an installed
+    distribution. `participants` has the paths of each participant, the agent's included; it is null if there is none
+    but the agent.
+    """
+
+    agent_path: str
+    mcp_path: str
+    toolpack_versions: dict[str, str]
+    participants: dict[str, ParticipantPaths] | None
     seed: str | None
     clock: str | None
     clock_step_seconds: float | None
@@ -390,23 +395,16 @@ class Evaluations(TypedDict):
     next: str | None
 
 
-class SessionSummary(TypedDict):
+class SessionSummary(SessionOutline):
     """What has happened in a session: in its own records, without those of a parent.
 
-    `calls` counts them, and `errors` those that failed; `duration_ms` is the time that they took. `done` says that the
-    answer was submitted. `verdict` is the recorded one, null if there is none or the session has gone on since.
-    `problem` says why records can't be read; the others are counted up to there.
+    `records` counts them, `calls` those that are calls, and `errors` the calls that failed; `duration_ms` is the time
+    that they took. `done` says that the answer was submitted. `verdict` is the recorded one, null if there is none or
+    the session has gone on since. `problem` says why records can't be read; the others are counted up to there.
     """
 
-    session_id: str
-    toolpacks: list[str]
-    version: int
-    labels: dict[str, str]
-    created_at: str
-    expires_at: str
-    parent: Parent | None
-    task: str | None
     variant: str | None
+    records: int
     calls: int
     errors: int
     last_function: str | None

@@ -3,11 +3,14 @@
 import contextlib
 import io
 import os
+import pty
 import subprocess
+import tempfile
 from typing import Any
 from unittest import mock
 
 import server_process
+import serving
 from click.testing import CliRunner
 
 from server.cli import cli, main
@@ -23,6 +26,36 @@ def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str
         timeout=60,
         check=False,
     )
+
+
+def on_a_terminal(*arguments: object, status: int = 0) -> str:
+    """Run a command whose output is a terminal, and get what it prints there."""
+    return _on_a_terminal("stdout", *arguments, status=status)[0]
+
+
+def with_errors_on_a_terminal(*arguments: object, status: int = 0) -> tuple[str, str]:
+    """Run a command whose standard error alone is a terminal, and get what it writes there, and its output."""
+    return _on_a_terminal("stderr", *arguments, status=status)
+
+
+def _on_a_terminal(stream: str, *arguments: object, status: int) -> tuple[str, str]:
+    terminal, end = pty.openpty()
+    with tempfile.TemporaryFile() as other:
+        try:
+            streams: Any = {"stdout": other if stream == "stderr" else end, stream: end}
+            process = subprocess.Popen(
+                server_process.command(*map(str, arguments)), env=server_process.environment(COLUMNS="60"), **streams
+            )
+            os.close(end)
+            text = b""
+            with contextlib.suppress(OSError):  # the other end is closed
+                while more := os.read(terminal, 65536):
+                    text += more
+            assert process.wait(serving.PATIENCE) == status, text
+        finally:
+            os.close(terminal)
+        other.seek(0)
+        return text.decode().replace("\r\n", "\n"), other.read().decode()
 
 
 def run_here(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -53,6 +53,26 @@ def redis_url(tmp_path_factory):
         yield url
 
 
+@pytest.fixture(scope="module")
+def window(server, tmp_path_factory):
+    """A browser for the tests of a file, which says by its fixture `server` what the browser looks at."""
+    import browser  # noqa: PLC0415 - it takes a while, and most files need none
+
+    with browser.browser(server.url, tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(window):
+    """The browser; whatever a test did, nothing of a session's became markup or ran, and no script failed."""
+    window.resize(1280)
+    window.driver.get("about:blank")
+    yield window
+    assert window.run("return [window.ran, window.violations, window.problems]") == [0, [], []]
+    assert window.run("return document.querySelectorAll('main :is(img, script, iframe)').length") == 0
+    window.resize(1280)
+
+
 @pytest.fixture
 def store_url(request, tmp_path):
     """Gives the URL of an empty store: `memory`, `sqlite` or `redis`."""

@@ -48,6 +48,15 @@ def wait_until(condition: Callable[[], Any], what: str = "what the test waits fo
     return found
 
 
+def in_parts(ask: Callable[..., Any], **params: Any) -> Iterator[Any]:
+    """Ask for the first part of an answer, and for the next one as long as there is one."""
+    after: str | None = ""
+    while after is not None:
+        part = ask(after=after, **params)
+        yield part
+        after = part["next"]
+
+
 class Clock:
     """Stands in for the module `time` in modules of the server: its clocks stand still until a test moves them."""
 

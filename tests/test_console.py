@@ -120,7 +120,7 @@ def test_it_stays_small():
     lines = {name: len(text.splitlines()) for name, text in FILES.items()}
     runs = {name for name in lines if name.startswith("runs")}
     assert sum(lines[name] for name in lines.keys() - runs) <= 1766
-    assert sum(lines[name] for name in runs) <= 540  # a feature of its own
+    assert sum(lines[name] for name in runs) <= 585  # a feature of its own
 
 
 def colours(text):

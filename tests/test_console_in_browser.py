@@ -3,7 +3,6 @@
 import json
 import re
 
-import browser as browsers
 import pytest
 import server_process
 from selenium.webdriver.common.keys import Keys
@@ -17,22 +16,6 @@ def server(tmp_path_factory):
     flags = ["--store", "memory:", "--packs", "bank,chores,ledger,pages,stall,vault"]
     with server_process.served(tmp_path_factory.mktemp("console"), *flags) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def window(server, tmp_path_factory):
-    with browsers.browser(server.url, tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(window):
-    """The browser; whatever a test did, no script of a session's ran, nothing tried to, and no script failed."""
-    window.resize(1280)
-    window.driver.get("about:blank")
-    yield window
-    assert window.run("return [window.ran, window.violations, window.problems]") == [0, [], []]
-    window.resize(1280)
 
 
 def bank(server, *calls, **params):

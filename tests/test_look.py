@@ -1,15 +1,12 @@
 """`call` with steps and options, and `sessions`, `env`, `trace`, `diff`, `list --url`: on a server and in its store."""
 
 import json
-import os
-import pty
 import re
-import subprocess
 
 import pytest
 import server_process
 import serving
-from command_line import invoke, run_here
+from command_line import invoke, on_a_terminal, run_here
 
 FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
 
@@ -24,29 +21,6 @@ def printed(*arguments):
         found.append(value)
         text = text[end:].strip()
     return found
-
-
-def on_a_terminal(*arguments, status=0):
-    """Run a command whose output is a terminal."""
-    terminal, end = pty.openpty()
-    try:
-        process = subprocess.Popen(
-            server_process.command(*arguments), stdout=end, env=server_process.environment(COLUMNS="60")
-        )
-        os.close(end)
-        text = b""
-        while True:
-            try:
-                more = os.read(terminal, 65536)
-            except OSError:  # the other end is closed
-                break
-            if not more:
-                break
-            text += more
-        assert process.wait(serving.PATIENCE) == status
-    finally:
-        os.close(terminal)
-    return text.decode().replace("\r\n", "\n")
 
 
 def said(*arguments):

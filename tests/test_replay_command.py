@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import server_process
-from command_line import invoke, run, run_here
-from test_look import on_a_terminal
+from command_line import invoke, on_a_terminal, run, run_here
 
 FIXTURES = ["--pack-dir", str(server_process.serving.PACKS), "--packs", "ledger"]
 CHANGED = '''from server import Toolpack

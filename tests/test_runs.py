@@ -1,7 +1,9 @@
 """A run is one question: all rollouts with the same labels are evaluated together, and verdicts can be kept."""
 
+from functools import partial
+
 import pytest
-from serving import refused
+from serving import in_parts, refused
 from test_tasks import CATALOG, DO, begin, verdict
 
 from server.features.tasks.service import Tasks
@@ -51,12 +53,8 @@ def test_a_run_is_evaluated_with_one_question(bench):
 
 def test_a_run_is_evaluated_in_parts(bench):
     sessions = sorted(rollout(bench) for _ in range(5))
-    seen, after = [], ""
-    while after is not None:
-        found = evaluated(bench, after=after, limit=2)
-        seen += [each["session_id"] for each in found["verdicts"]]
-        after = found["next"]
-    assert seen == sessions
+    parts = in_parts(partial(evaluated, bench), limit=2)
+    assert [each["session_id"] for part in parts for each in part["verdicts"]] == sessions
 
 
 def test_forks_are_counted_and_those_of_the_console_left_out(bench):

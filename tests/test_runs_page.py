@@ -2,7 +2,6 @@
 
 import re
 
-import browser as browsers
 import pytest
 import server_process
 from command_line import invoke
@@ -11,6 +10,8 @@ from server.features.tasks.pass_rates import all_of, any_of, rates
 from server.features.tasks.report import ENTRY, one_script
 
 MARKUP = '<img src=x onerror="window.ran=1">'
+LONG = "w" * 200
+CHECK = "the subject is the invoice's"
 SAVE, DENTIST, RAISES = "bank/save-300", "bank/pay-dentist", "chores/raises"
 
 
@@ -24,23 +25,6 @@ def server(tmp_path_factory):
                     play(running, task, run, number, passes=number < passes, record=run != "new")
         play(running, RAISES, "new", 0, passes=True)
         yield running
-
-
-@pytest.fixture(scope="module")
-def window(server, tmp_path_factory):
-    with browsers.browser(server.url, tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(window):
-    """The browser; whatever a test did, no script of a session's ran, nothing tried to, and no script failed."""
-    window.resize(1280)
-    window.driver.get("about:blank")
-    yield window
-    assert window.run("return [window.ran, window.violations]") == [0, []]
-    assert window.run("return document.querySelectorAll('main :is(img, script, iframe)').length") == 0
-    window.resize(1280)
 
 
 def play(server, task, run, number, *, passes, record=False):
@@ -63,7 +47,7 @@ def states(page, task):
 
 def read(page):
     page.until(
-        lambda: page.run("return document.querySelector('.grid') && !document.querySelector('[role=status].hint')"),
+        lambda: page.run("return document.querySelector('.grid') && !document.querySelector('progress')"),
         "the end",
     )
 
@@ -104,6 +88,60 @@ def test_rollouts_are_filtered_by_verdict_task_label_and_text_in_the_trace(page)
     page.write("label", "rollout=1")
     page.click("Filter")
     page.sees("2 rollouts of 2 tasks")
+
+
+def test_what_was_wrong_is_counted_and_leads_to_its_rollouts(page):
+    page.open("#/runs?by=run&run=old")
+    read(page)
+    page.click(CHECK, ".faults a")
+    page.sees("Rollouts like that: 3")
+    assert page.find(".faults a[aria-current]").text.startswith(CHECK)
+    page.click(CHECK, ".faults a")
+    page.until(lambda: "like that" not in page.text(), "all of them")
+
+
+def test_a_session_leads_to_the_next_one_of_the_list_and_back(page):
+    page.open("#/runs?by=run&run=old&verdict=failed&sort=rollout")
+    read(page)
+    page.find(".rollouts tbody a").click()
+    page.sees("1 of 6", "failed")
+    first = page.at("#/sessions/")
+    page.click("Next")
+    page.sees("2 of 6")
+    assert page.at("#/sessions/") != first
+    page.click("Previous")
+    page.until(lambda: page.hash == first, "the first one again")
+    page.click("Back to the list")
+    page.at("#/runs?by=run&run=old&verdict=failed&sort=rollout")
+    page.sees("Rollouts like that: 6")
+
+
+def test_what_an_evaluator_has_said_is_not_asked_for_twice(page):
+    page.open("#/runs?by=run&run=new")
+    read(page)
+    count = "return performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('/rpc')).length"
+    page.click("All runs")
+    page.sees("3 runs")
+    before = page.run(count)
+    page.click("new", "tbody a")
+    read(page)
+    assert states(page, SAVE) == ["passed", "passed", "passed", "failed"]
+    assert page.run(count) - before == 1  # for the summaries
+    page.click("Read again")
+    page.until(lambda: page.run(count) - before > 2, "evaluations")
+
+
+def test_a_server_that_is_away_for_a_while_is_read_on(page):
+    page.open("#/runs")
+    page.sees("3 runs")
+    page.run(
+        "const ask = window.fetch; window.failures = 1;"
+        "window.fetch = (...given) => (window.failures-- > 0 ? Promise.reject(new TypeError('away')) : ask(...given));"
+    )
+    page.click("old", "tbody a")
+    page.until(lambda: page.run("return window.failures") < 1, "a failure")
+    read(page)
+    page.sees("8 rollouts of 2 tasks")
 
 
 def test_a_run_against_another_says_what_changed(page):
@@ -148,16 +186,33 @@ def test_tables_are_sorted_by_their_heads(page):
     assert page.find(".rollouts th[aria-sort=ascending]").text == "Verdict ↑"
 
 
+@pytest.fixture(scope="module")
+def long_words(server):
+    """A session with long words wherever a session can have some: its id."""
+    labels = {"long": LONG, MARKUP + LONG[:20]: LONG}
+    session_id = server.rpc("create_session", task=DENTIST, labels=labels)["session_id"]
+    server.call(session_id, LONG[:60])
+    server.rpc("add_message", session_id=session_id, role="assistant", content=LONG)
+    server.rpc("evaluate_session", session_id=session_id, record=True)
+    return session_id
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_pages_fit_into_400_pixels(page, dark):
-    page.resize(400, dark=dark)
-    for place in ("#/runs", "#/runs?by=run&run=new&against=old", f"#/runs?by=run&run={MARKUP}"):
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_is_wider_than_the_page(page, long_words, width, dark):
+    page.resize(width, dark=dark)
+    long = f"#/runs?by=long&run={LONG}"
+    for place in ("#/runs", "#/runs?by=run&run=new&against=old", "#/runs?by=long", long, f"{long}&against={LONG}"):
         page.open(place)
         page.until(
-            lambda: page.run("return document.querySelector('.runs table') && !document.querySelector('[aria-busy]')"),
+            lambda: page.run("return document.querySelector('.runs table') && !document.querySelector('progress')"),
             place,
         )
-        assert page.run("return document.documentElement.scrollWidth") <= 400, place
+        assert page.run("return document.documentElement.scrollWidth") <= width, place
+    for place in ("#/sessions?label=long%3D" + LONG, f"#/sessions/{long_words}"):
+        page.open(place)
+        page.sees(LONG[:60], "failed")
+        assert page.run("return document.documentElement.scrollWidth") <= width, place
 
 
 def test_evaluate_writes_the_same_page_as_one_file(page, server, tmp_path):

@@ -1,7 +1,9 @@
 """Summaries: many sessions at a glance, without evaluating or renewing any."""
 
+from functools import partial
+
 import pytest
-from serving import refused
+from serving import in_parts, refused
 from test_tasks import CATALOG, begin, verdict
 
 RUN = {"run": "1"}
@@ -27,13 +29,21 @@ def test_a_summary_says_what_has_happened_and_the_verdict_that_is_kept(bench):
     before = bench.rpc("list_sessions", labels=RUN)
     (told,) = summaries(bench)["sessions"]
     expected = {name: before[0][name] for name in ("session_id", "task", "labels", "version", "expires_at", "parent")}
-    expected |= {"calls": 2, "errors": 1, "last_function": "do", "done": False, "verdict": None, "variant": None}
+    expected |= {
+        "records": 2,
+        "calls": 2,
+        "errors": 1,
+        "last_function": "do",
+        "done": False,
+        "verdict": None,
+        "variant": None,
+    }
     assert {name: told[name] for name in expected} == expected
     assert told["duration_ms"] > 0
     bench.rpc("submit_answer", session_id=session_id, answer="Done.")
     said = verdict(bench, session_id, record=True)
     (told,) = summaries(bench)["sessions"]
-    assert (told["done"], told["verdict"], told["problem"]) == (True, said, None)
+    assert (told["done"], told["verdict"], told["problem"], told["records"]) == (True, said, None, 4)
     bench.rpc("reset_session", session_id=session_id)
     (told,) = summaries(bench)["sessions"]
     assert (told["done"], told["verdict"], told["calls"]) == (False, None, 2)  # it goes on, and what was called was
@@ -60,12 +70,8 @@ def test_sessions_are_found_by_what_was_said_and_called_in_them(bench):
 
 def test_summaries_come_in_parts_which_together_are_all(bench, monkeypatch):
     sessions = sorted(begin(bench, "chores/dishes", labels=RUN)[0] for _ in range(5))
-    seen, after = [], ""
-    while after is not None:
-        part = summaries(bench, after=after, limit=2)
-        seen += [each["session_id"] for each in part["sessions"]]
-        after = part["next"]
-    assert seen == sessions
+    parts = in_parts(partial(summaries, bench), limit=2)
+    assert [each["session_id"] for part in parts for each in part["sessions"]] == sessions
     newest = summaries(bench, order="-created")["sessions"]
     assert [each["created_at"] for each in newest] == sorted((each["created_at"] for each in newest), reverse=True)
     monkeypatch.setattr("server.features.tasks.summaries._SECONDS", 0)

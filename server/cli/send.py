@@ -5,11 +5,14 @@ so no command meets a result of another shape. The standard library sends reques
 the Python client's package.
 """
 
+import asyncio
+import concurrent.futures
 import http.client
 import json
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import click
@@ -67,7 +70,7 @@ def remote(url: str, token: str | None) -> Send:
             ) from None
         return result
 
-    async def send(method: str, params: dict[str, Any], agent_path: str | None = None) -> Any:
+    def ask(method: str, params: dict[str, Any], agent_path: str | None = None) -> Any:
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
         place = f"{url.rstrip('/')}{agent_path or '/rpc'}"
         results = agents if agent_path else clients
@@ -85,7 +88,25 @@ def remote(url: str, token: str | None) -> Send:
             why = getattr(error, "reason", None) or str(error) or type(error).__name__
             raise click.ClickException(f"{url} can't be reached: {why}. Is the server running?") from None
 
+    async def send(method: str, params: dict[str, Any], agent_path: str | None = None) -> Any:
+        return await _in_thread(lambda: ask(method, params, agent_path))
+
     return send
+
+
+async def _in_thread(work: Callable[[], Any]) -> Any:
+    """Do work that blocks; its thread doesn't keep the command from ending, as one of an executor would."""
+    future = concurrent.futures.Future[Any]()
+    future.set_running_or_notify_cancel()  # it may be set even if nobody waits any more
+
+    def do() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:  # noqa: BLE001 - for whoever waits
+            future.set_exception(error)
+
+    threading.Thread(target=do, daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 def local(service: Service, caller: Caller) -> Send:

@@ -26,6 +26,14 @@ export function fill(element, ...children) {
   return element;
 }
 
+/** Replace an element's children; the focus stays on what has the same id there, or leads to the same address. */
+export function refill(element, ...children) {
+  const { id, href } = element.contains(document.activeElement) ? document.activeElement : {};
+  fill(element, children);
+  const isSame = (each) => (id ? each.id === id : each.href === href);
+  if (id || href) [...element.querySelectorAll(id ? "[id]" : "a")].find(isSame)?.focus({ preventScroll: true });
+}
+
 export const short = (id) => id.slice(0, 8);
 export const count = (n, one) => `${n.toLocaleString("en")} ${one}${n === 1 ? "" : "s"}`;
 export const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
@@ -112,9 +120,7 @@ export async function load(place, work) {
   try {
     const shown = await work();
     if (isLate()) return;
-    const focused = place.contains(document.activeElement) && document.activeElement.id;
-    if (shown !== undefined) fill(place, shown);
-    if (focused) document.getElementById(focused)?.focus();
+    if (shown !== undefined) refill(place, shown);
   } catch (error) {
     if (error.name === "AbortError" || isLate()) return;
     if (error.name !== "Failure") console.error(error); // a mistake of the console's own

@@ -1,33 +1,49 @@
 // The runs of this server: their sessions are read in pages, and those without a recorded verdict are evaluated.
-// The rule: only what is looked at is evaluated, a few at a time, and no verdict is recorded.
+// The rule: only what is looked at is evaluated, a few at a time, and no verdict is recorded. What an evaluator has said
+// is known in this tab until the session goes on, or everything is read again.
 import { link } from "./dom.js";
 import { batch, call } from "./rpc.js";
 import { openRuns } from "./runs_view.js";
 
-const PAGE = 1000, AT_ONCE = 20; // sessions
+const PAGE = 1000, AT_ONCE = 10; // sessions
+const REQUESTS = 3; // at the same time: evaluators may wait, or run in several processes
+const judged = new Map(); // verdicts that aren't recorded
+const stage = ({ session_id: id, records }) => `${id} ${records}`;
+
+/** Read a page of summaries, with the verdicts that are known here. */
+export async function summaries(asked, signal) {
+  const page = await call("summarize_sessions", asked, signal);
+  for (const each of page.sessions) each.verdict ??= judged.get(stage(each)) ?? null;
+  return page;
+}
 
 async function* sessions(labels, text, signal) {
   for (let after = ""; after !== null; ) {
-    const page = await call("summarize_sessions", { labels, text, after, limit: PAGE }, signal);
+    const page = await summaries({ labels, text, after, limit: PAGE }, signal);
     yield page.sessions;
     after = page.next;
   }
 }
 
+/** Evaluate those sessions that have no verdict; comes back whenever some more have one. */
 export async function* judge(some, signal) {
-  const open = some.filter(({ verdict }) => !verdict);
-  for (let start = 0; start < open.length; start += AT_ONCE) {
-    const part = open.slice(start, start + AT_ONCE);
-    const asked = ({ session_id: id }) => ["evaluate_session", { session_id: id, raise_on_error: false }];
-    const answers = await batch(part.map(asked), signal);
+  const open = some.filter(({ verdict }) => !verdict), running = new Set();
+  const ask = async (part) => {
+    const answers = await batch(part.map(({ session_id: id }) => ["evaluate_session", { session_id: id, raise_on_error: false }]), signal);
     for (const [at, { result, error }] of answers.entries()) {
-      if (result) part[at].verdict = result;
+      if (result) judged.set(stage(part[at]), (part[at].verdict = result));
       else part[at].problem ??= error.message;
     }
-    yield part.length;
+  };
+  while (open.length || running.size) {
+    while (open.length && running.size < REQUESTS) {
+      const asked = ask(open.splice(0, AT_ONCE)).finally(() => running.delete(asked));
+      running.add(asked);
+    }
+    yield await Promise.race(running);
   }
 }
 
-const SOURCE = { sessions, judge, cell: ({ session_id: id }, _query, text) => link(["sessions", id], {}, text) };
-
+const cell = ({ session_id: id }, _query, text) => link(["sessions", id], {}, text);
+const SOURCE = { sessions, judge, cell, forget: () => judged.clear() };
 export const openRunsOfServer = (place, _ids, query, signal) => openRuns(place, SOURCE, query, signal);

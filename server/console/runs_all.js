@@ -2,7 +2,7 @@
 import { count, go, h, link, time } from "./dom.js";
 import { lineChart, shareBar } from "./runs_chart.js";
 import { allOf, figures, inOrder, keysOf, mostK, overTasks, sorted, stateOf, tasksOf } from "./runs_model.js";
-import { MOST_K, NONE, cell, decimal, header, passedOf, percent, progress, seconds } from "./runs_parts.js";
+import { MOST_K, NONE, cell, decimal, header, passedOf, percent, seconds } from "./runs_parts.js";
 
 /** Get the key of the label that names the runs. */
 export const keyOf = ({ sessions }, { by }) => by ?? keysOf(sessions)[0];
@@ -22,7 +22,8 @@ export function drawAll(known, query, source) {
   const columns = { run: (row) => row.value, rollouts: (row) => row.rollouts, passed: (row) => row.share, hat: (row) => row.hat, reward: (row) => row.reward, calls: (row) => row.calls, seconds: (row) => row.seconds, created: (row) => row.created };
   const shown = sorted(rows.sort((a, b) => inOrder(a.value, b.value)), columns, query.sort);
   const places = rows.map(({ value }) => value), line = (title, name, format, top) => lineChart(title, places, [[title, rows.map((row) => row[name])]], format, top);
-  const charts = rows.length > 1 && [line("Passed", "share", percent, 1), line("Mean reward", "reward", decimal, 1), line("Calls", "calls", decimal), line("Time", "seconds", seconds)];
+  const judged = rows.some(({ counted }) => counted > 0) && [line("Passed", "share", percent, 1), line("Mean reward", "reward", decimal, 1)];
+  const charts = rows.length > 1 && [judged, line("Calls", "calls", decimal), line("Time", "seconds", seconds)];
   const heads = [["run", by ?? ""], ["rollouts", "Rollouts"], ["passed", "Passed"], [null, ""], ["hat", "pass^k", "How probable it is that all of k rollouts pass: mean over the tasks"], ["reward", "Mean reward"], ["calls", "Calls"], ["seconds", "Time"], ["created", "Begun"]];
   const row = (each) => h("tr",
     h("th", { scope: "row" }, link(["runs"], { by, run: each.value }, each.value || "(empty)")),
@@ -33,10 +34,10 @@ export function drawAll(known, query, source) {
   const open = known.sessions.filter((session) => stateOf(session) === "open").length;
   const rest = known.sessions.length - [...groups.values()].reduce((sum, some) => sum + some.length, 0);
   return [
-    h("div.filter", h("label", { for: "run-key" }, "Runs by the label"), select, link(["runs"], { run: "" }, "All rollouts together"), progress(known)),
+    h("div.filter", h("label", { for: "run-key" }, "Runs by the label"), select, link(["runs"], { run: "" }, "All rollouts together")),
     charts && h("div.charts", charts),
     h("table.cards.all-runs", header(heads, query, "sort"), h("tbody", shown.map(row))),
-    h("p.hint", count(rows.length, "run"), open > 0 && `. ${count(open, "rollout")} without a recorded verdict: open the run to evaluate them`, rest > 0 && `. ${count(rest, "rollout")} without the label ${by}`, "."),
+    h("p.hint", count(rows.length, "run"), open > 0 && [`. ${count(open, "rollout")} without a recorded verdict: open the run, or `, link(["runs"], { ...query, judge: " " }, "evaluate all")], rest > 0 && `. ${count(rest, "rollout")} without the label ${by}`, "."),
     source.about,
   ];
 }

@@ -1,9 +1,9 @@
 // Small charts of plain SVG.
 // The rule: whoever can't see a chart hears its figures; no meaning is in a colour alone.
-import { fill, h } from "./dom.js";
+import { fill, h, visible } from "./dom.js";
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
-const WIDTH = 240, HEIGHT = 96, LEFT = 42, BOTTOM = 16, TOP = 8;
+const WIDTH = 240, HEIGHT = 96, LEFT = 46, BOTTOM = 16, TOP = 8;
 
 /** Make an element of SVG; texts are text, as with `h`. */
 function svg(name, attributes, ...children) {
@@ -14,7 +14,10 @@ function svg(name, attributes, ...children) {
 
 const across = (at, of) => LEFT + 4 + (of > 1 ? (at / (of - 1)) * (WIDTH - LEFT - 12) : (WIDTH - LEFT - 12) / 2);
 const up = (value, top) => HEIGHT - BOTTOM - (top ? value / top : 0) * (HEIGHT - BOTTOM - TOP);
-const label = (x, y, text, anchor) => svg("text", { x, y, "text-anchor": anchor }, text.length > 18 ? `${text.slice(0, 17)}…` : text);
+const label = (x, y, given, anchor) => {
+  const text = visible(given); // which may be longer
+  return svg("text", { x, y, "text-anchor": anchor }, text.length > 13 ? `${text.slice(0, 12)}…` : text);
+};
 
 function frame(title, said, first, last, top, format, drawn, legend) {
   const base = HEIGHT - BOTTOM;

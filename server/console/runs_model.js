@@ -83,6 +83,14 @@ export function reason({ verdict, problem }) {
   return verdict.checks.filter(({ passed }) => !passed).map(({ name, detail }) => (detail ? `${name}: ${detail}` : name)).join("; ");
 }
 
+/** Get what was wrong in a session, by name: the checks that failed, or why it has no reward. */
+export function faultsOf({ verdict, problem }) {
+  if (problem || !verdict || verdict.passed) return problem ? [problem] : [];
+  if (!verdict.valid) return [`invalid: ${verdict.failure?.kind ?? "unknown"}`];
+  const names = verdict.checks.filter(({ passed }) => !passed).map(({ name }) => name);
+  return names.length ? [...new Set(names)] : ["failed without a check"];
+}
+
 /** Put things in an order by one of these columns: `-name` is from the largest. What has no value comes last. */
 export function sorted(things, columns, wanted) {
   const name = wanted?.replace(/^-/, ""), sign = wanted?.startsWith("-") ? -1 : 1;

@@ -1,8 +1,10 @@
 // One run: its figures, the grid of tasks and rollouts, and the list of its rollouts; against another run what changed.
 import { count, h, link, short, visible } from "./dom.js";
 import { histogram, lineChart } from "./runs_chart.js";
-import { STATES, WORDS, allOf, anyOf, before, figures, isCounted, mostK, overTasks, reason, sorted, stateOf, tasksOf } from "./runs_model.js";
-import { MOST_K, NONE, PAGE, cell, decimal, header, passedOf, percent, progress, seconds, tag } from "./runs_parts.js";
+import { STATES, WORDS, allOf, anyOf, before, faultsOf, figures, isCounted, mostK, overTasks, reason, sorted, stateOf, tasksOf } from "./runs_model.js";
+import { MOST_K, NONE, PAGE, cell, decimal, header, keepTrail, passedOf, percent, seconds, tag } from "./runs_parts.js";
+
+const FAULTS = 8; // of what was wrong, the most frequent
 
 export function drawOne(known, query, source) {
   const isOf = ({ task, labels }) => {
@@ -15,17 +17,18 @@ export function drawOne(known, query, source) {
   const changed = (session) => was.has(session.session_id) && was.get(session.session_id) !== stateOf(session);
   const isWanted = (session) =>
     (!query.verdict || (query.verdict === "changed" ? changed(session) : stateOf(session) === query.verdict)) &&
-    (!known.found || known.found.has(session.session_id));
+    (!query.wrong || faultsOf(session).includes(query.wrong)) && (!known.found || known.found.has(session.session_id));
+  if (!known.sessions.length && known.isRead) return h("p.empty", "No session with a task has this label. ", link(["runs"], { by: query.by }, "Show all runs"));
   if (!sessions.length && known.isRead) return h("p.empty", "No rollout of this run is like that. ", link(["runs"], { by: query.by, run: query.run }, "Show all of it"));
   const ids = new Set(sessions.map(({ session_id: id }) => id)), forks = sessions.filter(({ parent }) => ids.has(parent?.session_id)).length;
-  const all = figures(sessions), k = mostK(rows), isFiltered = query.verdict || known.found;
+  const all = figures(sessions), k = mostK(rows), isFiltered = query.verdict || query.wrong || known.found;
   return [
-    progress(known),
     h("p.total", h("strong", count(all.rollouts, "rollout")), ` of ${count(rows.length, "task")}: `, passedOf(all), h("span.hint", all.invalid > 0 && " Invalid ones count nowhere.", forks > 0 && ` ${forks} are forks of others among them.`)),
     query.against && changesOf(rows, otherRows, was),
     h("div.charts", chartsOf(sessions, others, rows, otherRows, query)),
     source.details?.(sessions.find(({ session_id: id }) => id === query.session), query),
     gridOf(rows, otherRows, query, source, was, isFiltered ? isWanted : null, Math.min(k, MOST_K)),
+    faultsTable(sessions, query),
     listOf(rows.flatMap((row) => row.sessions).filter(isWanted), query, source, was, isFiltered),
     source.about,
   ];
@@ -59,11 +62,24 @@ function chartsOf(sessions, others, rows, otherRows, { run, against }) {
   ];
 }
 
+function faultsTable(sessions, query) {
+  const all = sessions.flatMap((session) => faultsOf(session).map((name) => ({ name, task: session.task })));
+  const found = [...Map.groupBy(all, ({ name }) => name)].sort(([, a], [, b]) => b.length - a.length);
+  const row = ([name, some]) => {
+    const isOn = query.wrong === name, to = link(["runs"], { ...query, wrong: isOn ? undefined : name, more: undefined }, name);
+    to.ariaCurrent = isOn ? "true" : null;
+    return h("tr", cell("Rollouts", String(some.length)), cell("Tasks", String(new Set(some.map(({ task }) => task)).size)), h("td.words", to, isOn && h("span.hint", " (shown below; again: all)")));
+  };
+  const rest = found.slice(FAULTS).filter(([name]) => name !== query.wrong).length, shown = found.filter(([name], at) => at < FAULTS || name === query.wrong);
+  const head = h("thead", h("tr", ["Rollouts", "Tasks", "Check"].map((text) => h("th", { scope: "col" }, text))));
+  return found.length > 0 && [h("h2", "What was wrong"), h("table.cards.faults", head, h("tbody", shown.map(row))), rest > 0 && h("p.hint", `and ${count(rest, "other check")}`)];
+}
+
 function gridOf(rows, otherRows, query, source, was, isWanted, k) {
   const shares = new Map(otherRows.map((row) => [row.key, row])), step = (row) => (shares.has(row.key) ? row.share - shares.get(row.key).share : null);
   const columns = { task: (row) => row.key, passed: (row) => row.share, hat: (row) => (row.counted >= k && k ? allOf(row, k) : null), reward: (row) => row.reward, calls: (row) => row.calls, seconds: (row) => row.seconds, change: step };
   const heads = [["task", "Task"], [null, "Rollouts"], ["passed", "Passed"], ["hat", `pass^${k || "k"}`], ["reward", "Mean reward"], ["calls", "Calls"], ["seconds", "Time"]];
-  if (query.against) heads.push(["change", `Since ${query.against}`]);
+  if (query.against) heads.push(["change", "Change", `Against ${query.against}`]);
   const most = Number(query.tasks ?? PAGE), shown = sorted(rows, columns, query.order);
   const square = (session, place) => {
     const state = stateOf(session), old = was.get(session.session_id);
@@ -82,7 +98,7 @@ function gridOf(rows, otherRows, query, source, was, isWanted, k) {
   const rest = rows.length - most;
   return [
     h("h2", "Tasks"),
-    h("p.hint.legend", Object.entries(STATES).map(([state, sign]) => [h(`span.cell.${state}`, { "aria-hidden": "true" }, sign), ` ${WORDS[state]} `]), query.against && [h("span.cell.open.other"), " changed"]),
+    h("p.hint.legend", Object.entries(STATES).map(([state, sign]) => h("span", h(`span.cell.${state}`, { "aria-hidden": "true" }, sign), ` ${WORDS[state]}`)), query.against && h("span", h("span.cell.open.other"), " changed")),
     h("table.cards.grid", header(heads, query, "order"), h("tbody", shown.slice(0, most).map(row))),
     rest > 0 && h("p.pager", link(["runs"], { ...query, tasks: most + PAGE }, `Show more of ${count(rows.length, "task")}`)),
   ];
@@ -101,11 +117,12 @@ function listOf(sessions, query, source, was, isFiltered) {
   const most = Number(query.more ?? PAGE), shown = sorted(sessions, columns, query.sort);
   const row = (each) => h("tr",
     h("td.number", tag(each), was.get(each.session_id) && was.get(each.session_id) !== stateOf(each) && h("span.hint", ` was ${WORDS[was.get(each.session_id)]}`)),
-    h("td.words", each.task),
+    h("td.words.task", each.task),
     h("td.number", source.cell(each, query, each.labels.rollout === undefined ? short(each.session_id) : `${each.labels.rollout} · ${short(each.session_id)}`), !each.done && h("span.hint", " no answer")),
     cell("Reward", decimal(each.verdict?.reward ?? null)), cell("Calls", String(each.calls)), cell("Errors", String(each.errors)), cell("Time", seconds(each.duration_ms / 1000)),
-    h("td.words", each.last_function ?? NONE), h("td.words.why", reason(each).slice(0, 300)));
+    h("td.line", { title: each.last_function }, each.last_function ?? NONE), h("td.words.why", reason(each).slice(0, 200)));
   const rest = sessions.length - most;
+  keepTrail(shown);
   if (!sessions.length) return [h("h2", "Rollouts"), h("p.empty", "No rollout is like that.")];
   return [
     h("h2", "Rollouts", isFiltered && ` like that: ${sessions.length}`),

@@ -23,11 +23,20 @@ export const header = (columns, query, name, view = "runs") =>
   })));
 
 /** How far the reading is; nothing when it is done. */
-export const progress = ({ isRead, sessions, others, toJudge, judged }) => {
-  if (isRead) return null;
-  const asked = toJudge > 0 && `, ${judged} of ${toJudge} evaluated`;
-  return h("p.hint", { role: "status" }, `Reading… ${count(sessions.length + others.length, "rollout")}`, asked);
+export const progress = ({ isRead, isJudged, sessions, others }) => {
+  const all = [...sessions, ...others], done = isJudged && all.filter(({ verdict, problem }) => verdict || problem).length;
+  const bar = h("progress", { max: all.length || 1, value: isJudged && done, "aria-label": "Read and evaluated" });
+  return !isRead && h("p.hint", bar, ` ${count(all.length, "rollout")}`, isJudged && `, ${done.toLocaleString("en")} with a verdict`);
 };
+
+let trail = { ids: [], place: null };
+/** Keep which sessions are listed at this address, so that a session leads to the one before and after it. */
+export const keepTrail = (sessions) => (trail = { ids: sessions.map(({ session_id: id }) => id), place: location.hash });
+export function trailOf(id, query) {
+  const { ids, place } = trail, at = ids.indexOf(id);
+  const to = (other, text) => (other ? link(["sessions", other], query, text) : h("span.hint", text));
+  return at >= 0 && h("nav.trail", { "aria-label": "List" }, h("a", { href: place }, "Back to the list"), to(ids[at - 1], "‹ Previous"), h("span.hint", `${at + 1} of ${ids.length}`), to(ids[at + 1], "Next ›"));
+}
 
 export const cell = (name, ...content) => h("td.number", { "data-label": `${name} ` }, content);
 /** How many have passed, of how many; those that count nowhere are named. */

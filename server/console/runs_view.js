@@ -1,64 +1,72 @@
 // Runs at a glance: which rollouts of which tasks have passed, what that comes to, and what changed against another run.
 // The rule: where the sessions come from is the source's business, so the console and the file that `evaluate --html`
-// writes show the same page. A source is `{sessions(labels, text, signal), judge(sessions, signal), cell(session, query)}`.
-import { button, fill, go, h, link, load } from "./dom.js";
+// writes show the same page. A source is `{sessions(labels, text, signal), judge(sessions, signal), cell(session, query), forget()}`.
+import { button, fill, go, h, link, load, refill } from "./dom.js";
 import { drawAll, keyOf } from "./runs_all.js";
 import { WORDS } from "./runs_model.js";
 import { drawOne } from "./runs_one.js";
+import { progress } from "./runs_parts.js";
 
 const DRAWN = 400; // milliseconds between drawings while sessions are read
 const labelled = (by, value) => (by === undefined ? {} : { [by]: value });
 
 export function openRuns(place, source, query, signal) {
-  const head = h("div"), form = h("div"), body = h("div.runs");
+  const head = h("div"), form = h("div"), far = h("div"), body = h("div.runs");
   let known = { name: null, sessions: [], others: [], isRead: false }; // what was read for an address
+  let next = 0; // when to draw
   const values = h("datalist", { id: "run-values" });
-  const draw = () => fill(body, query.run === undefined ? drawAll(known, query, source) : drawOne(known, query, source));
-  /** Read sessions, and what their evaluators say of those that have no recorded verdict; draw now and then. */
-  const read = async (into, labels, text, isJudged, reading) => {
-    let drawn = performance.now();
-    const redraw = () => {
-      if (performance.now() - drawn < DRAWN || known !== reading) return;
-      draw();
-      drawn = performance.now();
+  const draw = () => {
+    const began = performance.now();
+    fill(far, progress(known));
+    refill(body, query.run === undefined ? drawAll(known, query, source) : drawOne(known, query, source));
+    next = performance.now() + Math.max(DRAWN, 10 * (performance.now() - began)); // most of the time is the person's
+  };
+  /** Take what is read bit by bit, and draw now and then; false if something else is wanted meanwhile. */
+  const each = async (parts, reading, take) => {
+    for await (const some of parts) {
+      if (known !== reading) return false;
+      take?.(some);
+      fill(far, progress(known));
+      if (performance.now() > next && !body.contains(document.activeElement?.closest("select"))) draw();
+    }
+    return known === reading;
+  };
+  const readAll = async (reading) => {
+    const { by, run, against, text } = query, isOne = run !== undefined;
+    reading.isJudged = isOne || query.judge !== undefined;
+    const read = (into, value, words = "") => {
+      const labels = labelled(by, value);
+      const isOf = ({ task, labels: has }) => task !== null && (has.console === undefined || "console" in labels);
+      return each(source.sessions(isOne ? labels : {}, words, signal), reading, (some) => into.push(...some.filter(isOf)));
     };
-    for await (const some of source.sessions(labels, text, signal)) {
-      into.push(...some.filter(({ task, labels: has }) => task !== null && (has.console === undefined || "console" in labels)));
-      redraw();
-    }
-    if (!isJudged) return;
-    reading.toJudge += into.filter(({ verdict }) => !verdict).length;
-    for await (const some of source.judge(into, signal)) {
-      reading.judged += some;
-      redraw();
-    }
+    const found = [];
+    if (!(await read(reading.sessions, run)) || (against && !(await read(reading.others, against)))) return;
+    if (isOne && text && !(await read(found, run, text))) return;
+    if (isOne && text) reading.found = new Set(found.map(({ session_id: id }) => id));
+    if (reading.isJudged && !(await each(source.judge([...reading.sessions, ...reading.others], signal), reading))) return;
+    reading.isRead = true;
+    if (!isOne) fill(values, [...new Set(reading.sessions.map(({ labels }) => labels[keyOf(reading, query)]))].filter(Boolean).map((value) => h("option", { value })));
   };
   const show = async () => {
-    const name = JSON.stringify([query.by, query.run, query.against, query.text]);
+    const name = JSON.stringify([query.by, query.run, query.against, query.text, query.judge]);
     if (known.name !== name) {
-      const reading = { name, sessions: [], others: [], found: null, isRead: false, toJudge: 0, judged: 0 };
-      known = reading;
-      const isOne = query.run !== undefined;
-      await read(reading.sessions, isOne ? labelled(query.by, query.run) : {}, "", isOne, reading);
-      if (query.against) await read(reading.others, labelled(query.by, query.against), "", true, reading);
-      if (isOne && query.text) {
-        const found = [];
-        await read(found, labelled(query.by, query.run), query.text, false, reading);
-        reading.found = new Set(found.map(({ session_id: id }) => id));
+      const reading = (known = { name, sessions: [], others: [], found: null, isRead: false });
+      try {
+        await readAll(reading);
+      } catch (error) {
+        if (known === reading) known.name = null; // to be read again
+        throw error;
       }
-      if (known !== reading) return;
-      reading.isRead = true;
-      if (!isOne) fill(values, [...new Set(reading.sessions.map(({ labels }) => labels[keyOf(reading, query)]))].filter(Boolean).map((value) => h("option", { value })));
     }
     draw();
   };
-  const open = (next) => {
-    query = next;
-    fill(head, headOf(query, () => ((known.name = null), open(query))));
+  const open = (wanted) => {
+    query = wanted;
+    fill(head, headOf(query, () => (source.forget(), (known.name = null), open(query))));
     fill(form, query.run !== undefined && filterOf(query));
     return load(body, show);
   };
-  fill(place, head, form, body, values);
+  fill(place, head, form, far, body, values);
   open(query);
   return open;
 }

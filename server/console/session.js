@@ -5,6 +5,7 @@ import { all, call } from "./rpc.js";
 import { openRun } from "./run.js";
 import { openStep } from "./step.js";
 import { timeline } from "./timeline.js";
+import { trailOf } from "./runs_parts.js";
 import { countRecords, indexOf } from "./trace.js";
 
 const LOOK_AGAIN = 1000; // milliseconds
@@ -112,6 +113,7 @@ function headOf({ id, session, query, hasTasks, verdict, prompt }) {
   ];
   const closing = askingButton("Close", "Close for good?", close);
   return [
+    trailOf(id, "evaluate" in query ? { evaluate: " " } : {}),
     h("div.heading", h("h1", "Session ", h("code", short(id))), compare, menu, closing),
     task && h("p.facts.verdict", h("span", "task ", link(["toolpacks", task.split("/")[0]], {}, task)), verdict),
     prompt,

@@ -1,17 +1,16 @@
 // The sessions: a line for each, the newest first, with forks indented below their parents, unless a head sorts them.
 import { count, fill, go, h, labelsOf, link, load, pause, short, time } from "./dom.js";
 import { readLabels } from "./form.js";
-import { call, stringify } from "./rpc.js";
-import { judge } from "./runs.js";
+import { stringify } from "./rpc.js";
+import { judge, summaries } from "./runs.js";
 import { WORDS, figures, reason, sorted, stateOf } from "./runs_model.js";
-import { decimal, header, seconds, tag } from "./runs_parts.js";
+import { decimal, header, keepTrail, seconds, tag } from "./runs_parts.js";
 
 const PAGE = 100;
 const LOOK_AGAIN = 3000; // milliseconds
 const HEADS = [[null, h("span.unseen", "Compare")], ["session", "Session"], ["task", "Task"], ["parent", "Fork of"], [null, "Labels"], ["verdict", "Verdict", "Recorded, or asked for once the answer is there; and the reward"], ["calls", "Calls"], ["last", "Last function"], ["done", "Answer"], ["version", "Version"], ["created", "Created"]];
 const COLUMNS = { session: (each) => each.session_id, task: (each) => each.task, parent: (each) => each.parent?.session_id, verdict: (each) => (each.verdict ? stateOf(each) : null), calls: (each) => each.calls, last: (each) => each.last_function, done: (each) => Number(each.done), version: (each) => each.version, created: (each) => each.created_at };
 const newSession = () => h("a.primary", { href: "#/new" }, "New session");
-const judged = new Map(); // what evaluators said of sessions that have an answer, but no recorded verdict
 
 export function openSessions(place, _ids, query, signal) {
   let seen = null;
@@ -34,9 +33,12 @@ export function openSessions(place, _ids, query, signal) {
     if (known === seen) return undefined;
     seen = known;
     const draw = () => listOf(sessions, next, query, picked, pick);
-    const asked = sessions.filter((each) => each.task && each.done && !each.verdict && !recall(each));
-    evaluate(asked, signal, () => seen === known && load(table, async () => draw()));
+    const asked = sessions.filter((each) => each.task && each.done && !each.verdict);
+    evaluate(asked, () => seen === known && load(table, async () => draw())).catch(() => {}); // the list says why
     return sessions.length ? draw() : empty(query);
+  };
+  const evaluate = async (asked, tell) => {
+    for await (const _ of judge(asked, signal)) tell();
   };
   const open = (next) => {
     [query, seen, labels.value, text.value] = [next, null, next.label ?? "", next.text ?? ""];
@@ -60,26 +62,14 @@ async function read({ label, text, after = "" }, signal) {
   const found = [];
   for (let next = after; next !== null && found.length < PAGE; ) {
     const asked = { labels: readLabels(label ?? ""), limit: PAGE - found.length, order: "-created", after: next, text: text ?? "" };
-    const answer = await call("summarize_sessions", asked, signal);
+    const answer = await summaries(asked, signal);
     found.push(...answer.sessions);
-    if (answer.next === null || found.length === PAGE) return [found.map((each) => ({ ...each, verdict: each.verdict ?? recall(each) })), answer.next];
+    if (answer.next === null || found.length === PAGE) return [found, answer.next];
     next = answer.next;
   }
   return [found, null];
 }
 
-const stage = ({ session_id: id, version, calls }) => `${id} ${version} ${calls}`;
-const recall = (session) => judged.get(stage(session)) ?? null;
-async function evaluate(sessions, signal, tell) {
-  try {
-    for await (const _ of judge(sessions, signal));
-  } catch {
-    return; // nobody looks any more, or the server is away: the list says so
-  }
-  const known = sessions.filter(({ verdict }) => verdict);
-  for (const each of known) judged.set(stage(each), each.verdict);
-  if (known.length) tell();
-}
 
 function empty({ label, text, after }) {
   if (text) return h("p.empty", `No session has the text “${text}”. `, link(["sessions"], { label }, "Show all sessions"));
@@ -108,12 +98,14 @@ function listOf(sessions, next, query, picked, pick) {
   const links = [after && link(["sessions"], same, "Newest"), older, (label || text) && link(["sessions"], {}, "Show all")];
   const siblings = Map.groupBy(sessions.toReversed(), ({ parent }) => parent?.session_id);
   const lines = sort ? sorted(sessions, COLUMNS, sort).map((session) => [session, 0]) : indented(sessions);
-  const rows = lines.map(([session, depth]) => rowOf(session, depth, siblings.get(session.parent?.session_id), picked, pick));
+  keepTrail(lines.map(([session]) => session));
+  const hasForks = sessions.some(({ parent }) => parent), heads = HEADS.filter(([key]) => key !== "parent" || hasForks);
+  const rows = lines.map(([session, depth]) => rowOf(session, depth, hasForks && siblings.get(session.parent?.session_id), picked, pick));
   const all = figures(sessions.filter(({ verdict }) => verdict)), sum = (name) => sessions.reduce((total, each) => total + each[name], 0);
   const said = ["passed", "failed", "invalid"].filter((state) => all[state]).map((state) => `${all[state]} ${WORDS[state]}`);
   const totals = [...said, all.counted > 0 && `mean reward ${decimal(all.reward)}`, count(sum("calls"), "call"), count(sum("errors"), "error"), `${seconds(sum("duration_ms") / 1000)} in calls`];
-  const size = h("span.hint", [count(sessions.length, "session"), " on this page: ", totals.filter(Boolean).join(", ")]);
-  return [h("table.sessions.cards", header(HEADS, query, "sort", "sessions"), h("tbody", rows)), h("p.pager", size, links)];
+  const size = h("p.hint", count(sessions.length, "session"), " on this page: ", totals.filter(Boolean).join(", "));
+  return [size, h(`table.sessions.cards${hasForks ? "" : ".roomy"}`, header(heads, query, "sort", "sessions"), h("tbody", rows)), h("p.pager", links)];
 }
 
 function rowOf(session, depth, siblings, picked, pick) {
@@ -130,11 +122,11 @@ function rowOf(session, depth, siblings, picked, pick) {
     h("td", box),
     h("td.id", link(["sessions", id], {}, h("code", short(id)))),
     h("td.line", { title: task ?? toolpacks.join(", ") }, task ?? h("span.hint", toolpacks.join(", "))),
-    h("td.number", from),
+    siblings && h("td.number", from),
     h("td.line", { title: Object.entries(session.labels).map((pair) => pair.join("=")).join(", ") }, labels),
     h("td.number", { title: reason(session) }, words, (verdict?.reward ?? null) !== null && ` ${decimal(verdict.reward)}`),
     cell("calls", session.errors ? `${session.calls} (${count(session.errors, "error")})` : session.calls),
-    h("td.line", session.last_function),
+    h("td.line", { title: session.last_function, "data-label": session.last_function && "last " }, session.last_function),
     h("td", session.done && h("span.tag", "done")),
     cell("version", String(session.version)),
     cell("created", time(session.created_at)));

@@ -47,7 +47,7 @@ export function details(record) {
 }
 
 /** Get the rules that a call has met, as a tag; nothing if it has met none. */
-export const rulesMet = ({ perturbed }) => perturbed && h("span.tag.mark", { title: "It has met these rules." }, perturbed.rules.join(", "));
+export const rulesMet = (record) => isCall(record) && record.perturbed && h("span.tag.mark", { title: "It has met these rules." }, record.perturbed.rules.join(", "));
 /** Say who has made a record, and to whom it was said, in a session with participants. */
 export const who = ({ by, to }) => (by && to ? `${by} to ${to}` : (by ?? ""));
 

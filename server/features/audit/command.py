@@ -16,6 +16,7 @@ import click
 import jsonpointer
 
 from server.cli.options import packs_options
+from server.cli.progress import progress
 from server.errors import ToolpackServerError, shown
 from server.features.audit.auditing import Effort
 from server.features.audit.processes import HashSeeds, Report, audit_tasks, task_names
@@ -23,7 +24,6 @@ from server.settings import Settings, load_settings
 
 FORMAT = "audit-1"
 UNSTABLE = "processes with other hash seeds give other verdicts: the evaluator goes by the order of a set"
-TELL_SECONDS = 10.0  # between lines that say how far it is, where there is no terminal
 
 
 class _AuditFailed(click.ClickException):
@@ -122,15 +122,11 @@ def _check_pointers(pointers: Sequence[str]) -> None:
 def _audited(settings: Settings, names: Sequence[str], wanted: Effort) -> dict[str, Report]:
     """Audit tasks, and say how far it is."""
     found: dict[str, Report] = {}
-    said = time.monotonic()
-    with click.progressbar(length=len(names), label="Auditing", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+    with progress("Auditing tasks", len(names)) as go_on:
         for name, report in audit_tasks(settings, names, wanted):
             del report["verdicts"]
             found[name] = report
-            bar.update(1)
-            if not sys.stderr.isatty() and time.monotonic() - said > TELL_SECONDS:
-                said = time.monotonic()
-                click.echo(f"{len(found)} of {len(names)} tasks are audited.", err=True)
+            go_on(1)
     return found
 
 

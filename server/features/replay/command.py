@@ -6,7 +6,9 @@ the user names, and nothing but its arguments is used.
 
 import asyncio
 import base64
+import contextlib
 import sys
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,17 @@ import click
 from server.cli.local import look_at, look_options, memory_settings
 from server.cli.look import FORMS, show, whole_id
 from server.cli.options import packs_options
+from server.cli.progress import progress
 from server.cli.send import Send, local
+from server.errors import RequestError
+from server.features.replay.bundle_format import read_line, sealed, unpack
 from server.observability.log import printable
 from server.rpc.caller import Caller
 from server.service import Service
 
 LIMIT = 100_000
+HEAD_BYTES = 2**26  # more than a request may have
+LOOK_SECONDS = 0.3  # between looks at how far a replay is
 
 
 @click.command(epilog=FORMS)
@@ -39,11 +46,14 @@ def replay(target: str, limit: int, **where: Any) -> None:
 
     async def run(send: Send) -> None:
         if content is not None:
-            text = base64.b64encode(content).decode()
-            _tell(await send("import_bundle", {"bundle": text, "mode": "replay", "limit": limit}))
+            asked = {"bundle": base64.b64encode(content).decode(), "mode": "replay", "limit": limit}
+            labels, versions = _head(content)
+            _tell(await _watched(send, send("import_bundle", asked), {"labels": labels}, min(versions, limit)))
         else:
-            session_id = await whole_id(send, target)
-            _tell(await send("replay_session", {"session_id": session_id, "limit": limit}))
+            session = await send("get_session", {"session_id": await whole_id(send, target)})
+            asked = {"session_id": session["session_id"], "limit": limit}
+            forks = {"parent": session["session_id"]}
+            _tell(await _watched(send, send("replay_session", asked), forks, min(session["version"], limit)))
 
     if content is not None and not where["url"]:
         service = Service(memory_settings(where["pack_dir"], where["packs"]))
@@ -68,6 +78,31 @@ def bundle(session: str, ends: bool, **where: Any) -> None:
         sys.stdout.buffer.write(base64.b64decode(exported["bundle"]))
 
     look_at(write, **where)
+
+
+def _head(bundle: bytes) -> tuple[Mapping[str, str], int]:
+    """Get a session's labels, and how many versions it has."""
+    with contextlib.suppress(RequestError):  # the request says what is wrong with it
+        lines = unpack(sealed(bundle, None), HEAD_BYTES, HEAD_BYTES, lambda _: None, blobs=False)
+        head = read_line(next(lines)).head
+        if head is not None:
+            return head.labels, head.version
+    return {}, 0
+
+
+async def _watched(send: Send, replay: Awaitable[Any], among: Mapping[str, Any], versions: int) -> Any:
+    """Wait for a replay, and show how many versions the new session has; it is the newest one `among` others."""
+    newest = {**among, "order": "-created", "limit": 1}
+    before, version = [each["session_id"] for each in await send("list_sessions", newest)], 0
+    request = asyncio.ensure_future(replay)
+    with progress("Replaying", versions) as go_on:
+        while not (await asyncio.wait([request], timeout=LOOK_SECONDS))[0]:
+            for session in await send("list_sessions", newest):
+                if session["session_id"] not in before:
+                    go_on(session["version"] - version)
+                    version = session["version"]
+        go_on(versions - version)
+    return await request
 
 
 def _tell(replayed: Any) -> None:

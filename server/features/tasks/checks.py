@@ -5,13 +5,12 @@ the task says that it does; the solution must run without an error, and pass; a 
 """
 
 import inspect
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
+from server.cli.progress import progress
 from server.cli.send import local
 from server.errors import EvaluationError
 from server.execution.nested import read_nested
@@ -29,7 +28,6 @@ from server.settings import Settings
 UNSTABLE = (
     "a second evaluation gives another verdict: an evaluator must neither look at the clock nor draw random numbers."
 )
-TELL_SECONDS = 10.0  # between lines that say how far it is, where there is no terminal
 _OURS = "server."  # evaluators of this package have no place that helps an author
 
 
@@ -48,13 +46,9 @@ async def check_tasks(settings: Settings, catalog: Catalog, names: Sequence[str]
         problems += [f"there is no task {name!r}: name toolpack and task{such}." for name in names if name not in named]
         tasks = [named[name] for name in names if name in named]
     checks = _Checks(Service(settings, catalog), catalog)
-    said = time.monotonic()
-    with click.progressbar(tasks, label="Checking tasks", file=sys.stderr, hidden=not sys.stderr.isatty()) as shown:
-        for number, (pack, task) in enumerate(shown):
+    with progress("Checking tasks", len(tasks)) as go_on:
+        for pack, task in tasks:
             name = f"{pack.name}{SEPARATOR}{task.name}"
-            if not sys.stderr.isatty() and time.monotonic() - said > TELL_SECONDS:
-                click.echo(f"Checking task {number + 1} of {len(tasks)}: {name}", err=True)
-                said = time.monotonic()
             try:
                 unknown = next(_unknown_functions(catalog, pack, task), None)
                 problem = unknown or await checks.problem(name, task)
@@ -62,6 +56,7 @@ async def check_tasks(settings: Settings, catalog: Catalog, names: Sequence[str]
                 problem = error.format_message()
             if problem:
                 problems.append(f"{_place(task)}task {name!r}: {problem}")
+            go_on(1)
     return len(tasks), problems
 
 

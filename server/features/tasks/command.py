@@ -14,6 +14,7 @@ import click
 from server.cli.local import look_at, look_options
 from server.cli.look import label, whole_trace
 from server.cli.options import packs_options
+from server.cli.progress import progress
 from server.cli.send import Send
 from server.features.tasks.atif import atif
 from server.features.tasks.export import FORMATS, told_to
@@ -96,24 +97,23 @@ async def _evaluate(
     verdicts: list[dict[str, Any]] = []
     forks, left_out, without = 0, 0, 0
     after: str | None = ""
-    bar = await _progress(send, labels)
-    while after is not None:
-        asked = {"labels": labels, "after": after, "limit": _AT_ONCE, "record": record}
-        found = await send("evaluate_sessions", asked)
-        for verdict in [*found["verdicts"], *map(_unrewarded, found["failed"])]:
-            try:
-                if file is not None:
-                    line = await _line(send, verdict, whose, form)
-                    file.write("" if line is None else json.dumps(line, ensure_ascii=False) + "\n")
-                    without += line is None
-            except click.ClickException as error:
-                verdict.update({"error": error.format_message(), **verdict, "valid": False})
-            if page is not None:
-                await page.add(verdict)
-            verdicts.append(verdict)
-            bar.update(1)
-        forks, left_out, after = forks + found["forks"], left_out + found["left_out"], found["next"]
-    bar.render_finish()
+    with progress("Evaluating", await _count(send, labels)) as go_on:
+        while after is not None:
+            asked = {"labels": labels, "after": after, "limit": _AT_ONCE, "record": record}
+            found = await send("evaluate_sessions", asked)
+            for verdict in [*found["verdicts"], *map(_unrewarded, found["failed"])]:
+                try:
+                    if file is not None:
+                        line = await _line(send, verdict, whose, form)
+                        file.write("" if line is None else json.dumps(line, ensure_ascii=False) + "\n")
+                        without += line is None
+                except click.ClickException as error:
+                    verdict.update({"error": error.format_message(), **verdict, "valid": False})
+                if page is not None:
+                    await page.add(verdict)
+                verdicts.append(verdict)
+                go_on(1)
+            forks, left_out, after = forks + found["forks"], left_out + found["left_out"], found["next"]
     invalid = [verdict for verdict in verdicts if not verdict["valid"]]
     clean, to_stderr = [each for each in verdicts if each["variant"] is None], file is not None and file.name == "-"
     if clean or len(verdicts) == len(invalid):
@@ -130,14 +130,12 @@ async def _evaluate(
     return bool(invalid)
 
 
-async def _progress(send: Send, labels: dict[str, str]) -> Any:
-    """Get a bar that says on a terminal how many of the sessions are evaluated."""
+async def _count(send: Send, labels: dict[str, str]) -> int:
+    """Count the sessions that have a task."""
     count, after = 0, ""
-    while sys.stderr.isatty() and (
-        some := await send("list_sessions", {"labels": labels, "after": after, "limit": 1000})
-    ):
+    while some := await send("list_sessions", {"labels": labels, "after": after, "limit": 1000}):
         count, after = count + sum(each["task"] is not None for each in some), some[-1]["session_id"]
-    return click.progressbar(length=count, label="Evaluating", file=sys.stderr, hidden=not sys.stderr.isatty())
+    return count
 
 
 def _tell_asides(forks: int, left_out: int, invalid: Sequence[Mapping[str, Any]], count: int) -> None:

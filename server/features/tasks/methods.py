@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from server.errors import RequestError
 from server.features.tasks.runs import Runs
 from server.features.tasks.service import Tasks, Wanted
 from server.features.tasks.summaries import Summaries
+from server.features.tasks.validity import evaluation_failure
 from server.parameters import MAX_COUNT, CallId, Labels, Limit, SessionId, Version
 from server.results import AgentTask, Evaluations, Json, SessionSummaries, Solution, TaskDescription, TaskPage, Verdict
 from server.rpc.caller import Caller
@@ -103,8 +105,14 @@ class EvaluateSession(Method, result=Verdict):
 
     async def handle(self, caller: Caller, app: App) -> Verdict:
         tasks = app.feature(Tasks)
-        evaluate = tasks.evaluate if self.raise_on_error else tasks.evaluate_anyway
-        return await evaluate(self.session_id, caller.sees, self.task, self.version, self.answer, record=self.record)
+        asked = self.session_id, caller.sees, self.task, self.version
+        try:
+            return await tasks.evaluate(*asked, self.answer, record=self.record)
+        except RequestError as error:
+            failure = None if self.raise_on_error else evaluation_failure(error)
+            if failure is None:
+                raise
+            return await tasks.without_reward(failure, *asked)
 
 
 class EvaluateSessions(Method, result=Evaluations, positional=("labels",)):

@@ -14,6 +14,7 @@ async function* sessions(labels, text) {
 }
 
 async function* judge() {} // all are evaluated
+const forget = () => {};
 
 const cell = ({ session_id: id }, query, text) => link(["runs"], { ...query, session: id }, text);
 
@@ -42,7 +43,7 @@ function query() {
 const place = h("div");
 fill(document.getElementById("main"), place);
 document.title = `${data.sessions.filter((each) => stateOf(each) === "passed").length} of ${data.sessions.length} passed · Toolpack Server`;
-const open = openRuns(place, { sessions, judge, cell, details, about }, query(), new AbortController().signal);
+const open = openRuns(place, { sessions, judge, forget, cell, details, about }, query(), new AbortController().signal);
 addEventListener("hashchange", async () => {
   await open(query());
   if (query().session) document.getElementById("rollout")?.scrollIntoView({ block: "nearest" });

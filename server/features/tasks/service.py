@@ -24,7 +24,7 @@ from server.features.tasks.finding import all_tasks, find_task
 from server.features.tasks.notes import AnswerOperation
 from server.features.tasks.operations import EvaluateTask, SolveTask
 from server.features.tasks.task import SEPARATOR, Task
-from server.features.tasks.validity import evaluation_failure, machine_failure, no_reward
+from server.features.tasks.validity import machine_failure, no_reward
 from server.features.tasks.verdicts import VerdictOperation
 from server.jsonio.strict import dumps
 from server.packs.toolpack import Toolpack
@@ -172,7 +172,7 @@ class Tasks:
         *,
         record: bool = False,
     ) -> Verdict:
-        """Evaluate a session; see `methods.EvaluateSession`.
+        """Get an evaluator's verdict on a session; see `methods.EvaluateSession`.
 
         Raises:
             InvalidParamsError: There is no such task, it isn't of the session's toolpacks, or it can't be recorded.
@@ -214,23 +214,10 @@ class Tasks:
             await self._sessions.queues.run(VerdictOperation(self._context, session_id, session.owner, verdict, last))
         return verdict
 
-    async def evaluate_anyway(
-        self,
-        session_id: str,
-        owner: str | None,
-        name: str | None = None,
-        version: int | None = None,
-        answer: str | None = None,
-        *,
-        record: bool = False,
+    async def without_reward(
+        self, failure: VerdictFailure, session_id: str, owner: str | None, name: str | None, version: int | None
     ) -> Verdict:
-        """Evaluate a session; if no reward can be had, get a verdict that says why, which isn't recorded."""
-        try:
-            return await self.evaluate(session_id, owner, name, version, answer, record=record)
-        except RequestError as error:
-            failure = evaluation_failure(error)
-            if failure is None:
-                raise
+        """Get the verdict that says why no reward could be had, where `evaluate` has failed in this way."""
         with suppress(StateDamagedError):
             session, head = await self._sessions.read(lambda reader: reader.find(session_id, owner))
             name = name or Recipe.of(session).kept.get("task")

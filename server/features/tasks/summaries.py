@@ -12,7 +12,7 @@ from server.errors import StateDamagedError
 from server.features.tasks.runs import variant_of
 from server.features.tasks.verdicts import recorded_verdict
 from server.jsonio.strict import dumps, loads
-from server.results import Session, SessionSummaries, SessionSummary, Verdict
+from server.results import Session, SessionOutline, SessionSummaries, SessionSummary, Verdict
 from server.rpc.method import App
 
 _AT_ONCE = 50  # sessions that are listed
@@ -59,15 +59,15 @@ class Summaries:
 
     def _summary(self, session: Session, text: str) -> SessionSummary | None:
         """Get the summary of a session; None if the text, as JSON, occurs nowhere in it."""
-        names = ("session_id", "toolpacks", "version", "labels", "created_at", "expires_at", "parent", "task")
-        about = {name: session[name] for name in names}  # type: ignore[literal-required]
+        outline = {name: session[name] for name in SessionOutline.__annotations__}  # type: ignore[literal-required]
         seen = text in _searched([session["session_id"], session["task"], session["labels"]])
-        calls = errors = 0
+        records = calls = errors = 0
         milliseconds, last, done, problem = 0.0, None, False, None
         verdict: Verdict | None = None
         try:
             for shown, private in self._lines(session["session_id"]):
                 kind = self._kinds[shown["kind"]]
+                records += 1
                 milliseconds += shown.get("duration_ms", 0)
                 if kind.is_call:
                     calls, last = calls + 1, shown["function"]
@@ -80,8 +80,9 @@ class Summaries:
         if not seen:
             return None
         return {  # type: ignore[return-value]
-            **about,
+            **outline,
             "variant": variant_of(session),
+            "records": records,
             "calls": calls,
             "errors": errors,
             "last_function": last,

@@ -1,0 +1,82 @@
+"""How far long commands are: on a terminal a bar on standard error; elsewhere the output alone."""
+
+import asyncio
+import contextlib
+
+import pytest
+import server_process
+from command_line import run, with_errors_on_a_terminal
+
+from server.cli import progress
+from server.features.replay import command
+
+TASK = "bank/save-300"
+BANK = ("--pack-dir", server_process.serving.PACKS, "--packs", "bank")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    with server_process.served(tmp_path_factory.mktemp("server"), "--packs", "bank") as server:
+        for _ in range(2):
+            session_id = server.rpc("create_session", task=TASK)["session_id"]
+            for _ in range(2):
+                server.call(session_id, "move_to_savings", amount="1.00")
+        file = tmp_path_factory.mktemp("bundle") / "session.bundle"
+        with file.open("wb") as bundle:
+            bundle.write(server_process.subprocess.check_output(
+                server_process.command("bundle", "--url", server.url, session_id), env=server_process.environment()
+            ))  # fmt: skip
+        yield server, session_id, file
+
+
+@pytest.mark.parametrize("name", ["evaluate", "check", "replay", "replay-file", "audit"])
+def test_long_commands_show_a_bar_on_a_terminal_and_only_there(world, name):
+    server, session_id, file = world
+    doing, arguments = {
+        "evaluate": ("Evaluating", ["evaluate", "--url", server.url]),
+        "check": ("Checking tasks", ["check", *BANK, "--no-calls", "--task", TASK]),
+        "replay": ("Replaying", ["replay", "--url", server.url, session_id]),
+        "replay-file": ("Replaying", ["replay", *BANK, file]),
+        "audit": ("Auditing tasks", ["audit", *BANK, "--task", TASK, "--mutants", 1, "--no-hash-seeds"]),
+    }[name]
+    bar, printed = with_errors_on_a_terminal(*arguments)
+    assert doing in bar
+    assert "100%" in bar
+    assert bar.endswith("\x1b[?25h\n")  # the cursor is shown again
+    piped = run(*arguments)
+    assert piped.stderr == ""
+    lines = [[line for line in text.splitlines() if "attempts in" not in line] for text in (printed, piped.stdout)]
+    assert len(lines[0]) == len(lines[1]) > 0
+    if name in {"evaluate", "check"}:
+        assert printed == piped.stdout
+
+
+def test_elsewhere_a_command_that_takes_long_says_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "TELL_SECONDS", -1.0)
+    with progress.progress("Counting", 3) as go_on:
+        go_on(1)
+        go_on(2)
+    assert capsys.readouterr() == ("", "Counting: 1 of 3\nCounting: 3 of 3\n")
+
+
+def test_a_replay_is_as_far_as_the_session_that_it_makes(monkeypatch):
+    seen = []
+    monkeypatch.setattr(command, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(command, "progress", lambda *_: contextlib.nullcontext(seen.append))
+    older, newer = {"session_id": "a", "version": 9}, {"session_id": "b", "version": 0}
+
+    async def watched():
+        done = asyncio.get_running_loop().create_future()
+        listed = iter([older, older, {**newer, "version": 2}, {**newer, "version": 5}])
+
+        async def send(method, params):
+            assert (method, params) == ("list_sessions", {"parent": "a", "order": "-created", "limit": 1})
+            found = next(listed, newer)
+            if found["version"] == 5:
+                done.set_result("replayed")
+            return [found]
+
+        return await command._watched(send, done, {"parent": "a"}, 7)
+
+    assert asyncio.run(watched()) == "replayed"
+    assert seen == [2, 3, 2]
