@@ -10,6 +10,7 @@ from server.features.tasks.pass_rates import all_of, any_of, rates
 from server.features.tasks.report import ENTRY, one_script
 
 MARKUP = '<img src=x onerror="window.ran=1">'
+ENDS = "</script><!--<script>\u2028"  # what would end the element with the data, if it stood there as it is
 LONG = "w" * 200
 CHECK = "the subject is the invoice's"
 SAVE, DENTIST, RAISES = "bank/save-300", "bank/pay-dentist", "chores/raises"
@@ -33,7 +34,7 @@ def play(server, task, run, number, *, passes, record=False):
     if passes and task != RAISES:
         for call in server.rpc("get_solution", session_id=session_id)["calls"]:
             server.call(session_id, call["function"], **call["kwargs"])
-    server.rpc("submit_answer", session_id=session_id, answer=f"{MARKUP} I am rollout {number} of {run}.")
+    server.rpc("submit_answer", session_id=session_id, answer=f"{MARKUP} I am rollout {number} of {run}. {ENDS}")
     if record:
         server.rpc("evaluate_session", session_id=session_id, record=True)
     return session_id
@@ -221,12 +222,20 @@ def test_evaluate_writes_the_same_page_as_one_file(page, server, tmp_path):
     assert done.exit_code == 1, done.stderr  # as one is invalid
     text = file.read_text(encoding="utf-8")
     assert MARKUP not in text
+    assert text.count("</script") == 2
+    assert "<!--" not in text
     assert re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", text) == []
     page.driver.get(f"file://{file}#/runs?by=run&run=new")
     page.sees("9 rollouts of 3 tasks", "6/8 75%", "1 invalid")
     assert states(page, SAVE) == ["passed", "passed", "passed", "failed"]
     page.find("a.cell", "✗").click()
-    page.sees("What was called and said", MARKUP, "I am rollout 3 of new", "Open in the console", "Checks")
+    page.sees(
+        "What was called and said",
+        MARKUP,
+        "I am rollout 3 of new. </script><!--<script>",
+        "Open in the console",
+        "Checks",
+    )
     page.write("text", "rollout 2 of")
     page.click("Filter")
     page.sees("Rollouts like that: 2")

@@ -7,6 +7,7 @@ the Python client's package.
 
 import asyncio
 import concurrent.futures
+import functools
 import http.client
 import json
 import threading
@@ -22,6 +23,8 @@ from server.errors import ReplyError, RequestError
 from server.rpc.caller import Caller
 from server.rpc.method import agents_methods, clients_methods
 from server.service import Service, all_methods
+
+_adapter = functools.cache(TypeAdapter)  # to build one takes longer than a request
 
 REDIRECTS = {301, 302, 303, 307, 308}
 
@@ -60,7 +63,7 @@ def remote(url: str, token: str | None) -> Send:
     def checked(method: str, results: Mapping[str, Any], reply: bytes) -> Any:
         try:
             result = _result(reply)
-            TypeAdapter(results[method]).validate_python(result)
+            _adapter(results[method]).validate_python(result)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
             place = ".".join(map(str, ["result", *problem["loc"]]))
