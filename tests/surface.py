@@ -256,7 +256,7 @@ class Surface(dict[str, Thing]):
                 self[f"{name}.{member}"].gives |= {"always there"} if member in found.__required_keys__ else set()
         elif inspect.isclass(found):
             self._add_class(name, found)
-        elif callable(found):
+        elif callable(found) and get_origin(found) is None:  # else it is a type with parameters
             self._add_callable(name, found)
         else:
             self[name].gives.add(f"is {found!r}" if isinstance(found, (str, int, float)) else "is there")
