@@ -113,7 +113,9 @@ class Surface(dict[str, Thing]):
                 if parameter["required"]:
                     self[name].asks.add(f"needs {parameter['name']}")
             result = method["result"]["schema"]
-            if result == schemas.get(result.get("title")):
+            if "properties" in result and "title" in result:  # it has a name, as it would have in another result
+                self.add_schema(result["title"], result, taken=False)
+                _collect(result, schemas, answered)
                 result = {"$ref": result["title"]}
             self.add_schema(f"{name}.result", result, taken=False)
             _collect(method["params"], schemas, taken)
