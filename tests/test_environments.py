@@ -14,7 +14,7 @@ import serving
 from serving import refused
 
 from server.client import Client
-from server.client.environments import Environment
+from server.client.environments import Environment, submit_answers
 from server.client.text_environments import TextEnvironment
 from server.errors import RemoteFunctionError, ReplyError
 
@@ -211,7 +211,7 @@ def test_a_lost_server_is_an_invalid_sample_and_no_reward_of_0(tmp_path, packs):
 
 def test_sessions_of_a_trainer_that_was_killed_are_closed_by_their_label(server):
     program = f"""
-from server.client.environments import Environment
+from server.client.environments import Environment, submit_answers
 environment = Environment({server.url!r}, task={SAVE!r}, labels={{"run": "killed"}})
 with environment.group(2) as members:
     environment.reset()
@@ -269,6 +269,25 @@ def test_rollouts_that_are_kept_have_their_verdicts_as_records(server):
     assert sorted(each["verdict"]["reward"] for each in found) == [0.0, 0.0, 1.0, 1.0]
     assert len(server.rpc("list_sessions", passed=True)) == 2
     assert server.rpc("close_sessions", labels=labels) == len(server.rpc("list_sessions")) + 4 == 4
+
+
+def test_what_a_model_says_last_is_its_answer(server):
+    task = "bank/savings-balance"
+    with Client(server.url) as client:
+        session = client.create_session(task=task)
+        answer = client.get_solution(session["session_id"])["answer"]
+        client.close_session(session["session_id"])
+    call = {"type": "function", "function": {"name": "get_balance", "arguments": {}}}
+    said = [
+        (1.0, {"role": "assistant", "content": answer}),
+        (1.0, {"role": "assistant", "content": [{"type": "text", "text": answer}]}),
+        (0.0, {"role": "assistant", "content": answer, "tool_calls": [call]}),
+        (0.0, {"role": "tool", "name": "get_balance", "content": answer}),
+        (0.0, {"role": "assistant", "content": "x" * 2_000_000}),
+    ]
+    with Environment(server.url, task=task) as environment, environment.group(len(said)) as members:
+        assert submit_answers([[last] for _, last in said], members, prompts=[]) == [None] * len(said)
+        assert [member.get_reward() for member in members] == [reward for reward, _ in said]
 
 
 def test_a_fork_goes_on_from_where_its_rollout_is(environment):

@@ -10,7 +10,7 @@ there. What else an environment can do isn't a plain function of the class, so n
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from types import UnionType
@@ -240,6 +240,25 @@ class Environment:
         if session is not None and not self._keep:
             with suppress(ClientError):
                 self._client.close_session(session["session_id"])
+
+
+def submit_answers(completions: Sequence[Any], environments: Sequence[Any], **_more: Any) -> list[None]:
+    """Submit what each model has said last as its answer: a reward function of TRL's, which gives no reward itself.
+
+    TRL calls it before `get_reward`, so that tasks whose evaluators read the answer can be done.
+
+    Args:
+        completions: The messages that each model has written and heard.
+        environments: The environment of each.
+    """
+    for messages, environment in zip(completions, environments, strict=True):
+        last = messages[-1]
+        if last["role"] == "assistant" and not last.get("tool_calls"):
+            said = last.get("content") or ""
+            text = said if isinstance(said, str) else "".join(part.get("text", "") for part in said)
+            with suppress(RemoteFunctionError, RuntimeError):  # too long, or the rollout is invalid
+                environment.submit_answer(text)
+    return [None] * len(completions)
 
 
 def _is_wrong(error: ClientError) -> bool:
