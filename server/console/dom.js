@@ -30,8 +30,7 @@ export function fill(element, ...children) {
 export function refill(element, ...children) {
   const { id, href } = element.contains(document.activeElement) ? document.activeElement : {};
   fill(element, children);
-  const isSame = (each) => (id ? each.id === id : each.href === href);
-  if (id || href) [...element.querySelectorAll(id ? "[id]" : "a")].find(isSame)?.focus({ preventScroll: true });
+  if (id || href) [...element.querySelectorAll("[id], a")].find((each) => (id ? each.id === id : each.href === href))?.focus({ preventScroll: true });
 }
 
 export const short = (id) => id.slice(0, 8);
