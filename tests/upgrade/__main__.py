@@ -33,7 +33,7 @@ from tests.upgrade.scenarios import PACKS, SCENARIOS, BrokenError
 REPOSITORY = Path(os.environ.get("REPOSITORY", ROOT))
 OLD, NEW = "old", "new"
 UP, BACK = ((OLD, OLD), (NEW, OLD), (NEW, NEW)), ((OLD, NEW), (OLD, OLD))
-CLIENTS, SESSIONS = 6, 3  # of the crowd, in each stage; the sessions of earlier stages go on
+CLIENTS, SESSIONS = 6, 8  # of the crowd, in each stage; the sessions of earlier stages go on
 ROUNDS = 2  # of each scenario in each stage
 ANSWER_SECONDS = 60.0
 MAX_PRINTED = 20
@@ -237,6 +237,7 @@ class Upgrade:
         self._names = names
         self._seed = seed
         self._sessions = {}  # of the crowd
+        self._unanswered_forks = 0
 
     def begin(self):
         """Start two servers of the older version, and make the scenarios' sessions."""
@@ -271,6 +272,7 @@ class Upgrade:
         time.sleep(max(0, began + seconds - time.monotonic()))
         self.fleet.wait_until_up()
         crowd.stop()
+        self._unanswered_forks += crowd.counts["forks without an answer"]
         self.problems += [f"{stage}: {surprise}" for surprise in crowd.surprises]
         compared = [each for scenario in self._scenarios for each in scenario.sessions] + [*self._sessions][:COMPARED]
         self.problems += [f"{stage}: {each}" for each in differences(self.fleet, compared)]
@@ -280,7 +282,11 @@ class Upgrade:
     def check(self):
         """Check totals and order by the traces of all sessions, and that the servers stop."""
         self.problems += self._waiting.problems_at_end()
-        found = check_all(lambda method, params: self.fleet.ask(method, **params), self._sessions)
+
+        def send(method, params, path="/rpc"):
+            return self.fleet.ask(method, at=path, **params)
+
+        found = check_all(send, self._sessions, self._unanswered_forks, isolated=False)
         self.problems += [f"{session_id}: {each}" for session_id, some in found.items() for each in some]
         for server in self.fleet.servers:
             status = server.stop()
