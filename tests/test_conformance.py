@@ -67,7 +67,7 @@ def test_a_server_of_mcp_is_asked_what_mcp_has_words_for(url):
         address = url + target.create().mcp_path
         asked = ["--guarantee", "JSON-RPC 2.0", "--guarantee", "MCP", "--guarantee", "fork"]
         result = CliRunner().invoke(cli, ["conform", "--protocol", "mcp", "--url", address, *asked])
-    rows = [line.split()[-2:] for line in result.output.splitlines()[1:4]]
+    rows = [line.split()[-2:] for line in result.stdout.splitlines()[1:4]]
     assert (result.exit_code, rows) == (0, [["—", "—"], ["2", "2"], ["1", "1"]]), result.output
 
 

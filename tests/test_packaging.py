@@ -36,7 +36,8 @@ def canonical(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-OF_BENCHMARKS = {"bfcl_eval", "loguru", "tau2"}  # which the tests don't install: docs/benchmarks.md says how
+# What few users need and no extra has; docs/benchmarks.md and docs/conformance.md say how it is installed.
+UNDECLARED = {"bfcl_eval", "loguru", "tau2", "websockets"}
 TAKEN_BY_UVICORN = {"httptools", "uvloop"}  # imported if they are installed
 
 
@@ -56,7 +57,7 @@ def imported_modules(source):
 def test_what_is_imported_is_what_is_declared():
     files = [path for package in ("server", "toolpacks") for path in (ROOT / package).rglob("*.py")]
     modules = {name for path in files for name in imported_modules(path.read_text(encoding="utf-8"))}
-    modules -= sys.stdlib_module_names | {"server", "toolpacks"} | OF_BENCHMARKS
+    modules -= sys.stdlib_module_names | {"server", "toolpacks"} | UNDECLARED
     distributions = packages_distributions()
     found = {canonical(distributions[module][0]) for module in modules - {"opentelemetry"}}
     parts = {name for name in declared() if name.startswith("opentelemetry-")}

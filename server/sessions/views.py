@@ -40,10 +40,9 @@ def session_view(
         "parent": parent and {"session_id": parent.session_id, "version": parent.version},
         "participants": keys and {name: _paths(key) for name, key in keys.items()},
     }
-    view: dict[str, Any] = dict.fromkeys(Session.__annotations__)
-    if kept:  # it has the names by which the type shows it
-        view |= {name: value for name, value in kept.items() if name in view}
-    return cast("Session", view | own)
+    # What is kept has the names by which the type shows it.
+    rest = {name: kept.get(name) for name in Session.__annotations__ if name not in own}
+    return cast("Session", own | rest)
 
 
 def _paths(key: str) -> dict[str, str]:
