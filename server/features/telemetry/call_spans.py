@@ -33,22 +33,21 @@ _PARENT_MARK = b"\xd5" * SPAN_BYTES
 
 def encode_call(call: SpanOfCall) -> bytes:
     """Encode the spans of a call that has ended, as members of `ScopeSpans`."""
-    parent, request = call.parent, call.asked.id
+    request = call.asked.id
+    above, state = _client_span(call)
     ids = _IDS.unpack(call.ids)
     run_began, commit_began = call.run_began, call.commit_began
     times = (
         *(call.began, call.ended, run_began, call.run_ended or call.ended),
         *(call.began if run_began else 0, run_began, commit_began, call.commit_ended),
     )
-    above = bytes.fromhex(parent.span_id) if parent is not None else b""
-    if call.sent is not None or (parent is not None and parent.state):
+    if call.sent is not None or state:
         content = {"gen_ai.tool.call.arguments": call.sent, "gen_ai.tool.call.result": call.result}
         told = {name: text.decode() for name, text in content.items() if text is not None}
-        state = parent.state if parent is not None else ""
         return _encode(call.alike, ids, times, {**_own(call), **told}, above, state)
     session, sent = call.session_id.encode(), b"" if request is None else _text(request)
     form, in_order = _layout(
-        *(call.alike, bool(run_began), bool(commit_began), parent is not None),
+        *(call.alike, bool(run_began), bool(commit_began), bool(above)),
         *(len(session), _NO_TEXT if request is None else len(sent)),
     )
     return form % in_order((*ids, *_TIME_BYTES.unpack(_TIMES.pack(*times)), above, session, sent))
@@ -65,10 +64,15 @@ def encode_evaluation(span: SpanOfCall, verdict: Mapping[str, Any] | None) -> by
             "gen_ai.evaluation.score.label": label,
         }
         events = [Span.Event(name="gen_ai.evaluation.result", time_unix_nano=span.ended, attributes=key_values(told))]
-    parent = span.parent
-    above, state = (bytes.fromhex(parent.span_id), parent.state) if parent is not None else (b"", "")
+    above, state = _client_span(span)
     times = (span.began, span.ended, *[0] * 2 * len(BELOW))
     return _encode(span.alike, _IDS.unpack(span.ids), times, _own(span), above, state, events)
+
+
+def _client_span(span: SpanOfCall) -> tuple[bytes, str]:
+    """Get the id of the client's span, and the `tracestate` that came with it; both are empty if it has sent none."""
+    parent = span.parent
+    return (b"", "") if parent is None else (bytes.fromhex(parent.span_id), parent.state)
 
 
 def _own(span: SpanOfCall) -> dict[str, Any]:
