@@ -31,10 +31,11 @@ from server.rights import CLIENT
 from server.sessions.context import SessionContext
 from server.sessions.nested import MAX_NESTED_CALLS, NestedRecord
 from server.sessions.operation import Effect, SessionOperation
+from server.sessions.part_bytes import PartBytes
 from server.sessions.recipes import Recipe
 from server.sessions.record_kinds import Count, RecordKind, RecordLine, Shown, short
 from server.sessions.records import cut_arguments, cut_error, stored_call_id
-from server.stores.base import Record, SessionStore
+from server.stores.base import Record
 from server.volumes import is_piece
 
 LARGE_ARGUMENTS = 4096  # bytes
@@ -73,7 +74,7 @@ class CallOperation(SessionOperation):
     record_kind = "call"
     starts_clock = True
     plan: Plan
-    blobs: "_Blobs"
+    blobs: PartBytes
 
     def __init__(self, context: SessionContext, session_id: str, owner: str, request: CallRequest) -> None:
         super().__init__(context, session_id, owner, request.call_id)
@@ -98,7 +99,7 @@ class CallOperation(SessionOperation):
         self._toolpacks = recipe.toolpacks
         runtime = context.runtime(self._toolpacks, offered)
         self.plan = runtime.plan(request.function, request.kwargs, request.timeout_seconds)
-        self.blobs = _Blobs(context.store, state)
+        self.blobs = PartBytes(context.store, state.parts, state.blobs)
         most = context.settings.max_record_bytes
         self._shown_kwargs = cut_arguments(request.sent, request.kwargs, most)
         if self.plan.nested:
@@ -368,19 +369,3 @@ def wrong_arguments(problem: str, kind: str) -> Outcome:
     """Get the outcome of a call that isn't run because of its arguments, which an agent can correct."""
     errors = [{"loc": [], "msg": problem, "type": kind}]
     return Outcome(failure=CallFailure("ValidationError", problem, Failure.ARGUMENTS, errors))
-
-
-class _Blobs(dict[str, bytes]):
-    """The bytes of a session's parts, read from the store when they are first needed."""
-
-    def __init__(self, store: SessionStore, state: SessionState) -> None:
-        super().__init__(state.blobs)
-        self._store = store
-        self._parts = state.parts
-
-    def __missing__(self, part: str) -> bytes:
-        blob_id = self._parts[part]
-        blob = self._store.blobs([blob_id])[blob_id]
-        if not is_piece(part):  # of volumes the working copies are kept
-            self[part] = blob
-        return blob

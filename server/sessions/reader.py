@@ -40,10 +40,11 @@ from server.jsonio.strict import Fragment, dumps, loads
 from server.results import Export, Json, Session
 from server.rights import AGENT
 from server.sessions.context import SessionContext
+from server.sessions.part_bytes import PartBytes
 from server.sessions.recipes import Recipe
 from server.sessions.views import json_patch, session_view
 from server.snapshots.seal import FORMAT
-from server.stores.base import Head, SessionStore, StoredSession
+from server.stores.base import Head, StoredSession
 from server.stores.history import fitting
 from server.times import expiry
 from server.volumes import is_piece
@@ -341,7 +342,7 @@ class SessionReader:
             raise
         if self._max_bytes is not None and sum(map(len, blobs.values())) > self._max_bytes:
             raise HeavyReadError
-        return Snapshot(parts, _Pieces(self._store, parts, {part: blobs[parts[part]] for part in opened}))
+        return Snapshot(parts, PartBytes(self._store, parts, {part: blobs[parts[part]] for part in opened}))
 
     def _view(self, session_id: str, owner: str | None, version: int | None) -> bytes:
         snapshot = self._at(session_id, owner, version)
@@ -357,16 +358,3 @@ class SessionReader:
         """Have a volume read by a reader that waits for its turn: nobody knows how large it is."""
         if self._max_bytes is not None:
             raise HeavyReadError
-
-
-class _Pieces(dict[str, bytes]):
-    """The bytes of parts; those of pieces are read from the store each time."""
-
-    def __init__(self, store: SessionStore, parts: Mapping[str, str], read: Mapping[str, bytes]) -> None:
-        super().__init__(read)
-        self._store = store
-        self._parts = parts
-
-    def __missing__(self, part: str) -> bytes:
-        blob_id = self._parts[part]
-        return self._store.blobs([blob_id])[blob_id]

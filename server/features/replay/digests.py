@@ -1,6 +1,6 @@
 """The digests of worlds, by which a replay is compared with what was recorded.
 
-The rule: a blob never changes, so each is read once.
+The rule: a blob never changes, so each is read once. What is remembered of blobs spares time and nothing else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,9 @@ from server.execution.parts import toolpack_of
 from server.execution.runner import Frame, Means, Runner
 from server.execution.views import entries
 from server.execution.world import Snapshot
+from server.sessions.part_bytes import PartBytes
 from server.snapshots.digest import Entries, world_digest
+from server.stores.base import SessionStore
 
 REMEMBERED = 10_000  # parts whose entries a worker knows
 
@@ -42,8 +44,9 @@ class ReadEntries(ReadEnvironments[dict[str, Entries | None]]):
 class StateDigests:
     """Gets the digests of worlds, part by part; blobs never change, so each is read once."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, store: SessionStore) -> None:
         self._runner = runner
+        self._store = store
         self._known = BoundedCache[str, tuple[Entries | None]](REMEMBERED)
 
     def note(self, blob_id: str, entries: Entries | None) -> None:
@@ -53,13 +56,13 @@ class StateDigests:
         """Get the digest of a world; None if it has none.
 
         Args:
-            blobs: The bytes of each part; those that are known already aren't looked at.
+            blobs: The bytes of parts, as far as they are at hand, and of those that aren't in the store yet.
         """
         known = {part: self._known.get(blob_id) for part, blob_id in parts.items()}
         found = {part: entry[0] for part, entry in known.items() if entry is not None}
         missing = {part: blob_id for part, blob_id in parts.items() if part not in found}
         if missing:
-            read = self._runner.run(ReadEntries(Snapshot(missing, {part: blobs[part] for part in missing})))
+            read = self._runner.run(ReadEntries(Snapshot(missing, PartBytes(self._store, missing, blobs))))
             for part, blob_id in missing.items():
                 found[part] = read[part]
                 self.note(blob_id, read[part])

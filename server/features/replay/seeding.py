@@ -30,7 +30,7 @@ class Seeding(Around):
 
     def __init__(self, context: SessionContext) -> None:
         self._settings = context.settings
-        self._digests = StateDigests(context.runner)
+        self._digests = StateDigests(context.runner, context.store)
 
     def concerns(self, session: StoredSession) -> bool:
         return bool(Seeds.of(session))
@@ -53,7 +53,8 @@ class Seeding(Around):
             if isinstance(operation, CallOperation):
                 for part, blob_id in change.parts.items():
                     self._digests.note(blob_id, change.answer.entries[part])
-            change.memo[self] = self._digests.digest({**state.parts, **change.parts}, change.blobs)
+            new = {part: change.new_blobs[id_] for part, id_ in change.parts.items() if id_ in change.new_blobs}
+            change.memo[self] = self._digests.digest({**state.parts, **change.parts}, {**change.blobs, **new})
         elif self in state.memo:
             change.memo[self] = state.memo[self]
         if is_reset or isinstance(operation, CallOperation):

@@ -1,0 +1,28 @@
+"""The bytes of a version's parts, read from the store as far as nobody has them.
+
+The rule: whoever needs the bytes of a part asks here, so nothing depends on what this worker happens to remember.
+"""
+
+from collections.abc import Mapping
+
+from server.stores.base import SessionStore
+from server.volumes import is_piece
+
+
+class PartBytes(dict[str, bytes]):
+    """The bytes of parts with these blob ids, of which some are known already.
+
+    Those of pieces of volumes are read each time: of volumes the working copies are kept.
+    """
+
+    def __init__(self, store: SessionStore, parts: Mapping[str, str], known: Mapping[str, bytes]) -> None:
+        super().__init__(known)
+        self._store = store
+        self._parts = parts
+
+    def __missing__(self, part: str) -> bytes:
+        blob_id = self._parts[part]
+        blob = self._store.blobs([blob_id])[blob_id]
+        if not is_piece(part):
+            self[part] = blob
+        return blob
