@@ -148,7 +148,7 @@ def _shared_zygote(configuration: Any, expected: object) -> Any:
 
 
 @contextlib.contextmanager
-def _zygotes_shared(needed: bool) -> Iterator[None]:
+def zygotes_shared(needed: bool) -> Iterator[None]:
     with contextlib.ExitStack() as patched:
         if needed:
             patched.enter_context(mock.patch("server.features.executors.runner.Zygote", _shared_zygote))
@@ -173,7 +173,7 @@ class Bench:
         if shared:
             settings = {"isolation": "process", "pack_dir": (PACKS,), "packs": FIXTURES, **settings}
         self.settings = Settings(**{"store": "memory:", "log_calls": "off", **settings})
-        with _zygotes_shared(shared):
+        with zygotes_shared(shared):
             self.service = Service(self.settings, catalog or CATALOG, store=self.store, key=key, features=features)
         self.sessions = self.service.sessions
         driver = self.sessions.queues.threads.drive(None)

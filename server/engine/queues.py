@@ -350,7 +350,7 @@ class Queues:
                     started.append(next_job)
             if self.leases.required:
                 started = self._acquire_together(started)
-            self.threads.submit_arrived(started, quiet=quiet)
+            self.threads.submit_arrived(started, alone=self._came_alone)
 
     def _refusal(self, job: SessionJob) -> Exception | None:
         queue = self._queues.get(job.operation.session_id)

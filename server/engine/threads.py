@@ -79,10 +79,10 @@ class Threads:
         """Run a job as soon as possible; jobs start in the order in which they were submitted."""
         self._ready.put(job)
 
-    def submit_arrived(self, jobs: Sequence[Job], *, quiet: bool) -> None:
-        """Run the jobs that have come in this turn of the event loop; `quiet`: nothing else was to be done then."""
-        self._alone = self._alone + 1 if quiet and len(jobs) == 1 else 0
-        if self._alone > MANY and self._driver is not None and self._pace.is_quick(jobs[0].kind):
+    def submit_arrived(self, jobs: Sequence[Job], *, alone: bool) -> None:
+        """Run the jobs of those that have come in this turn of the event loop; `alone`: only one, and all was quiet."""
+        self._alone = self._alone + 1 if alone else 0
+        if self._alone > MANY and jobs and self._driver is not None and self._pace.is_quick(jobs[0].kind):
             self._driver.run_next(jobs[0])
             return
         for job in jobs:

@@ -1,0 +1,132 @@
+"""How many calls of Python functions a request takes from its bytes to those of its answer.
+
+A clock can't show that a call has become a little dearer: each step is within the noise, and a hundred of them aren't.
+What is counted repeats to the call on the busiest machine: each time that a Python function begins or a generator goes
+on (`call` of `sys.setprofile`), in all threads of the server, with what it uses (uvicorn, jsonrpcserver, pydantic), on
+uvloop and httptools, where neither the event loop nor the parser of HTTP is written in Python. Functions of C aren't
+counted, nor those of the tests and their toolpacks, of threads that wake up now and then whoever calls, and of
+executors' own processes. Requests come one after the other on one connection, with a token, to a store in SQLite; the
+number is that between the beginnings of two of them, of which a tenth took no more: on a busy machine the clock of the
+deadlines ticks within many of them.
+
+The rule: the numbers only fall. One that has to rise needs a line in CHANGELOG.md that says what it buys.
+"""
+
+import contextlib
+import itertools
+
+import pytest
+import serving
+from whole_server import Frames, WholeServer
+
+from server.packs.loading import load_catalog
+
+pytest.importorskip("uvloop")
+pytest.importorskip("httptools")
+
+NAMES = ("ledger", "stall")
+READ, CHANGE = ("ledger", "total", {}), ("ledger", "add", {"amount": 1})
+WARM, REQUESTS = 100, 200
+
+MOST = {
+    "read": 370,
+    "change": 401,
+    "read at an agent's address": 377,
+    "read over MCP": 389,
+    "change with a call_id": 410,
+    "read of a database": 445,
+    "change of a database": 553,
+    "read in an executor": 418,
+    "change in an executor": 438,
+}
+MCP_VERSION = "2026-07-28"
+MCP_META = {
+    "io.modelcontextprotocol/protocolVersion": MCP_VERSION,
+    "io.modelcontextprotocol/clientInfo": {"name": "a test", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+MCP_HEADERS = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": MCP_VERSION}
+
+
+class Counted:
+    """A server whose calls are counted, with a session for each toolpack."""
+
+    def __init__(self, frames, folder, **settings):
+        given = {"data_dir": folder, "pack_dir": (serving.PACKS,), "packs": NAMES, **settings}
+        self.server = WholeServer(load_catalog((serving.PACKS,), NAMES), **given)
+        self._frames = frames
+        self._sessions = {name: self.server.rpc("create_session", toolpacks=[name]) for name in NAMES}
+        self._call_ids = map(str, itertools.count())
+
+    def of_calls(self, toolpack, function, kwargs, door="rpc", *, call_ids=False):
+        session = self._sessions[toolpack]
+
+        def request():
+            params = {"function": function, "kwargs": kwargs}
+            if call_ids:
+                params["call_id"] = next(self._call_ids)
+            if door == "agent":
+                return self._request(session["agent_path"], "run_function", params)
+            if door == "mcp":
+                headers = {**MCP_HEADERS, "Mcp-Method": "tools/call", "Mcp-Name": function}
+                params = {"name": function, "arguments": kwargs, "_meta": MCP_META}
+                return self._request(session["mcp_path"], "tools/call", params, headers)
+            return self._request("/rpc", "run_function", {"session_id": session["session_id"], **params})
+
+        counts = []
+        requests = [request() for _ in range(WARM + REQUESTS)]
+        (replies,) = self.server.burst([requests], lambda: counts.append(self._frames.counted.total()))
+        assert all(b'"error":null' in reply or b'"isError":false' in reply for reply in replies)
+        return sorted(after - before for before, after in itertools.pairwise(counts[WARM:]))[REQUESTS // 10]
+
+    def _request(self, path, method, params, headers=()):
+        return self.server.request(path, {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, dict(headers))
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    """Get a server by where it runs functions."""
+    with contextlib.ExitStack() as closing:
+        frames = Frames()
+        closing.enter_context(frames.watching())
+        made = {}
+
+        def get(isolation):
+            if isolation not in made:
+                with serving.zygotes_shared(isolation == "process"):
+                    made[isolation] = Counted(frames, tmp_path_factory.mktemp(isolation), isolation=isolation)
+                closing.callback(made[isolation].server.close)
+            return made[isolation]
+
+        yield get
+
+
+WAYS = {
+    "read": (READ, {}),
+    "change": (CHANGE, {}),
+    "read at an agent's address": (READ, {"door": "agent"}),
+    "read over MCP": (READ, {"door": "mcp"}),
+    "change with a call_id": (CHANGE, {"call_ids": True}),
+    "read of a database": (("stall", "count_orders", {}), {}),
+    "change of a database": (("stall", "place_order", {"product": 1, "quantity": 0}), {}),
+    "read in an executor": (READ, {}),
+    "change in an executor": (CHANGE, {}),
+}
+
+
+@pytest.mark.parametrize("way", MOST)
+def test_a_call_takes_no_more_function_calls_than_it_did(servers, way):
+    call, how = WAYS[way]
+    counted = servers("process" if "executor" in way else "thread").of_calls(*call, **how)
+    assert counted <= MOST[way], f"a {way} takes {counted:g} function calls"
+
+
+def test_calls_that_are_sent_to_a_session_at_once_are_one_commit(servers):
+    server = servers("thread").server
+    call = {"session_id": server.rpc("create_session", toolpacks=["ledger"])["session_id"]}
+    call |= {"function": "add", "kwargs": {"amount": 1}}
+    request = server.request("/rpc", {"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": call})
+    together = [[request]] * 8
+    commits = [server.commits() for _ in range(30) if server.burst(together)]
+    # On a busy machine one batch or the other is cut in two, but not each.
+    assert min(after - before for before, after in itertools.pairwise(commits[10:])) == 1

@@ -1,0 +1,213 @@
+"""A whole server in this process, HTTP included, whose connections have no sockets: what a call costs, and no noise.
+
+The rule: nothing of the server is replaced but the system's sockets. Its threads and its event loop are those of a
+worker. What is counted and measured lies between the bytes of a request and those of its answer.
+"""
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from server.packs.catalog import Catalog
+from server.service import Service
+from server.settings import Settings
+from server.web.app import create_app
+from server.web.http_server import HttpServer
+
+PATIENCE = 60.0
+TOKEN = "a-token-for-this-server"
+TESTS = str(Path(__file__).parent)
+
+
+TIMERS = {"deadlines", "leases", "checkpoints"}  # threads that do something now and then, whoever calls
+
+
+class Frames:
+    """Counts the calls of Python functions in the threads of a server that is started while it is `watching`.
+
+    Attributes:
+        counted: How often each function was called since it was last cleared, by file and name; not those of tests.
+    """
+
+    def __init__(self) -> None:
+        self.counted = Counter[tuple[str, str]]()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        threading.setprofile(self._note)
+        try:
+            yield
+        finally:
+            threading.setprofile(None)
+
+    def _note(self, frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and not code.co_filename.startswith(TESTS) and threading.current_thread().name not in TIMERS:
+            self.counted[code.co_filename, code.co_qualname] += 1
+
+
+def _nothing() -> None:
+    pass
+
+
+class Transport:
+    """A connection's transport; what is written goes to `answered`."""
+
+    def __init__(self, answered: Callable[[bytes], None]) -> None:
+        self.answered = answered
+        self._closing = False
+
+    def write(self, data: bytes) -> None:
+        self.answered(data)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def close(self) -> None:
+        self._closing = True
+
+    abort = close
+
+    def set_protocol(self, _protocol: Any) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
+
+class Connection:
+    """A client's connection.
+
+    Attributes:
+        begins: Called on the event loop before each request.
+        finish: Called there when all of them are answered.
+    """
+
+    def __init__(self, protocol: Any) -> None:
+        self._protocol = protocol
+        self._left: list[bytes] = []
+        self.begins = self.finish = _nothing
+        self.replies: list[bytes] = []
+        protocol.connection_made(Transport(self._answered))
+
+    def send(self, requests: Sequence[bytes]) -> None:
+        """Send the first of these requests, and each other one when the one before it is answered."""
+        self._left, self.replies = [*reversed(requests)], []
+        self._next()
+
+    def _next(self) -> None:
+        self.begins()
+        self._protocol.data_received(self._left.pop())
+
+    def _answered(self, data: bytes) -> None:
+        self.replies.append(data)
+        if self._left:
+            asyncio.get_running_loop().call_soon(self._next)
+        else:
+            self.finish()
+
+
+class WholeServer:
+    """The server; the settings are those of a worker, with an owner's token."""
+
+    def __init__(self, catalog: Catalog, connections: int = 8, **settings: Any) -> None:
+        self.settings = Settings(**{"tokens": f"owner:{TOKEN}", "log_calls": "json", **settings})
+        self.service = Service(self.settings, catalog)
+        self._app = create_app(self.service)
+        self._gateway = self._app.state.gateway
+        self._server = HttpServer(self._app, self.settings, self._gateway.connections)
+        self._server.config.load()
+        driver = self.service.sessions.queues.threads.drive(self._server.loop_factory())
+        self._loop, self._end, self._ready = driver.loop, asyncio.Event(), threading.Event()
+        self._thread = threading.Thread(target=driver.run, args=[self._serve()], daemon=True)
+        self._thread.start()
+        assert self._ready.wait(PATIENCE)
+        self._connections: list[Connection] = self._run(self._connect(connections))
+
+    async def _serve(self) -> None:
+        async with self._gateway.lifespan(self._app):
+            self._ready.set()
+            await self._end.wait()
+
+    async def _connect(self, connections: int) -> list[Connection]:
+        config = self._server.config
+        state: dict[str, Any] = {"config": config, "server_state": self._server.server_state, "app_state": {}}
+        return [Connection(config.http_protocol_class(**state)) for _ in range(connections)]
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
+
+    def request(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> bytes:
+        text = json.dumps(body, separators=(",", ":"))
+        fields = {
+            "Host": "127.0.0.1:8000",
+            "Content-Type": "application/json",
+            "Content-Length": len(text),
+            "Authorization": f"Bearer {TOKEN}",
+            **(headers or {}),
+        }
+        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+        return "\r\n".join([*lines, "", text]).encode()
+
+    def burst(self, requests: Sequence[Sequence[bytes]], begins: Callable[[], None] = _nothing) -> list[list[bytes]]:
+        """Send as many lists of requests at once, each on a connection of its own, and get all replies.
+
+        Args:
+            begins: Called on the event loop before each request.
+        """
+        done, left = threading.Event(), [len(requests)]
+
+        def finished() -> None:
+            left[0] -= 1
+            if not left[0]:
+                done.set()
+
+        def begin() -> None:
+            for connection, some in zip(self._connections, requests, strict=False):
+                connection.begins, connection.finish = begins, finished
+                connection.send(some)
+
+        self._loop.call_soon_threadsafe(begin)
+        assert done.wait(PATIENCE), "there was no answer"
+        return [connection.replies for connection in self._connections[: len(requests)]]
+
+    def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
+        """Send one request, and get the JSON of its answer."""
+        ((reply,),) = self.burst([[self.request(path, body, headers)]])
+        return json.loads(reply.partition(b"\r\n\r\n")[2])
+
+    def rpc(self, method: str, **params: Any) -> Any:
+        return self.post("/rpc", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params})["result"]
+
+    def commits(self) -> float:
+        """Count the commits to the store so far."""
+        text = self.service.metrics.exposition(None).decode()
+        return next(float(line.split()[-1]) for line in text.splitlines() if "commit_seconds_count" in line)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(PATIENCE)
+
+
+def processor_seconds(burst: Callable[[], object], bursts: int) -> float:
+    """Get the least processor time that this process has used for a burst."""
+    least = float("inf")
+    for _ in range(bursts):
+        began = time.process_time()
+        burst()
+        least = min(least, time.process_time() - began)
+    return least
