@@ -1,27 +1,30 @@
 """What the author of a toolpack imports.
 
-The rule: this package imports no web framework, so that a toolpack can be written and tested without a server.
+The rule: this package imports no web framework, so that a toolpack can be written and tested without a server. Names
+are imported when they are used: whoever imports a module of the server waits for that module alone.
 """
 
-from server.errors import ToolNotFoundError
-from server.features.classes.toolpack import ClassToolpacks
-from server.features.mcp.marks import HeaderMarks
-from server.features.parts.database import Database
-from server.features.parts.files import Files
-from server.features.tasks.rollouts import Check, Evaluation, Rollout
-from server.features.tasks.solutions import reached_solution
-from server.features.tasks.task import Task, TaskAuthor
-from server.functions.content import Content
-from server.functions_runtime import (
-    Depends,
-    EmptyEnv,
-    Function,
-    FunctionCall,
-    FunctionsRuntime,
-    TaskEnvironment,
-    make_function,
-)
-from server.packs.toolpack import Toolpack as CoreToolpack
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from server.errors import ToolNotFoundError
+    from server.features.parts.database import Database
+    from server.features.parts.files import Files
+    from server.features.tasks.rollouts import Check, Evaluation, Rollout
+    from server.features.tasks.solutions import reached_solution
+    from server.features.tasks.task import Task
+    from server.functions.content import Content
+    from server.functions_runtime import (
+        Depends,
+        EmptyEnv,
+        Function,
+        FunctionCall,
+        FunctionsRuntime,
+        TaskEnvironment,
+        make_function,
+    )
+    from server.toolpack import Toolpack
 
 __all__ = [
     "Check",
@@ -43,6 +46,26 @@ __all__ = [
     "reached_solution",
 ]
 
+_MODULES = {
+    "Check": "features.tasks.rollouts",
+    "Content": "functions.content",
+    "Database": "features.parts.database",
+    "Evaluation": "features.tasks.rollouts",
+    "Files": "features.parts.files",
+    "Rollout": "features.tasks.rollouts",
+    "Task": "features.tasks.task",
+    "ToolNotFoundError": "errors",
+    "Toolpack": "toolpack",
+    "reached_solution": "features.tasks.solutions",
+}
 
-class Toolpack(TaskAuthor, ClassToolpacks, HeaderMarks, CoreToolpack):
-    __doc__ = CoreToolpack.__doc__
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = resolve_name(f"server.{_MODULES.get(name, 'functions_runtime')}:{name}")
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

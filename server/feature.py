@@ -32,7 +32,6 @@ class Feature:
         beginnings: What it has to do with new sessions.
         around: What it does around the operations on sessions.
         filters: What it leaves out of lists of sessions, if a request asks for it.
-        commands: Subcommands of `toolpack-server`, by name, as import paths: they are imported when they are used.
         doors: Further endpoints of agents, as import paths, by what stands before the key.
         operations: What its code lets the runner do with toolpacks' code.
         checks: Called with the settings before anything starts; they raise `SettingsError`.
@@ -50,7 +49,6 @@ class Feature:
     beginnings: ClassVar[Sequence[Callable[[SessionContext], Beginning]]] = ()
     around: ClassVar[Sequence[Callable[[SessionContext], Around]]] = ()
     filters: ClassVar[Sequence[Callable[[SessionContext], SessionFilter]]] = ()
-    commands: ClassVar[Mapping[str, str]] = {}
     doors: ClassVar[Mapping[str, str]] = {}
     operations: ClassVar[Sequence[type[RunnerOperation[Any]]]] = ()
     checks: ClassVar[Sequence[Callable[[Settings], None]]] = ()

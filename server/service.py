@@ -21,6 +21,7 @@ from server.execution.failure import Failure
 from server.execution.operations import OPERATIONS
 from server.execution.runner import LocalRunner, Runner
 from server.feature import Feature
+from server.included import FEATURES
 from server.jsonio.strict import Fragment, dumps, loads
 from server.observability.log import CallLog, EndedCall
 from server.observability.metrics import Metrics
@@ -32,7 +33,6 @@ from server.packs.inventory import Inventory
 from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
 from server.rpc.in_flight import BytesInFlight
-from server.rpc.jsonrpc import JsonRpc
 from server.rpc.listings import Listings
 from server.rpc.method import Method, agents_methods, clients_methods
 from server.rpc.methods import METHODS, CreateSession
@@ -51,25 +51,6 @@ from server.settings import Settings
 from server.stores import open_store
 from server.stores.base import SessionStore
 from server.volumes import VolumeMeans
-
-FEATURES = (
-    "server.features.participants.feature:ParticipantsFeature",
-    "server.features.replay.feature:ReplayFeature",
-    "server.features.perturbations.feature:PerturbationsFeature",
-    "server.features.tasks.feature:TasksFeature",
-    "server.features.parts.feature:PartsFeature",
-    "server.features.mcp.feature:McpFeature",
-    "server.features.checking.feature:CheckingFeature",
-    "server.features.conformance.feature:ConformanceFeature",
-    "server.features.audit.feature:AuditFeature",
-    "server.features.executors.feature:ExecutorsFeature",
-    "server.features.telemetry.feature:TelemetryFeature",
-)
-"""What the server has beyond the core, each as an import path: features are built on all of the core, also on this.
-
-The order is that of the methods in the OpenRPC document. The parameters that they add to a method stand in the reverse
-order, in which they also change requests for sessions.
-"""
 
 T = TypeVar("T")
 
@@ -163,6 +144,9 @@ class Service:
         on_call: Callable[[CallRequest, Outcome], None] | None = None,
         features: Sequence[str] = FEATURES,
     ) -> None:
+        # Its library takes a sixth of a command's start; commands that only ask a server need nothing of it.
+        from server.rpc.jsonrpc import JsonRpc  # noqa: PLC0415
+
         self.settings = settings
         if catalog is None:
             catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)

@@ -11,27 +11,28 @@ from pkgutil import resolve_name
 
 import click
 
+from server import included
 from server.errors import ToolpackServerError
 
 FIRST_OF_FILES = 3  # the numbers below are those of the standard streams
-COMMANDS = {
-    "serve": "server.cli.serve:serve",
-    "new": "server.cli.new:new",
-    "list": "server.cli.packs:list_toolpacks",
-    "call": "server.cli.call:call",
-    "sessions": "server.cli.look:sessions",
-    "env": "server.cli.look:env",
-    "trace": "server.cli.look:trace",
-    "diff": "server.cli.look:diff",
-    "schemas": "server.cli.schemas:schemas",
-    "token": "server.cli.token:token",
-}
-
-
-def _of_features() -> dict[str, str]:
-    from server.service import load_features  # noqa: PLC0415 - imports the whole server
-
-    return {name: path for feature in load_features() for name, path in feature.commands.items()}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("server.cli.serve:serve", "Serve toolpacks until interrupted."),
+    "new": ("server.cli.new:new", "Write a toolpack called NAME to start from, and a test that passes."),
+    "list": ("server.cli.packs:list_toolpacks", "Show toolpacks, where they come from, and their functions."),
+    "call": ("server.cli.call:call", "Run a FUNCTION, and those after each `--`, and print each result as JSON."),
+    "sessions": ("server.cli.look:sessions", "List sessions, the newest first."),
+    "env": ("server.cli.look:env", "Show the environments of a SESSION; the beginning of its id is enough."),
+    "trace": ("server.cli.look:trace", "Show the calls and resets of a SESSION; the beginning of its id is enough."),
+    "diff": (
+        "server.cli.look:diff",
+        "Show what has changed in a SESSION since its start, or in what OTHER differs from it.",
+    ),
+    "schemas": (
+        "server.cli.schemas:schemas",
+        "Write the JSON Schemas, the OpenRPC document and the client's methods, or check them.",
+    ),
+    "token": ("server.cli.token:token", "Create a bearer token for NAME, and its line for TOOLPACK_TOKENS_FILE."),
+} | included.COMMANDS
 
 
 class Commands(click.Group):
@@ -39,14 +40,25 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        return sorted(COMMANDS | _of_features())
+        return sorted(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        del ctx
+        width = formatter.width - max(map(len, COMMANDS)) - 6
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, click.Command(name, help=COMMANDS[name][1]).get_short_help_str(width))
+                    for name in sorted(COMMANDS)
+                ]
+            )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
         gc.disable()  # there is nothing to collect while modules are imported, and looking for it takes a fifth longer
         try:
-            path = COMMANDS.get(cmd_name) or _of_features().get(cmd_name)
-            command: click.Command | None = resolve_name(path) if path else None
+            command: click.Command | None = resolve_name(COMMANDS[cmd_name][0]) if cmd_name in COMMANDS else None
         finally:
             gc.enable()
         return command

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,9 +17,11 @@ from server.errors import StoreInUseError
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
-from server.service import Service
 from server.settings import Settings, load_settings
 from server.stores import open_store
+
+if TYPE_CHECKING:
+    from server.service import Service
 
 T = TypeVar("T")
 
@@ -61,7 +63,9 @@ def memory_settings(pack_dir: tuple[Path, ...], packs: str | None, **others: Any
 @contextlib.contextmanager
 def _stored(
     store: str | None, data_dir: Path | None, pack_dir: tuple[Path, ...] | None, packs: str | None
-) -> Iterator[Service]:
+) -> Iterator["Service"]:
+    from server.service import Service  # noqa: PLC0415 - imports the whole server
+
     settings = load_settings(
         store=store, data_dir=data_dir, pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning"
     )

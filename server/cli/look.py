@@ -16,7 +16,6 @@ from server.cli.local import look_at, look_options
 from server.cli.options import packs_options
 from server.cli.send import Send
 from server.observability.log import printable
-from server.service import all_record_kinds
 from server.sessions.identity import DIGITS
 from server.sessions.record_kinds import short
 
@@ -157,6 +156,8 @@ def _sessions_text(found: list[Any]) -> str:
 
 
 def _trace_text(found: list[Any]) -> str:
+    from server.service import all_record_kinds  # noqa: PLC0415 - imports the whole server
+
     kinds, width = all_record_kinds(), _width()
     lines = [f"{each.get('place', each['index']):>4}  {kinds[each['kind']].text(each, width)}" for each in found]
     return "\n".join(lines) or "No calls."

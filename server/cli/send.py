@@ -14,17 +14,15 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
-from pydantic import TypeAdapter, ValidationError
 
 from server.errors import ReplyError, RequestError
-from server.rpc.caller import Caller
-from server.rpc.method import agents_methods, clients_methods
-from server.service import Service, all_methods
 
-_adapter = functools.cache(TypeAdapter)  # to build one takes longer than a request
+if TYPE_CHECKING:
+    from server.rpc.caller import Caller
+    from server.service import Service
 
 REDIRECTS = {301, 302, 303, 307, 308}
 
@@ -52,6 +50,13 @@ def remote(url: str, token: str | None) -> Send:
     """
     if not url.startswith(("http://", "https://")):
         raise click.UsageError("--url is not of the form http://host:port.")
+    # What only this needs is imported here.
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
+
+    from server.rpc.method import agents_methods, clients_methods  # noqa: PLC0415
+    from server.service import all_methods  # noqa: PLC0415
+
+    adapter = functools.cache(TypeAdapter)  # to build one takes longer than a request
     opener = urllib.request.build_opener(_NoRedirects)
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     methods = all_methods()
@@ -63,7 +68,7 @@ def remote(url: str, token: str | None) -> Send:
     def checked(method: str, results: Mapping[str, Any], reply: bytes) -> Any:
         try:
             result = _result(reply)
-            _adapter(results[method]).validate_python(result)
+            adapter(results[method]).validate_python(result)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
             place = ".".join(map(str, ["result", *problem["loc"]]))
@@ -112,7 +117,7 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
     return await asyncio.wrap_future(future)
 
 
-def local(service: Service, caller: Caller) -> Send:
+def local(service: "Service", caller: "Caller") -> Send:
     """Get a function that sends requests to a service in this process.
 
     Raises:

@@ -7,19 +7,17 @@ and a sentence in `data.detail`; ours have a sentence as their message.
 import logging
 from typing import Any
 
-from jsonrpcserver.codes import (
-    ERROR_INTERNAL_ERROR,
-    ERROR_INVALID_PARAMS,
-    ERROR_INVALID_REQUEST,
-    ERROR_METHOD_NOT_FOUND,
-    ERROR_PARSE_ERROR,
-)
-
 from server import errors
 from server.execution.failure import CallFailure, Failure
 from server.jsonio.strict import dumps
 
 log = logging.getLogger("toolpack_server")
+
+ERROR_PARSE_ERROR = -32700
+ERROR_INVALID_REQUEST = -32600
+ERROR_METHOD_NOT_FOUND = -32601
+ERROR_INVALID_PARAMS = -32602
+ERROR_INTERNAL_ERROR = -32603
 
 Described = tuple[int, str, Any]
 """Code, message and data of an error."""

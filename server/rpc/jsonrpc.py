@@ -5,24 +5,28 @@ parameters. It gets neither batches, which it would run concurrently, nor except
 """
 
 import inspect
+import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from jsonrpcserver import Error, Success
-from jsonrpcserver.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND
-from jsonrpcserver.dispatcher import dispatch_request
-from jsonrpcserver.request import Request
-from jsonrpcserver.sentinels import NOID
 from pydantic import ValidationError
 
 from server import errors
 from server.jsonio.strict import dumps
 from server.observability.tracing import AskedBy, asked_by
 from server.rpc.caller import Caller
-from server.rpc.codes import Described, describe, error_reply, standard
+from server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, Described, describe, error_reply, standard
 from server.rpc.events import handle_and_log
 from server.rpc.method import App, Method
 from server.rpc.parsing import Parser
+
+with warnings.catch_warnings():
+    # Python 3.11 and 3.12 deprecate the function with which jsonrpcserver reads its schema; later versions don't.
+    warnings.filterwarnings("ignore", r"(open|read)_text is deprecated", DeprecationWarning)
+    from jsonrpcserver import Error, Success
+    from jsonrpcserver.dispatcher import dispatch_request
+    from jsonrpcserver.request import Request
+    from jsonrpcserver.sentinels import NOID
 
 MAX_LISTED_PROBLEMS = 100
 

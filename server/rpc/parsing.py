@@ -8,11 +8,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from jsonrpcserver.codes import ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR
-
 from server.errors import TooLargeError
 from server.jsonio.strict import loads
-from server.rpc.codes import Described, describe, standard
+from server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR, Described, describe, standard
 from server.rpc.limits import QUICK_BYTES, has_more_values, is_deeper, parsed_bytes
 from server.settings import Settings
 

@@ -7,5 +7,4 @@ from server.features.mcp.protocol import Mcp
 class McpFeature(Feature):
     services = (Mcp,)
     about = "POST /mcp/<key> speaks MCP instead."
-    commands = {"mcp": "server.features.mcp.command:mcp"}
     doors = {"/mcp": "server.features.mcp.endpoint:McpEndpoint"}

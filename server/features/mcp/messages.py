@@ -9,11 +9,9 @@ The rule: pure. A message that is refused raises an error, which says why.
 from dataclasses import dataclass
 from typing import Any
 
-from jsonrpcserver.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST
-
 from server.errors import McpRefusedError, shown
 from server.jsonio.strict import dumps
-from server.rpc.codes import Described
+from server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, Described
 
 MODERN = "2026-07-28"
 LEGACY = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")

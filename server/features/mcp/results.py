@@ -7,13 +7,11 @@ from enum import Enum
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from jsonrpcserver.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND
-
 from server.errors import McpRefusedError
 from server.execution.call import Outcome
 from server.features.mcp.messages import McpMessage
 from server.jsonio.strict import dumps
-from server.rpc.codes import STANDARD, Described, describe, error_reply
+from server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, STANDARD, Described, describe, error_reply
 
 CODE_SHIFT = -1000  # MCP keeps -32000 to -32099 for itself
 

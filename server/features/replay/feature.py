@@ -28,7 +28,3 @@ class ReplayFeature(Feature):
     around = (Seeding,)
     parameters = {CreateSession: SeedParameters, ForkSession: SeedParameters}
     operations = (ReadEntries,)
-    commands = {
-        "replay": "server.features.replay.command:replay",
-        "bundle": "server.features.replay.command:bundle",
-    }

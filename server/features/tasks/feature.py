@@ -20,7 +20,3 @@ class TasksFeature(Feature):
     beginnings = (TaskBeginning,)
     filters = (VerdictFilter,)
     operations = OPERATIONS
-    commands = {
-        "evaluate": "server.features.tasks.command:evaluate",
-        "export": "server.features.tasks.export:export",
-    }

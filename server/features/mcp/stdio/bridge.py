@@ -18,8 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from jsonrpcserver.codes import ERROR_INTERNAL_ERROR, ERROR_PARSE_ERROR
-
 from server.errors import McpRefusedError, OverloadedError, SettingsError
 from server.features.mcp.headers import encoded, parameter_headers
 from server.features.mcp.marks import Path, header_parameters
@@ -28,7 +26,7 @@ from server.features.mcp.results import CODE_SHIFT
 from server.features.mcp.stdio.conversation import Conversation
 from server.features.mcp.stdio.lines import LineReader, LineWriter
 from server.jsonio.strict import dumps, loads
-from server.rpc.codes import CODES, error_reply
+from server.rpc.codes import CODES, ERROR_INTERNAL_ERROR, ERROR_PARSE_ERROR, error_reply
 from server.settings import Settings
 
 AWAY_SECONDS = 15.0  # how long a server that doesn't answer is asked again
