@@ -198,7 +198,8 @@ class Service:
         self.agents = JsonRpc(agents_methods(self.methods), self, self.parser)
         self._log = CallLog(settings.log_calls, arguments=settings.log_arguments, level=settings.log_level)
         self._on_call = on_call
-        self._ended: list[tuple[str, EndedCall]] = []  # in this turn of the event loop, with their toolpacks
+        # In this turn of the event loop, each with its toolpack and the name that the function has there.
+        self._ended: list[tuple[tuple[str, str], EndedCall]] = []
         self._document: Fragment | None = None
 
     @contextlib.asynccontextmanager
@@ -280,10 +281,10 @@ class Service:
     ) -> EndedCall:
         """Note that a call has ended; it is counted and logged when its answer is on its way."""
         if outcome is None:
-            toolpack, name, result = "", REFUSED, None
+            function, name, result = ("", ""), REFUSED, None
         else:
             failure = outcome.failure
-            toolpack, name = outcome.toolpack, failure.why if failure else OK
+            function, name = (outcome.toolpack, outcome.function), failure.why if failure else OK
             result = failure.text if failure else outcome.result
             if self._on_call is not None:
                 self._on_call(request, outcome)
@@ -293,16 +294,15 @@ class Service:
         )
         if outcome is not None and outcome.failure and self.settings.log_level == "debug":
             ended = ended._replace(traceback=outcome.failure.traceback)
-        self._ended.append((toolpack, ended))
+        self._ended.append((function, ended))
         if len(self._ended) == 1:
             asyncio.get_running_loop().call_soon(self._report)
         return ended
 
     def _report(self) -> None:
         ended, self._ended = self._ended, []
-        for toolpack, call in ended:
-            function = self.sessions.catalog.registered_name(toolpack, call.function) if toolpack else ""
-            self.metrics.called(toolpack, function, call.outcome, call.seconds)
+        for (toolpack, function), call in ended:
+            self.metrics.called(toolpack, function if toolpack else "", call.outcome, call.seconds)
         self._log.write(call for _, call in ended)
 
     async def _measure(self) -> None:

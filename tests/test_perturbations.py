@@ -4,15 +4,20 @@ import itertools
 import json
 import random
 import re
+import tracemalloc
 
 import mcp_endpoint
 import pytest
-from serving import IN_BOTH, PACKS, PATIENCE, refused
+from serving import IN_BOTH, PACKS, PATIENCE, refused, wait_until
 
 from server import perturbations as p
+from server.errors import TooLargeError
 from server.features.mcp.protocol import Mcp
+from server.features.perturbations.appearance import Appearance
 from server.features.tasks.variants import HEAD, losses, variants_table
 from server.packs.loading import load_catalog
+from server.perturbations.results import Chance, altered
+from server.perturbations.rules import read_rules
 
 pytestmark = IN_BOTH
 
@@ -161,6 +166,113 @@ def test_an_answer_that_is_stale_is_heard_again_also_when_it_is_not_committed_ye
     assert Agent(bench, {"functions": "payments", "stale": True}).heard("payments") == []  # the first one is run
 
 
+def test_a_long_answer_is_as_stale_in_a_fork_as_in_its_session(make_bench):
+    bench = make_bench(CATALOG, packs=("shop", "ledger"), max_record_bytes=1024)
+    agent = Agent(bench, {"functions": "payments", "stale": True, "calls": "3-"})
+    assert agent.heard("payments") == []
+    agent.heard(to="y" * 900)
+    assert len(agent.heard("payments")) == 1  # as long as the trace has whole
+    agent.heard(to="y" * 900)
+    assert [len(each.heard("payments")) for each in (agent, agent.fork())] == [1, 1]
+    agent = Agent(bench, {"functions": "payments", "stale": True, "calls": "2-"})
+    agent.heard(to="y" * 2000)
+    assert len(agent.heard("payments")) == 1  # of which the trace has only a part
+    agent.heard(**ANN)
+    assert [len(each.heard("payments")) for each in (agent, agent.fork())] == [2, 2]
+
+
+def test_a_call_is_known_by_the_arguments_that_were_sent_though_its_function_changes_them(bench):
+    agent = Agent(bench, {"functions": "change_argument", "stale": True}, toolpacks=["shop", "ledger"])
+    for value in ([1], [1, 2], [1]):
+        agent.heard("change_argument", value=value, how="append")
+    assert [each and each["run"] for each in agent.perturbed()] == [None, None, False]
+
+
+def test_stale_answers_are_found_without_reading_the_path_again(bench, monkeypatch):
+    agent = Agent(bench, {"functions": "read_note", "stale": True, "calls": "2-"})
+    for number in range(120):  # more than are remembered as they were heard
+        agent.heard("read_note", name=str(number))
+    fork, read = agent.fork(), []
+    records_at = bench.store.records_at
+    monkeypatch.setattr(bench.store, "records_at", lambda wanted: (read.extend(wanted), records_at(wanted))[1])
+    assert fork.heard("read_note", name="0") == "This is note 0 [[ref:1]]"
+    read.clear()
+    for number in range(10):
+        assert fork.heard("read_note", name=str(number)) == f"This is note {number} [[ref:1]]"
+        fork.heard("read_note", name=f"new {number}")
+    assert sum(len(indices) for _, indices in read) <= 60  # what is new, the answer, and where the fork begins
+    bench.rpc("reset_session", session_id=agent.id, version=0)
+    fork.heard(**ANN)
+    fork.heard("read_note", name="late")
+    bench.rpc("reset_session", session_id=fork.id, version=0)
+    assert fork.heard("read_note", name="3") == "This is note 3 [[ref:1]]"
+    assert fork.trace()[-1]["perturbed"]["run"] is False
+    fork.heard("read_note", name="late")  # which is no longer on the path
+    assert "perturbed" not in fork.trace()[-1]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [{"replace": {"1": "1" * 300}}] * 8,
+        [{"replace": {"1": "2" * 300, "2": "3" * 300, "3": "4" * 300, "4": "5" * 300}}],
+        [{"append": "1" * 4090}],
+    ],
+)
+def test_rules_make_a_result_no_longer_than_a_result_may_be(make_bench, rules):
+    bench = make_bench(CATALOG, packs=("shop", "ledger"), max_result_bytes=4096)
+    agent = Agent(bench, *rules)
+    told = "TooLargeError: the result has more than the 4096 bytes as JSON that are allowed."
+    assert agent.heard(**ANN, _call={"call_id": "one"}) == told
+    assert agent.heard(**ANN, _call={"call_id": "one"}) == told
+    assert agent.paid() == [ANN]
+    (record,) = agent.trace()
+    assert (record["error"], record["result"]["note"]) == (None, "paid 10 to Ann")
+    assert record["perturbed"]["rules"] == (["0", "1"] if len(rules) > 1 else ["0"])
+    assert record["perturbed"]["agent"] == {"error": told, "result": ""}
+    found = bench.rpc("replay_session", session_id=agent.id)
+    assert (found["complete"], found["diverged"]) == (True, None)
+    # What a function has made alone isn't made shorter, and nobody is refused what became no longer.
+    longest = Agent(bench, {"replace": {"y": "z"}, "functions": "read_note"})
+    assert len(longest.heard("read_note", name="y" * 4000)) > 4000
+
+
+def test_what_would_be_too_long_is_not_made():
+    (rule,) = read_rules([{"replace": {"a": "b" * 300}}])
+    result = {"texts": ["a" * 500] * 2000}
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLargeError):
+            altered(rule, result, Chance.of("seed"), 2**20)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_error_that_names_renamed_functions_again_and_again_is_cut(bench):
+    renamed = {"pay": f"x.{'x' * 60}", "payments": f"pay.{'y' * 58}"}
+    told = Agent(bench, {"rename": renamed}).heard(renamed["pay"], to="Ann", amount="much")
+    assert f"`{renamed['pay']}`" in told
+    names = ", ".join(["pay", "payments"] * 5000)
+    appearance = Appearance(read_rules([{"rename": renamed}]), {"0": ["pay", "payments"]}, ["pay", "payments"])
+    text, rules = appearance.renamed(names)
+    assert (len(text) < 2**17, rules, text[-1]) == (True, ["0"], "…")
+    assert appearance.renamed("pay, payments. repay pay") == (
+        f"{renamed['pay']}, {renamed['payments']}. repay {renamed['pay']}",
+        ["0"],
+    )
+
+
+def test_effects_are_given_up_at_the_deadline_of_the_call(bench):
+    replace = {chr(0x4E00 + number): "" for number in range(1200)}
+    paid = [{"to": f"Ann{number}", "amount": number} for number in range(10_000)]
+    agent = Agent(bench, {"replace": replace}, environment={"shop": {"till": {"paid": paid}}})
+    told = agent.call("payments", {"timeout_seconds": 0.5})["error"]
+    assert told == "TimeoutError: `payments` took longer than 0.5 s and was given up; nothing has changed."
+    wait_until(lambda: not bench.sessions.queues.threads._stuck, "the end of the thread")
+    assert (agent.trace()[0]["failure"], agent.trace()[0].get("perturbed")) == ("deadline", None)
+
+
 def test_a_long_answer_is_heard_whole_by_the_repeat_of_its_call_id(make_bench):
     agent = Agent(make_bench(CATALOG, packs=("shop", "ledger"), max_record_bytes=1024), {"append": "y" * 2000})
     heard = agent.heard("read_note", _call={"call_id": "one"})
@@ -291,6 +403,8 @@ def test_a_renamed_function_has_no_other_name_anywhere(bench):
     assert agent.call("tool_x", **ANN)["error"] == DOWN
     nested = {"$call": {"function": "tool_x", "args": ANN}}
     assert agent.call("read_note", name=nested)["error"].startswith("ValidationError: ")
+    counted = bench.service.metrics.exposition(None).decode()
+    assert re.search(r'_calls_total\{.*"pay".*"arguments".*\} 1.0', counted)
     first, old, unknown, wrong, down, inner = agent.trace()
     assert (first["function"], first["result"]["number"]) == ("pay", 1)
     assert first["perturbed"] == {"rules": ["new"], "run": True, "agent": {"function": "tool_x"}}

@@ -2,6 +2,7 @@
 
 import base64
 import time
+from datetime import datetime
 from functools import partial
 
 import pytest
@@ -110,6 +111,13 @@ def test_the_clock_ticks_with_the_records(bench):
     bench.call(session_id, "look", {"call_id": "x"})
     bench.rpc("reset_session", session_id=session_id)
     assert bench.result(session_id, "look")[:2] == [start + 6 * 60, (start + 6 * 60) * 10**9 + 1000]
+
+
+@pytest.mark.parametrize("clock", ["1900-01-01T00:00:00Z", "1970-01-01T00:00:00Z", "9000-12-31T23:59:59Z"])
+def test_every_clock_that_a_session_may_have_is_seen(bench, clock):
+    session_id = bench.create("dice", clock=clock, clock_step_seconds=0)
+    assert environment(bench, session_id, pointer="/dice/opened_at") == clock
+    assert bench.result(session_id, "look")[0] == datetime.fromisoformat(clock).timestamp()
 
 
 def test_real_time_and_chance_are_back_in_the_next_call(bench):

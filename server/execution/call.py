@@ -34,6 +34,7 @@ class Outcome:
     # The objects of the parts that it used, equal to their bytes, or where an executor holds them.
     live: dict[str, Any] = field(default_factory=dict)
     toolpack: str = ""  # the toolpack of the function; "" if there is no such function
+    function: str = ""  # the function's name in the toolpack
     # What came out when read-only functions were compared with their promise; None if none was.
     comparison: PromiseCheck | None = None
     content: bool = False  # the result is a list of MCP's content blocks

@@ -136,7 +136,8 @@ class RunCall(RunnerOperation[Outcome]):
             "given": given,
             "held": held,
             "tag": self._tag,
-            "pin": plan.pin and asdict(plan.pin),
+            # As text, because a time after the year 2554 has more bits than a number that may stand beside fragments.
+            "pin": plan.pin and Fragment(dumps(asdict(plan.pin))),
         }
         pieces = [opened(codec, self._snapshot, part) for part in given]
         self._start()

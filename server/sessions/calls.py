@@ -146,6 +146,7 @@ class CallOperation(SessionOperation):
             None if failure else dumps(private.get("result", shown["result"])),
             CallFailure.from_members(failure) if failure else None,
             toolpack=self.plan.toolpack,
+            function=self.plan.registered_name,
             content=private.get("content", self.plan.content),
         )
 
@@ -195,7 +196,7 @@ class CallOperation(SessionOperation):
         else:
             outcome = wrong_arguments(request.problem, "json_invalid")
         seconds = time.perf_counter() - began
-        outcome.toolpack, outcome.content = plan.toolpack, plan.content
+        outcome.toolpack, outcome.function, outcome.content = plan.toolpack, plan.registered_name, plan.content
         compared = outcome.comparison
         if plan.read_only:
             took = min(compared.seconds, seconds) if compared else None  # an executor may say anything
@@ -249,7 +250,7 @@ class CallOperation(SessionOperation):
 
     def too_large(self, error: TooLargeError) -> Outcome:
         """Answer the agent, who can call for less; there is no room to record it."""
-        return Outcome(failure=CallFailure.of(error, keep_cause=False), toolpack=self.plan.toolpack)
+        return failed(self.plan, CallFailure.of(error, keep_cause=False))
 
     def on_timeout(self, state: SessionState) -> Result:
         if not hasattr(self, "plan"):  # it was still being prepared
@@ -259,12 +260,17 @@ class CallOperation(SessionOperation):
         return Result(change.answer, record, memo=change.memo)
 
 
+def failed(plan: Plan, failure: CallFailure) -> Outcome:
+    """Get the outcome of a call that has failed without its function."""
+    return Outcome(failure=failure, toolpack=plan.toolpack, function=plan.registered_name)
+
+
 def timed_out(plan: Plan) -> Outcome:
     """Get the outcome of a call that has passed its deadline."""
     error = TimeoutError(
         f"`{plan.function}` took longer than {plan.timeout_seconds:g} s and was given up; nothing has changed."
     )
-    return Outcome(failure=CallFailure.of(error, Failure.DEADLINE), toolpack=plan.toolpack)
+    return failed(plan, CallFailure.of(error, Failure.DEADLINE))
 
 
 def _check_parents(nested: list["_NestedLine"]) -> list["_NestedLine"]:
@@ -353,7 +359,7 @@ def _worker_lost(plan: Plan) -> Outcome:
         f"`{plan.function}` has ended its process {LIMIT} times, and isn't run again until the server runs other code; "
         "nothing has changed."
     )
-    return Outcome(failure=CallFailure.of(error, Failure.LOST, keep_cause=False), toolpack=plan.toolpack)
+    return failed(plan, CallFailure.of(error, Failure.LOST, keep_cause=False))
 
 
 def _called(shown: Shown) -> str:

@@ -4,6 +4,7 @@ The rule: pure. Only names and descriptions differ; what is called is the functi
 """
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,8 @@ from server.packs.formats import parameters_schema
 from server.packs.names import without_dots
 from server.packs.pack_function import PackFunction
 from server.perturbations.rules import Rule
+
+MAX_TEXT = 2**16  # characters of a text that names functions by longer names, unless it was longer before
 
 
 class Appearance:
@@ -43,6 +46,8 @@ class Appearance:
                     new = f"tool_{numbers[name]}" if rule.value is True else rule.value.get(name)
                     if new is not None:
                         self.names[name] = new, rule.name
+        old = "|".join(map(re.escape, sorted(self.names, reverse=True)))  # the longer ones first
+        self._names = re.compile(rf"(?<![\w.])(?:{old or '(?!)'})(?!\w)")
         self._old = {new: old for old, (name, _) in self.names.items() for new in (name, without_dots(name))}
 
     def listed(self, functions: Sequence[PackFunction]) -> list[PackFunction]:
@@ -69,6 +74,24 @@ class Appearance:
     def met(self, function: str) -> str | None:
         """Get the rule that renames a function."""
         return self.names[function][1] if function in self.names else None
+
+    def renamed(self, text: str) -> tuple[str, list[str]]:
+        """Get a text that names functions as they appear, and the rules that rename them; it is cut if it grows long.
+
+        Only the names that were there are renamed: a new one may be the old one of another function.
+        """
+        rules: dict[str, None] = {}
+        pieces: list[str] = []
+        end = size = 0
+        for match in self._names.finditer(text):
+            new, rule = self.names[match[0]]
+            rules[rule] = None
+            pieces += text[end : match.start()], new
+            size += match.start() - end + len(new)
+            end = match.end()
+            if size > max(MAX_TEXT, len(text)):
+                return "".join([*pieces, "…"]), [*rules]
+        return "".join([*pieces, text[end:]]), [*rules]
 
     def called(self, name: str) -> str | None:
         """Get what a function is really called, from a name that an agent has sent; None if it has no such name."""

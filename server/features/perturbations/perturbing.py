@@ -4,6 +4,7 @@ The rule: a call that is perturbed isn't run, or does exactly what it would have
 always; what the agent has heard instead stands beside it.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,10 +14,12 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from server.engine.jobs import StartClock
+from server.engine.pool_thread import interruptible
 from server.engine.state import SessionState
-from server.errors import ResultError
+from server.errors import ResultError, TooLargeError
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure, Failure
+from server.execution.runtime import Plan
 from server.features.perturbations.appearance import Appearance
 from server.features.perturbations.counts import COUNTS, NAME, UNKNOWN, Counts, counts_at
 from server.features.perturbations.session_rules import Call, Decision, Functions, SessionRules
@@ -25,8 +28,7 @@ from server.functions_runtime import not_found
 from server.jsonio.cutting import cut_if_longer
 from server.jsonio.strict import Fragment, dumps, loads
 from server.packs.names import without_dots
-from server.perturbations.results import altered
-from server.perturbations.rules import draw
+from server.perturbations.results import Chance, altered, too_large
 from server.pins import SECOND_NS
 from server.rights import AGENT
 from server.sessions.addresses import View
@@ -38,16 +40,28 @@ from server.sessions.records import cut_arguments, cut_error
 from server.stores.base import Head, StoredSession
 
 REMEMBERED = 1000  # sessions' rules
-ANSWERS = 100  # that a session remembers for rules that repeat them; others are read from its path
+RECENT = 100  # answers that a session remembers for rules that repeat them: more than wait for one commit
 
 _TYPED = re.compile(r"([A-Za-z_][\w.]*): (.*)", re.DOTALL)
+
+
+class _Index:
+    """Where on a session's path the answers are that its agent has heard last, as far as the path has been read.
+
+    A reset begins another one. It only grows, so it makes no difference if one who was cancelled still reads on.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0  # of the records that have been read
+        self.places: dict[bytes, int] = {}  # by digest of the call
 
 
 class _Memo(NamedTuple):
     """What is remembered of a session as of its last record."""
 
     counts: Counts
-    answers: Mapping[bytes, bytes] = {}  # what the agent has heard last, by call; perhaps not committed yet
+    heard_at: _Index
+    recent: Mapping[bytes, bytes] = {}  # what the agent has heard last, by call; perhaps not committed yet
 
 
 class _Met(NamedTuple):
@@ -55,6 +69,7 @@ class _Met(NamedTuple):
 
     decision: Decision
     run: bool
+    start_clock: StartClock
     sent: CallRequest | None = None  # if the agent has called a function otherwise
     appearance: Appearance | None = None
 
@@ -84,7 +99,7 @@ class Perturbing(Around):
 
     def _memo(self, state: SessionState) -> _Memo:
         if self not in state.memo:
-            state.memo[self] = _Memo(counts_at(state.session, state.index, self._paths))
+            state.memo[self] = _Memo(counts_at(state.session, state.index, self._paths), _Index())
         memo: _Memo = state.memo[self]
         return memo
 
@@ -106,30 +121,30 @@ class Perturbing(Around):
             return
         memo, decision = self._memo(state), Decision()
         if operation.by == AGENT and operation.outcome is None:
-            met = self._decide(operation, state, memo)
+            met = self._decide(operation, state, start_clock, memo)
             decision = met.decision
             operation.notes = {**operation.notes, self: met}
         pin, delay = operation.plan.pin, memo.counts.delay + decision.delay
         if pin is not None and pin.now_ns is not None and delay:
             operation.plan.pin = replace(pin, now_ns=pin.now_ns + round(delay * SECOND_NS))
 
-    def _decide(self, operation: CallOperation, state: SessionState, memo: _Memo) -> _Met:
+    def _decide(self, operation: CallOperation, state: SessionState, start_clock: StartClock, memo: _Memo) -> _Met:
         rules, sent = self._rules(state.session), operation.request
         appearance, renamed = rules.appearance(memo.counts.calls), list[str]()
         if appearance is not None and appearance.hidden:
             hidden = self._hide(operation, appearance)
             if hidden is not None:
-                return _Met(Decision([hidden]), run=False)
+                return _Met(Decision([hidden]), False, start_clock)
         if appearance is not None and appearance.names:
             renamed, refused = self._translate(operation, appearance)
             if refused is not None:
                 operation.outcome = refused
-                return _Met(Decision(renamed), run=False)
+                return _Met(Decision(renamed), False, start_clock)
         decision = rules.decide(memo.counts.calls, self._calls(operation, state), partial(self._is_known, state))
         if decision.instead is not None:
             operation.outcome = self._instead(decision, operation, state)
         decision = decision._replace(met=[*renamed, *decision.met])
-        return _Met(decision, decision.instead is None, sent if renamed else None, appearance)
+        return _Met(decision, decision.instead is None, start_clock, sent if renamed else None, appearance)
 
     @staticmethod
     def _translate(operation: CallOperation, appearance: Appearance) -> tuple[list[str], Outcome | None]:
@@ -185,20 +200,29 @@ class Perturbing(Around):
         return self._answer(state, call) is not None
 
     def _answer(self, state: SessionState, call: Call) -> bytes | None:
-        """Get what the agent has heard when the same call has succeeded last, as JSON."""
+        """Get what the agent has heard when the same call has succeeded last, as JSON, if the trace has that whole."""
         key, memo = dumps(call, sort_keys=True), self._memo(state)
-        if key in memo.answers:
-            return memo.answers[key]
+        if key in memo.recent:
+            return memo.recent[key]
+        self._read_on(state, memo.heard_at)
+        place = memo.heard_at.places.get(_digest(key))
+        if place is None:
+            return None
+        ((_, line),) = self._paths.lines(state.session, state.version, place, 1)
+        return dumps(heard(loads(line))["result"])
+
+    def _read_on(self, state: SessionState, index: _Index) -> None:
+        """Read what has come onto the path since the last time."""
         called = self._functions(Recipe.of(state.session).toolpacks).called
-        found = None
-        for _, line in self._paths.lines(state.session, state.version):
+        lines = self._paths.lines(state.session, state.version, index.count)
+        for place, (_, line) in enumerate(lines, index.count):
             shown = loads(line)
             if self._kinds[shown["kind"]].is_call and shown.get("by") == AGENT:
-                same = dumps((called.get(shown["function"]), shown["kwargs"]), sort_keys=True) == key
                 told = heard(shown)
-                if same and told["error"] is None and not _is_cut(told["result"]):
-                    found = dumps(told["result"])
-        return found
+                if told["error"] is None and not _is_cut(told["result"]):
+                    key = _digest(dumps((called.get(shown["function"]), shown["kwargs"]), sort_keys=True))
+                    index.places[key] = max(place, index.places.get(key, place))
+            index.count = max(place + 1, index.count)
 
     # What is heard
 
@@ -209,18 +233,18 @@ class Perturbing(Around):
         back_to = kind.goes_back_to(shown)
         if back_to is not None:  # time goes on
             last = self._paths.end(state.session.id, back_to, state.index)
-            memo = _Memo(counts_at(state.session, last, self._paths)._replace(delay=memo.counts.delay))
+            memo = _Memo(counts_at(state.session, last, self._paths)._replace(delay=memo.counts.delay), _Index())
         else:
             functions = self._functions(Recipe.of(state.session).toolpacks)
             memo = memo._replace(counts=memo.counts.after(kind, shown, functions))
         met: _Met | None = operation.notes.get(self)
         if met is not None and isinstance(operation, CallOperation):
-            self._perturb(met, state, change)
+            self._perturb(met, operation.plan, state, change)
             counts = memo.counts._replace(delay=memo.counts.delay + met.decision.delay)
-            memo = _Memo(counts, self._remembered(memo, operation, state, change))
+            memo = memo._replace(counts=counts, recent=self._remembered(memo, operation, state, change))
         change.private[COUNTS], change.memo[self] = memo.counts.written(), memo
 
-    def _perturb(self, met: _Met, state: SessionState, change: Effect) -> None:
+    def _perturb(self, met: _Met, plan: Plan, state: SessionState, change: Effect) -> None:
         """Replace what the agent hears, and record that."""
         decision, outcome = met.decision, change.answer
         names, told = [*decision.met], outcome
@@ -228,6 +252,8 @@ class Perturbing(Around):
             told = replace(outcome, result=None, failure=_failure(decision.lost.value))
             names.append(decision.lost.name)
         elif met.run and outcome.failure is None:
+            if plan.compares and decision.results:  # its own clock had to wait
+                met.start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
             told, changed = self._changed(decision, outcome, self._rules(state.session).seed)
             names += changed
         elif met.run and met.appearance is not None and met.appearance.names:
@@ -249,23 +275,37 @@ class Perturbing(Around):
         if told.content != outcome.content:
             change.private["content"] = told.content
 
-    @staticmethod
-    def _changed(decision: Decision, outcome: Outcome, seed: str) -> tuple[Outcome, list[str]]:
-        """Get an outcome with another result, and the rules that have changed it."""
+    def _changed(self, decision: Decision, outcome: Outcome, seed: str) -> tuple[Outcome, list[str]]:
+        """Get an outcome with another result, and the rules that have changed it.
+
+        Rules may make a result too long, as a function may. The call's deadline holds for what they compute, too.
+        """
         names: list[str] = []
-        text = outcome.result or b'""'
-        for rule, name, number in decision.results:
-            at_random = partial(draw, seed, rule.name, name, number)
-            new = dumps(altered(rule, loads(text), at_random, content=outcome.content))
-            if new != text:
-                text = new
-                names.append(rule.name)
-        content = outcome.content
-        if names and content:
-            try:
-                check_content(text)
-            except ResultError:
-                content = False
+        if not decision.results:
+            return outcome, names
+        most, content = self._context.settings.max_result_bytes, outcome.content
+        with interruptible():
+            value = loads(outcome.result or b'""')
+            text = dumps(value)
+            for rule, name, number in decision.results:
+                try:
+                    value = altered(
+                        rule, value, Chance.of(seed, rule.name, name, number), most, content=outcome.content
+                    )
+                    new = dumps(value)
+                    if len(new) > max(most, len(text)):
+                        raise too_large(most)
+                except TooLargeError as error:
+                    failure = CallFailure.of(error, keep_cause=False)
+                    return replace(outcome, result=None, failure=failure), [*names, rule.name]
+                if new != text:
+                    text = new
+                    names.append(rule.name)
+            if names and content:
+                try:
+                    check_content(text)
+                except ResultError:
+                    content = False
         return (replace(outcome, result=text, content=content) if names else outcome), names
 
     def _remembered(
@@ -273,9 +313,12 @@ class Perturbing(Around):
     ) -> Mapping[bytes, bytes]:
         told: Outcome = change.answer
         if told.failure is not None or told.result is None or not self._rules(state.session).may_be_stale:
-            return memo.answers
-        key = dumps(self._calls(operation, state)[-1], sort_keys=True)
-        kept = [each for each in memo.answers.items() if each[0] != key][1 - ANSWERS :]
+            return memo.recent
+        if max(len(told.result), len(operation.request.sent)) > self._context.settings.max_record_bytes:
+            return memo.recent  # the trace hasn't it whole either
+        called, _ = self._calls(operation, state)[-1]
+        key = dumps((called, loads(operation.request.sent)), sort_keys=True)  # the function may have changed the others
+        kept = [each for each in memo.recent.items() if each[0] != key][1 - RECENT :]
         return dict([*kept, (key, told.result)])
 
 
@@ -297,13 +340,10 @@ def _renamed(outcome: Outcome, appearance: Appearance) -> tuple[Outcome, list[st
 
     The rules are those that have renamed one that the text names.
     """
-    failure, rules = outcome.failure, list[str]()
+    failure = outcome.failure
     if failure is None:
-        return outcome, rules
-    message = failure.message
-    for old, (new, rule) in appearance.names.items():
-        message, count = re.subn(rf"(?<![\w.]){re.escape(old)}(?!\w)", new, message)
-        rules += [rule] * min(count, 1)
+        return outcome, []
+    message, rules = appearance.renamed(failure.message)
     return (replace(outcome, failure=replace(failure, message=message)) if rules else outcome), rules
 
 
@@ -312,6 +352,10 @@ def _failure(text: str) -> CallFailure:
     match = _TYPED.fullmatch(text)
     kind, message = (match[1], match[2]) if match else ("", text)
     return CallFailure(kind, message, Failure.RAISED)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.blake2b(key, digest_size=16).digest()
 
 
 def _is_cut(result: Any) -> bool:

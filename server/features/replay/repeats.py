@@ -17,7 +17,7 @@ from server.execution.call import Outcome
 from server.execution.failure import CallFailure, Failure
 from server.functions.steps import Steps
 from server.jsonio.strict import dumps
-from server.sessions.calls import CallOperation, CallRequest, timed_out
+from server.sessions.calls import CallOperation, CallRequest, failed, timed_out
 from server.sessions.context import SessionContext
 from server.sessions.operation import Effect, SessionOperation
 from server.sessions.resets import ResetOperation
@@ -82,7 +82,7 @@ class UnrunCall(RepeatedCall):
             f"`{self.plan.function}` ended its process in the call that is repeated here, so it isn't run; nothing has "
             "changed."
         )
-        return Outcome(failure=CallFailure.of(error, Failure.LOST, keep_cause=False), toolpack=self.plan.toolpack)
+        return failed(self.plan, CallFailure.of(error, Failure.LOST, keep_cause=False))
 
 
 class CopyOperation(SessionOperation):

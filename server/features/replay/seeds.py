@@ -113,8 +113,9 @@ class Seeds:
         if not self:
             return None
         tick = self.ticks + calls if calls else 0
-        clock = self.clock and start_ns(datetime.fromisoformat(self.clock), self.clock_step_seconds or 0, tick)
-        return Pin(tick, self.seed, clock or None)
+        if self.clock is None:
+            return Pin(tick, self.seed)
+        return Pin(tick, self.seed, start_ns(datetime.fromisoformat(self.clock), self.clock_step_seconds or 0, tick))
 
     def check(self, settings: Settings) -> None:
         """Raise `InvalidParamsError` if this server can't pin it."""
