@@ -1,7 +1,7 @@
 """What a feature adds to the server.
 
-The rule: the core knows no feature by name. `service.py` lists them, and each adds what its class attributes say; a
-server without it lacks that and nothing else.
+The rule: the core knows no feature by name. Installed distributions name their features (see `installed.py`), and each
+adds what its class attributes say; a server without it lacks that and nothing else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from server.sessions.context import SessionContext
 from server.sessions.filters import SessionFilter
 from server.sessions.operation import Around
 from server.sessions.record_kinds import RecordKind
-from server.settings import Settings
+from server.settings import FeatureSettings, Settings
 from server.volumes import Volume
 
 
@@ -23,6 +23,11 @@ class Feature:
     """What a feature adds to the server; the class itself is used, never an instance.
 
     Attributes:
+        name: Its name, which its entry point has, too: a word in lower case.
+        needs: The names of features without which it can't work: they are loaded before it.
+        after: The names of features that are loaded before it if they are there. In the order of loading features
+            change requests for new sessions, and do what they do around an operation, from the outside in.
+        settings: Its settings: their variables begin with `TOOLPACK_` and its name. `App.settings_of` gets them.
         services: What its methods work with: each makes an object when the server starts, which `App.feature` gets by
             its class.
         methods: JSON-RPC methods.
@@ -32,15 +37,24 @@ class Feature:
         beginnings: What it has to do with new sessions.
         around: What it does around the operations on sessions.
         filters: What it leaves out of lists of sessions, if a request asks for it.
-        doors: Further endpoints of agents, as import paths, by what stands before the key.
+        routes: Further endpoints of HTTP, by path, as import paths of classes that `web.endpoints.Endpoint` describes.
+            A path that ends with `/{key}` is one of agents' addresses.
         operations: What its code lets the runner do with toolpacks' code.
         checks: Called with the settings before anything starts; they raise `SettingsError`.
         before_serving: Called with the settings before a server's processes start.
         isolations: Where toolpacks' code runs but in threads, by the value of `TOOLPACK_ISOLATION`: import paths of
             functions that start a `Runner`; they take what `service.create_runner` gives them.
         volumes: What an environment may hold that is stored by what changes.
+        stores: Further stores: import paths of functions that open one, by the scheme of its URL. They take the URL,
+            and the keyword `exclusive`, as `stores.open_store` does.
+        views: Further pages of the console, by the word that stands in the page's address: each is an ES module in a
+            package, `package:file.js`.
     """
 
+    name: ClassVar[str]
+    needs: ClassVar[Sequence[str]] = ()
+    after: ClassVar[Sequence[str]] = ()
+    settings: ClassVar[type[FeatureSettings] | None] = None
     services: ClassVar[Sequence[Callable[[App], Any]]] = ()
     methods: ClassVar[Sequence[type[Method]]] = ()
     about: ClassVar[str] = ""
@@ -49,9 +63,11 @@ class Feature:
     beginnings: ClassVar[Sequence[Callable[[SessionContext], Beginning]]] = ()
     around: ClassVar[Sequence[Callable[[SessionContext], Around]]] = ()
     filters: ClassVar[Sequence[Callable[[SessionContext], SessionFilter]]] = ()
-    doors: ClassVar[Mapping[str, str]] = {}
+    routes: ClassVar[Mapping[str, str]] = {}
     operations: ClassVar[Sequence[type[RunnerOperation[Any]]]] = ()
     checks: ClassVar[Sequence[Callable[[Settings], None]]] = ()
     before_serving: ClassVar[Sequence[Callable[[Settings], None]]] = ()
     isolations: ClassVar[Mapping[str, str]] = {}
     volumes: ClassVar[Sequence[type[Volume]]] = ()
+    stores: ClassVar[Mapping[str, str]] = {}
+    views: ClassVar[Mapping[str, str]] = {}

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from server.engine.pool_thread import InterruptibleHere, interruptible
 from server.errors import ReplyError, SettingsError
@@ -21,7 +21,7 @@ from server.execution.failure import Failure
 from server.execution.operations import OPERATIONS
 from server.execution.runner import LocalRunner, Runner
 from server.feature import Feature
-from server.included import FEATURES
+from server.installed import described, in_order, load_features
 from server.jsonio.strict import Fragment, dumps, loads
 from server.observability.log import CallLog, EndedCall
 from server.observability.metrics import Metrics
@@ -47,32 +47,20 @@ from server.sessions.manager import SessionManager
 from server.sessions.messages import MessageKind
 from server.sessions.record_kinds import RecordKinds
 from server.sessions.resets import ResetKind
-from server.settings import Settings
+from server.settings import FeatureSettings, Settings, read_settings
 from server.stores import open_store
 from server.stores.base import SessionStore
 from server.volumes import VolumeMeans
 
 T = TypeVar("T")
+F = TypeVar("F", bound=FeatureSettings)
 
 MEASURE_SECONDS = 1.0
 OK, REFUSED = "ok", "refused"
 
 
-def load_features(paths: Sequence[str] = FEATURES) -> list[type[Feature]]:
-    """Import features; a TypeError says which attribute of one no feature can have."""
-    features: list[type[Feature]] = [resolve_name(path) for path in paths]
-    declared = {name for name in dir(Feature) if not name.startswith("_")}
-    for feature in features:
-        for name in sorted({name for name in dir(feature) if not name.startswith("__")} - declared):
-            raise TypeError(
-                f"The feature {feature.__qualname__} has an attribute {name!r}, which `Feature` doesn't declare: use "
-                f"one of {', '.join(sorted(declared))}."
-            )
-    return features
-
-
-def all_methods(paths: Sequence[str] = FEATURES) -> list[type[Method]]:
-    features = load_features(paths)
+def all_methods(features: Sequence[type[Feature]]) -> list[type[Method]]:
+    """Get the core's methods and those of features, with the parameters that features add."""
     return [
         method.extended([feature.parameters[method] for feature in features if method in feature.parameters])
         for method in (*METHODS, *(method for feature in features for method in feature.methods))
@@ -80,15 +68,20 @@ def all_methods(paths: Sequence[str] = FEATURES) -> list[type[Method]]:
 
 
 def openrpc(methods: Sequence[type[Method]], features: Sequence[type[Feature]]) -> dict[str, Any]:
-    return openrpc_document(methods, filter(None, (feature.about for feature in features)))
+    document = openrpc_document(methods, filter(None, (feature.about for feature in features)))
+    return document | {"x-features": described(features)}
 
 
-def all_record_kinds(paths: Sequence[str] = FEATURES) -> RecordKinds:
+def all_record_kinds(features: Sequence[type[Feature]]) -> RecordKinds:
     kinds = RecordKinds()
-    features = load_features(paths)
     for each in [(CallKind, ResetKind, MessageKind), *(feature.record_kinds for feature in features)]:
         kinds |= {kind.name: kind() for kind in each}
     return kinds
+
+
+def stores(features: Sequence[type[Feature]]) -> dict[str, str]:
+    """Get the stores of features, as import paths, by the scheme of their URLs."""
+    return {scheme: path for feature in features for scheme, path in feature.stores.items()}
 
 
 def create_metrics(inventory: Inventory, rows: int = 1) -> Metrics:
@@ -120,14 +113,14 @@ class Service:
 
     Args:
         on_call: Called with each call and its outcome, which then has the traceback of a function that raised.
-        features: What it has beyond the core, as import paths.
+        features: What it has beyond the core; default: what is installed, as the settings choose.
 
     Attributes:
         methods: All methods, those of agents' addresses too.
         rpc: Answers the requests of `/rpc`.
         scratch: Where databases and files lie while they are used.
         agents: Answers the requests of agents' addresses.
-        doors: Further endpoints of agents, as import paths, by what stands before the key.
+        features: What it has beyond the core, in the order of loading.
 
     Raises:
         StartError: A toolpack, the store or a setting can't be used.
@@ -142,7 +135,7 @@ class Service:
         key: bytes | None = None,
         metrics: Metrics | None = None,
         on_call: Callable[[CallRequest, Outcome], None] | None = None,
-        features: Sequence[str] = FEATURES,
+        features: Sequence[type[Feature]] | None = None,
     ) -> None:
         # Its library takes a sixth of a command's start; commands that only ask a server need nothing of it.
         from server.rpc.jsonrpc import JsonRpc  # noqa: PLC0415
@@ -153,8 +146,9 @@ class Service:
         if key is None:
             key = secret_key(settings)
         self.metrics = metrics or create_metrics(catalog.inventory())
-        self._store = store or open_store(settings.store_url, exclusive=settings.exclusive)
-        self._loaded = loaded = load_features(features)
+        self.features = loaded = load_features(settings.features) if features is None else in_order(features)
+        self._store = store or open_store(settings.store_url, exclusive=settings.exclusive, others=stores(loaded))
+        self._settings_of = {kind: read_settings(kind) for feature in loaded if (kind := feature.settings)}
         self.scratch = Scratch(settings.scratch_dir, settings.scratch_bytes)
         remove_leftovers(settings.scratch_dir)
         volumes = VolumeMeans(
@@ -176,18 +170,16 @@ class Service:
         self.sessions = SessionManager(self.context, self.metrics.committed)
         self.parser = Parser(settings, self.sessions.compute)
         self.in_flight = BytesInFlight(settings)
-        self.methods = all_methods(features)
+        self.methods = all_methods(loaded)
         self.context.session_request = next(each for each in self.methods if issubclass(each, CreateSession))
-        self.doors: dict[str, str] = {}
         self._features: dict[type, Any] = {}
         self.tracer: Tracer | None = None
         self.at_end: list[Callable[[], None]] = []
         self.listings = Listings(self.sessions)
-        self.context.record_kinds |= all_record_kinds(features)
+        self.context.record_kinds |= all_record_kinds(loaded)
         self.context.hooks.append(Episodes(self.context))
         for feature in loaded:
-            self.doors |= feature.doors
-            self.context.beginnings[:0] = [make(self.context) for make in feature.beginnings]
+            self.context.beginnings += [make(self.context) for make in feature.beginnings]
             self.context.filters += [make(self.context) for make in feature.filters]
             self.context.hooks += [make(self.context) for make in feature.around]
             self._features |= {type(hook): hook for hook in self.context.hooks}
@@ -225,12 +217,16 @@ class Service:
     def document(self) -> Fragment:
         """Get the OpenRPC document, made when it is first asked for."""
         if self._document is None:
-            self._document = Fragment(dumps(openrpc(self.methods, self._loaded)))
+            self._document = Fragment(dumps(openrpc(self.methods, self.features)))
         return self._document
 
     def feature(self, kind: type[T]) -> T:
         made: T = self._features[kind]
         return made
+
+    def settings_of(self, kind: type[F]) -> F:
+        read: Any = self._settings_of[kind]
+        return cast("F", read)
 
     async def agent(self, key: str) -> Caller:
         """Get the caller that an agent's key stands for.

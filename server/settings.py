@@ -7,8 +7,9 @@ and the first sentence of its description; a test compares the two.
 import difflib
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -21,14 +22,15 @@ PREFIX = "TOOLPACK_"
 BOM = "\ufeff"  # some editors put it at the start of a file, and so into a variable that is read from one
 MIN_TOKEN_LENGTH = 8
 
+S = TypeVar("S", bound="_FromEnvironment")
+
+
+def split_list(value: str, separator: str) -> list[str]:
+    return [part.strip() for part in value.split(separator) if part.strip()]
+
 
 def _split(separator: str) -> BeforeValidator:
-    def split(value: Any) -> Any:
-        if isinstance(value, str):
-            return [part.strip() for part in value.split(separator) if part.strip()]
-        return value
-
-    return BeforeValidator(split)
+    return BeforeValidator(lambda value: split_list(value, separator) if isinstance(value, str) else value)
 
 
 def _split_pairs(value: Any) -> Any:
@@ -59,10 +61,40 @@ def _strip(value: Any) -> Any:
     return value.removeprefix(BOM).strip() if isinstance(value, str) else value
 
 
-class Settings(BaseSettings):
-    """The settings of one server; each field is an environment variable, and some are also flags."""
-
+class _FromEnvironment(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read arguments first, then the environment, and nothing else."""
+        return init_settings, env_settings
+
+    @classmethod
+    def variables(cls) -> list[str]:
+        """Get the names of the environment variables, in the order of the settings."""
+        return [f"{cls.model_config['env_prefix']}{name.upper()}" for name in cls.model_fields]
+
+
+class FeatureSettings(_FromEnvironment):
+    """The settings of a feature: a subclass is written `class TasksSettings(FeatureSettings, feature="tasks")`.
+
+    Each field, which has a default and a description, is an environment variable `TOOLPACK_<FEATURE>_<FIELD>`.
+    """
+
+    def __init_subclass__(cls, *, feature: str, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.model_config = SettingsConfigDict(**cls.model_config, env_prefix=f"{PREFIX}{feature.upper()}_")
+
+
+class Settings(_FromEnvironment):
+    """The settings of one server; each field is an environment variable, and some are also flags."""
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -189,18 +221,9 @@ class Settings(BaseSettings):
         256 * 2**20, ge=1024, description="Bytes that the calls of a session may store: records and environments."
     )
     max_name_bytes: int = Field(4 * 2**30, ge=1024, description="Bytes that all sessions of an owner may store.")
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read arguments first, then the environment, and nothing else."""
-        return init_settings, env_settings
+    features: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field(
+        (), description="Features to leave out, as -NAME, or that must be there, as +NAME; default: all installed ones."
+    )
 
     @property
     def store_url(self) -> StoreUrl:
@@ -226,9 +249,9 @@ class Settings(BaseSettings):
 _OTHER_VARIABLES = re.compile(r"TOKEN|BENCHMARK_.*|(.*_)?SERVICE_(HOST|PORT)(_.*)?|(.*_)?PORT(_\d+_(TCP|UDP).*)?")
 
 
-def unknown_variables() -> list[str]:
-    """Describe each environment variable that looks like a setting and isn't one."""
-    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
+def unknown_variables(of_features: Collection[str]) -> list[str]:
+    """Describe each environment variable that looks like a setting, and is neither one nor one of a feature's."""
+    known = {*Settings.variables(), *of_features}
     notices = []
     for name in sorted(os.environ):
         upper = name.upper()
@@ -237,7 +260,7 @@ def unknown_variables() -> list[str]:
         if upper.startswith(PREFIX) and _OTHER_VARIABLES.fullmatch(upper.removeprefix(PREFIX)):
             continue
         rest = re.sub("^TOOLPACKS?_?", "", upper)
-        meant = difflib.get_close_matches(rest, [name.upper() for name in Settings.model_fields], 1, 0.7)
+        meant = difflib.get_close_matches(rest, [name.removeprefix(PREFIX) for name in sorted(known)], 1, 0.7)
         if meant or upper.startswith(PREFIX):
             remedy = f"did you mean {PREFIX}{meant[0]}?" if meant else "docs/operate.md lists them."
             notices.append(f"the environment variable {name} isn't a setting: {remedy}")
@@ -250,14 +273,19 @@ def load_settings(**given: Any) -> Settings:
     Raises:
         SettingsError: A value is wrong; the text names the setting.
     """
+    return read_settings(Settings, **{name: value for name, value in given.items() if value is not None})
+
+
+def read_settings(kind: type[S], **given: Any) -> S:
+    """Read the settings of the server, or of a feature; raises as `load_settings`."""
     # Kubernetes sets TOOLPACK_PORT=tcp://… for a service called `toolpack`: that isn't our setting.
     injected = [name for name, value in os.environ.items() if name.startswith(PREFIX) and value.startswith("tcp://")]
     saved = {name: os.environ.pop(name) for name in injected}
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        return kind(**given)
     except ValidationError as error:
         problems = "; ".join(
-            f"{PREFIX}{str(e['loc'][0]).upper()}: {e['msg'].removeprefix('Value error, ')}"
+            f"{kind.model_config['env_prefix']}{str(e['loc'][0]).upper()}: {e['msg'].removeprefix('Value error, ')}"
             for e in error.errors(include_input=False)
         )
         raise SettingsError(f"A setting is wrong. {problems}. Correct the variable or the flag.") from None

@@ -24,8 +24,11 @@ class StoreUrl(str):
 
     @property
     def shared(self) -> bool:
-        """Whether servers may share it that know nothing of each other, also on several machines."""
-        return self.scheme in {"redis", "rediss"}
+        """Whether servers may share it that know nothing of each other, also on several machines.
+
+        That is so of each that isn't in memory or in a file, also of those that features add.
+        """
+        return self.scheme not in {"memory", "sqlite"}
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -17,19 +17,22 @@ import pytest
 
 from server.errors import RequestError
 from server.execution.views import thawed
+from server.feature import Feature
+from server.installed import load_features
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
 from server.rpc.codes import describe, error_reply
 from server.rpc.method import agents_methods, clients_methods
-from server.service import FEATURES, Service, all_methods
+from server.service import Service, all_methods
 from server.settings import Settings
 from server.stores import open_store
 
 PACKS = Path(__file__).parent / "packs"
 FIXTURES = ("ledger", "vault", "nasty", "halves")
-CLIENTS_METHODS = clients_methods(all_methods())
-AGENTS_METHODS = agents_methods(all_methods())
+FEATURES = load_features()
+CLIENTS_METHODS = clients_methods(all_methods(FEATURES))
+AGENTS_METHODS = agents_methods(all_methods(FEATURES))
 KEY = b"a key that only the tests know!!"
 PATIENCE = 60.0  # nothing that works takes so long, even on a machine that is busy with other tests
 
@@ -163,7 +166,7 @@ class Bench:
         catalog: Catalog | None = None,
         store: Any = "memory:",
         key: bytes = KEY,
-        features: Sequence[str] = FEATURES,
+        features: Sequence[type[Feature]] = FEATURES,
         **settings: Any,
     ):
         self.store = open_store(store) if isinstance(store, str) else store

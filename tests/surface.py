@@ -32,11 +32,12 @@ from server.features.audit.command import FORMAT as AUDIT
 from server.features.mcp.messages import CALL_ID_KEY, VERSIONS
 from server.features.mcp.protocol import Mcp
 from server.features.replay.bundle_format import FORMAT as BUNDLES
+from server.installed import load_features
 from server.observability.metrics import Metrics
 from server.packs.catalog import Catalog
 from server.rpc.codes import CODES, FAILURE_CODES
 from server.rpc.method import agents_methods
-from server.service import OK, REFUSED, Service, all_methods, load_features, openrpc
+from server.service import OK, REFUSED, Service, all_methods, openrpc
 from server.settings import PREFIX, Settings
 from server.snapshots.seal import FORMAT as SNAPSHOTS
 from server.stores.redis.connection import SCHEMA as REDIS
@@ -127,7 +128,7 @@ class Surface(dict[str, Thing]):
 
     def add_addresses(self) -> None:
         """Describe the methods of agents' addresses."""
-        for method in agents_methods(all_methods()):
+        for method in agents_methods(all_methods(load_features())):
             name = f"{method.declared.name} at /agents/<key>"
             self.add_schema(f"{name}", method.model_json_schema(), taken=True)
             result = TypeAdapter(method.declared.result).json_schema(mode="serialization")
@@ -368,7 +369,7 @@ def _collect(found: Any, schemas: Mapping[str, Any], names: set[str]) -> None:
 def describe() -> Surface:
     """Describe this code."""
     surface = Surface()
-    surface.add_methods(openrpc(all_methods(), load_features()))
+    surface.add_methods(openrpc(all_methods(load_features()), load_features()))
     surface.add_addresses()
     surface.add_errors()
     surface.add_doors()

@@ -7,7 +7,7 @@ from server.errors import InvalidParamsError, TooLargeError
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure
 from server.feature import Feature
-from server.service import FEATURES
+from server.installed import load_features
 from server.sessions.operation import Around
 
 HEARD = b'"something else"'
@@ -42,12 +42,13 @@ class Faults(Around):
 
 
 class FaultsFeature(Feature):
+    name = "faults"
     around = (lambda _context: Faults(),)
 
 
 @pytest.fixture
 def bench():
-    with Bench(features=[*FEATURES, f"{__name__}:FaultsFeature"]) as made:
+    with Bench(features=[*load_features(), FaultsFeature]) as made:
         yield made
 
 

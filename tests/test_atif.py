@@ -10,9 +10,10 @@ from test_tasks import CATALOG
 
 from server.features.tasks.atif import EMPTY, atif
 from server.features.tasks.trajectories import Messages
+from server.installed import load_features
 from server.service import all_record_kinds
 
-KINDS = all_record_kinds()
+KINDS = all_record_kinds(load_features())
 KNOWN = {
     "model": "m-1",
     "prompt_tokens": 7,

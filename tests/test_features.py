@@ -3,15 +3,19 @@
 import re
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 
 import click
 import pytest
-from serving import refused
+from serving import FEATURES, refused
 
-from server.cli import COMMANDS, cli
+from server import installed
+from server.cli import all_commands, cli, first_sentence
+from server.errors import SettingsError, StartError
 from server.feature import Feature
+from server.installed import GROUP, in_order, load_features
 from server.rpc.method import agents_methods, clients_methods
-from server.service import FEATURES, all_methods, load_features
+from server.service import all_methods
 from server.web.app import create_app
 
 
@@ -19,14 +23,20 @@ def names(methods):
     return {method.declared.name for method in clients_methods(methods)}
 
 
-@pytest.fixture(params=FEATURES, ids=[path.rpartition(":")[2] for path in FEATURES])
+@pytest.fixture(params=FEATURES, ids=[feature.name for feature in FEATURES])
 def missing(request):
     return request.param
 
 
 @pytest.fixture
-def bench(missing, make_bench):
-    return make_bench(features=[path for path in FEATURES if path != missing])
+def rest(missing):
+    """All features but one, and those that need it."""
+    return [each for each in FEATURES if each is not missing and missing.name not in each.needs]
+
+
+@pytest.fixture
+def bench(rest, make_bench):
+    return make_bench(features=rest)
 
 
 def test_sessions_work_without_a_feature(bench):
@@ -50,16 +60,15 @@ def test_sessions_work_without_a_feature(bench):
     assert bench.rpc("close_sessions", labels={"run": "1"}) == 1
 
 
-def test_what_a_feature_adds_is_gone_without_it(bench, missing):
-    (feature,) = load_features([missing])
-    without = [path for path in FEATURES if path != missing]
+def test_what_a_feature_adds_is_gone_without_it(bench, missing, rest):
+    feature, without = missing, rest
     own = names(feature.methods)
-    assert names(all_methods()) - names(all_methods(without)) == own - names(all_methods(without))
+    assert names(all_methods(FEATURES)) - names(all_methods(without)) == own - names(all_methods(without))
     for method in own:
         assert "There is no method" in refused(-32601, bench.rpc, method).data["detail"]
     key = bench.rpc("create_session", toolpacks=["ledger"])["agent_path"].rpartition("/")[2]
-    rest = {method.declared.name for method in agents_methods(all_methods(without))}
-    for method in {method.declared.name for method in agents_methods(feature.methods)} - rest:
+    others = {method.declared.name for method in agents_methods(all_methods(without))}
+    for method in {method.declared.name for method in agents_methods(feature.methods)} - others:
         assert "There is no method" in refused(-32601, bench.rpc, method, agent_key=key).data["detail"]
     for method, parameters in feature.parameters.items():
         given = {"session_id": "none"} if "session_id" in method.model_fields else {}
@@ -69,26 +78,104 @@ def test_what_a_feature_adds_is_gone_without_it(bench, missing):
     described = bench.rpc("rpc.discover")
     assert {each["name"] for each in described["methods"]} == names(all_methods(without))
     assert not feature.about or feature.about not in described["info"]["description"]
-    assert bench.service.doors.keys().isdisjoint(feature.doors)
-    create_app(bench.service)
+    assert {each["name"] for each in described["x-features"]} == {each.name for each in without}
+    paths = {route.path for route in create_app(bench.service).routes}
+    assert paths.isdisjoint(feature.routes)
 
 
 def test_commands_are_listed_with_what_they_do_without_being_imported():
     context = click.Context(cli)
-    for name, (_, does) in COMMANDS.items():
-        assert " ".join(cli.get_command(context, name).help.partition("\n\n")[0].split()) == does
+    for name, path in all_commands().items():
+        assert " ".join(cli.get_command(context, name).help.partition("\n\n")[0].split()) == first_sentence(path)
     program = (
         "import sys; from server.cli import cli; cli(['--help'], standalone_mode=False); "
         "assert not {'pydantic', 'jsonrpcserver', 'server.service', 'server.feature'} & sys.modules.keys()"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert re.findall(r"^  (\w+)  ", shown.partition("Commands:")[2], re.MULTILINE) == sorted(COMMANDS)
+    assert re.findall(r"^  (\w+)  ", shown.partition("Commands:")[2], re.MULTILINE) == sorted(all_commands())
 
 
-class Misspelt(Feature):
-    hooks = ()
+def made(name, **attributes):
+    return type(name.title(), (Feature,), {"name": name, **attributes})
 
 
-def test_a_feature_that_says_what_no_feature_can_add_is_refused():
-    with pytest.raises(TypeError, match=r"^The feature Misspelt has an attribute 'hooks', which .* around, "):
-        load_features([*FEATURES, f"{__name__}:Misspelt"])
+@pytest.mark.parametrize(
+    ("features", "refusal"),
+    [
+        (
+            [made("weather", hooks=())],
+            r"^The feature Weather has an attribute 'hooks', which `Feature` doesn't declare: use one of about, ",
+        ),
+        (
+            [made("weather", needs=["sky"])],
+            "^The feature 'weather' needs the feature 'sky', which isn't there: install it, or leave out 'weather'",
+        ),
+        (
+            [made("a", after=["b"]), made("b", needs=["a"])],
+            "^Features can't be put in an order, as each is to come after another: ",
+        ),
+        (
+            [made("a", routes={"/look": "x:y"}), made("b", routes={"/look": "x:z"})],
+            "^The features 'a' and 'b' both add '/look' to routes: leave one of them out by TOOLPACK_FEATURES=-b.$",
+        ),
+        ([made("My Weather")], "^The feature 'My Weather' needs another name: a word of lower-case letters.$"),
+    ],
+)
+def test_features_that_cannot_be_used_are_refused(features, refusal):
+    with pytest.raises(StartError, match=refusal):
+        in_order(features)
+
+
+def test_features_come_after_those_that_they_need_whatever_order_they_are_found_in():
+    features = [made("a", needs=["c"]), made("b"), made("c", after=["b", "absent"])]
+    assert [each.name for each in in_order(features)] == [each.name for each in in_order(features[::-1])] == [*"bca"]
+
+
+def point(name, value):
+    return EntryPoint(name, value, GROUP)
+
+
+WORKING = point("working", "server.features.mcp.feature:McpFeature")
+
+
+@pytest.mark.parametrize(
+    ("points", "refusal"),
+    [
+        ([], "^No features are installed, not even the server's own: install toolpack-server anew.$"),
+        ([point("a", "no_such_module:A")], r"^The feature 'a' of no_such_module:A can't be imported \(ModuleNotFound"),
+        ([point("a", "json:JSONDecoder")], "^The feature 'a' of json:JSONDecoder is no subclass of `Feature`: correct"),
+        ([WORKING], "^The feature 'working' of server.features.mcp.feature:McpFeature calls itself 'mcp': name both"),
+        ([point("a", "x:A"), point("a", "y:A")], "^x:A and y:A both have a feature 'a': uninstall one of them.$"),
+    ],
+)
+def test_an_installed_feature_that_cannot_be_loaded_is_named(points, refusal, monkeypatch):
+    monkeypatch.setattr(installed, "entry_points", lambda **_: points)
+    with pytest.raises(StartError, match=refusal):
+        load_features([])
+
+
+def test_a_feature_that_cannot_be_imported_can_be_left_out(monkeypatch):
+    points = [point("a", "no_such_module:A"), point("mcp", "server.features.mcp.feature:McpFeature")]
+    monkeypatch.setattr(installed, "entry_points", lambda **_: points)
+    assert [each.name for each in load_features(["-a", "+mcp"])] == ["mcp"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "refusal"),
+    [
+        (
+            "audit",
+            "^TOOLPACK_FEATURES: 'audit' isn't of the form -NAME, which leaves a feature out, or .NAME, which says",
+        ),
+        ("-", "^TOOLPACK_FEATURES: '-' isn't of the form"),
+        (
+            "-none",
+            "^TOOLPACK_FEATURES: no feature 'none' is installed; `toolpack-server features` lists those that are.$",
+        ),
+        ("+none", "^TOOLPACK_FEATURES: no feature 'none' is installed"),
+    ],
+)
+def test_a_choice_of_features_that_cannot_be_followed_is_refused(chosen, refusal, monkeypatch):
+    monkeypatch.setenv("TOOLPACK_FEATURES", chosen)
+    with pytest.raises(SettingsError, match=refusal):
+        load_features()

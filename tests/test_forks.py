@@ -11,13 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Bench, refused
 
+from server.installed import load_features
 from server.jsonio.strict import dumps
 from server.service import all_record_kinds
 from server.sessions.histories import RecordTree
 from server.stores import open_store
 from server.stores.base import Record
 
-KINDS = all_record_kinds()
+KINDS = all_record_kinds(load_features())
 
 
 def path(bench, session_id, **more):

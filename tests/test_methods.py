@@ -5,15 +5,16 @@ from typing import Literal
 
 import pytest
 from pydantic import Field
-from serving import refused, result_of
+from serving import FEATURES, refused, result_of
 
+from server.errors import StartError
 from server.feature import Feature
 from server.parameters import SessionId
 from server.rpc.caller import Caller
 from server.rpc.client_code import client_code
 from server.rpc.method import Method
 from server.rpc.openrpc import openrpc_document
-from server.service import FEATURES, all_methods
+from server.service import all_methods
 
 
 class TouchSession(Method, result=Literal[True], agents="Renew the session.", positional=("why",), repeatable=False):
@@ -28,10 +29,15 @@ class TouchSession(Method, result=Literal[True], agents="Renew the session.", po
 
 
 class Touching(Feature):
+    name = "touching"
     methods = (TouchSession,)
 
 
-WITH_TOUCHING = (*FEATURES, "test_methods:Touching")
+class TouchingAgain(Touching):
+    name = "touching_again"
+
+
+WITH_TOUCHING = (*FEATURES, Touching)
 
 
 def test_a_method_without_a_result_or_a_summary_is_refused_when_its_class_is_made():
@@ -54,8 +60,8 @@ def test_a_declared_method_is_answered_at_both_addresses(make_bench):
 
 
 def test_two_methods_of_one_name_are_refused_at_the_start(make_bench):
-    with pytest.raises(TypeError, match="There are two methods touch_session: rename one of them"):
-        make_bench(features=(*WITH_TOUCHING, "test_methods:Touching"))
+    with pytest.raises(StartError, match="There are two methods touch_session: rename one of them"):
+        make_bench(features=(*WITH_TOUCHING, TouchingAgain))
 
 
 def test_a_declared_method_is_described_and_written_for_the_client():
@@ -65,7 +71,7 @@ def test_a_declared_method_is_described_and_written_for_the_client():
     assert (described["name"], described["summary"]) == ("touch_session", "Renew a session.")
     assert [each["name"] for each in described["params"]] == ["session_id", "why"]
     text = document["info"]["description"]
-    assert "get_task, submit_answer and touch_session, without session_id; say is for participants" in text
+    assert "submit_answer, say, listen and touch_session, without session_id; get_task answers" in text
     assert "; get_task answers there with the prompt" in text
     code = client_code(methods)
     sent = '@requests("touch_session", repeatable=False)\n    def touch_session('

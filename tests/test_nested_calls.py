@@ -7,6 +7,7 @@ from serving import IN_BOTH, gate, refused
 
 from server.errors import InvalidParamsError
 from server.features.replay.bundle_format import record_of
+from server.installed import load_features
 from server.service import all_record_kinds
 from server.sessions.nested import MAX_NESTED_CALLS
 
@@ -125,7 +126,7 @@ def test_a_bundle_has_them_and_is_refused_where_they_do_not_fit_together(bench):
     moved = bench.rpc("import_bundle", bundle=bench.rpc("export_bundle", session_id=session_id)["bundle"])
     (record,) = bench.rpc("get_trace", session_id=moved["session_id"])
     assert of(record) == [("total", 0, None, 1), ("echo", 0, None, None)]
-    kinds = all_record_kinds()
+    kinds = all_record_kinds(load_features())
     record_of(record, kinds)
     for parent in (0, 2, -1, "1"):
         first, second = record["nested"]

@@ -19,8 +19,8 @@ from serving import KEY, PACKS
 
 from server.errors import SettingsError, StartError
 from server.features.executors import requirements, sandbox, system
+from server.installed import load_features
 from server.packs.loading import load_catalog
-from server.service import FEATURES
 from server.settings import Settings
 
 CATALOG = load_catalog((PACKS,), ("rough",))
@@ -274,7 +274,7 @@ def test_a_sandbox_needs_executors():
 
 
 def test_without_executors_the_server_says_that_it_cannot_isolate(make_bench):
-    others = [path for path in FEATURES if "executors" not in path]
+    others = [feature for feature in load_features() if feature.name != "executors"]
     with pytest.raises(SettingsError, match="TOOLPACK_ISOLATION=process isn't a part of this server: omit it"):
         make_bench(isolation="process", features=others)
     make_bench(features=others)

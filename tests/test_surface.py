@@ -13,9 +13,10 @@ from pydantic import Field, create_model
 from surface import Surface, Thing, breaks, told_breaks
 from typing_extensions import TypedDict, Unpack
 
-from server.service import all_methods, load_features, openrpc
+from server.installed import load_features
+from server.service import all_methods, openrpc
 
-DOCUMENT = openrpc(all_methods(), load_features())
+DOCUMENT = openrpc(all_methods(load_features()), load_features())
 
 
 def protocol(document=DOCUMENT):

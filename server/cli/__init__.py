@@ -4,61 +4,75 @@ The rules: every problem is reported in one sentence on standard error, with exi
 command is imported when it is used, so that each starts as quickly as it can.
 """
 
+import ast
 import gc
 import os
 import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import resolve_name
 
 import click
 
-from server import included
 from server.errors import ToolpackServerError
 
 FIRST_OF_FILES = 3  # the numbers below are those of the standard streams
-COMMANDS: dict[str, tuple[str, str]] = {
-    "serve": ("server.cli.serve:serve", "Serve toolpacks until interrupted."),
-    "new": ("server.cli.new:new", "Write a toolpack called NAME to start from, and a test that passes."),
-    "list": ("server.cli.packs:list_toolpacks", "Show toolpacks, where they come from, and their functions."),
-    "call": ("server.cli.call:call", "Run a FUNCTION, and those after each `--`, and print each result as JSON."),
-    "sessions": ("server.cli.look:sessions", "List sessions, the newest first."),
-    "env": ("server.cli.look:env", "Show the environments of a SESSION; the beginning of its id is enough."),
-    "trace": ("server.cli.look:trace", "Show the calls and resets of a SESSION; the beginning of its id is enough."),
-    "diff": (
-        "server.cli.look:diff",
-        "Show what has changed in a SESSION since its start, or in what OTHER differs from it.",
-    ),
-    "schemas": (
-        "server.cli.schemas:schemas",
-        "Write the JSON Schemas, the OpenRPC document and the client's methods, or check them.",
-    ),
-    "token": ("server.cli.token:token", "Create a bearer token for NAME, and its line for TOOLPACK_TOKENS_FILE."),
-} | included.COMMANDS
+GROUP = "toolpack_server.commands"
+"""The group of entry points by which a distribution names its subcommands: objects of click."""
+
+COMMANDS = {
+    "serve": "server.cli.serve:serve",
+    "new": "server.cli.new:new",
+    "list": "server.cli.packs:list_toolpacks",
+    "call": "server.cli.call:call",
+    "sessions": "server.cli.look:sessions",
+    "env": "server.cli.look:env",
+    "trace": "server.cli.look:trace",
+    "diff": "server.cli.look:diff",
+    "schemas": "server.cli.schemas:schemas",
+    "token": "server.cli.token:token",
+    "features": "server.cli.features:features",
+}
+
+
+def all_commands() -> dict[str, str]:
+    """Get the import paths of the core's commands, and of those that distributions name."""
+    return {point.name: point.value for point in entry_points(group=GROUP)} | COMMANDS
+
+
+def first_sentence(path: str) -> str:
+    """Get what a command does from its docstring, without importing it, as that takes long."""
+    module, _, name = path.partition(":")
+    spec = find_spec(module)
+    source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    functions = {each.name: each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)}
+    text = ast.get_docstring(functions[name]) if name in functions else resolve_name(path).help
+    return " ".join((text or "").partition("\n\n")[0].split())
 
 
 class Commands(click.Group):
-    """The core's commands and those of the features."""
+    """The core's commands, and those that distributions name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        return sorted(COMMANDS)
+        return sorted(all_commands())
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         del ctx
-        width = formatter.width - max(map(len, COMMANDS)) - 6
+        found = sorted(all_commands().items())
+        width = formatter.width - max(len(name) for name, _ in found) - 6
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (name, click.Command(name, help=COMMANDS[name][1]).get_short_help_str(width))
-                    for name in sorted(COMMANDS)
-                ]
-            )
+            short = {name: click.Command(name, help=first_sentence(path)) for name, path in found}
+            formatter.write_dl([(name, command.get_short_help_str(width)) for name, command in short.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
         gc.disable()  # there is nothing to collect while modules are imported, and looking for it takes a fifth longer
         try:
-            command: click.Command | None = resolve_name(COMMANDS[cmd_name][0]) if cmd_name in COMMANDS else None
+            path = COMMANDS.get(cmd_name) or all_commands().get(cmd_name)
+            command: click.Command | None = resolve_name(path) if path else None
         finally:
             gc.enable()
         return command

@@ -156,9 +156,10 @@ def _sessions_text(found: list[Any]) -> str:
 
 
 def _trace_text(found: list[Any]) -> str:
-    from server.service import all_record_kinds  # noqa: PLC0415 - imports the whole server
+    from server.installed import load_features  # noqa: PLC0415 - imports the whole server
+    from server.service import all_record_kinds  # noqa: PLC0415
 
-    kinds, width = all_record_kinds(), _width()
+    kinds, width = all_record_kinds(load_features()), _width()
     lines = [f"{each.get('place', each['index']):>4}  {kinds[each['kind']].text(each, width)}" for each in found]
     return "\n".join(lines) or "No calls."
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
+from server.installed import load_features
 from server.packs.loading import load_catalog
 from server.rpc.client_code import client_code
 from server.rpc.openrpc import envelope_schema, toolpack_schema
-from server.service import all_methods, load_features, openrpc
+from server.service import all_methods, openrpc
 
 BUNDLED = ("bank", "workspace")  # their schemas are in the repository: these toolpacks need no optional package
 CLIENT = Path(__file__).parents[1] / "client" / "methods.py"
@@ -24,8 +25,9 @@ CLIENT = Path(__file__).parents[1] / "client" / "methods.py"
 def schemas(only_check: bool, directory: Path) -> None:
     """Write the JSON Schemas, the OpenRPC document and the client's methods, or check them."""
     packs = load_catalog((), BUNDLED).toolpacks.values()
-    methods = all_methods()
-    wanted = {"openrpc.json": _json(openrpc(methods, load_features())), "envelope.json": _json(envelope_schema())}
+    features = load_features([])
+    methods = all_methods(features)
+    wanted = {"openrpc.json": _json(openrpc(methods, features)), "envelope.json": _json(envelope_schema())}
     wanted |= {f"toolpacks/{pack.name}.json": _json(toolpack_schema(pack)) for pack in packs}
     paths = {directory / name: (name, text) for name, text in wanted.items()}
     paths[CLIENT] = "client/methods.py", client_code(methods)

@@ -53,13 +53,14 @@ def remote(url: str, token: str | None) -> Send:
     # What only this needs is imported here.
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
 
+    from server.installed import load_features  # noqa: PLC0415
     from server.rpc.method import agents_methods, clients_methods  # noqa: PLC0415
     from server.service import all_methods  # noqa: PLC0415
 
     adapter = functools.cache(TypeAdapter)  # to build one takes longer than a request
     opener = urllib.request.build_opener(_NoRedirects)
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    methods = all_methods()
+    methods = all_methods(load_features())
     clients, agents = (
         {method.declared.name: method.declared.result for method in some}
         for some in (clients_methods(methods), agents_methods(methods))

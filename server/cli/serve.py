@@ -14,6 +14,7 @@ import click
 from server.cli.options import packs_options
 from server.cli.shadowing import shadowing_files
 from server.errors import SettingsError
+from server.installed import feature_variables, load_features
 from server.observability.log import configure_logging
 from server.packs.inventory import Inventory
 from server.packs.sources import package_folders
@@ -24,8 +25,9 @@ from server.processes.reload import Reloader
 from server.processes.supervisor import Supervisor
 from server.processes.witness import witnessed
 from server.processes.worker import run_worker, share_memory_between_threads
-from server.service import Service, load_features
+from server.service import Service, stores
 from server.settings import Settings, load_settings, unknown_variables
+from server.stores import opener
 from server.web.auth import check_exposure
 
 
@@ -45,9 +47,10 @@ def serve(reload: bool, **flags: Any) -> None:
         flags["compare_read_only"] = True
     settings = load_settings(**flags)
     check_exposure(settings)
-    features = load_features()
+    features = load_features(settings.features)
     for check in (check for feature in features for check in feature.checks):
         check(settings)
+    opener(settings.store_url, stores(features))  # raises if there is none
     in_memory = not settings.store_url.persistent
     if in_memory and settings.workers > 1:
         raise SettingsError(
@@ -105,7 +108,11 @@ def banner(settings: Settings, inventory: Inventory, port: int) -> None:
     for name, entry in inventory.toolpacks.items():
         click.echo(f"  {name}: {len(entry.functions)} functions{' (opt-in)' if entry.opt_in else ''}")
     notices = [notice for notice in inventory.notices if not inventory.toolpacks or ".py:" in notice]
-    for notice in [*notices, *unknown_variables(), *shadowing_files([Path.cwd(), *settings.pack_dir])]:
+    for notice in [
+        *notices,
+        *unknown_variables(feature_variables()),
+        *shadowing_files([Path.cwd(), *settings.pack_dir]),
+    ]:
         click.echo(f"  note: {notice}")
     token = " -H 'Authorization: Bearer <token>'" if settings.tokens or settings.tokens_file else ""
     # Clients connect to loopback, not to a wildcard address.

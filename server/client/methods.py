@@ -72,6 +72,18 @@ class AgentMethods:
             timeout_seconds: A deadline in seconds; it can only shorten the function's own.
         """
 
+    @requests("get_task")
+    def get_task(self) -> AgentTask:
+        """Get what the agent is asked to do, and how many calls it has used; without a task the prompt is null."""
+
+    @requests("submit_answer")
+    def submit_answer(self, answer: str = "") -> bool:
+        """Submit the agent's answer, which ends its part: it can make no more calls.
+
+        Args:
+            answer: The answer, for the evaluator.
+        """
+
     @requests("say")
     def say(self, text: str, *, to: str | None = None, call_id: str | None = None) -> bool:
         """Say something to another participant, or to all others.
@@ -92,18 +104,6 @@ class AgentMethods:
             wait_seconds: For how long to wait until another participant says something.
         """
 
-    @requests("get_task")
-    def get_task(self) -> AgentTask:
-        """Get what the agent is asked to do, and how many calls it has used; without a task the prompt is null."""
-
-    @requests("submit_answer")
-    def submit_answer(self, answer: str = "") -> bool:
-        """Submit the agent's answer, which ends its part: it can make no more calls.
-
-        Args:
-            answer: The answer, for the evaluator.
-        """
-
 
 class ClientMethods:
     """The methods, with their parameters and results; the server's OpenRPC document describes each."""
@@ -119,11 +119,11 @@ class ClientMethods:
         labels: Mapping[str, str] | None = None,
         call_id: str | None = None,
         task: str | None = None,
-        perturbations: Perturbations | None = None,
         seed: str | None = None,
         clock: str | None = None,
         clock_step_seconds: float | None = None,
         participants: Mapping[str, Any] | None = None,
+        perturbations: Perturbations | None = None,
     ) -> Session:
         """Create a session: a private world of the chosen toolpacks.
 
@@ -137,12 +137,12 @@ class ClientMethods:
                 nothing done twice.
             task: A task, as toolpack/name: its toolpacks and options, over which the given options are laid; the
                 given toolpacks are added.
-            perturbations: The faults and injections that its agent meets, by rules; default: none.
             seed: What its functions draw random numbers from, so that they draw the same again.
             clock: The time that its functions see at the start, RFC 3339 with an offset.
             clock_step_seconds: How far each call moves the clock on; default: 1.
             participants: Who takes part besides the agent, and what each may do: {name: {functions, max_calls,
                 prompt, answers}}; laid over those of the task.
+            perturbations: The faults and injections that its agent meets, by rules; default: none.
         """
 
     @requests("list_toolpacks")
@@ -256,10 +256,10 @@ class ClientMethods:
         labels: Mapping[str, str] | None = None,
         ttl_seconds: float | None = None,
         call_id: str | None = None,
-        perturbations: Perturbations | None = None,
         seed: str | None = None,
         clock: str | None = None,
         clock_step_seconds: float | None = None,
+        perturbations: Perturbations | None = None,
     ) -> list[Session]:
         """Create sessions that start from a version of this one.
 
@@ -270,10 +270,10 @@ class ClientMethods:
             ttl_seconds: Time to live after its last call, in seconds.
             call_id: An id made by whoever may send the request again: what it did the first time is answered, and
                 nothing done twice.
-            perturbations: Those that their agents meet; default: the parent's. Without any rule: none.
             seed: What its functions draw random numbers from, so that they draw the same again.
             clock: The time that its functions see at the start, RFC 3339 with an offset.
             clock_step_seconds: How far each call moves the clock on; default: 1.
+            perturbations: Those that their agents meet; default: the parent's. Without any rule: none.
         """
 
     @requests("reset_session")
@@ -331,55 +331,6 @@ class ClientMethods:
     @requests("rpc.discover")
     def discover(self) -> dict[str, Any]:
         """Get the OpenRPC document of this server."""
-
-    @requests("replay_session")
-    def replay_session(
-        self,
-        session_id: str,
-        *,
-        limit: int = 1000,
-        labels: Mapping[str, str] | None = None,
-        call_id: str | None = None,
-    ) -> Replay:
-        """Run a session's records again, in order, in a new session, up to the first that comes out differently.
-
-        Args:
-            limit: How many records to run again, at most.
-            labels: The labels of the new session; default: this session's.
-            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
-                nothing done twice.
-        """
-
-    @requests("export_bundle")
-    def export_bundle(self, session_id: str, *, versions: Literal["all", "ends"] = "all") -> Bundle:
-        """Get a session as one file, which `import_bundle` takes here or on another server.
-
-        Args:
-            versions: The versions in it: all that are kept, or the first and the current one.
-        """
-
-    @requests("import_bundle")
-    def import_bundle(
-        self,
-        bundle: str,
-        *,
-        mode: Literal["exact", "replay"] = "exact",
-        labels: Mapping[str, str] | None = None,
-        ttl_seconds: float | None = None,
-        limit: int = 1000,
-        call_id: str | None = None,
-    ) -> Session | Replay:
-        """Create a session from a bundle: exactly the one that was exported, or by running its records again.
-
-        Args:
-            bundle: What `export_bundle` gave, in base64.
-            mode: `replay` takes bundles of strangers: nothing but arguments is used, and then compared.
-            labels: The labels of the session; default: those in the bundle.
-            ttl_seconds: Time to live after its last call, in seconds.
-            limit: How many records to run again, at most, with `replay`.
-            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
-                nothing done twice.
-        """
 
     @requests("list_tasks")
     def list_tasks(
@@ -501,3 +452,52 @@ class ClientMethods:
     @requests("get_solution")
     def get_solution(self, session_id: str) -> Solution:
         """Get one way to do the session's task, as calls that run_function takes."""
+
+    @requests("replay_session")
+    def replay_session(
+        self,
+        session_id: str,
+        *,
+        limit: int = 1000,
+        labels: Mapping[str, str] | None = None,
+        call_id: str | None = None,
+    ) -> Replay:
+        """Run a session's records again, in order, in a new session, up to the first that comes out differently.
+
+        Args:
+            limit: How many records to run again, at most.
+            labels: The labels of the new session; default: this session's.
+            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
+                nothing done twice.
+        """
+
+    @requests("export_bundle")
+    def export_bundle(self, session_id: str, *, versions: Literal["all", "ends"] = "all") -> Bundle:
+        """Get a session as one file, which `import_bundle` takes here or on another server.
+
+        Args:
+            versions: The versions in it: all that are kept, or the first and the current one.
+        """
+
+    @requests("import_bundle")
+    def import_bundle(
+        self,
+        bundle: str,
+        *,
+        mode: Literal["exact", "replay"] = "exact",
+        labels: Mapping[str, str] | None = None,
+        ttl_seconds: float | None = None,
+        limit: int = 1000,
+        call_id: str | None = None,
+    ) -> Session | Replay:
+        """Create a session from a bundle: exactly the one that was exported, or by running its records again.
+
+        Args:
+            bundle: What `export_bundle` gave, in base64.
+            mode: `replay` takes bundles of strangers: nothing but arguments is used, and then compared.
+            labels: The labels of the session; default: those in the bundle.
+            ttl_seconds: Time to live after its last call, in seconds.
+            limit: How many records to run again, at most, with `replay`.
+            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
+                nothing done twice.
+        """

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from server import errors
+from server.errors import StartError
 from server.jsonio.strict import dumps
 from server.observability.tracing import AskedBy, asked_by
 from server.rpc.caller import Caller
@@ -56,7 +57,7 @@ class JsonRpc:
         for method in methods:
             name = method.declared.name
             if name in self._methods:
-                raise TypeError(f"There are two methods {name}: rename one of them.")
+                raise StartError(f"There are two methods {name}: rename one of them.")
             self._methods[name] = _callable(method, app)
         self._app = app
         self._settings = app.settings

@@ -20,9 +20,10 @@ from server.rpc.parsing import Parser
 from server.sessions.calls import CallRequest
 from server.sessions.context import SessionContext
 from server.sessions.manager import SessionManager
-from server.settings import Settings
+from server.settings import FeatureSettings, Settings
 
 F = TypeVar("F")
+S = TypeVar("S", bound=FeatureSettings)
 
 
 class App(Protocol):
@@ -46,6 +47,9 @@ class App(Protocol):
 
     def feature(self, kind: type[F]) -> F:
         """Get what a feature has made for this server, an `Around` too, by its class."""
+
+    def settings_of(self, kind: type[S]) -> S:
+        """Get the settings of a feature, by their class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +103,10 @@ class Method(Parameters):
         """Get the method with further parameters, which come after its own."""
         if not more:
             return cls
-        # The fields of a model are in the reverse order of its bases.
         members = {"__doc__": cls.__doc__, "__module__": cls.__module__}
         metaclass: Any = type(cls)
-        made: type[Self] = metaclass(cls.__name__, (*more, cls), members)
+        # The fields of a model are in the reverse order of its bases.
+        made: type[Self] = metaclass(cls.__name__, (*reversed(more), cls), members)
         return made
 
     @classmethod

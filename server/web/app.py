@@ -14,39 +14,55 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.errors import HttpRefusedError
+from server.errors import HttpRefusedError, StartError
 from server.observability.request_ids import accept_request_id
 from server.observability.trace_context import accept_trace_headers, trace_context
 from server.service import Service
 from server.web.auth import check_exposure
 from server.web.bodies import check_headers
 from server.web.console import console_routes
-from server.web.endpoints import AgentEndpoint, Door, Gateway, RpcEndpoint
+from server.web.endpoints import AgentEndpoint, Endpoint, Gateway, RpcEndpoint
 from server.web.refusals import refusal_response, refuse, refused
 from server.web.status import status_routes
 
+KEY = "/{key}"  # with which the path of agents' addresses ends
+
 
 def create_app(service: Service) -> Starlette:
-    """Create the application; raises as `check_exposure` and `TokenGate`."""
+    """Create the application.
+
+    Raises:
+        StartError: It can't serve as the settings want it, or two features want the same path.
+    """
     check_exposure(service.settings)
     gateway = Gateway(service)
-    rpc = RpcEndpoint(gateway)
-    doors: dict[str, Door] = {"/agents": AgentEndpoint(gateway)}
-    doors |= {path: resolve_name(endpoint)(gateway) for path, endpoint in service.doors.items()}
+    endpoints: dict[str, Endpoint] = {"/rpc": RpcEndpoint(gateway), "/agents/{key}": AgentEndpoint(gateway)}
+    routes = [
+        *(Route(path, endpoint, methods=endpoint.verbs) for path, endpoint in endpoints.items()),
+        *status_routes(gateway),
+        *(console_routes(gateway.gate, service.context.record_kinds) if service.settings.console else ()),
+    ]
+    taken = dict.fromkeys({route.path for route in routes}, "the server itself")
+    for feature in service.features:
+        for path, name in feature.routes.items():
+            if path in taken:
+                raise StartError(
+                    f"The path {path} of the feature {feature.name!r} belongs to {taken[path]}, too: leave the feature "
+                    f"out by TOOLPACK_FEATURES=-{feature.name}."
+                )
+            taken[path] = f"the feature {feature.name!r}"
+            endpoints[path] = endpoint = resolve_name(name)(gateway)
+            routes.append(Route(path, endpoint, methods=endpoint.verbs))
     app = Application(
         lifespan=gateway.lifespan,
         exception_handlers={HTTPException: _not_routed, HttpRefusedError: _refused},
-        routes=[
-            Route("/rpc", rpc, methods=["POST"]),
-            *(Route(f"{path}/{{key}}", door, methods=door.verbs) for path, door in doors.items()),
-            *status_routes(gateway),
-            *(console_routes(gateway.gate, service.context.record_kinds) if service.settings.console else ()),
-        ],
+        routes=routes,
     )
     app.router.redirect_slashes = False
     app.state.gateway = gateway
-    app.rpc, app.doors = rpc, doors
-    refused.doors = [*doors]
+    app.rpc = endpoints["/rpc"]
+    app.doors = {path.removesuffix(KEY): endpoint for path, endpoint in endpoints.items() if path.endswith(KEY)}
+    refused.doors = [*app.doors]
     return app
 
 
@@ -58,7 +74,7 @@ class Application(Starlette):
     """
 
     rpc: ASGIApp
-    doors: Mapping[str, Door]  # the endpoints of the agents' paths, by what stands before the key
+    doors: Mapping[str, Endpoint]  # the endpoints of the agents' paths, by what stands before the key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Give a request its id and check its headers, once for all endpoints, then find its endpoint."""
@@ -93,7 +109,7 @@ class Application(Starlette):
 async def _not_routed(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     headers = getattr(error, "headers", None)
-    doors: Mapping[str, Door] = request.app.doors
+    doors: Mapping[str, Endpoint] = request.app.doors
     door = doors.get(request.url.path.rstrip("/"))
     if status == 404:  # noqa: PLR2004 - an HTTP status
         keys = " or ".join(f"{path}/<key>" for path in doors)

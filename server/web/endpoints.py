@@ -102,11 +102,11 @@ class Gateway:
             raise HttpRefusedError(503, NOT_READY)
 
 
-class Door(Protocol):
-    """An endpoint of agents: what stands before the key leads to it, the key opens a session."""
+class Endpoint(Protocol):
+    """What answers the requests to a path; its constructor takes the `Gateway`."""
 
     verbs: Sequence[str] | None  # the HTTP methods that it takes; None for all
-    without_key: str  # the refusal of a request to its path without a key; "" for the usual one
+    without_key: str  # the refusal of a request to its path without a key at the end; "" for the usual one
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
@@ -115,6 +115,8 @@ class RpcEndpoint:
     """`POST /rpc`: all methods, for callers with a token."""
 
     body_limit = "max_body_bytes"  # the setting that limits its bodies
+    verbs: Sequence[str] | None = ("POST",)
+    without_key = ""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -164,8 +166,6 @@ class AgentEndpoint(RpcEndpoint):
     """`POST /agents/<key>`: the key is the permission, and implies the session. It is looked up before all else."""
 
     body_limit = "max_agent_body_bytes"
-    verbs: Sequence[str] | None = ("POST",)
-    without_key = ""
 
     def methods(self, service: Service) -> JsonRpc:
         return service.agents

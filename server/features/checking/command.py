@@ -20,6 +20,7 @@ from server.features.checking.findings import Finding
 from server.features.checking.notes import notes_on
 from server.features.checking.writes import writes
 from server.features.tasks.checks import check_tasks
+from server.installed import feature_variables
 from server.packs.catalog import Catalog
 from server.packs.loading import inspect_toolpacks, load_catalog
 from server.packs.registration import place, qualified_name
@@ -42,7 +43,7 @@ def check(
     settings = load_settings(pack_dir=pack_dir or None, packs=packs)
     looked = _Looked(**run_apart(lambda: _look(settings)._asdict()))
     problems = looked.problems
-    notes = [*unknown_variables(), *shadowing_files([Path.cwd(), *settings.pack_dir]), *looked.notes]
+    notes = [*unknown_variables(feature_variables()), *shadowing_files([Path.cwd(), *settings.pack_dir]), *looked.notes]
     found = [Finding(*finding) for finding in looked.findings]
     if calls and not problems:
         written = {(finding.function, finding.subject) for finding in found}

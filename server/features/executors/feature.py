@@ -5,6 +5,7 @@ from server.features.executors.requirements import check_isolation, protect
 
 
 class ExecutorsFeature(Feature):
+    name = "executors"
     checks = (check_isolation,)
     before_serving = (protect,)
     isolations = {"process": "server.features.executors.runner:start_executors"}

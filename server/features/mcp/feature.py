@@ -5,6 +5,7 @@ from server.features.mcp.protocol import Mcp
 
 
 class McpFeature(Feature):
+    name = "mcp"
     services = (Mcp,)
     about = "POST /mcp/<key> speaks MCP instead."
-    doors = {"/mcp": "server.features.mcp.endpoint:McpEndpoint"}
+    routes = {"/mcp/{key}": "server.features.mcp.endpoint:McpEndpoint"}

@@ -8,6 +8,8 @@ from server.rpc.methods import CreateSession
 
 
 class ParticipantsFeature(Feature):
+    name = "participants"
+    after = ("tasks",)
     services = (Talking, SayTool, ListenTool)
     methods = METHODS
     beginnings = (ParticipantsBeginning,)

@@ -6,4 +6,5 @@ from server.features.parts.files import Files
 
 
 class PartsFeature(Feature):
+    name = "parts"
     volumes = (Database, Files)

@@ -7,6 +7,8 @@ from server.rpc.methods import CreateSession, ForkSession
 
 
 class PerturbationsFeature(Feature):
+    name = "perturbations"
+    after = ("tasks", "replay")
     beginnings = (PerturbationBeginning,)
     parameters = {CreateSession: PerturbationParameters, ForkSession: ForkPerturbations}
     around = (Perturbing,)

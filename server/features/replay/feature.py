@@ -22,6 +22,7 @@ def _bundles(app: App) -> Bundles:
 
 
 class ReplayFeature(Feature):
+    name = "replay"
     services = (_replays, _bundles)
     methods = METHODS
     beginnings = (SeedBeginning,)

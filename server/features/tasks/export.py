@@ -15,6 +15,7 @@ from server.cli.options import packs_options
 from server.cli.send import Send
 from server.features.tasks.atif import atif
 from server.features.tasks.trajectories import Messages, messages, offered_tools, participants_messages
+from server.installed import load_features
 from server.rights import AGENT
 from server.service import all_record_kinds
 
@@ -36,7 +37,7 @@ async def told_to(send: Send, session_id: str, whose: str, task: str | None = No
         click.ClickException: The server has refused that.
     """
     session = await send("get_session", {"session_id": session_id})
-    kinds, paths, task = all_record_kinds(), session["participants"], task or session["task"]
+    kinds, paths, task = all_record_kinds(load_features()), session["participants"], task or session["task"]
     if whose not in (paths or {AGENT}):
         return None
     path = await whole_trace(send, session_id, path=True)

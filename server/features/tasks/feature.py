@@ -13,6 +13,7 @@ from server.rpc.methods import CreateSession, ListSessions
 
 
 class TasksFeature(Feature):
+    name = "tasks"
     services = (Tasks, Runs, Summaries)
     methods = METHODS
     record_kinds = (AnswerKind, VerdictKind)

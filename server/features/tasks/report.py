@@ -19,6 +19,7 @@ import click
 from server.cli.look import whole_trace
 from server.cli.send import Send
 from server.features.tasks.verdicts import VerdictKind
+from server.installed import load_features
 from server.service import all_record_kinds
 from server.times import timestamp
 
@@ -62,7 +63,7 @@ class RunsPage:
         self._send = send
         self._labels = labels
         self._url = url
-        self._kinds = all_record_kinds()
+        self._kinds = all_record_kinds(load_features())
         self._verdicts: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
 
     async def add(self, verdict: Mapping[str, Any]) -> None:

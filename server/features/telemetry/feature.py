@@ -5,4 +5,5 @@ from server.features.telemetry.switch import Telemetry
 
 
 class TelemetryFeature(Feature):
+    name = "telemetry"
     services = (Telemetry,)

@@ -34,6 +34,11 @@ class MemoryStore:
         self._references: Counter[str] = Counter()
         self._noted: float | None = None
 
+    @classmethod
+    def from_url(cls, url: str, *, exclusive: bool) -> "MemoryStore":
+        del url, exclusive
+        return cls()
+
     def create(
         self,
         sessions: Sequence[StoredSession],

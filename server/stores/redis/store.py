@@ -46,8 +46,9 @@ class RedisStore:
         self._recipes = BoundedCache[str, bytes](RECIPE_CACHE_BYTES, len)  # by their digests
 
     @classmethod
-    def from_url(cls, url: str) -> "RedisStore":
+    def from_url(cls, url: str, *, exclusive: bool = False) -> "RedisStore":
         """Open the store of a URL like `redis://user:password@host:port/0`, or `rediss://…` for TLS."""
+        del exclusive
         return cls(RedisConnection(url, prefix="toolpack:"))
 
     def create(
