@@ -10,10 +10,10 @@ import pytest
 import redis_server
 import serving
 
-from server.engine import queues, state
+from server.engine import queues, session_clock
 from server.errors import ToolpackUnavailable
 from server.sessions import manager
-from server.stores.history import GAP_SECONDS
+from server.stores.history import GAP_SECONDS, NOTE_SECONDS
 
 # Servers that the tests start are stopped by it, also if the tests themselves run below `nohup`.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -122,8 +122,8 @@ def stored_bench(request, store_url, make_bench):
 @pytest.fixture
 def clock(monkeypatch):
     """Stop the clock by which sessions live."""
-    modules = [sys.modules[name] for name in sys.modules if name.startswith("server.sessions.")]
-    return serving.Clock(monkeypatch, queues, state, *(module for module in modules if hasattr(module, "time")))
+    modules = [sys.modules[name] for name in sys.modules if name.startswith(("server.sessions.", "server.stores."))]
+    return serving.Clock(monkeypatch, queues, session_clock, *(each for each in modules if hasattr(each, "time")))
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def pass_time(clock, monkeypatch):
         with bench.sweeping() as look:
             look(1)
             while seconds > 0:
-                clock.move(step := min(seconds, GAP_SECONDS))
+                clock.move(step := min(seconds, GAP_SECONDS - NOTE_SECONDS))
                 seconds -= step
                 look(2)  # the first may have begun before the clock was moved
 

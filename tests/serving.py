@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -27,6 +28,7 @@ from server.rpc.method import agents_methods, clients_methods
 from server.service import Service, all_methods
 from server.settings import Settings
 from server.stores import open_store
+from server.stores.base import Counted
 
 PACKS = Path(__file__).parent / "packs"
 FIXTURES = ("ledger", "vault", "nasty", "halves")
@@ -68,6 +70,8 @@ class Clock:
         self._now, self._monotonic = time.time() // 1 + 0.25, time.monotonic()
         for module in modules:
             monkeypatch.setattr(module, "time", self)
+        for bench in benches:
+            bench.sessions.queues.clock.look(Counted(self._now, 0.0))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -77,6 +81,10 @@ class Clock:
 
     def monotonic(self) -> float:
         return self._monotonic
+
+    def jump(self, seconds: float) -> None:
+        """Set the clock, as somebody may do; no time passes."""
+        self._now += seconds
 
     def move(self, seconds: float) -> None:
         self._now += seconds
@@ -136,6 +144,7 @@ def gate(name: str) -> Any:
 
 
 _zygotes: dict[str, Any] = {}
+benches: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _shared_zygote(configuration: Any, expected: object) -> Any:
@@ -179,6 +188,7 @@ class Bench:
         with zygotes_shared(shared):
             self.service = Service(self.settings, catalog or CATALOG, store=self.store, key=key, features=features)
         self.sessions = self.service.sessions
+        benches.add(self)
         driver = self.sessions.queues.threads.drive(None)
         self._loop, self._closed, self._serving = driver.loop, asyncio.Event(), None
         self._thread = threading.Thread(target=driver.run, args=[self._serve()], daemon=True)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 
-from server.stores.base import ENDED, Lease
+from server.stores.base import Lease
 from server.stores.memory.store import MemoryStore
 
 
@@ -28,6 +28,10 @@ class SharedMemory(MemoryStore):
             self._leases[commit.session_id] = commit.epoch, None
         return committed
 
+    def _is_kept(self, session_id, now, busy):
+        holder = self._leases.get(session_id, (0, None))[1]
+        return super()._is_kept(session_id, now, {session_id} if holder in self._heartbeats else busy)
+
     def _delete(self, session_ids):
         for session_id in session_ids:
             self._leases.pop(session_id, None)
@@ -43,7 +47,7 @@ class SharedMemory(MemoryStore):
             return None
         epoch, other = self._leases.get(session_id, (0, None))
         if other not in {None, holder}:
-            lease = Lease(other, self._heartbeats[other])
+            lease = Lease(other, self._heartbeats.get(other, 0))
             if lease not in dead:
                 return lease
         self._leases[session_id] = epoch + 1, holder
@@ -65,4 +69,8 @@ class SharedMemory(MemoryStore):
 
     def holder_ended(self, holder):
         with self._lock:
-            self._heartbeats[holder] = ENDED
+            self._heartbeats.pop(holder, None)
+            self._asked.pop(holder, None)
+            for session_id, (epoch, other) in self._leases.items():
+                if other == holder:
+                    self._leases[session_id] = epoch, None

@@ -59,8 +59,8 @@ def delete(store, session_ids):
     return deleted
 
 
-def delete_expired(store, now, limit):
-    deleted = store.delete_expired(now, limit)
+def delete_expired(store, now, limit, busy=()):
+    deleted = store.delete_expired(now, limit, busy)
     store.clean_up()
     return deleted
 

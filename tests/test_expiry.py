@@ -6,6 +6,9 @@ from datetime import datetime, timedelta
 import pytest
 import serving
 from serving import RpcError, ledger, wait_until
+from shared_memory import SharedMemory
+
+from server.stores import open_store
 
 DAY = 86_400.0
 
@@ -37,19 +40,92 @@ def test_a_call_that_runs_longer_than_the_ttl_keeps_its_session(stored_bench, pa
     assert stored_bench.rpc("list_sessions") == []
 
 
-def test_a_reset_keeps_its_session_alive_too(stored_bench, clock):
-    session_id = stored_bench.create(ttl_seconds=0.2)
-    stored_bench.result(session_id, "add", amount=1)
-    stored_bench.rpc("reset_session", session_id=session_id)
-    session, _ = stored_bench.store.get(session_id)
-    assert session.expires_at < clock.time() + 1  # what kept it alive while it ran is taken back
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
+def test_no_other_worker_ends_a_session_while_its_call_runs(kind, store_url):
+    if kind == "memory":
+        stores = [SharedMemory()] * 2
+    else:
+        url = store_url(kind)
+        stores = [open_store(url, exclusive=False) for _ in range(2)]
+    first_store, second_store = stores
+    with serving.Bench(store=first_store) as first, serving.Bench(store=second_store) as second:
+        session_id = first.create(ttl_seconds=5)
+        for bench in (first, second):
+            assert bench.result(session_id, "total") == 0
+        # Nothing is recorded, so this worker only believes to know when the session expires.
+        serving.refused(-32005, first.call, session_id, "add", {"expected_version": 7}, amount=1)
+        assert second.result(session_id, "total") == 0
+        gate = ledger.gates["held"] = threading.Event()
+        runs = ledger.runs.count("add_and_hold")
+        running = first.later_call(session_id, "add_and_hold", name="held")
+        wait_until(lambda: ledger.runs.count("add_and_hold") > runs, "the call")
+        deleted = second_store.delete_expired(second_store.count_time().now + 3600, 10)
+        assert list(deleted) == []
+        gate.set()
+        assert running.result(serving.PATIENCE)["error"] is None
+        wait_until(lambda: second_store.delete_expired(second_store.count_time().now + 3600, 10), "the end")
+
+
+def test_a_clock_that_is_set_back_ends_no_session_in_which_a_call_runs(stored_bench, clock, pass_time):
+    session_id = stored_bench.create(ttl_seconds=5)
+    gate = ledger.gates["back"] = threading.Event()
+    runs = ledger.runs.count("add_and_hold")
+    running = stored_bench.later_call(session_id, "add_and_hold", name="back")
+    wait_until(lambda: ledger.runs.count("add_and_hold") > runs, "the call")
+    clock.jump(-3600)
+    pass_time(stored_bench, 100)
+    clock.jump(3600)
+    pass_time(stored_bench, 100)
+    gate.set()
+    assert running.result(serving.PATIENCE)["error"] is None
+    pass_time(stored_bench, 4)
+    assert len(stored_bench.rpc("list_sessions")) == 1
+    pass_time(stored_bench, 2)
+    assert stored_bench.rpc("list_sessions") == []
+
+
+@pytest.mark.parametrize("jump", [3600, -3600, 50, -50])
+@pytest.mark.parametrize("use", ["call", "read", "create"])
+def test_a_clock_that_is_set_wrong_and_right_again_between_two_looks_changes_nothing(
+    stored_bench, clock, pass_time, jump, use
+):
+    session_id = stored_bench.create(ttl_seconds=100)
+    pass_time(stored_bench, 50)
+    clock.jump(jump)
+    if use == "create":
+        session_id = stored_bench.create(ttl_seconds=100)
+    elif use == "call":
+        stored_bench.result(session_id, "add", amount=1)
+    else:
+        stored_bench.version(session_id)
+    clock.jump(-jump)
+    pass_time(stored_bench, 99)
+    assert session_id in [each["session_id"] for each in stored_bench.rpc("list_sessions")]
+    pass_time(stored_bench, 7)
+    assert stored_bench.rpc("list_sessions") == []
+
+
+def test_clocks_of_servers_that_share_a_redis_may_differ(store_url, clock):
+    url = store_url("redis")
+    with serving.Bench(store=url) as first:
+        real = first.store.count_time().now
+        clock.jump(-7200)  # that of the second server, and then of both
+        with serving.Bench(store=url) as second:
+            session_id = second.create(ttl_seconds=100)
+            for bench in (first, second, first):
+                clock.jump(3600)
+                assert bench.result(session_id, "total") == 0
+                with bench.sweeping() as look:
+                    look(2)
+            ends = second.store.get(session_id)[0].expires_at
+            assert 100 <= ends - real < 100 * 1.05 + serving.PATIENCE
 
 
 @pytest.mark.parametrize("jump", [30 * DAY, -30 * DAY])
 def test_a_clock_that_jumps_ends_no_session(stored_bench, clock, pass_time, jump):
     used, unused = stored_bench.create(ttl_seconds=100), stored_bench.create(ttl_seconds=100)
     pass_time(stored_bench, 30)
-    clock.move(jump)
+    clock.jump(jump)
     assert stored_bench.result(used, "add", amount=1) == 1
     assert stored_bench.version(used) == 1
     pass_time(stored_bench, 60)

@@ -403,10 +403,10 @@ def test_expired_sessions_are_looked_for_again_and_again_whatever_fails(bench, c
     assert bench.create(ttl_seconds=10)
     delete_expired, failures = bench.store.delete_expired, [OverloadedError("out of reach"), OSError("broken")]
 
-    def fail_first(now, limit):
+    def fail_first(now, limit, busy):
         if failures:
             raise failures.pop()
-        return delete_expired(now, limit)
+        return delete_expired(now, limit, busy)
 
     bench.store.delete_expired = fail_first
     with running(bench):

@@ -134,7 +134,7 @@ class Sqlite:
 
 
 NUMBERS = ("application_id", "user_version")
-PASSING = {"beat", "asked", "holder"}  # of workers that run
+PASSING = {"beat", "asked", "holder", "noted", "uncounted"}  # of servers that run
 
 
 class Redis:

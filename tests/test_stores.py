@@ -5,6 +5,7 @@ Every new store must pass these tests.
 
 import contextlib
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count, cycle
@@ -24,7 +25,7 @@ from server.errors import (
     VersionNotRetainedError,
 )
 from server.stores import open_store
-from server.stores.base import ENDED, Commit, ForkPoint, Head, History, Lease, Record
+from server.stores.base import HELD_SECONDS, Commit, Counted, ForkPoint, Head, History, Lease, Record
 
 
 @pytest.fixture(params=["memory", "sqlite", "sqlite-shared", "redis"])
@@ -620,15 +621,23 @@ class TestExpiryAndListing:
 
     @pytest.mark.parametrize("jump", [10**7, -(10**7)])
     def test_time_that_nobody_counted_does_not_count(self, store, jump):
-        delete_expired(store, 10.0**9, 10)
-        kept, gone = session(expires_at=10.0**9 + 1000), session(expires_at=10.0**9 - 1)
-        store.create([kept, gone], {}, {})
-        now = 10.0**9 + jump
-        assert set(delete_expired(store, now, 10)) <= {gone.id}
-        assert store.get(kept.id)[0].expires_at == now + 1000
-        for later in (30, 60, 90, 140, 200, 250, 310, 370, 430, 490, 550, 600, 660, 710, 770, 830, 890, 950, 999):
-            assert kept.id not in delete_expired(store, now + later, 10)
-        assert kept.id in delete_expired(store, now + 1000, 10)
+        start = 10.0**9
+        assert store.count_time(start) == Counted(start, 0.0)
+        assert store.count_time(start + jump) == Counted(start, jump)
+        for later in (0, 1, 9, 11, 40, 100, 101, 90, 31, 91):
+            assert store.count_time(start + jump + later) == Counted(start + later, jump)
+        assert store.count_time(start + 91) == Counted(start + 91, 0.0)  # the clock is set right again
+
+    def test_the_time_is_that_of_the_clock_that_all_have(self, store):
+        assert abs(store.count_time().now - time.time()) < 10
+        assert store.count_time().now <= store.count_time().now
+
+    def test_an_expired_session_stays_while_something_runs_in_it(self, store):
+        busy, expired = session(expires_at=20.0), session(expires_at=10.0)
+        store.create([busy, expired], {}, {})
+        assert list(delete_expired(store, 20.0, 10, {busy.id})) == [expired.id]
+        assert list(delete_expired(store, 20.0 + HELD_SECONDS - 1, 10, {busy.id})) == []
+        assert list(delete_expired(store, 20.0 + HELD_SECONDS, 10, {busy.id})) == [busy.id]
 
     def test_a_commit_either_keeps_its_session_or_is_refused(self, store):
         delete_expired(store, 10.0, 1)
@@ -852,10 +861,23 @@ class TestLeases:
         for _ in range(2):
             store.holder_ended("w1")
         store.holder_ended("w3")
-        seen = claim(store, one, "w2")
-        assert seen == Lease("w1", ENDED)
-        assert claim(store, one, "w2", seen).epoch == 2
+        assert claim(store, one, "w2").epoch == 2
         assert claim(store, one, "w4") == Lease("w2", 0)
+
+    def test_a_session_stays_while_a_living_worker_holds_its_lease(self, store):
+        held = [session(expires_at=20.0) for _ in range(3)]
+        expired = session(expires_at=20.0)
+        store.create([*held, expired], {}, {})
+        for each, worker in zip(held, ("lives", "ends", "never seen"), strict=True):
+            claim(store, each, worker)
+        store.heartbeat("lives")
+        store.heartbeat("ends")
+        assert set(delete_expired(store, 21.0, 1) + delete_expired(store, 21.0, 9)) == {held[2].id, expired.id}
+        store.holder_ended("ends")
+        assert list(delete_expired(store, 21.0, 9)) == [held[1].id]
+        assert list(delete_expired(store, 19.0 + HELD_SECONDS, 9)) == []
+        store.commit([commit(held[0], 0, epoch=1, release=True, holder="lives")])
+        assert list(delete_expired(store, 21.0, 9)) == [held[0].id]
 
     def test_a_holder_is_asked_for_what_others_wait_for(self, store, one):
         assert not store.heartbeat("w1")
@@ -904,6 +926,7 @@ class Comparison(RuleBasedStateMachine):
     def begin(self):
         self.stores = [SharedMemory(), self.open()]
         self.forked, self.names = set(), count()
+        self.workers = {"w1": "w1", "w2": "w2"}
 
     def teardown(self):
         for store in getattr(self, "stores", []):
@@ -986,18 +1009,22 @@ class Comparison(RuleBasedStateMachine):
 
     @rule(kept=sessions, worker=st.sampled_from(["w1", "w2"]))
     def claim(self, kept, worker):
+        worker = self.workers[worker]
         answer = self.both(lambda store: claim(store, kept, worker))
         if isinstance(answer, Lease):
             self.both(lambda store: claim(store, kept, worker, answer))
 
     @rule(worker=st.sampled_from(["w1", "w2"]), kept=sessions, epoch=st.integers(0, 2))
     def heartbeat_and_release(self, worker, kept, epoch):
+        worker = self.workers[worker]
         self.both(lambda store: store.heartbeat(worker))
         self.both(lambda store: store.release(kept.id, worker, epoch))
 
     @rule(worker=st.sampled_from(["w1", "w2"]))
     def holder_ended(self, worker):
-        self.both(lambda store: store.holder_ended(worker))
+        """Whoever has ended never comes back: another one has its place."""
+        ended, self.workers[worker] = self.workers[worker], f"{worker}-{self.name()}"
+        self.both(lambda store: store.holder_ended(ended))
 
     def same(self, session_id, version):
         self.both(lambda store: store.get(session_id))
@@ -1029,6 +1056,10 @@ class Comparison(RuleBasedStateMachine):
     @rule(now=st.sampled_from([1990.0, 2000.5, 4990.0, 5001.0]))
     def delete_expired(self, now):
         self.both(lambda store: sorted(delete_expired(store, now, 1000)))
+
+    @rule(clock=st.sampled_from([1000.0, 1005.0, 1030.0, 5000.0, 100.0]))
+    def count_time(self, clock):
+        self.both(lambda store: store.count_time(clock))
 
 
 def run_machine(machine, examples, steps):

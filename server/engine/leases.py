@@ -18,7 +18,7 @@ from typing import cast
 from server.engine.jobs import Job
 from server.engine.state import CLOSED, SessionState
 from server.errors import OverloadedError
-from server.stores.base import ENDED, Head, Lease, SessionStore, SharedStore
+from server.stores.base import Head, Lease, SessionStore, SharedStore
 
 log = logging.getLogger("toolpack_server")
 
@@ -128,6 +128,12 @@ class Leases:
         with self._lock:
             self._ended.add(holder)
 
+    def end(self) -> None:
+        """Tell the store that this worker ends: nobody waits for its leases, and nothing is kept of it."""
+        if self.required:
+            with suppress(OverloadedError):
+                self._store.holder_ended(self.holder)
+
     def keep_up(self, is_busy: Callable[[str], bool]) -> None:
         """Send a heartbeat if one is due, and tell the store which leases were released; called again and again.
 
@@ -177,9 +183,7 @@ class Leases:
             self._store.release(session_id, self.holder, found[1].epoch)
 
     def _is_dead(self, lease: Lease) -> bool:
-        """Look at a lease's holder once more; say whether it has ended or shown no heartbeat for long enough."""
-        if lease.heartbeat == ENDED:
-            return True
+        """Look at a lease's holder once more; say whether it has shown no heartbeat for long enough."""
         now = time.monotonic()
         with self._lock:
             watch = self._watched.get(lease.holder)

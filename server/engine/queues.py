@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from server.engine.commits import Committer, Measure
 from server.engine.jobs import Errand, Job, Operation
 from server.engine.leases import HEARTBEAT_SECONDS, AcquireTogether, Leases
 from server.engine.pool_thread import interruptible
+from server.engine.session_clock import SessionClock
 from server.engine.state import CLOSED, Result, SessionState
 from server.engine.threads import Threads
 from server.errors import InternalError, MissingBlobError, OverloadedError, RequestError, SessionNotFoundError
@@ -145,8 +146,12 @@ class SessionJob(Job):
         """Whether the session couldn't be entered because another worker holds its lease."""
         return self.state is None and self._raised is None
 
-    def apply(self, *, timed_out: bool, release: bool) -> None:
-        """Move the session's state on by the operation's result, and note what to commit; `release` ends the lease."""
+    def apply(self, now: float, *, timed_out: bool, release: bool) -> None:
+        """Move the session's state on by the operation's result, and note what to commit; `release` ends the lease.
+
+        Args:
+            now: By the session clock.
+        """
         state = self.state
         if self.trace is not None:
             self.trace.has_run()
@@ -159,7 +164,7 @@ class SessionJob(Job):
         try:
             result: Result = self.operation.on_timeout(state) if timed_out else self._returned
             self.answer = result.answer
-            self.commit = state.apply(result, release=release)
+            self.commit = state.apply(result, now, release=release)
         except RequestError as error:
             self.error = error
         except Exception:
@@ -249,6 +254,7 @@ class Queues:
         self._waiting = 0  # jobs in queues
         self._waiting_of: Counter[str] = Counter()  # those of each owner
         self.leases = Leases(store)
+        self.clock = SessionClock(store.count_time())
         self._committer = Committer(store, settings, measure)
         self._stopped = threading.Event()
         self._keeper = threading.Thread(target=self._keep_time, name="leases", daemon=True)
@@ -284,6 +290,10 @@ class Queues:
 
     def waiting(self) -> int:
         return self._waiting + self.threads.waiting()
+
+    def busy(self) -> Sequence[str]:
+        """Get the ids of the sessions that have something to do."""
+        return [*self._queues]
 
     def is_idle(self) -> bool:
         """Whether there is nothing to wait for: no session has anything to do, or the threads have stopped."""
@@ -436,7 +446,7 @@ class Queues:
             queue.left_behind += (job,)
         leased = self.leases.required and queue.state is not None and queue.state.leased
         queue.closing = leased and (not queue.jobs or now - queue.turn_began > TURN_SECONDS)
-        job.apply(timed_out=timed_out, release=queue.closing)
+        job.apply(now + self.clock.ahead, timed_out=timed_out, release=queue.closing)
         self._start_next(job.operation.session_id, queue)
         return True
 
@@ -516,7 +526,7 @@ class Queues:
                         job.refuse(OverloadedError(f"The call waited {self._limit} for its session; {AGAIN}"))
                     self._start_next(session_id, queue)
                 self._expire_unstarted(now)
-        self.leases.keep_up(self._queues.__contains__)  # tells the store of the leases that `stop` has released
+        self.leases.end()
 
     def _expire_unstarted(self, now: float) -> None:
         for job in self.threads.expire(now - self._settings.queue_timeout_seconds):

@@ -4,7 +4,6 @@ The rule: a state belongs to one operation at a time, and forgetting it changes 
 the store by the commits that are on their way; where one of them is refused, the state is invalid.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -79,8 +78,12 @@ class SessionState:
         live, self.live = self.live, {}
         return live
 
-    def apply(self, result: Result, *, release: bool) -> Commit | None:
-        """Move on by what an operation has done, and get what is to be committed; `release` ends the lease with it."""
+    def apply(self, result: Result, now: float, *, release: bool) -> Commit | None:
+        """Move on by what an operation has done, and get what is to be committed; `release` ends the lease with it.
+
+        Args:
+            now: By the session clock.
+        """
         self.blobs.update(result.blobs)
         self.live.update(result.live)
         record = result.record
@@ -102,7 +105,7 @@ class SessionState:
             record=record,
             parts=result.parts,
             blobs=result.new_blobs,
-            expires_at=self._renewed_expiry(),
+            expires_at=self._renewed_expiry(now),
             release=release,
             after=after,
             holder=self.holder,
@@ -112,10 +115,10 @@ class SessionState:
         if record.call_id is not None:
             self.uncommitted.pop(record.call_id, None)
 
-    def _renewed_expiry(self) -> float | None:
+    def _renewed_expiry(self, now: float) -> float | None:
         """Renew the session, and get its new expiry if that has to be written."""
-        now, ttl = time.time(), self.session.ttl_seconds
-        if now + ttl <= self.expires_at <= expiry(ttl, now):
+        ttl = self.session.ttl_seconds
+        if now + ttl <= self.expires_at:
             return None
         self.expires_at = expiry(ttl, now)
         return self.expires_at

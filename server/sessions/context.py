@@ -4,7 +4,6 @@ The rule: made once, when the server starts, and never changed afterwards.
 """
 
 import logging
-import time
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
@@ -34,7 +33,6 @@ from server.sessions.record_kinds import RecordKinds
 from server.sessions.records import Records
 from server.settings import Settings
 from server.stores.base import SessionStore, StoredSession
-from server.times import expiry
 
 T = TypeVar("T")
 
@@ -42,7 +40,6 @@ log = logging.getLogger("toolpack_server")
 
 INITIAL_BYTES = 64 * 2**20
 RUNTIMES = 256
-COMMIT_SECONDS = 10.0  # the time that a commit may take after the deadline of its operation
 
 
 class SessionContext:
@@ -149,17 +146,6 @@ class SessionContext:
             self.check_session(state.session)
             state.around = tuple(each for each in self.hooks if each.concerns(state.session))
             state.recipe = Recipe.of(state.session)
-
-    def keep_alive(self, state: SessionState, seconds: float) -> None:
-        """Renew a session that could expire while an operation with this deadline runs.
-
-        Raises:
-            OverloadedError: The store can't be used.
-        """
-        ends = time.time() + seconds + COMMIT_SECONDS
-        if state.expires_at < ends:
-            state.expires_at = expiry(state.session.ttl_seconds, ends)
-            self.store.renew(state.session.id, state.expires_at)
 
     def run(self, operation: RunnerOperation[T]) -> T:
         """Run an author's code that isn't a function; where it misses its deadline, the error says what it was."""

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from server.cache import BoundedCache
+from server.engine.session_clock import SessionClock
 from server.engine.state import SessionState
 from server.errors import (
     CallIdReusedError,
@@ -95,9 +96,10 @@ class SessionFactory:
         cache: What this worker knows of sessions: the first call of a new one needn't read it from the store.
     """
 
-    def __init__(self, context: SessionContext, cache: BoundedCache[str, SessionState]) -> None:
+    def __init__(self, context: SessionContext, cache: BoundedCache[str, SessionState], clock: SessionClock) -> None:
         self._context = context
         self._cache = cache
+        self._clock = clock
         self._counts: dict[str, tuple[int, float]] = {}
 
     def create(self, new: NewSession) -> Session:
@@ -270,13 +272,13 @@ class SessionFactory:
 
     def _sessions(self, template: StoredSession, count: int, creation: Creation | None) -> list[StoredSession]:
         """Make sessions that differ in their ids and agent keys only."""
-        now = time.time()
+        now = self._clock.now()
         sessions = []
         for number in range(count):
             session = replace(
                 template,
                 id=creation.new_id(number) if creation else secrets.token_hex(DIGITS // 2),
-                created_at=now + number * _APART_SECONDS,
+                created_at=now + self._clock.uncounted + number * _APART_SECONDS,
                 expires_at=expiry(template.ttl_seconds, now),
             )
             sessions.append(replace(session, agent_key=self._context.identities.agent_key(session)))

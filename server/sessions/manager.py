@@ -64,9 +64,10 @@ class SessionManager:
         self._agents: dict[str, tuple[str, str, str]] = {}
         self._agent_keys: dict[str, list[str]] = {}  # by session, of those in `_agents`
         self.queues = Queues(context.store, context.settings, measure)
-        self._reader = SessionReader(context, self.queues.cache, HEAVY_BYTES)
-        self.heavy_reader = SessionReader(context, self.queues.cache)
-        self.factory = SessionFactory(context, self.queues.cache)
+        cache, clock = self.queues.cache, self.queues.clock
+        self._reader = SessionReader(context, cache, clock, HEAVY_BYTES)
+        self.heavy_reader = SessionReader(context, cache, clock)
+        self.factory = SessionFactory(context, cache, clock)
         seconds, do = context.settings.timeout_seconds, self.queues.do
         known = may_be_created(repeatable=False)
         self._created = Together(do, self.factory.create_together, seconds, known)
@@ -289,11 +290,13 @@ class SessionManager:
     async def sweep(self) -> None:
         """Delete expired sessions, and what is still stored of those that were closed, every second, until cancelled.
 
-        Nothing else ends a session for its age: a clock that jumps is noticed here, before anything is deleted.
+        Nothing else ends a session for its age, and nothing but the store counts that.
         """
 
         def sweep_some() -> Sequence[str]:
-            expired = self._store.delete_expired(time.time(), SWEEP_AT_ONCE)
+            counted = self._store.count_time()
+            self.queues.clock.look(counted)
+            expired = self._store.delete_expired(counted.now, SWEEP_AT_ONCE, self.queues.busy())
             self.queues.forget(expired)
             self._store.clean_up()
             return expired

@@ -5,7 +5,6 @@ committed. Whoever reads a session renews it.
 """
 
 import base64
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +13,7 @@ from itertools import islice
 import jsonpointer
 
 from server.cache import BoundedCache
+from server.engine.session_clock import SessionClock
 from server.engine.state import SessionState
 from server.errors import (
     HeavyReadError,
@@ -62,13 +62,18 @@ class SessionReader:
     """
 
     def __init__(
-        self, context: SessionContext, cache: BoundedCache[str, SessionState], max_bytes: int | None = None
+        self,
+        context: SessionContext,
+        cache: BoundedCache[str, SessionState],
+        clock: SessionClock,
+        max_bytes: int | None = None,
     ) -> None:
         self._max_bytes = max_bytes
         self._store = context.store
         self._runner = context.runner
         self._catalog = context.catalog
         self._cache = cache
+        self._clock = clock
         self._identities = context.identities
         self._check = context.check_session
         self._records = context.records
@@ -94,7 +99,7 @@ class SessionReader:
         """
         session, head = self.get(session_id, owner)
         self._check(session)
-        now = time.time()
+        now = self._clock.now()
         if session.expires_at < now + session.ttl_seconds:
             session = replace(session, expires_at=expiry(session.ttl_seconds, now))
             with suppress(OverloadedError):  # what can't be written, as on a full disk, can still be read
@@ -168,7 +173,7 @@ class SessionReader:
                     after = session.id
                     if self._identities.fits(session) and all(each(session) for each in wanted):
                         # Listing a session doesn't renew it: it was called last when its expiry was written.
-                        called_at = session.expires_at - expiry(session.ttl_seconds, 0)
+                        called_at = session.expires_at - expiry(session.ttl_seconds, 0) + self._clock.uncounted
                         yield session_view(session, version, self._identities.keys(session), called_at=called_at)
                 if len(found) < page:
                     return

@@ -26,6 +26,7 @@ from server.stores.records import NO_HISTORY, History, Record
 __all__ = [
     "NO_HISTORY",
     "Commit",
+    "Counted",
     "ForkPoint",
     "Head",
     "History",
@@ -61,7 +62,7 @@ class StoredSession:
     labels: Mapping[str, str]
     ttl_seconds: float  # after its last call
     created_at: float  # since the epoch, in seconds
-    expires_at: float  # likewise
+    expires_at: float  # likewise, but by the time by which sessions live: see `SessionStore.count_time`
     parent: ForkPoint | None = None
     details: bytes = b""  # what else is its own; few bytes
 
@@ -92,7 +93,15 @@ class Commit(NamedTuple):
     holder: str | None = None  # of the lease; None in a store that isn't shared
 
 
-ENDED = -1
+HELD_SECONDS = 86_400.0
+"""How long a session outlives its TTL at most while a worker holds its lease: one that has died unseen does, too."""
+
+
+class Counted(NamedTuple):
+    """The time by which sessions live, as counted at one moment, and by how many seconds the clock is ahead of it."""
+
+    now: float
+    uncounted: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +109,7 @@ class Lease:
     """The holder of a session's lease, who alone may commit to it, as read at one moment.
 
     A worker that waits for the lease watches how many heartbeats its holder has sent: if the number doesn't change for
-    long enough by the waiter's clock, the holder is dead. No two clocks are compared. If the holder is known to have
-    ended, the number is `ENDED`.
+    long enough by the waiter's clock, the holder is dead. No two clocks are compared.
     """
 
     holder: str
@@ -228,11 +236,21 @@ class SessionStore(Protocol):
         What several of the owner's sessions share counts once, and so does what is kept for forks.
         """
 
-    def delete_expired(self, now: float, limit: int) -> Sequence[str]:
+    def count_time(self, clock: float | None = None) -> Counted:
+        """Get the time by which sessions live: what the clock says, without the seconds that nobody has counted.
+
+        A store notes when it was asked last. If that is more than `history.GAP_SECONDS` away, in either direction, the
+        clock was set or nobody counted, and the difference doesn't count.
+
+        Args:
+            clock: What the clock says; None to look at the store's own, in the same step, as all servers have that one.
+        """
+
+    def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
         """Delete up to `limit` sessions whose time of expiry is at or before `now`, and get their ids.
 
-        A store notes the time at which this was called last. If that is more than `history.GAP_SECONDS` away from `now`
-        in either direction, the clock was set or nobody counted: each session that was alive then gets the difference.
+        Those stay in which something runs, for up to `HELD_SECONDS`: they are `busy`, or a worker that has sent a
+        heartbeat, and isn't known to have ended, holds their lease.
         """
 
     def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
@@ -262,8 +280,9 @@ class SharedStore(SessionStore, Protocol):
     ) -> Sequence[Head | Lease | None]:
         """Take the leases of sessions; get for each its head, another holder's lease, or None if it doesn't exist.
 
-        A lease is granted if nobody holds it, if `holder` itself does, or if it still equals one of `dead`: leases that
-        the caller has watched for long enough to know that their holders are dead. Each grant adds 1 to the epoch.
+        A lease is granted if nobody holds it, if `holder` itself or one that has ended does, or if it still equals one
+        of `dead`: leases that the caller has watched for long enough to know that their holders are dead. Each grant
+        adds 1 to the epoch.
         """
 
     def release(self, session_id: str, holder: str, epoch: int) -> None:
@@ -276,4 +295,4 @@ class SharedStore(SessionStore, Protocol):
         """Show that a worker is alive: add 1 to its heartbeat count. Get the sessions that it was asked for."""
 
     def holder_ended(self, holder: str) -> None:
-        """Note that a worker has ended: its heartbeat count becomes `ENDED`."""
+        """Note that a worker has ended: its leases are free, and nothing else is kept of it for long."""

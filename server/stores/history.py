@@ -1,4 +1,4 @@
-"""Whether a commit follows, a session's versions from its changes, which of them to keep, what fits, uncounted time.
+"""Whether a commit follows, a session's versions from its changes, which of them to keep, what fits, which time counts.
 
 The rule: nothing here touches a store. Each store keeps one `Change` for each part that a commit changed and calls
 these functions, so that all stores agree.
@@ -97,12 +97,17 @@ def trim(
     return oldest, unneeded
 
 
-def uncounted(noted: float | None, now: float) -> float:
-    """Get the seconds, positive or negative, that have passed on the wall clock without counting for any TTL.
+def to_note(noted: float | None, uncounted: float, clock: float) -> tuple[float, float] | None:
+    """Get what to note in place of when the time was counted last, and of the seconds that didn't count.
 
-    `noted` is when a server looked for expired sessions last; None if never.
+    None if nothing is to be noted yet. `script.lua` says the same.
     """
-    return 0.0 if noted is None or abs(now - noted) <= GAP_SECONDS else now - noted
+    if noted is None:
+        return clock, uncounted
+    if noted <= clock < noted + NOTE_SECONDS:
+        return None
+    gap = clock - noted
+    return clock, uncounted + (gap if abs(gap) > GAP_SECONDS else 0.0)
 
 
 def fitting(items: Iterable[T], size: Callable[[T], int], max_bytes: int | None) -> list[T]:

@@ -5,15 +5,16 @@ with this one.
 """
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
 
 import orjson
 
 from server.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
-from server.stores.base import NO_HISTORY, Commit, Head, History, Record, StoredSession
-from server.stores.history import Change, Tip, fitting, follows, parts_at, trim, uncounted
+from server.stores.base import HELD_SECONDS, NO_HISTORY, Commit, Counted, Head, History, Record, StoredSession
+from server.stores.history import Change, Tip, fitting, follows, parts_at, to_note, trim
 from server.stores.memory.orders import Orders
 from server.stores.memory.row import Row
 
@@ -32,7 +33,7 @@ class MemoryStore:
         self._owners: Counter[str] = Counter()
         self._blobs: dict[str, bytes] = {}
         self._references: Counter[str] = Counter()
-        self._noted: float | None = None
+        self._noted: tuple[float | None, float] = None, 0.0
 
     @classmethod
     def from_url(cls, url: str, *, exclusive: bool) -> "MemoryStore":
@@ -192,15 +193,22 @@ class MemoryStore:
                 + sum(map(len, {row.session.recipe for row in rows}))
             )
 
-    def delete_expired(self, now: float, limit: int) -> Sequence[str]:
+    def count_time(self, clock: float | None = None) -> Counted:
         with self._lock:
-            noted, self._noted = self._noted, now
-            if gap := uncounted(noted, now):
-                for row in self._rows.values():
-                    row.expires_at += gap if row.expires_at > (noted or 0) else 0
-            expired = list(islice((id_ for id_, row in self._rows.items() if row.expires_at <= now), limit))
+            now = time.time() if clock is None else clock
+            self._noted = to_note(*self._noted, now) or self._noted
+            return Counted(now - self._noted[1], self._noted[1])
+
+    def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
+        with self._lock:
+            found = (id_ for id_, row in self._rows.items() if row.expires_at <= now)
+            expired = list(islice((id_ for id_ in found if not self._is_kept(id_, now, busy)), limit))
             self._delete(expired)
             return expired
+
+    def _is_kept(self, session_id: str, now: float, busy: Collection[str]) -> bool:
+        """Whether an expired session stays, as something runs in it."""
+        return session_id in busy and self._rows[session_id].expires_at > now - HELD_SECONDS
 
     def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
         with self._lock:

@@ -21,19 +21,22 @@
 --   references       hash    blob or recipe -> how many rows of a history, or sessions, refer to it; after a space, the
 --                            owner among whose bytes it counts
 --   bytes            hash    owner -> how many bytes are stored for the owner's sessions
---   beat:<holder>    string  how many heartbeats a worker has sent
+--   beat:<holder>    string  how many heartbeats a worker has sent, or 'ended'
 --   asked:<holder>   set     sessions whose lease other workers ask it for
---   noted            string  when expired sessions were looked for last
+--   noted            string  when the time was counted last, by the clock
+--   uncounted        string  by how many seconds the clock is ahead of the time by which sessions live
 --
 -- A Redis that is full runs no command that may need memory, unless the script has written something before. So a step
 -- that frees memory begins with a command that needs none.
 
 local BEAT_SECONDS = 86400 -- one day: then the count of a dead worker is no longer needed
+local ASKED_SECONDS = 60 -- a worker that lives asks every second, and one that is asked hears of it as often
+local ENDED = 'ended' -- instead of its count, where a worker is known to have ended
 local call = redis.call
 local prefix = ARGV[2]
 local SESSIONS, AGENTS, OWNERS = prefix .. 'sessions', prefix .. 'agents', prefix .. 'owners'
 local KEPT, EXPIRES, REFERENCES = prefix .. 'kept', prefix .. 'expires', prefix .. 'references'
-local BYTES, NOTED = prefix .. 'bytes', prefix .. 'noted'
+local BYTES, NOTED, UNCOUNTED = prefix .. 'bytes', prefix .. 'noted', prefix .. 'uncounted'
 
 local function key(kind, id)
   return prefix .. kind .. ':' .. id
@@ -437,28 +440,53 @@ function steps.delete()
   return deleted
 end
 
--- Move the time of expiry of all sessions that were alive when expired ones were looked for last.
-function steps.note()
-  local now, limit = tonumber(take()), tonumber(take())
-  local noted = tonumber(call('GET', NOTED) or now)
-  call('DEL', NOTED)
-  if math.abs(now - noted) > limit then
-    local rows = call('ZRANGEBYSCORE', EXPIRES, string.format('(%.17g', noted), '+inf', 'WITHSCORES')
-    for i = 1, #rows, 2 do
-      call('ZADD', EXPIRES, string.format('%.17g', tonumber(rows[i + 1]) + now - noted), rows[i])
-    end
+-- Count the time by a clock, or by that of Redis, which all servers share.
+function steps.count_time()
+  local limit, often, now = tonumber(take()), tonumber(take()), take()
+  if now == '' then
+    local read = call('TIME')
+    now = tonumber(read[1]) + tonumber(read[2]) / 1000000
+  else
+    now = tonumber(now)
   end
-  call('SET', NOTED, string.format('%.17g', now))
+  local noted = tonumber(call('GET', NOTED) or now - often)
+  local uncounted = tonumber(call('GET', UNCOUNTED) or 0)
+  if now < noted or now >= noted + often then
+    call('DEL', NOTED)
+    if math.abs(now - noted) > limit then
+      uncounted = uncounted + now - noted
+      call('SET', UNCOUNTED, string.format('%.17g', uncounted))
+    end
+    call('SET', NOTED, string.format('%.17g', now))
+  end
+  return {string.format('%.17g', now - uncounted), string.format('%.17g', uncounted)}
+end
+
+-- Whether a living worker holds the lease of a session.
+local function is_held(session)
+  local holder = call('HGET', key('head', session), 'holder')
+  local beat = holder and call('GET', key('beat', holder))
+  return beat and beat ~= ENDED
 end
 
 function steps.delete_expired()
-  local expired = call('ZRANGEBYSCORE', EXPIRES, '-inf', take(), 'LIMIT', 0, take())
-  for _, session in ipairs(expired) do
-    if not delete(session) then
-      call('ZREM', EXPIRES, session)
+  local now, held_until, limit, busy = take(), tonumber(take()), tonumber(take()), take_map()
+  local deleted, kept = {}, 0
+  repeat
+    local rows = call('ZRANGEBYSCORE', EXPIRES, '-inf', now, 'WITHSCORES', 'LIMIT', kept, limit - #deleted)
+    for i = 1, #rows, 2 do
+      local session = rows[i]
+      if tonumber(rows[i + 1]) > held_until and (busy[session] or is_held(session)) then
+        kept = kept + 1
+      else
+        deleted[#deleted + 1] = session
+        if not delete(session) then
+          call('ZREM', EXPIRES, session)
+        end
+      end
     end
-  end
-  return expired
+  until #rows == 0 or #deleted >= limit
+  return deleted
 end
 
 local function claim(session, holder, dead)
@@ -476,7 +504,7 @@ local function claim(session, holder, dead)
   end
   if other and other ~= holder then
     local heartbeat = call('GET', key('beat', other)) or '0'
-    if dead[other] ~= heartbeat then
+    if heartbeat ~= ENDED and dead[other] ~= heartbeat then
       return {0, other, heartbeat}
     end
   end
@@ -507,8 +535,10 @@ end
 
 function steps.ask()
   local session, holder = take(), take()
-  call('SADD', key('asked', holder), session)
-  call('EXPIRE', key('asked', holder), 86400)
+  if call('GET', key('beat', holder)) ~= ENDED then
+    call('SADD', key('asked', holder), session)
+    call('EXPIRE', key('asked', holder), ASKED_SECONDS)
+  end
 end
 
 function steps.heartbeat()
@@ -516,14 +546,18 @@ function steps.heartbeat()
   local asked = call('SMEMBERS', key('asked', holder))
   call('DEL', key('asked', holder))
   local count = key('beat', holder)
+  if call('GET', count) == ENDED then
+    call('DEL', count)
+  end
   call('INCR', count)
   call('EXPIRE', count, BEAT_SECONDS)
   return asked
 end
 
 function steps.holder_ended()
-  local holder, ended = take(), take()
-  call('SETEX', key('beat', holder), BEAT_SECONDS, ended)
+  local holder = take()
+  call('DEL', key('asked', holder))
+  call('SETEX', key('beat', holder), BEAT_SECONDS, ENDED)
 end
 
 return steps[ARGV[1]]()

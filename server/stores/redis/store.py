@@ -14,7 +14,18 @@ import orjson
 
 from server.cache import BoundedCache
 from server.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
-from server.stores.base import ENDED, NO_HISTORY, Commit, ForkPoint, Head, History, Lease, Record, StoredSession
+from server.stores.base import (
+    HELD_SECONDS,
+    NO_HISTORY,
+    Commit,
+    Counted,
+    ForkPoint,
+    Head,
+    History,
+    Lease,
+    Record,
+    StoredSession,
+)
 from server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, fitting, parts_at, trim
 from server.stores.redis.connection import RedisConnection
 from server.stores.redis.encoding import (
@@ -181,11 +192,14 @@ class RedisStore:
     def stored_bytes(self, owner: str) -> int:
         return int(self._redis.command("HGET", self._redis.key("bytes"), owner) or 0)
 
-    def delete_expired(self, now: float, limit: int) -> Sequence[str]:
-        noted = self._redis.command("GET", self._redis.key("noted"))
-        if noted is None or not float(noted) <= now < float(noted) + NOTE_SECONDS:
-            self._redis.run("note", now, GAP_SECONDS)
-        deleted = self._redis.run("delete_expired", now, min(limit, DELETED_AT_ONCE))
+    def count_time(self, clock: float | None = None) -> Counted:
+        found = self._redis.run("count_time", GAP_SECONDS, NOTE_SECONDS, "" if clock is None else clock)
+        return Counted(*map(float, found))
+
+    def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
+        kept = pairs(dict.fromkeys(busy, ""))
+        most = min(limit, DELETED_AT_ONCE)
+        deleted = self._redis.run("delete_expired", now, now - HELD_SECONDS, most, *kept)
         return [session_id.decode() for session_id in deleted]
 
     def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
@@ -214,7 +228,7 @@ class RedisStore:
         return {session_id.decode() for session_id in self._redis.run("heartbeat", holder)}
 
     def holder_ended(self, holder: str) -> None:
-        self._redis.run("holder_ended", holder, ENDED)
+        self._redis.run("holder_ended", holder)
 
     def ping(self) -> None:
         self._redis.check()

@@ -7,13 +7,15 @@ is done at once where it can be seen: of sessions that are forks or have forks.
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
 
 from server.errors import OverloadedError
-from server.stores.history import fitting, uncounted
+from server.stores.base import HELD_SECONDS, Counted
+from server.stores.history import fitting, to_note
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.file import SqliteFile
 
@@ -30,42 +32,57 @@ def delete(file: SqliteFile, session_ids: Sequence[str]) -> Sequence[str]:
     """Delete sessions; return the ids of those that existed."""
     deleted: list[str] = []
     for start in range(0, len(session_ids), CHUNK):
-        deleted += _delete(file, session_ids[start : start + CHUNK])
+        deleted += _delete(file, partial(_these, session_ids[start : start + CHUNK]))
     return deleted
 
 
-def delete_expired(file: SqliteFile, now: float, limit: int) -> Sequence[str]:
-    """Delete sessions whose time of expiry is at or before `now`; return their ids."""
-    return _delete(file, None, now, min(limit, CHUNK))
+def delete_expired(file: SqliteFile, now: float, limit: int, busy: Collection[str]) -> Sequence[str]:
+    """Delete sessions whose time of expiry is at or before `now`, and in which nothing runs; return their ids."""
+    if not file.read(sql.ANY_EXPIRED, now):
+        return []
+    given = now, now - HELD_SECONDS, orjson.dumps([*busy]), min(limit, CHUNK)
+
+    def choose(writer: sqlite3.Connection) -> Sequence[str]:
+        ((expired,),) = writer.execute(sql.EXPIRED, given)
+        found: Sequence[str] = orjson.loads(expired)
+        return found
+
+    return _delete(file, choose)
 
 
-def note_time(file: SqliteFile, now: float) -> None:
-    """Note the time; if it has jumped, move the time of expiry of all sessions that were alive."""
-    with file.write() as writer:
-        noted: float | None = next((at for (at,) in writer.execute(sql.NOTED)), None)
-        if gap := uncounted(noted, now):
-            writer.execute(sql.MOVE_EXPIRY, (gap, noted))
-        writer.execute(sql.FORGET_TIME)
-        writer.execute(sql.NOTE_TIME, (now,))
+def count_time(file: SqliteFile, clock: float | None) -> Counted:
+    """Do what `SessionStore.count_time` says; the time is noted now and then."""
+    noted, left_out = file.read(sql.NOTED)[0]
+    now = time.time() if clock is None else clock
+    if to_note(noted, left_out, now) is not None:
+        with file.write() as writer:
+            noted, left_out = writer.execute(sql.NOTED).fetchone()
+            now = time.time() if clock is None else clock
+            noted, left_out = to_note(noted, left_out, now) or (noted, left_out)
+            writer.execute(sql.FORGET_TIME)
+            writer.executemany(sql.NOTE_TIME, ((noted,), (left_out,)))
+    return Counted(now - left_out, left_out)
 
 
-def _delete(file: SqliteFile, session_ids: Sequence[str] | None, now: float = 0.0, limit: int = 0) -> Sequence[str]:
-    gone, in_families = _with_reserve(file, lambda: _delete_sessions(file, session_ids, now, limit))
+def _these(session_ids: Sequence[str], _writer: sqlite3.Connection) -> Sequence[str]:
+    return session_ids
+
+
+def _delete(file: SqliteFile, choose: Callable[[sqlite3.Connection], Sequence[str]]) -> Sequence[str]:
+    gone, in_families = _with_reserve(file, lambda: _delete_sessions(file, choose))
     if in_families:
         clean_up(file)
     return gone
 
 
 def _delete_sessions(
-    file: SqliteFile, session_ids: Sequence[str] | None, now: float, limit: int
+    file: SqliteFile, choose: Callable[[sqlite3.Connection], Sequence[str]]
 ) -> tuple[Sequence[str], bool]:
     """Delete the rows of sessions; get the ids of those that existed, and whether one is a fork or has forks."""
     gone: list[str] = []
     in_families = False
     with file.write() as writer:
-        if session_ids is None:
-            ((expired,),) = writer.execute(sql.EXPIRED, (now, limit))
-            session_ids = orjson.loads(expired)
+        session_ids = choose(writer)
         gone += _delete_alone(writer, session_ids)
         alone = {*gone}
         for session_id in (id_ for id_ in session_ids if id_ not in alone):

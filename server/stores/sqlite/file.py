@@ -281,8 +281,8 @@ class SqliteFile:
                 "run the version that wrote it, or name another file."
             )
         if exclusive:  # no other process uses it: drop old leases and restart epochs
-            execute(sql.FORGET_LEASES)
-            execute(sql.FORGET_WORKERS)
+            for statement in (sql.FORGET_LEASES, sql.FORGET_WORKERS, sql.FORGET_ALL_ASKED):
+                execute(statement)
         execute("COMMIT")
         self._write_ahead()
         execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the write-ahead log

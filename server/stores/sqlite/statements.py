@@ -211,23 +211,34 @@ RECORDS_AT = """
         (SELECT key FROM kept WHERE id = wanted.value ->> 0)
     ) AND place BETWEEN wanted.value ->> 1 AND wanted.value ->> 2
 """
-LOOK = "SELECT (SELECT noted FROM clock), EXISTS (SELECT 1 FROM sessions WHERE expires_at <= ?)"
-NOTED = "SELECT noted FROM clock"
+# Its first row says when the time was counted last, the second, if there is one, how many seconds didn't count.
+NOTED = """
+    SELECT (SELECT noted FROM clock ORDER BY rowid LIMIT 1),
+        coalesce((SELECT noted FROM clock ORDER BY rowid LIMIT 1 OFFSET 1), 0.0)
+"""
 NOTE_TIME = "INSERT INTO clock VALUES (?)"
 FORGET_TIME = "DELETE FROM clock"
-MOVE_EXPIRY = "UPDATE sessions SET expires_at = expires_at + ? WHERE expires_at > ?"
 CLAIM = "UPDATE sessions SET holder = ?, epoch = epoch + 1 WHERE id = ?"
 ASK = "INSERT OR IGNORE INTO asked VALUES (?, ?)"
 ASKED = "DELETE FROM asked WHERE holder = ? RETURNING session"
 HEARTBEAT = "INSERT INTO workers VALUES (?, 1) ON CONFLICT (holder) DO UPDATE SET beat = beat + 1"
-HOLDER_ENDED = "INSERT INTO workers VALUES (?, ?) ON CONFLICT (holder) DO UPDATE SET beat = excluded.beat"
+RELEASE_ALL = "UPDATE sessions SET holder = NULL WHERE holder = ?"
+FORGET_WORKER = "DELETE FROM workers WHERE holder = ?"
+FORGET_ASKED = "DELETE FROM asked WHERE holder = ?"
 FORGET_LEASES = "UPDATE sessions SET epoch = 0, holder = NULL WHERE epoch <> 0"
 FORGET_WORKERS = "DELETE FROM workers"
+FORGET_ALL_ASKED = "DELETE FROM asked"
 RELEASE_ONE = "UPDATE sessions SET holder = NULL WHERE id = ? AND holder = ? AND epoch = ?"
 RELEASE = f"UPDATE sessions SET holder = NULL WHERE key {_IN_JSON}"  # noqa: S608
-EXPIRED = """
-    SELECT json_group_array(id) FROM (SELECT id FROM sessions WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)
-"""
+ANY_EXPIRED = "SELECT 1 FROM sessions WHERE expires_at <= ? LIMIT 1"
+EXPIRED = f"""
+    SELECT json_group_array(id) FROM (
+        SELECT id FROM sessions WHERE expires_at <= ? AND (
+            expires_at <= ?
+            OR (NOT id {_IN_JSON} AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.holder = sessions.holder))
+        ) ORDER BY expires_at LIMIT ?
+    )
+"""  # noqa: S608
 _FORKS = """
     SELECT parent_last FROM sessions WHERE parent = ? UNION ALL SELECT parent_last FROM kept WHERE parent = ?
 """

@@ -14,8 +14,8 @@ import orjson
 
 from server.cache import BoundedCache
 from server.errors import MissingBlobError, RowGoneError, SessionNotFoundError, VersionNotRetainedError
-from server.stores.base import ENDED, NO_HISTORY, Commit, ForkPoint, Head, History, Lease, Record, StoredSession
-from server.stores.history import NOTE_SECONDS, Change, fitting, trim
+from server.stores.base import NO_HISTORY, Commit, Counted, ForkPoint, Head, History, Lease, Record, StoredSession
+from server.stores.history import Change, fitting, trim
 from server.stores.rows import RECIPE_CACHE_BYTES, digest, load
 from server.stores.sqlite import deletion
 from server.stores.sqlite import statements as sql
@@ -166,13 +166,11 @@ class SqliteStore:
     def stored_bytes(self, owner: str) -> int:
         return int(self._file.read(sql.STORED_BYTES, owner, owner)[0][0])
 
-    def delete_expired(self, now: float, limit: int) -> Sequence[str]:
-        ((noted, expired),) = self._file.read(sql.LOOK, now)
-        if noted is None or not noted <= now < noted + NOTE_SECONDS:
-            deletion.note_time(self._file, now)
-        elif not expired:
-            return []
-        return deletion.delete_expired(self._file, now, limit)
+    def count_time(self, clock: float | None = None) -> Counted:
+        return deletion.count_time(self._file, clock)
+
+    def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
+        return deletion.delete_expired(self._file, now, limit, busy)
 
     def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
         return deletion.delete(self._file, session_ids)
@@ -212,7 +210,8 @@ class SqliteStore:
 
     def holder_ended(self, holder: str) -> None:
         with self._file.write() as writer:
-            writer.execute(sql.HOLDER_ENDED, (holder, ENDED))
+            for statement in (sql.RELEASE_ALL, sql.FORGET_WORKER, sql.FORGET_ASKED):
+                writer.execute(statement, (holder,))
 
     def ping(self) -> None:
         self._file.check()
