@@ -41,6 +41,7 @@ class Receiver:
         bodies: All bodies, as they came.
         heard: Set when a request has come.
         silent: Set: requests are never answered.
+        location: Where a status of 300 and more leads to.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class Receiver:
         self.headers: list[dict[str, str]] = []
         self.heard, self.ends = threading.Event(), threading.Event()
         self.silent = False
-        self.status = 200
+        self.status, self.location = 200, ""
         self.port = 0
 
     def variables(self, **more: str) -> dict[str, str]:
@@ -95,7 +96,14 @@ def receiving() -> Iterator[Receiver]:
             if receiver.status == 200:
                 receiver.take(self.path, body)
             self.send_response(receiver.status)
+            if receiver.location:
+                self.send_header("Location", receiver.location)
             self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            receiver.headers.append(dict(self.headers))
+            self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:

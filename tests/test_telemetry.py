@@ -279,6 +279,17 @@ def test_a_receiver_that_is_down_or_refuses_is_named_in_the_log_once(receiver, b
     assert line == "Telemetry can't be sent to 127.0.0.1: status 400."
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_headers_go_to_the_receiver_alone_and_not_where_it_redirects_to(receiver, bench, caplog, status):
+    with otlp_receiver.receiving() as stranger:
+        receiver.status, receiver.location = status, f"http://127.0.0.1:{stranger.port}/"
+        more = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret", "OTEL_METRICS_EXPORTER": "none"}
+        server = bench(variables=more)
+        server.call(server.create(), "total")
+        serving.wait_until(lambda: f"status {status}" in caplog.text, "a line")
+        assert ([each["authorization"] for each in receiver.headers], stranger.headers) == (["secret"], [])
+
+
 def test_what_is_too_much_for_the_queue_is_lost(monkeypatch):
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")

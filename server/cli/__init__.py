@@ -16,6 +16,7 @@ from pkgutil import resolve_name
 import click
 
 from server.errors import ToolpackServerError
+from server.terminal import echo
 
 FIRST_OF_FILES = 3  # the numbers below are those of the standard streams
 GROUP = "toolpack_server.commands"
@@ -90,12 +91,12 @@ def main() -> None:
     try:
         cli(standalone_mode=False)
     except click.ClickException as error:
-        click.echo(f"toolpack-server: {error.format_message()}", err=True)
+        echo(f"toolpack-server: {error.format_message()}", err=True)
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
     except ToolpackServerError as error:
-        click.echo(f"toolpack-server: {error}", err=True)
+        echo(f"toolpack-server: {error}", err=True)
         sys.exit(1)
     finally:
         try:

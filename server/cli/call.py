@@ -20,6 +20,7 @@ from server.execution.call import Outcome
 from server.rpc.caller import Caller
 from server.service import Service
 from server.sessions.calls import CallRequest
+from server.terminal import echo
 
 Step = tuple[str, dict[str, Any]]
 """The name of a function, and its arguments."""
@@ -84,7 +85,7 @@ def call(
     try:
         asyncio.run(_run(send, session, given, steps))
     except CallError as error:
-        click.echo("\n".join(details) or str(error), err=True)  # details have the error, too
+        echo(*("\n".join(details) or str(error)).split("\n"), err=True)  # details have the error, too
         sys.exit(1)
 
 
@@ -98,7 +99,7 @@ async def _run(send: Send, session: str | None, options: dict[str, dict[str, Any
             envelope = await send("run_function", call)
             if envelope["error"] is not None:
                 raise CallError(envelope["error"])
-            click.echo(json.dumps(envelope["result"], indent=2, ensure_ascii=False))
+            echo(*json.dumps(envelope["result"], indent=2, ensure_ascii=False).split("\n"))
     finally:
         if session is None:
             await send("close_session", {"session_id": session_id})

@@ -15,9 +15,9 @@ import click
 from server.cli.local import look_at, look_options
 from server.cli.options import packs_options
 from server.cli.send import Send
-from server.observability.log import printable
 from server.sessions.identity import DIGITS
 from server.sessions.record_kinds import short
+from server.terminal import echo, printable
 
 MOST_AT_ONCE = 1000
 FORMS = "On a terminal the output is for people, elsewhere (in a pipe or a file) it is JSON."
@@ -132,7 +132,7 @@ def label(text: str) -> tuple[str, str]:
 
 def show(value: Any, text: Callable[[Any], str]) -> None:
     """Print a value: as this text on a terminal, else as JSON."""
-    click.echo(text(value) if sys.stdout.isatty() else _json_text(value))
+    echo(*(text(value) if sys.stdout.isatty() else _json_text(value)).split("\n"))
 
 
 def _json_text(value: Any) -> str:
@@ -142,14 +142,15 @@ def _json_text(value: Any) -> str:
 def _sessions_text(found: list[Any]) -> str:
     if not found:
         return "No sessions."
-    rows = [("SESSION", "VERSION", "CREATED", "TOOLPACKS", "")]
+    rows: list[tuple[str, ...]] = [("SESSION", "VERSION", "CREATED", "TOOLPACKS", "")]
     for session in found:
         parent = session["parent"]
         origin = f"fork of {parent['session_id'][:8]}, version {parent['version']}" if parent else ""
-        labels = [printable(f"{name}={value}") for name, value in session["labels"].items()]
+        labels = [f"{name}={value}" for name, value in session["labels"].items()]
         more = ", ".join(filter(None, [*labels, origin]))
         created, packs = session["created_at"][:19].replace("T", " "), ",".join(session["toolpacks"])
-        rows.append((session["session_id"], str(session["version"]), created, packs, more))
+        row = session["session_id"], str(session["version"]), created, packs, more
+        rows.append(tuple(map(printable, row)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
     return "\n".join("  ".join(cells).rstrip() for cells in padded)
@@ -170,7 +171,7 @@ def _diff_text(patch: list[Any]) -> str:
     for step in patch:
         origin = f" from {step['from']}" if "from" in step else ""
         value = f": {short(step['value'], _width())}" if "value" in step else ""
-        lines.append(f"{signs.get(step['op'], step['op'])} {step['path'] or '/'}{origin}{value}")
+        lines.append(printable(f"{signs.get(step['op'], step['op'])} {step['path'] or '/'}{origin}{value}"))
     return "\n".join(lines) or "No differences."
 
 

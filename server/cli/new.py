@@ -15,6 +15,7 @@ from typing import NamedTuple
 import click
 
 from server.packs.sources import GROUP, NAMESPACE, OWN
+from server.terminal import echo
 
 PACKS, TESTS = "packs", "tests"
 
@@ -269,10 +270,8 @@ def new(name: str, directory: Path, *, database: bool, package: bool) -> None:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise click.ClickException(f"{path} can't be written: {error.strerror}.") from error
-        click.echo(f"wrote {path}")
-    click.echo("Try:")
-    for command in project.commands:
-        click.echo(f"  {command}")
+        echo(f"wrote {path}")
+    echo("Try:", *[f"  {command}" for command in project.commands])
 
 
 def _module(name: str, directory: Path, *, database: bool) -> Project:

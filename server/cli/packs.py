@@ -14,6 +14,7 @@ from server.cli.send import Send, remote
 from server.packs.formats import native
 from server.packs.loading import load_catalog
 from server.settings import load_settings
+from server.terminal import echo
 
 
 @click.command("list")
@@ -30,7 +31,7 @@ def list_toolpacks(pack_dir: tuple[Path, ...], packs: str | None, url: str | Non
         source = catalog.sources[pack.name]
         _show(pack.name, [*map(native, pack.functions.values())], str(source), opt_in=pack.opt_in)
     for notice in catalog.notices:
-        click.echo(f"note: {notice}")
+        echo(f"note: {notice}")
 
 
 async def _list_remote(send: Send) -> None:
@@ -43,8 +44,8 @@ async def _list_remote(send: Send) -> None:
 
 def _show(toolpack: str, functions: list[dict[str, Any]], source: str, *, opt_in: bool) -> None:
     more = ", ".join(filter(None, [source, "opt-in" if opt_in else ""]))
-    click.echo(f"{toolpack} ({more})" if more else toolpack)
+    echo(f"{toolpack} ({more})" if more else toolpack)
     for function in functions:
         parameters = ", ".join(function["parameters"].get("properties", {}))
         summary = function["description"].partition("\n")[0]
-        click.echo(f"  {function['name']}({parameters}){' [read-only]' if function['read_only'] else ''}: {summary}")
+        echo(f"  {function['name']}({parameters}){' [read-only]' if function['read_only'] else ''}: {summary}")

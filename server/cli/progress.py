@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 
 import click
 
+from server.terminal import echo
+
 TELL_SECONDS = 10.0  # between lines
 
 
@@ -24,7 +26,7 @@ def progress(doing: str, length: int) -> Iterator[Callable[[int], None]]:
         bar.update(by)
         if not is_terminal and time.monotonic() - told > TELL_SECONDS:
             told = time.monotonic()
-            click.echo(f"{doing}: {done} of {length}", err=True)
+            echo(f"{doing}: {done} of {length}", err=True)
 
     with click.progressbar(length=length, label=doing, file=sys.stderr, hidden=not is_terminal) as bar:
         yield go_on

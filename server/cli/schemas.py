@@ -14,6 +14,7 @@ from server.packs.loading import load_catalog
 from server.rpc.client_code import client_code
 from server.rpc.openrpc import envelope_schema, toolpack_schema
 from server.service import all_methods, openrpc
+from server.terminal import echo
 
 BUNDLED = ("bank", "workspace")  # their schemas are in the repository: these toolpacks need no optional package
 CLIENT = Path(__file__).parents[1] / "client" / "methods.py"
@@ -41,7 +42,7 @@ def schemas(only_check: bool, directory: Path) -> None:
             path.write_text(text, encoding="utf-8")
     if only_check and drifted:
         raise click.ClickException(f"{', '.join(drifted)} drifted from the code: run `toolpack-server schemas`.")
-    click.echo(f"{len(paths)} files, {len(drifted)} {'drifted' if only_check else 'written'}.")
+    echo(f"{len(paths)} files, {len(drifted)} {'drifted' if only_check else 'written'}.")
 
 
 def _json(document: Any) -> str:

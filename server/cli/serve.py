@@ -28,6 +28,7 @@ from server.processes.worker import run_worker, share_memory_between_threads
 from server.service import Service, stores
 from server.settings import Settings, load_settings, unknown_variables
 from server.stores import opener
+from server.terminal import echo
 from server.web.auth import check_exposure
 
 
@@ -98,27 +99,27 @@ def _serve_again_and_again(settings: Settings) -> None:
             _serve(settings, loaded, listener, serving)
 
         if not settings.store_url.persistent:
-            click.echo("reload: A memory: store loses its sessions when a file changes.", err=True)
+            echo("reload: A memory: store loses its sessions when a file changes.", err=True)
         Reloader(settings, serve_generation, listener, watched).run()
 
 
 def banner(settings: Settings, inventory: Inventory, port: int) -> None:
     """Print the address, the loaded toolpacks, and a first command to try."""
-    click.echo(f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url}")
+    echo(f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url}")
     for name, entry in inventory.toolpacks.items():
-        click.echo(f"  {name}: {len(entry.functions)} functions{' (opt-in)' if entry.opt_in else ''}")
+        echo(f"  {name}: {len(entry.functions)} functions{' (opt-in)' if entry.opt_in else ''}")
     notices = [notice for notice in inventory.notices if not inventory.toolpacks or ".py:" in notice]
     for notice in [
         *notices,
         *unknown_variables(feature_variables()),
         *shadowing_files([Path.cwd(), *settings.pack_dir]),
     ]:
-        click.echo(f"  note: {notice}")
+        echo(f"  note: {notice}")
     token = " -H 'Authorization: Bearer <token>'" if settings.tokens or settings.tokens_file else ""
     # Clients connect to loopback, not to a wildcard address.
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
-    click.echo("Try:")
-    click.echo(
+    echo("Try:")
+    echo(
         f"""  curl -s {_url(local, port)}/rpc -H 'Content-Type: application/json'{token} """
         """-d '{"jsonrpc": "2.0", "id": 1, "method": "create_session"}'"""
     )

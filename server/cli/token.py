@@ -5,6 +5,7 @@ The rule: the token is printed once, on standard error, and never stored; standa
 
 import click
 
+from server.terminal import echo
 from server.web.auth import new_token
 
 
@@ -13,5 +14,5 @@ from server.web.auth import new_token
 def token(name: str) -> None:
     """Create a bearer token for NAME, and its line for TOOLPACK_TOKENS_FILE."""
     secret, line = new_token(name)
-    click.echo(f"Token, shown only now: {secret}", err=True)
-    click.echo(line)
+    echo(f"Token, shown only now: {secret}", err=True)
+    echo(line)

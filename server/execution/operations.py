@@ -41,9 +41,9 @@ from server.functions.leftovers import Watch
 from server.functions.steps import Steps, run_steps
 from server.functions.tracebacks import MAX_CHARACTERS
 from server.jsonio.strict import Fragment, dumps, loads
-from server.observability.log import printable
 from server.pins import Pin
 from server.snapshots.digest import Entries
+from server.terminal import printable
 from server.volumes import SLOTS, Limits, is_piece
 
 LIVE_BYTES = 4 * 2**20  # of snapshots that an executor keeps; the environments take four to eight times as much

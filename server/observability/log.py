@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 from server.jsonio.strict import Fragment, dumps
 from server.observability.request_ids import request_id
 from server.observability.trace_context import TraceContext, trace_context
+from server.terminal import printable
 from server.times import timestamp
 
 Style = Literal["auto", "json", "text", "off"]
@@ -49,11 +50,6 @@ def event(name: str, level: int = logging.INFO, **fields: Any) -> None:
 
 def shown_id(session_id: str) -> str:
     return session_id[:SHOWN_ID_CHARACTERS]
-
-
-def printable(text: str) -> str:
-    """Escape control characters, which could move the terminal's cursor or forge a line; "-" for empty text."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text) or "-"
 
 
 class EndedCall(NamedTuple):
@@ -102,7 +98,7 @@ class CallLog:
         }
         if self._is_text:
             *fields, milliseconds = line.values()
-            text = f"{' '.join(map(printable, fields))} {milliseconds} ms"
+            text = f"{' '.join(printable(field) or '-' for field in fields)} {milliseconds} ms"
             if call.trace:
                 text += f" {call.trace.traceparent}"
             extra = f" {call.kwargs.decode()}" if self._arguments else ""
@@ -199,5 +195,5 @@ def _traceback(record: logging.LogRecord) -> str:
 
 
 def _field(value: Any) -> str:
-    text = printable(str(value))
+    text = printable(str(value)) or "-"
     return f'"{text}"' if " " in text else text

@@ -18,14 +18,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
 
-import click
-
 from server.errors import StartError
 from server.processes.apart import Loaded, load
 from server.processes.child import Child, follow, handle_stop
 from server.processes.supervisor import STOP_SECONDS
 from server.processes.watching import FileWatch
 from server.settings import Settings
+from server.terminal import echo
 
 LOOK_SECONDS = 0.5
 TICK_SECONDS = 0.25
@@ -67,7 +66,7 @@ def _live(settings: Settings, serve: Serve, pipe: Connection, parent: int, *, fi
         pipe.recv_bytes()
         serve(loaded, lambda: pipe.send_bytes(SERVING), first)
     except StartError as error:
-        click.echo(f"toolpack-server: {error}", err=True)
+        echo(f"toolpack-server: {error}", err=True)
         return 1
     except EOFError:  # another generation takes its place
         return 1
@@ -187,7 +186,7 @@ class Reloader:
 
     @staticmethod
     def _say(text: str) -> None:
-        click.echo(f"reload: {text}", err=True)
+        echo(f"reload: {text}", err=True)
 
 
 def _listed(paths: list[str]) -> str:

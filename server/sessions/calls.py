@@ -25,7 +25,6 @@ from server.execution.world import Snapshot
 from server.functions.steps import Steps
 from server.jsonio.cutting import cut_if_longer
 from server.jsonio.strict import Fragment, dumps
-from server.observability.log import printable
 from server.observability.suspects import LIMIT
 from server.rights import CLIENT
 from server.sessions.context import SessionContext
@@ -36,6 +35,7 @@ from server.sessions.recipes import Recipe
 from server.sessions.record_kinds import Count, RecordKind, RecordLine, Shown, short
 from server.sessions.records import cut_arguments, cut_error, stored_call_id
 from server.stores.base import Record
+from server.terminal import printable
 from server.volumes import is_piece
 
 LARGE_ARGUMENTS = 4096  # bytes
@@ -364,7 +364,7 @@ def _worker_lost(plan: Plan) -> Outcome:
 
 def _called(shown: Shown) -> str:
     arguments = ", ".join(f"{name}={short(value, 60)}" for name, value in shown["kwargs"].items())
-    return f"{printable(shown['function'])}({arguments})"
+    return printable(f"{shown['function']}({arguments})")
 
 
 def _ended(shown: Shown, width: int) -> str:

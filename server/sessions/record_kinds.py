@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from server.parameters import MAX_CALL_ID
 from server.results import SaidMessage
+from server.terminal import printable
 
 Count = Annotated[int, Field(ge=0)]
 Shown = Mapping[str, Any]
@@ -77,7 +78,7 @@ class RecordKind:
     def text(self, shown: Shown, width: int) -> str:
         """Describe it in a line or two for the command; a long value is cut after so many characters."""
         others = {name: value for name, value in shown.items() if name not in {"index", "kind", "place"}}
-        return f"{shown['kind']} {short(others, width)}"
+        return f"{printable(shown['kind'])} {short(others, width)}"
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
         """Add what the agent has seen of it to the messages of a chat completion; nothing by default."""
@@ -92,6 +93,6 @@ _NOTE = RecordKind()
 
 
 def short(value: Any, most: int) -> str:
-    """Get a value as JSON text, cut after so many characters."""
-    text = json.dumps(value, ensure_ascii=False)
+    """Get a value as printable JSON text, cut after so many characters."""
+    text = printable(json.dumps(value, ensure_ascii=False))
     return text if len(text) <= most else f"{text[: most - 1]}…"

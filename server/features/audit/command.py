@@ -21,6 +21,7 @@ from server.errors import ToolpackServerError, shown
 from server.features.audit.auditing import Effort
 from server.features.audit.processes import HashSeeds, Report, audit_tasks, task_names
 from server.settings import Settings, load_settings
+from server.terminal import echo
 
 FORMAT = "audit-1"
 UNSTABLE = "processes with other hash seeds give other verdicts: the evaluator goes by the order of a set"
@@ -91,8 +92,8 @@ def audit(
     }
     for name, findings in new.items():
         for finding in findings:
-            click.echo(f"{name}: {_level(finding)}: {finding['kind']}: {finding['text']}")
-    click.echo(_last_line(new, attempts, seconds))
+            echo(f"{name}: {_level(finding)}: {finding['kind']}: {finding['text']}")
+    echo(_last_line(new, attempts, seconds))
     faulty = any(finding["fault"] for findings in new.values() for finding in findings)
     if (faulty and fail_on != "never") or (fail_on == "weakness" and any(new.values())):
         sys.exit(1)

@@ -26,6 +26,7 @@ from server.packs.loading import inspect_toolpacks, load_catalog
 from server.packs.registration import place, qualified_name
 from server.processes.apart import run_apart
 from server.settings import Settings, load_settings, unknown_variables
+from server.terminal import echo
 
 IN_MEMORY = {"store": "memory:", "log_calls": "off", "log_level": "error", "isolation": "thread", "workers": 1}
 
@@ -58,13 +59,13 @@ def check(
         )
         checked = f" and {number} task{'' if number == 1 else 's'}"
     for note in notes:
-        click.echo(f"note: {note}")
+        echo(f"note: {note}")
     for problem in problems:
-        click.echo(problem, err=True)
+        echo(problem, err=True)
     if not problems:
         functions = len(looked.functions)
         packs_found = f"{looked.toolpacks} toolpack{'' if looked.toolpacks == 1 else 's'}"
-        click.echo(f"{packs_found} with {functions} function{'' if functions == 1 else 's'}{checked}: no problems.")
+        echo(f"{packs_found} with {functions} function{'' if functions == 1 else 's'}{checked}: no problems.")
     if problems or (strict and notes):
         sys.exit(1)
 

@@ -12,6 +12,7 @@ from server.features.conformance.probes.probe import GUARANTEES
 from server.features.conformance.report import as_json, as_lines, conform_otherwise
 from server.features.conformance.report import conform as ask
 from server.features.conformance.target import Failed
+from server.terminal import echo
 
 _TOOLPACK = Path(__file__).parent / "packs" / "conform.py"
 
@@ -34,7 +35,7 @@ def conform(
 ) -> None:
     """Ask a server, by its URL alone, whether it keeps the guarantees; exit with status 1 if it doesn't."""
     if toolpack:
-        click.echo(_TOOLPACK.read_text(encoding="utf-8"), nl=False)
+        echo(*_TOOLPACK.read_text(encoding="utf-8").splitlines())
         return
     guarantees = [guarantee for guarantee in GUARANTEES if not chosen or guarantee in chosen]
     began = time.monotonic()
@@ -50,8 +51,7 @@ def conform(
     seconds = time.monotonic() - began
     if path:
         path.write_text(json.dumps(as_json(answers, url, seconds), indent=1) + "\n", encoding="utf-8")
-    for line in as_lines(answers, guarantees):
-        click.echo(line)
+    echo(*as_lines(answers, guarantees))
     failures = sum(answer.failure is not None for answer in answers)
-    click.echo(f"{len(answers)} checks in {seconds:.1f} s: {f'{failures} failed' if failures else 'all passed'}.")
+    echo(f"{len(answers)} checks in {seconds:.1f} s: {f'{failures} failed' if failures else 'all passed'}.")
     sys.exit(1 if failures else 0)

@@ -30,9 +30,9 @@ from server.features.executors.executor import Configuration
 from server.features.executors.output import Output
 from server.features.executors.zygote import MAX_CONFIGURATION
 from server.jsonio.strict import dumps, loads
-from server.observability.log import printable
 from server.packs.inventory import Inventory
 from server.settings import PREFIX
+from server.terminal import printable
 
 log = logging.getLogger("toolpack_server")
 

@@ -7,7 +7,7 @@ server's, or cut the file. Of each request a limited part is kept; the rest is r
 import os
 import select
 
-from server.observability.log import printable
+from server.terminal import printable
 
 MAX_BYTES = 16_384  # of what is printed during one request
 PAUSE_SECONDS = 0.01  # between two looks at an executor that prints more than that
@@ -64,7 +64,7 @@ class Output:
             rows.append(f"… ({self._dropped} more bytes)")
         self._text.clear()
         self._dropped = 0
-        return "".join(f"\n  {printable(row) if row else ''}" for row in rows)
+        return "".join(f"\n  {printable(row)}" for row in rows)
 
     def close(self) -> None:
         os.close(self._descriptor)

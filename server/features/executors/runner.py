@@ -30,10 +30,10 @@ from server.features.executors.child import ExecutorProcess, Zygote
 from server.features.executors.executor import Configuration
 from server.features.executors.pool import Pool
 from server.functions.steps import Steps
-from server.observability.log import printable
 from server.observability.metrics import Metrics
 from server.observability.tracing import running_trace
 from server.settings import Settings
+from server.terminal import printable
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ from server.cli.progress import progress
 from server.cli.send import Send, local
 from server.errors import RequestError
 from server.features.replay.bundle_format import read_line, sealed, unpack
-from server.observability.log import printable
 from server.rpc.caller import Caller
 from server.service import Service
+from server.terminal import printable
 
 LIMIT = 100_000
 HEAD_BYTES = 2**26  # more than a request may have

@@ -24,6 +24,7 @@ from server.features.tasks.trajectories import said, trajectory
 from server.features.tasks.validity import no_reward
 from server.features.tasks.variants import Losses, losses, variants_table
 from server.rights import AGENT
+from server.terminal import echo, printable
 
 _AT_ONCE = 25  # sessions
 
@@ -105,7 +106,7 @@ async def _evaluate(
                 try:
                     if file is not None:
                         line = await _line(send, verdict, whose, form)
-                        file.write("" if line is None else json.dumps(line, ensure_ascii=False) + "\n")
+                        file.write("" if line is None else printable(json.dumps(line, ensure_ascii=False)) + "\n")
                         without += line is None
                 except click.ClickException as error:
                     verdict.update({"error": error.format_message(), **verdict, "valid": False})
@@ -117,15 +118,15 @@ async def _evaluate(
     invalid = [verdict for verdict in verdicts if not verdict["valid"]]
     clean, to_stderr = [each for each in verdicts if each["variant"] is None], file is not None and file.name == "-"
     if clean or len(verdicts) == len(invalid):
-        click.echo(table(rates(clean)), err=to_stderr)
+        echo(*table(rates(clean)).split("\n"), err=to_stderr)
     if len(clean) < len(verdicts):
         lost = {
             each["session_id"]: await _losses(send, each) for each in verdicts if each["valid"] and each["perturbed"]
         }
-        click.echo("\n" * bool(clean) + variants_table(verdicts, lost), err=to_stderr)
+        echo(*[""] * bool(clean), *variants_table(verdicts, lost).split("\n"), err=to_stderr)
     if without:
         there = f"{without} of these {len(verdicts)} have no participant {whose!r}: the file has no line of theirs."
-        click.echo(f"\n{there}", err=True)
+        echo("", there, err=True)
     _tell_asides(forks, left_out, invalid, len(verdicts))
     return bool(invalid)
 
@@ -140,15 +141,15 @@ async def _count(send: Send, labels: dict[str, str]) -> int:
 
 def _tell_asides(forks: int, left_out: int, invalid: Sequence[Mapping[str, Any]], count: int) -> None:
     if forks:
-        click.echo(f"\n{forks} of these {count} are forks of others among them.", err=True)
+        echo("", f"{forks} of these {count} are forks of others among them.", err=True)
     if left_out:
-        click.echo(f"\n{left_out} made in the console, to look at others, count nowhere.", err=True)
+        echo("", f"{left_out} made in the console, to look at others, count nowhere.", err=True)
     if invalid:
-        click.echo(f"\n{len(invalid)} of {count} rollouts are invalid, and count nowhere:", err=True)
+        echo("", f"{len(invalid)} of {count} rollouts are invalid, and count nowhere:", err=True)
         for verdict in invalid:
             failure = verdict["failure"] or {"kind": "unknown", "message": verdict.get("error")}
             about = f"{verdict['session_id']} ({verdict['task']})"
-            click.echo(f"  {about}: {failure['kind']}: {failure['message']}", err=True)
+            echo(f"  {about}: {failure['kind']}: {failure['message']}", err=True)
 
 
 async def _losses(send: Send, verdict: dict[str, Any]) -> Losses:

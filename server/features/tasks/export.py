@@ -18,6 +18,7 @@ from server.features.tasks.trajectories import Messages, messages, offered_tools
 from server.installed import load_features
 from server.rights import AGENT
 from server.service import all_record_kinds
+from server.terminal import echo
 
 FORMATS = ("openai", "atif")
 
@@ -81,6 +82,6 @@ def export(session: str, form: str, participant: str, **where: Any) -> None:
                 "messages": told.messages,
                 "tools": told.tools,
             }
-        click.echo(json.dumps(found, ensure_ascii=False))
+        echo(json.dumps(found, ensure_ascii=False))
 
     look_at(write, **where)

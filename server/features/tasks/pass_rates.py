@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import comb
 from typing import Any, NamedTuple
 
+from server.terminal import printable
+
 
 class Rate(NamedTuple):
     """What the rollouts of one task came to, of those without perturbations or of those with one variant of them."""
@@ -61,6 +63,7 @@ def table(found: Sequence[Rate]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:

@@ -21,6 +21,7 @@ from server.cli.send import Send
 from server.features.tasks.verdicts import VerdictKind
 from server.installed import load_features
 from server.service import all_record_kinds
+from server.terminal import printable
 from server.times import timestamp
 
 CONSOLE = Path(__file__).parents[2] / "console"
@@ -97,7 +98,7 @@ class RunsPage:
         }
         style = "".join((CONSOLE / name).read_text(encoding="utf-8") for name in ("style.css", "runs.css"))
         script = one_script(ENTRY)
-        text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")  # so that nothing ends the element
+        text = printable(json.dumps(data, ensure_ascii=False)).replace("<", "\\u003c")  # nothing ends the element
         return _PAGE.format(script_hash=_hash(script), style_hash=_hash(style), style=style, script=script, data=text)
 
     def _line(self, record: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """A queue of what has ended, and the thread that sends it.
 
 The rule: whoever puts something in never waits. What doesn't fit into the queue, or can't be sent, is lost, and the log
-says so at most once a minute. Each wait for the receiver has a limit, also when the server stops.
+says so at most once a minute. Each wait for the receiver has a limit, also when the server stops. The headers, which
+may hold a key, are sent to the receiver that was configured and to no other: redirects aren't followed.
 """
 
 import gzip
@@ -115,13 +116,13 @@ class Sender:
         headers = {"Content-Type": "application/x-protobuf", **target.headers}
         if target.gzip:
             body, headers["Content-Encoding"] = gzip.compress(body, 1), "gzip"
-        why = ""
+        why, opener = "", _opener(target)
         for attempt in range(ATTEMPTS):
             # Its scheme was checked when the server started.
             request = urllib.request.Request(target.url, body, headers)  # noqa: S310
             try:
-                with urllib.request.urlopen(request, timeout=target.seconds, context=target.tls) as reply:  # noqa: S310
-                    reply.read(MAX_REPLY)
+                with opener.open(request, timeout=target.seconds) as reply:
+                    reply.read1(MAX_REPLY)  # what there is: a receiver that trickles is waited for once
                     return True
             except urllib.error.HTTPError as error:
                 why = f"status {error.code}"
@@ -140,3 +141,17 @@ class Sender:
             self._told = time.monotonic()
             log.warning("Telemetry can't be sent to %s: %s.", urlsplit(target.url).hostname, why)
         return False
+
+
+def _opener(target: Destination) -> urllib.request.OpenerDirector:
+    """Get what urllib opens URLs with, but for the handler of redirects: that would send all headers to any host."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(context=target.tls),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.HTTPDefaultErrorHandler(),
+    ):
+        opener.add_handler(handler)
+    return opener

@@ -1,0 +1,123 @@
+"""What others have said writes nothing on an operator's terminal but characters, and stays the same JSON."""
+
+import contextlib
+import io
+import json
+
+import pytest
+from command_line import on_a_terminal, run
+from http_server import running
+from hypothesis import given
+from hypothesis import strategies as some
+
+from server.client import Client
+from server.packs.loading import load_catalog
+from server.terminal import echo, printable
+
+# ESC, CSI of C1, a carriage return and a line that looks like the command's, marks of direction, an escape of Python's.
+HOSTILE = "a\x1b[2J\x9b1m\rb\u202ec\u2028d\n7 tasks: all passed\x00\U000e0041\\x1b"
+PACK = f"""
+from server import Depends, Rollout, Task, TaskEnvironment, Toolpack
+from typing import Annotated
+
+HOSTILE = {HOSTILE!r}
+
+
+class Said(TaskEnvironment):
+    words: dict[str, str] = {{}}
+
+
+toolpack = Toolpack("said", Said)
+
+
+@toolpack.function
+def say(said: Annotated[Said, Depends(lambda said: said)], word: str) -> str:
+    '''Say a word.
+
+    :param word: It.
+    '''
+    said.words[word] = word
+    return word
+
+
+@toolpack.function
+def fail(word: str) -> str:
+    '''Fail.
+
+    :param word: Why.
+    '''
+    raise ValueError(word)
+
+
+def judge(rollout):
+    rollout.check(HOSTILE, "no answer" not in rollout.answer, HOSTILE + rollout.answer)
+    if rollout.answer == HOSTILE:
+        raise RuntimeError(rollout.answer)
+    return "x" in rollout.environment.words
+
+
+toolpack.add_task(Task("one", "Say x.", judge, solution=[("say", {{"word": "x"}})], answer=HOSTILE + "!"))
+toolpack.add_task(Task("two", "Say x.", judge, solution=[("say", {{"word": "x"}})], answer=HOSTILE))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packs")
+    (folder / "said.py").write_text(PACK, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(folder):
+    """A server with a session whose agent has said what could harm a terminal, wherever it could."""
+    with running(load_catalog((folder,), ("said",)), store="memory:", log_calls="off") as url, Client(url) as client:
+        session = client.create_session(task="said/one", labels={"run": HOSTILE})
+        with client.agent(session) as agent:
+            agent.run_function("say", {"word": HOSTILE})
+            agent.run_function("fail", {"word": HOSTILE})
+            agent.run_function("say" + HOSTILE, {HOSTILE: HOSTILE})
+            agent.submit_answer(HOSTILE)
+        client.add_message(session["session_id"], "user", HOSTILE)
+        yield ["--url", url], session["session_id"]
+
+
+@given(some.text())
+def test_a_line_stays_one_and_is_printable(text):
+    written = io.StringIO()
+    with contextlib.redirect_stdout(written):
+        echo(text)
+    assert written.getvalue() == f"{printable(text)}\n"
+    assert printable(text).isprintable()
+    if text.isprintable():
+        assert printable(text) == text
+
+
+@given(some.recursive(some.text() | some.integers(), lambda some_: some.dictionaries(some.text(), some_)))
+def test_json_stays_the_same_json(value):
+    assert json.loads(printable(json.dumps(value, ensure_ascii=False))) == value
+
+
+@pytest.mark.parametrize("command", ["sessions", "env", "diff", "trace", "export", "evaluate", "evaluate -"])
+def test_what_an_agent_has_said_is_escaped(command, place):
+    where, session_id = place
+    name, *more = command.split()
+    flags = ["--trajectories", "-"] if more else []
+    of = [] if name in ("sessions", "evaluate") else [session_id]
+    texts = [on_a_terminal(name, *where, *flags, *of, status=name == "evaluate")]
+    piped = run(name, *where, *flags, *of)
+    texts += [piped.stdout, piped.stderr]
+    for text in texts:
+        assert [line for line in text.split("\n") if not line.isprintable()] == []
+        assert "\n7 tasks: all passed" not in text
+    assert "\\u009b1m" in "".join(texts)
+
+
+def test_what_functions_and_evaluators_have_said_is_escaped(folder):
+    said = ["call", "--pack-dir", folder, "--packs", "said", "say", f"word={HOSTILE}".replace("\0", "")]
+    audit = ["audit", "--pack-dir", folder, "--packs", "said", "--no-hash-seeds", "--mutants", "20"]
+    for command, status in ((said, 0), (audit, 1)):
+        text = on_a_terminal(*command, status=status)
+        assert [line for line in text.split("\n") if not line.isprintable()] == []
+        assert "\n7 tasks: all passed" not in text
+        assert "\\u009b1m" in text
