@@ -25,6 +25,25 @@ from server.errors import NoReplyError, ReplyError
 from server.packs.loading import load_catalog
 
 OK = {"jsonrpc": "2.0", "id": 1, "result": {"result": 1, "error": None}}
+SESSION = {
+    "session_id": "s",
+    "toolpacks": [],
+    "version": 0,
+    "labels": {},
+    "created_at": "",
+    "expires_at": "",
+    "parent": None,
+    "task": None,
+    "agent_path": "/agents/key",
+    "mcp_path": "/mcp/key",
+    "toolpack_versions": {},
+    "participants": None,
+    "seed": None,
+    "clock": None,
+    "clock_step_seconds": None,
+    "perturbations": None,
+}
+REPLAY = {"session": SESSION, "replayed": 1, "complete": True, "diverged": None, "other_versions": {}}
 OVERLOADED = {"code": -32006, "message": "Too much waits.", "data": {"retry_after_seconds": 2.5}}
 
 
@@ -44,7 +63,7 @@ def pauses(monkeypatch):
 
     # Only in the client's module: the server's threads must really sleep.
     monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=noted.append))
-    monkeypatch.setattr(client_module, "asyncio", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr(client_module, "asyncio", SimpleNamespace(sleep=pause, timeout=asyncio.timeout))
     return noted
 
 
@@ -192,12 +211,12 @@ def batch_async(script, **settings):
 @pytest.mark.parametrize("send", [batch_sync, batch_async])
 @pytest.mark.usefixtures("pauses")
 def test_a_batch_is_sent_again_as_a_whole_or_not_at_all(send):
-    answers = [{"jsonrpc": "2.0", "id": number, "result": number} for number in (3, 1)]
+    answers = [{"jsonrpc": "2.0", "id": number, "result": result} for number, result in ((3, True), (1, SESSION))]
     script = Script((503, error(-32000)), [*answers, error(-32006) | {"id": 2}])
     replies = send(script)
     assert [script.requests[0]] == script.requests[1:]
     assert [request["method"] for request in script.requests[0]] == ["get_session", "run_function", "close_session"]
-    assert (replies[0].result(), replies[2].result()) == (1, 3)
+    assert (replies[0].result(), replies[2].result()) == (SESSION, True)
     with pytest.raises(ReplyError, match="-32006"):
         replies[1].result()
     partly = send(Script(answers[:1]))
@@ -290,18 +309,18 @@ def test_a_call_is_retried_with_the_same_call_id(ask, pauses, trouble):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "result"),
     [
-        create_session,
-        lambda client: client.fork_session("s", count=2),
-        lambda client: client.reset_session("s", version=1),
-        lambda client: client.import_bundle("b", mode="replay"),
-        lambda client: client.replay_session("s"),
+        (create_session, SESSION),
+        (lambda client: client.fork_session("s", count=2), [SESSION, SESSION]),
+        (lambda client: client.reset_session("s", version=1), SESSION),
+        (lambda client: client.import_bundle("b", mode="replay"), REPLAY),
+        (lambda client: client.replay_session("s"), REPLAY),
     ],
 )
-def test_what_creates_or_resets_sessions_is_sent_again_with_the_same_call_id(ask, pauses, change):
-    script = Script(httpx.ReadTimeout("silence"), {"result": "done"})
-    assert ask(script, change) == "done"
+def test_what_creates_or_resets_sessions_is_sent_again_with_the_same_call_id(ask, pauses, change, result):
+    script = Script(httpx.ReadTimeout("silence"), {"result": result})
+    assert ask(script, change) == result
     first, second = script.requests
     assert len(first["params"]["call_id"]) == 36
     assert second == first
@@ -319,13 +338,13 @@ def test_every_call_has_a_call_id_of_its_own_unless_one_is_given(ask):
 
 
 def test_a_retry_waits_for_retry_after_seconds(ask, pauses):
-    assert ask(Script({"error": OVERLOADED}, {"result": "session"}), create_session) == "session"
+    assert ask(Script({"error": OVERLOADED}, {"result": SESSION}), create_session) == SESSION
     assert 2.5 < pauses[0] < 3
 
 
 @pytest.mark.parametrize("trouble", [httpx.ConnectError("refused"), (503, "starting")])
 def test_requests_that_were_certainly_not_handled_are_retried(ask, pauses, trouble):
-    assert ask(Script(trouble, {"result": "session"}), create_session) == "session"
+    assert ask(Script(trouble, {"result": SESSION}), create_session) == SESSION
     assert len(pauses) == 1
 
 

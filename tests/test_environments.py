@@ -189,6 +189,7 @@ def test_a_lost_server_is_an_invalid_sample_and_no_reward_of_0(tmp_path, packs):
         environment._client = Client(lost.url, retries=0)
         environment.reset()
         played = TextEnvironment(lost.url, "door/pass")
+        played.environment._client = Client(lost.url, retries=0)
         played.reset()
         calling = threads.submit(environment.call, "stand", begun=str(tmp_path / "begun"))
         serving.wait_until((tmp_path / "begun").exists)

@@ -1,11 +1,14 @@
 """`rollouts` in the client: groups of attempts, many at the same time, that go on after the client has died."""
 
 import asyncio
+import contextlib
 from collections import Counter
 
 import pytest
+import server_process
 from http_server import running
-from serving import PACKS, PATIENCE
+from redis_server import free_port
+from serving import PACKS, PATIENCE, wait_until
 
 from server.client import AsyncClient, rollouts
 from server.errors import ReplyError
@@ -201,3 +204,40 @@ def test_each_rollout_of_a_group_meets_perturbations_of_its_own(run):
         return await seeds(client, labels), await seeds(client, {"run": "the same"}, seed="mine")
 
     assert run(work) == (["0", "1", "2"], ["mine"] * 3)
+
+
+def test_a_kill_of_the_server_ends_no_rollout(tmp_path, caplog):
+    """With the client's defaults `play` hears nothing of it, nothing runs twice, and one line says what happens."""
+    flags = ["--port", str(free_port()), "--packs", "chores"]
+    chores = ["1", "2", "dishes"]
+    playing, killed, traces = [], asyncio.Event(), []
+
+    async def play(agent, session):
+        for chore in chores:
+            assert (await agent.run_function("do", {"chore": chore}))["error"] is None
+            if chore == "1":
+                playing.append(session["session_id"])
+                await killed.wait()
+
+    async def everything():
+        with contextlib.ExitStack() as servers:
+            first = servers.enter_context(server_process.served(tmp_path, *flags))
+            async with AsyncClient(first.url) as client:
+                work = asyncio.ensure_future(groups(client, play, RUN, TASKS[:1], group=4))
+                await asyncio.to_thread(wait_until, lambda: len(playing) == 4)
+                await asyncio.to_thread(first.kill)
+                killed.set()
+                await asyncio.to_thread(wait_until, lambda: caplog.records)  # of the outage
+                second = server_process.served(tmp_path, *flags)
+                await asyncio.to_thread(servers.enter_context, second)
+                (found,) = await work
+                traces.extend([await client.get_trace(session_id) for session_id in playing])
+                return found
+
+    found = asyncio.run(everything())
+    assert [each.error for each in found] == [None] * 4
+    assert [each.verdict["valid"] for each in found] == [True] * 4
+    assert [[each["kwargs"]["chore"] for each in trace if each["kind"] == "call"] for trace in traces] == [chores] * 4
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
+        f"http://127.0.0.1:{flags[1]} doesn't answer. Requests that can be repeated are sent again."
+    ]

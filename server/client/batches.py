@@ -6,7 +6,7 @@ The rule: a batch has the methods of its client, and each returns a `Reply`, whi
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from server.client.exchange import reply_error
+from server.client.exchange import checked, reply_error
 from server.client.methods import AgentMethods, ClientMethods
 from server.client.requests import Request
 from server.errors import ClientError, NoReplyError
@@ -16,16 +16,16 @@ T = TypeVar("T")
 BATCH_SIZE = 100
 """How many requests are sent at once; more are sent one after the other. The server allows `TOOLPACK_MAX_BATCH`."""
 
-Responses = list[dict[str, Any]]
+Responses = list[Any]
 
 
 class Reply(Generic[T]):
     """The answer to one request of a batch."""
 
     def __init__(self, request: Request[T]) -> None:
-        self._method = request.method
+        self._request = request
         self._response: dict[str, Any] = {}
-        self._error: ClientError | None = NoReplyError(f"{self._method} is sent when the `with` block ends.")
+        self._error: ClientError | None = NoReplyError(f"{request.method} is sent when the `with` block ends.")
 
     def result(self) -> T:
         """Get the result.
@@ -39,13 +39,14 @@ class Reply(Generic[T]):
         result: T = self._response["result"]
         return result
 
-    def receive(self, response: dict[str, Any] | None) -> None:
+    def receive(self, response: Any) -> None:
         """Note the response; None if there is none, though others of the batch got theirs."""
-        if response is None:
-            self._error = NoReplyError(f"{self._method} got no answer, though others of its batch did.")
+        found = checked(response, self._request)
+        if found is None:
+            self._error = NoReplyError(f"{self._request.method} got no answer, though others of its batch did.")
         else:
-            self._response = response
-            self._error = reply_error(response["error"]) if "error" in response else None
+            self._response = found
+            self._error = reply_error(found["error"]) if "error" in found else None
 
     def fail(self, error: ClientError) -> None:
         self._error = error
@@ -60,7 +61,8 @@ class _Part:
 
     def receive(self, responses: Responses) -> None:
         """Pass the responses, which may come in any order, on to the replies."""
-        by_id = {response.get("id"): response for response in responses}
+        answered = [each for each in responses if isinstance(each, dict) and isinstance(each.get("id"), int)]
+        by_id = {response["id"]: response for response in answered}
         for number, reply in enumerate(self.replies, 1):
             reply.receive(by_id.get(number))
 

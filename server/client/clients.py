@@ -14,7 +14,7 @@ from typing import Any, Self, TypedDict, TypeVar
 import httpx
 
 from server.client.batches import AgentBatch, AsyncAgentBatch, AsyncBatch, Batch
-from server.client.exchange import exchange
+from server.client.exchange import RETRIES, Failed, HttpAnswer, Outage, ReplyBody, exchange, no_json_rpc, reply_error
 from server.client.methods import AgentMethods, ClientMethods
 from server.client.requests import Request
 from server.results import Session
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_SECONDS = 75.0  # a call may wait 30 s for its session and run for 30 s
-DEFAULT_RETRIES = 4
+DEFAULT_RETRIES = RETRIES
 
 _CONNECT_SECONDS = 5.0
 _KEEP_ALIVE_SECONDS = 3.0  # less than the server's 5, which might close the connection just as a request is sent
@@ -32,7 +32,6 @@ _KEEP_ALIVE_SECONDS = 3.0  # less than the server's 5, which might close the con
 class _HttpxArguments(TypedDict):
     verify: ssl.SSLContext
     headers: dict[str, str]
-    timeout: httpx.Timeout
     limits: httpx.Limits
 
 
@@ -45,21 +44,29 @@ def _tls(*, is_used: bool) -> ssl.SSLContext:
     return httpx.create_ssl_context() if is_used else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _httpx_arguments(url: str, timeout_seconds: float) -> _HttpxArguments:
+def _httpx_arguments(url: str) -> _HttpxArguments:
     return {
         "verify": _tls(is_used=not url.startswith("http://")),
-        "headers": {"Content-Type": "application/json"},
-        "timeout": httpx.Timeout(timeout_seconds, connect=min(_CONNECT_SECONDS, timeout_seconds)),
+        # Compressed answers are refused: a few of their bytes can hold gigabytes.
+        "headers": {"Content-Type": "application/json", "Accept-Encoding": "identity"},
         "limits": httpx.Limits(keepalive_expiry=_KEEP_ALIVE_SECONDS),
     }
 
 
-def _timeout(usual: httpx.Timeout, request: Request[Any]) -> httpx.Timeout:
-    seconds = request.wait_seconds
-    if not seconds:
-        return usual
-    read = None if usual.read is None else usual.read + seconds
-    return httpx.Timeout(connect=usual.connect, read=read, write=usual.write, pool=usual.pool)
+def _timeout(seconds: float, request: Request[Any]) -> httpx.Timeout:
+    return httpx.Timeout(seconds + request.wait_seconds, connect=min(_CONNECT_SECONDS, seconds))
+
+
+def _agent_url(rpc_url: str, session: Session) -> str:
+    """Get the address of a session's agent.
+
+    Raises:
+        ReplyError: The path that the server has named isn't one of this server.
+    """
+    path: Any = session.get("agent_path")
+    if not (isinstance(path, str) and path.startswith("/") and path.isascii() and path.isprintable()):
+        raise reply_error(no_json_rpc("The server's agent_path is no path: is this a Toolpack Server?")["error"])
+    return rpc_url.removesuffix("/rpc") + path
 
 
 def _authorization(token: str | None) -> dict[str, str]:
@@ -75,12 +82,14 @@ class _SyncClient:
         timeout_seconds: float,
         retries: int,
         transport: httpx.BaseTransport | None,
-        shared: httpx.Client | None = None,
+        shared: tuple[httpx.Client, Outage] | None = None,
     ) -> None:
         self._url = url
         self._headers = _authorization(token)
         self._shares = shared is not None
-        self._http = shared or httpx.Client(**_httpx_arguments(url, timeout_seconds), transport=transport)
+        self._connections = shared or (httpx.Client(**_httpx_arguments(url), transport=transport), Outage())
+        self._http, self._outage = self._connections
+        self._seconds = timeout_seconds
         self._retries = retries
         self.before_close: list[Callable[[], object]] = []
 
@@ -91,7 +100,7 @@ class _SyncClient:
             ReplyError: The server answered with an error.
             NoReplyError: It didn't answer.
         """
-        attempts = exchange(request, self._retries)
+        attempts = exchange(request, self._url, self._retries, self._outage)
         try:
             pause = next(attempts)
             while True:
@@ -102,11 +111,17 @@ class _SyncClient:
             result: T = done.value
             return result
 
-    def _post(self, request: Request[Any]) -> httpx.Response | httpx.TransportError:
-        timeout = _timeout(self._http.timeout, request)
+    def _post(self, request: Request[Any]) -> HttpAnswer | Failed:
+        timeout = _timeout(self._seconds, request)
+        seconds = timeout.read or 0
+        given: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}
         try:
-            return self._http.post(self._url, content=request.body(), headers=self._headers, timeout=timeout)
-        except httpx.TransportError as error:
+            with self._http.stream("POST", self._url, **given) as response:
+                body = ReplyBody(response, seconds)
+                for chunk in response.iter_bytes():
+                    body.add(chunk)
+                return body.answer()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             return error
 
     def close(self) -> None:
@@ -130,16 +145,18 @@ class _AsyncClient:
         timeout_seconds: float,
         retries: int,
         transport: httpx.AsyncBaseTransport | None,
-        shared: httpx.AsyncClient | None = None,
+        shared: tuple[httpx.AsyncClient, Outage] | None = None,
     ) -> None:
         self._url = url
         self._headers = _authorization(token)
         self._shares = shared is not None
-        self._http = shared or httpx.AsyncClient(**_httpx_arguments(url, timeout_seconds), transport=transport)
+        self._connections = shared or (httpx.AsyncClient(**_httpx_arguments(url), transport=transport), Outage())
+        self._http, self._outage = self._connections
+        self._seconds = timeout_seconds
         self._retries = retries
 
     async def send(self, request: Request[T]) -> T:
-        attempts = exchange(request, self._retries)
+        attempts = exchange(request, self._url, self._retries, self._outage)
         try:
             pause = next(attempts)
             while True:
@@ -150,11 +167,20 @@ class _AsyncClient:
             result: T = done.value
             return result
 
-    async def _post(self, request: Request[Any]) -> httpx.Response | httpx.TransportError:
-        timeout = _timeout(self._http.timeout, request)
+    async def _post(self, request: Request[Any]) -> HttpAnswer | Failed:
+        timeout = _timeout(self._seconds, request)
+        seconds = timeout.read or 0
+        given: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}
         try:
-            return await self._http.post(self._url, content=request.body(), headers=self._headers, timeout=timeout)
-        except httpx.TransportError as error:
+            # The head may trickle, too, for which httpx has no limit.
+            async with asyncio.timeout(seconds), self._http.stream("POST", self._url, **given) as response:
+                body = ReplyBody(response, seconds)
+                async for chunk in response.aiter_bytes():
+                    body.add(chunk)
+                return body.answer()
+        except TimeoutError:
+            return httpx.ReadTimeout("the answer doesn't end")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             return error
 
     async def aclose(self) -> None:
@@ -175,7 +201,8 @@ class Client(_SyncClient, ClientMethods):
         url: The server's base URL, without `/rpc`.
         token: A bearer token, if the server requires one.
         timeout_seconds: The time to wait for one answer, in seconds.
-        retries: The maximum number of retries of a request.
+        retries: The maximum number of retries of a request; the default number, with growing pauses, lasts for 30
+            seconds or a little longer.
         transport: An httpx transport to send the requests with, such as one with certificates of your own.
 
     Attributes:
@@ -195,8 +222,8 @@ class Client(_SyncClient, ClientMethods):
 
     def agent(self, session: Session) -> "AgentClient":
         """Get the client of a session's agent; it shares this client's connections, and can't close them."""
-        url = self._url.removesuffix("/rpc") + session["agent_path"]
-        return AgentClient(url, retries=self._retries, _shared=self._http)
+        url = _agent_url(self._url, session)
+        return AgentClient(url, timeout_seconds=self._seconds, retries=self._retries, _shared=self._connections)
 
     def batch(self) -> Batch:
         """Collect requests in a `with` block, and send them together at its end.
@@ -224,8 +251,8 @@ class AsyncClient(_AsyncClient, ClientMethods):
 
     def agent(self, session: Session) -> "AsyncAgentClient":
         """See `Client.agent`."""
-        url = self._url.removesuffix("/rpc") + session["agent_path"]
-        return AsyncAgentClient(url, retries=self._retries, _shared=self._http)
+        url = _agent_url(self._url, session)
+        return AsyncAgentClient(url, timeout_seconds=self._seconds, retries=self._retries, _shared=self._connections)
 
     def batch(self) -> AsyncBatch:
         """See `Client.batch`; the block begins with `async with`."""
@@ -246,7 +273,7 @@ class AgentClient(_SyncClient, AgentMethods):
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         retries: int = DEFAULT_RETRIES,
         transport: httpx.BaseTransport | None = None,
-        _shared: httpx.Client | None = None,
+        _shared: tuple[httpx.Client, Outage] | None = None,
     ) -> None:
         super().__init__(agent_url, None, timeout_seconds, retries, transport, _shared)
 
@@ -265,7 +292,7 @@ class AsyncAgentClient(_AsyncClient, AgentMethods):
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         retries: int = DEFAULT_RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
-        _shared: httpx.AsyncClient | None = None,
+        _shared: tuple[httpx.AsyncClient, Outage] | None = None,
     ) -> None:
         super().__init__(agent_url, None, timeout_seconds, retries, transport, _shared)
 

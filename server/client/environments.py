@@ -17,7 +17,7 @@ from types import UnionType
 from typing import Any, Literal, Self
 
 from server.client.clients import AgentClient, Client
-from server.errors import ClientError, RemoteFunctionError, ReplyError
+from server.errors import ClientError, NoReplyError, RemoteFunctionError, ReplyError
 from server.results import Json, Session, Verdict
 
 LABEL = {"environment": "trainer"}  # which the sessions of all environments have
@@ -99,6 +99,7 @@ class Environment:
         self._keep = keep
         self._create = create
         self._agent: AgentClient | None = None
+        self._is_lost = False
 
     def reset(self, **_row: Any) -> str:
         """Close the last rollout, begin the next one, and get its prompt.
@@ -116,7 +117,7 @@ class Environment:
         except ClientError as error:
             if _is_wrong(error):
                 raise
-            self.problem = str(error)
+            self._note(error)
             return ""
         if prompt is None or isinstance(prompt, str):
             return prompt or ""
@@ -131,7 +132,7 @@ class Environment:
             try:
                 verdict = self._client.evaluate_session(session_id, record=self._keep, raise_on_error=False)
             except ClientError as error:
-                self.problem = str(error)
+                self._note(error)
             else:
                 self.verdict = verdict
                 if not verdict["valid"]:
@@ -231,13 +232,21 @@ class Environment:
         except ClientError as error:
             if _is_wrong(error):  # the agent's own fault, which it hears
                 raise RemoteFunctionError(str(error)) from error
-            self.problem = str(error)
+            self._note(error)
             raise RuntimeError(f"the rollout is invalid: {error}") from error
 
+    def _note(self, error: ClientError) -> None:
+        """Note why the rollout is invalid."""
+        self.problem, self._is_lost = str(error), isinstance(error, NoReplyError)
+
     def _end(self) -> None:
-        """Leave the session; one that can't be closed ends at its TTL, or with `close_sessions` and its labels."""
+        """Leave the session; one that can't be closed ends at its TTL, or with `close_sessions` and its labels.
+
+        If the server is lost, it was waited for once, and isn't again to close a session.
+        """
         session, self.session, self._agent = self.session, None, None
-        if session is not None and not self._keep:
+        is_lost, self._is_lost = self._is_lost, False
+        if session is not None and not self._keep and not is_lost:
             with suppress(ClientError):
                 self._client.close_session(session["session_id"])
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
+from server.client.shapes import Fits, anything, fits
+
 P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -25,6 +27,7 @@ class Request(Generic[T]):
     params: Mapping[str, Any]  # those that are None aren't sent, so that the server's defaults apply
     repeatable: bool = True
     members: "Sequence[Request[Any]]" = ()  # of a batch, which has no parameters; its result are the responses
+    fits: Fits = anything  # whether a result has the form that the method promises
 
     @property
     def wait_seconds(self) -> float:
@@ -73,7 +76,7 @@ class method(Generic[P, T]):  # noqa: N801 - a decorator
         del params["self"]
         if "call_id" in self.signature.parameters and params.get("call_id") is None:
             params["call_id"] = str(uuid.uuid4())
-        return Request(self._name, params, self._repeatable)
+        return Request(self._name, params, self._repeatable, fits=fits(self.signature.return_annotation))
 
     @overload
     def __get__(self, client: Sends, owner: type) -> Callable[P, T]: ...

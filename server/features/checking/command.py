@@ -59,9 +59,9 @@ def check(
         )
         checked = f" and {number} task{'' if number == 1 else 's'}"
     for note in notes:
-        echo(f"note: {note}")
+        echo(*f"note: {note}".split("\n"))
     for problem in problems:
-        echo(problem, err=True)
+        echo(*problem.split("\n"), err=True)
     if not problems:
         functions = len(looked.functions)
         packs_found = f"{looked.toolpacks} toolpack{'' if looked.toolpacks == 1 else 's'}"

@@ -1,0 +1,67 @@
+"""Whether a result has the form that its method promises.
+
+The rule: as docs/stability.md says, a client ignores members, kinds of records and words that it doesn't know. Whatever
+else is missing or of another type makes the result no result, so no program meets a `KeyError` far away from the server
+that has caused it.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from typing_extensions import is_typeddict
+
+Fits = Callable[[Any], bool]
+SEVERAL = 2
+
+
+@cache
+def fits(kind: Any) -> Fits:
+    """Get the function that says whether a JSON value has the form of a type."""
+    origin, within = get_origin(kind), get_args(kind)
+    if is_typeddict(kind):
+        return _object(kind)
+    if origin is list:
+        item = fits(within[0])
+        return lambda value: isinstance(value, list) and all(map(item, value))
+    if origin is dict:
+        member = fits(within[1])
+        return lambda value: isinstance(value, dict) and all(map(member, value.values()))
+    if origin is Literal:
+        return lambda value: isinstance(value, tuple(map(type, within)))
+    if origin in (Union, UnionType):
+        objects = [each for each in within if is_typeddict(each)]
+        # Of several kinds of objects there may be more than are known here.
+        return _any_of([fits(each) for each in (within if len(objects) < SEVERAL else (*within, dict))])
+    if kind is float:
+        return lambda value: isinstance(value, int | float)
+    if kind in (str, int, bool, dict, NoneType):
+        return lambda value: isinstance(value, kind)
+    return anything
+
+
+def anything(_value: Any) -> bool:
+    """Any JSON value is right."""
+    return True
+
+
+def _any_of(kinds: list[Fits]) -> Fits:
+    return lambda value: any(each(value) for each in kinds)
+
+
+def _object(kind: Any) -> Fits:
+    members = [(name, fits(each), name in kind.__required_keys__) for name, each in get_type_hints(kind).items()]
+
+    def has_them(value: Any) -> bool:
+        if not isinstance(value, dict):
+            return False
+        for name, right, required in members:
+            if name in value:
+                if not right(value[name]):
+                    return False
+            elif required:
+                return False
+        return True
+
+    return has_them

@@ -1,0 +1,261 @@
+"""Beside a hostile server the client gives a result of the promised form or a `ClientError`, within its bounds."""
+
+import asyncio
+import contextlib
+import gzip
+import inspect
+import itertools
+import json
+import logging
+import socket
+import threading
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from test_client import OK, REPLAY, SESSION, Script
+
+from server.client import AsyncClient, Client, exchange, rollouts
+from server.client import clients as client_module
+from server.client.environments import Environment
+from server.client.exchange import RETRIES
+from server.client.methods import ClientMethods
+from server.client.requests import method
+from server.client.shapes import fits
+from server.errors import ClientError, NoReplyError, ReplyError
+from server.results import Record
+
+JSON = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=5),
+    lambda each: some.lists(each, max_size=4) | some.dictionaries(some.text(max_size=5), each, max_size=4),
+    max_leaves=8,
+)
+ERRORS = some.fixed_dictionaries(
+    {"error": some.fixed_dictionaries({}, optional={"code": JSON, "message": JSON, "data": JSON})}
+)
+REPLIES = JSON | ERRORS | some.builds(lambda result: {"id": 1, "result": result}, JSON | some.just(SESSION))
+METHODS = {name: each for name, each in vars(ClientMethods).items() if isinstance(each, method)}
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch):
+    noted = []
+
+    async def pause(seconds):
+        noted.append(seconds)
+
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=noted.append))
+    monkeypatch.setattr(client_module, "asyncio", SimpleNamespace(sleep=pause, timeout=asyncio.timeout))
+    return noted
+
+
+@contextlib.contextmanager
+def server_that(answers):
+    """A server that reads a request and then does what `answers` does with the connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ends = threading.Event()
+
+    def serve(connection):
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            answers(connection, ends)
+
+    def accept():
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=[listener.accept()[0]], daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        ends.set()
+        listener.close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+def endless(connection, ends):
+    connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+    while not ends.is_set():
+        connection.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
+
+
+def trickle(connection, ends):
+    connection.sendall(HEAD + b"Content-Length: 1000000\r\n\r\n")
+    while not ends.wait(0.02):
+        connection.sendall(b" ")
+
+
+def trickled_head(connection, ends):
+    connection.sendall(HEAD)
+    for number in itertools.count():
+        if ends.wait(0.02):
+            return
+        connection.sendall(b"X-%d: 1\r\n" % number)
+
+
+def bomb(connection, _ends):
+    body = gzip.compress(b" " * 2**26)
+    connection.sendall(HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+
+def ask_sync(url, **more):
+    with Client(url, **more) as client:
+        return client.list_toolpacks()
+
+
+def ask_async(url, **more):
+    async def asked():
+        async with AsyncClient(url, **more) as client:
+            return await client.list_toolpacks()
+
+    return asyncio.run(asked())
+
+
+BOTH = pytest.mark.parametrize("ask", [ask_sync, ask_async])
+
+
+@BOTH
+@pytest.mark.parametrize(("answers", "why"), [(endless, "longer than"), (bomb, "compressed")])
+def test_an_answer_has_an_end(ask, answers, why, monkeypatch):
+    monkeypatch.setattr(exchange, "MAX_REPLY_BYTES", 2**20)
+    with server_that(answers) as url, pytest.raises(NoReplyError, match=why):
+        ask(url)
+
+
+@pytest.mark.parametrize(("ask", "answers"), [(ask_sync, trickle), (ask_async, trickle), (ask_async, trickled_head)])
+def test_an_answer_that_trickles_is_late(ask, answers):
+    with server_that(answers) as url, pytest.raises(NoReplyError, match="the answer doesn't end"):
+        ask(url, timeout_seconds=0.3)
+
+
+@pytest.mark.parametrize("seconds", [3600, 1e300, float("inf"), float("nan"), -5, "60", True, [1]])
+def test_a_server_cant_make_a_client_sleep(seconds, pauses):
+    overloaded = {"error": {"code": -32006, "message": "", "data": {"retry_after_seconds": seconds}}}
+    with Client("http://there", transport=httpx.MockTransport(_texts(*[overloaded] * RETRIES, OK))) as client:
+        assert client.run_function("s", "f") == OK["result"]
+    assert len(pauses) == RETRIES
+    assert all(0 < pause <= 10 for pause in pauses)
+
+
+def _texts(*replies):
+    """Answer with JSON as Python writes it, infinities too."""
+    left = [*replies]
+    return lambda _request: httpx.Response(200, content=json.dumps(left.pop(0)).encode())
+
+
+def test_the_default_retries_outlast_an_ordinary_restart(pauses):
+    trouble = [httpx.ConnectError("refused")] * RETRIES
+    with Client("http://there", transport=httpx.MockTransport(Script(*trouble, OK))) as client:
+        assert client.run_function("s", "f") == OK["result"]
+    assert 30 < sum(pauses) < 43
+    assert max(pauses) <= 5
+
+
+@pytest.mark.parametrize(
+    "path", ["@127.0.0.2/agents/x", ".evil.example/agents/x", "http://evil.example/", ":1/", 5, "/é\r\n", ""]
+)
+def test_an_agents_path_is_one_of_this_server(path):
+    seen = []
+
+    def answer(request):
+        seen.append(request.url.host)
+        return httpx.Response(200, json={"result": {**SESSION, "agent_path": path}})
+
+    with Client("http://there", transport=httpx.MockTransport(answer)) as client:
+        with pytest.raises(ReplyError):
+            client.agent(client.create_session())
+        with pytest.raises(ReplyError, match="no path"):
+            client.agent({"agent_path": path})
+    assert set(seen) == {"there"}
+
+
+@given(
+    name=some.sampled_from(sorted(METHODS)),
+    reply=REPLIES,
+    status=some.sampled_from([200, 404, 503]),
+    batch=some.booleans(),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+def test_whatever_is_answered_the_error_is_a_client_error(name, reply, status, batch):
+    wanted = {each: "s" for each, parameter in METHODS[name].signature.parameters.items()
+              if parameter.default is inspect.Parameter.empty and each != "self"}  # fmt: skip
+
+    def answer(_request):
+        return httpx.Response(status, content=json.dumps([reply] if batch else reply).encode())
+
+    client = Client("http://there", transport=httpx.MockTransport(answer), retries=1)
+    with client, contextlib.suppress(ClientError):
+        if batch:
+            with client.batch() as collected:
+                found = getattr(collected, name)(**wanted)
+            result = found.result()
+        else:
+            result = getattr(client, name)(**wanted)
+        assert fits(METHODS[name].signature.return_annotation)(result)
+
+
+@pytest.mark.parametrize("content", [b"[" * 200_000, b"\xff\xfe", b"", b"9" * 10_000, b'{"result": 1}'])
+def test_what_is_no_answer_is_an_error(content):
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=content))
+    with Client("http://there", transport=transport) as client, pytest.raises(ReplyError, match="Toolpack Server"):
+        client.create_session()
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "http://x\n", "ftp://there"])
+def test_an_address_that_is_none_isnt_tried_again(url, pauses):
+    with pytest.raises(NoReplyError):
+        ask_sync(url)
+    assert pauses == []
+
+
+def test_environments_and_rollouts_meet_client_errors_only():
+    results = {"create_session": {**SESSION, "task": "a/b"}, "evaluate_session": {"valid": "yes"}, "list_sessions": []}
+
+    def answer(request):
+        name = json.loads(request.content)["method"]
+        return httpx.Response(200, json={"result": results.get(name, {"prompt": 5})})
+
+    async def run():
+        async with AsyncClient("http://there", transport=httpx.MockTransport(answer), retries=0) as client:
+            async for (rollout,) in rollouts(client, ["a/b"], _play, labels={"run": "x"}, group=1):
+                return rollout
+        return None
+
+    assert isinstance(asyncio.run(run()).error, ClientError)
+    made = object.__new__(type("Made", (Environment,), {"_of_task": "a/b"}))
+    made.__init__("http://there", "a/b")
+    made._client = Client("http://there", transport=httpx.MockTransport(answer), retries=0)
+    assert made.reset() == ""
+    assert made.problem
+
+
+async def _play(_agent, _session):
+    return None
+
+
+def test_an_outage_is_told_once(caplog):
+    trouble = [httpx.ConnectError("refused")] * 10
+    caplog.set_level(logging.INFO, "toolpack_server.client")
+    with Client("http://there", transport=httpx.MockTransport(Script(*trouble, OK, OK))) as client:
+        client.run_function("s", "f")
+        client.run_function("s", "f")
+    said = [record.getMessage() for record in caplog.records if record.name == "toolpack_server.client"]
+    assert said == [
+        "http://there doesn't answer. Requests that can be repeated are sent again.",
+        "The server answers again.",
+    ]
+
+
+def test_a_client_ignores_what_it_doesnt_know():
+    newer = {**SESSION, "more": 1, "parent": {"session_id": "p", "version": 0, "more": 2}}
+    assert fits(METHODS["create_session"].signature.return_annotation)(newer)
+    assert fits(Record)({"kind": "of-tomorrow", "index": 1})
+    assert fits(METHODS["replay_session"].signature.return_annotation)(
+        {**REPLAY, "diverged": {"index": 1, "what": "?", "recorded": None, "replayed": None}}
+    )
+    assert not fits(METHODS["create_session"].signature.return_annotation)({**SESSION, "version": "1"})
