@@ -6,6 +6,7 @@ The rule: what is printed is what `GET /openrpc.json` says under `x-features`.
 import click
 
 from server.installed import described, load_features
+from server.terminal import echo
 
 
 @click.command()
@@ -13,6 +14,6 @@ def features() -> None:
     """List the installed features, where each comes from, and what it adds."""
     for feature in described(load_features()):
         name, distribution, version = (feature.pop(key) for key in ("name", "distribution", "version"))
-        click.echo(f"{name} ({distribution} {version})")
+        echo(f"{name} ({distribution} {version})")
         for kind, names in feature.items():
-            click.echo(f"  {kind.replace('_', ' ')}: {', '.join(names)}")
+            echo(f"  {kind.replace('_', ' ')}: {', '.join(names)}")
