@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 
+import http_endpoint
 import httpx
 import pytest
 import server_process
@@ -92,6 +93,17 @@ def test_other_paths_and_methods(server, method, path, status):
     response = server.http.request(method, path, content=BODY, headers=JSON)
     assert "POST" in refusal(response, status)
     assert ("allow" in response.headers) is (status == 405)
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+def test_head_is_answered_at_once_and_without_a_body(http):
+    # Nothing but the answer's end may send it: an idle connection is kept for longer than the test waits.
+    with http_endpoint.served(http, keep_alive=10 * serving.PATIENCE) as endpoint, endpoint.connect() as connection:
+        for path, status in (("/healthz", 200), ("/readyz", 200), ("/console/", 200), ("/rpc", 405), ("/nothing", 404)):
+            connection.sendall(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            text = connection.recv(65536)
+            assert text.startswith(b"HTTP/1.1 %d " % status)
+            assert text.endswith(b"\r\n\r\n")
 
 
 def test_json_rpc_responses_are_200_and_notifications_204(server):

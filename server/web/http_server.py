@@ -97,6 +97,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._refuse(400, "The body has more framing than content: send it in larger chunks.")
 
     def on_response_complete(self) -> None:
+        if self.transport.head:
+            self.transport.flush()
         if self.transport.last:
             self.transport.close()
         super().on_response_complete()

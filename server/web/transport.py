@@ -18,7 +18,7 @@ class ResponseTransport:
     def __init__(self, transport: Any, is_unread: Callable[[], bool]) -> None:
         self._transport = transport
         self._is_unread = is_unread  # whether the body of the request that is answered hasn't arrived in full
-        self._head = b""
+        self.head = b""  # of a response, kept until its body is written or there is none
         self.last = False  # the response that is being written is the last one
         self.lingers = False  # the last response is written; what still arrives is to be dropped
 
@@ -30,13 +30,13 @@ class ResponseTransport:
         if self.lingers:
             return
         if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
-            self._flush()
+            self.flush()
             self.last = self._is_unread()
             if self.last and CLOSES not in data.lower():
                 data = data.removesuffix(b"\r\n") + CLOSES + b"\r\n"
-            self._head = data
-        elif self._head:
-            head, self._head = self._head, b""
+            self.head = data
+        elif self.head:
+            head, self.head = self.head, b""
             self._transport.write(head + data)
         else:
             self._transport.write(data)
@@ -52,7 +52,7 @@ class ResponseTransport:
         """
         if self.lingers:
             return
-        self._flush()
+        self.flush()
         if self.last and not self._transport.is_closing() and self._transport.can_write_eof():
             self.lingers = True
             self._transport.write_eof()
@@ -63,9 +63,10 @@ class ResponseTransport:
 
     def end(self) -> None:
         """Close without waiting for the client, after sending what is buffered."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
-    def _flush(self) -> None:
-        if self._head:
+    def flush(self) -> None:
+        """Send a head that is kept: the answer to HEAD has nothing behind it."""
+        if self.head:
             self.write(b"")
