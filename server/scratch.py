@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 
 from server.errors import OverloadedError
+from server.forked import in_forked, let_go
 from server.volumes import WorkingCopy
 
 log = logging.getLogger("toolpack_server")
@@ -222,7 +223,14 @@ class Scratch:
                 f"The scratch folder can't be made ({error.strerror}: {error.filename}): set TOOLPACK_SCRATCH_DIR."
             ) from error
         self._finalize = weakref.finalize(self, _remove, made, lock, os.getpid())
+        self._lock_file = lock
+        in_forked(self._let_go)
         return made
+
+    def _let_go(self) -> None:
+        """In a process that was forked from this one, don't keep the folder from those who remove leftovers."""
+        if self._finalize is not None and self._finalize.alive:
+            let_go([self._lock_file])
 
 
 def _remove(folder: Path, lock: int, process: int) -> None:

@@ -388,7 +388,7 @@ def holding():
         (a_file_as_data, [], "can't be opened: its folder is a file. Choose another --store."),
         (no_database, [], "sessions.db can't be opened: file is not a database. Name another file."),
         (two_workers_without_a_database, [], "can't be opened: file is not a database. Name another file."),
-        (a_store_in_use, [], "is in use by another toolpack-server: stop it, or give this one its own --store."),
+        (a_store_in_use, [], "is in use by another toolpack-server, process "),
         (a_port_in_use, [], "Address already in use. Stop what listens there, such as another toolpack-server, or "),
         (nothing, ["--port", "many"], "Invalid value for '--port': 'many' is not a valid integer."),
         (nothing, ["--nonsense"], "No such option '--nonsense'."),

@@ -9,6 +9,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, pairwise
+from pathlib import Path
 
 import pytest
 import serving
@@ -185,6 +186,25 @@ def test_sqlite_is_locked_against_other_processes(tmp_path):
     assert second.get(kept.id) == (kept, Head(-1, 0, {}, 0))
     first.close()
     second.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system shows no open files")
+@pytest.mark.parametrize("inherited", [False, True])
+def test_who_has_locked_a_file_is_named(tmp_path, inherited):
+    path = tmp_path / "locked.db"
+    code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 66), 2); pid = int(sys.argv[2]) and os.fork()"
+    code += "; print(pid or os.getpid(), flush=True) if pid or not int(sys.argv[2]) else None; pid or sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, f"{path}.lock", str(int(inherited))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        pid = int(holder.stdout.readline())
+        if inherited:  # whoever has locked it has ended
+            holder.wait()
+        with pytest.raises(SettingsError, match=rf"toolpack-server, process {pid} \(.*python.* -c import.*\): "):
+            open_store(f"sqlite:///{path}")
+        holder.stdin.close()
 
 
 def test_sqlite_restarts_epochs_when_exclusive(tmp_path):

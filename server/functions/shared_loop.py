@@ -7,13 +7,15 @@ is used. The loop turns while calls wait on it, and at no other time.
 
 import asyncio
 import gc
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
-from typing import Any
+from typing import Any, NoReturn
 
+from server.forked import in_forked
 from server.functions.coroutines import CallLoop
 from server.functions.leftovers import LoopExecutor
 from server.functions.steps import Settled
@@ -82,6 +84,11 @@ class SharedLoop(CallLoop):
         self._seen: tuple[int, int, int, Any] | None = None
         self._looks = 0
         self._used_before = 0.0
+        in_forked(self._end_forked)
+
+    def _end_forked(self) -> None:
+        """In a process that a function has forked, run its code until it waits, and nothing of other calls."""
+        self.turns.select = _end_process  # type: ignore[assignment, method-assign]
 
     # From any thread
 
@@ -302,6 +309,10 @@ class SharedLoop(CallLoop):
 def _refuse() -> None:
     if _call.get() is not None:
         raise RuntimeError(REFUSED)
+
+
+def _end_process(_timeout: float | None = None) -> NoReturn:
+    os._exit(0)
 
 
 def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **given: Any) -> CallTask:

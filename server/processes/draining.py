@@ -9,7 +9,6 @@ connections get a moment in which a request that is on its way may arrive.
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import time
@@ -18,6 +17,7 @@ from types import FrameType
 
 from starlette.types import ASGIApp
 
+from server.forked import in_forked, let_go
 from server.processes.child import handle_stop
 from server.processes.pipe import SupervisorPipe
 from server.web.endpoints import Gateway
@@ -41,6 +41,7 @@ class DrainingServer(HttpServer):
         self._stopped = self._hurried = False
         self._stop_at: float | None = None
         self._quiet_since = 0.0
+        in_forked(self.close_in_child)
 
     def handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop at a signal; called on the main thread, which isn't the one that runs the loop."""
@@ -90,15 +91,11 @@ class DrainingServer(HttpServer):
         await self.end()
 
     def close_in_child(self) -> None:
-        """In a process that a function has forked, close the sockets of this one, so that it doesn't keep the port.
-
-        Their numbers stay in use, because objects that this process has inherited would close them once more.
-        """
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in [*(one.fileno() for one in self.sockets()), *self._pipe.descriptors()]:
-            if descriptor >= 0:
-                os.dup2(null, descriptor)
-        os.close(null)
+        """In a process that a function has forked, keep neither the port nor the handlers of signals."""
+        let_go([*(one.fileno() for one in self.sockets()), *self._pipe.descriptors()])
+        # What `terminate()` sends must end it. This process would hear of what is written for a signal, too.
+        handle_stop(signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
 
     def _drain(self) -> None:
         """Close each connection with its next answer, and stop when no call runs, or after `drain_seconds`."""

@@ -19,6 +19,7 @@ from server.errors import StartError
 from server.observability.metrics import Metrics
 from server.packs.inventory import Inventory
 from server.packs.loading import load_catalog
+from server.packs.spawned import let_spawned_import
 from server.processes.child import follow
 from server.processes.draining import DrainingServer
 from server.processes.pipe import SupervisorPipe
@@ -39,13 +40,13 @@ START_FAILED, OUTDATED = 3, 4  # exit statuses: why a worker doesn't serve
 def run_worker(service: Service, listener: socket.socket, pipe: SupervisorPipe) -> None:
     """Serve in this process until it is to end; a setting that can't be used is a `StartError`."""
     _allow_open_files(service.settings.max_connections)
+    let_spawned_import(service.settings.pack_dir)
     app = create_app(service)
     # Loaded modules stay: exclude them from garbage collection, and make full collections rare.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     server = DrainingServer(app, app.state.gateway, pipe)
-    os.register_at_fork(after_in_child=server.close_in_child)
     queues = service.sessions.queues
     if queues.leases.required:
         pipe.introduce(queues.leases.holder, queues.leases.holder_ended)

@@ -12,6 +12,7 @@ from typing import Any
 
 from server.errors import ExecutorGoneError, TooLargeError
 from server.execution.runner import Frame
+from server.forked import let_go
 from server.jsonio.strict import dumps, loads
 from server.rpc.limits import has_more_values
 
@@ -118,6 +119,10 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # the other end is gone already, or this one is closed
             return
+
+    def let_go(self) -> None:
+        """In a process that a function has forked, keep nobody waiting for what this one sends."""
+        let_go([self._socket.fileno()])
 
     def close(self) -> None:
         self._socket.close()

@@ -25,6 +25,7 @@ from server.features.executors import system
 from server.features.executors.channel import MAX_HEAD_BYTES, Channel
 from server.features.executors.sandbox import Sandbox
 from server.features.executors.work import Work, refused
+from server.forked import in_forked
 from server.functions.coroutines import keep_main_loop
 from server.functions.leftovers import Watch
 from server.packs.catalog import Catalog
@@ -71,9 +72,8 @@ def run_executor(
     system.end_with_parent(zygote)
     system.adopt_orphans()
     signal.signal(signal.SIGTERM, _for_children_only(os.getpid()))
-    # A process that a function forks doesn't keep the worker waiting.
-    os.register_at_fork(after_in_child=end.close)
     channel = Channel(end)
+    in_forked(channel.let_go)
     greeting: dict[str, Any] = {"process": os.getpid()}
     try:
         own = scratch / str(os.getpid())

@@ -26,6 +26,7 @@ from server.features.executors.sandbox import Sandbox
 from server.jsonio.strict import dumps, loads
 from server.packs.catalog import Catalog
 from server.packs.loading import extend_namespace, load_catalog
+from server.packs.spawned import let_spawned_import
 from server.pins import load_time_machine
 from server.scratch import Scratch, remove_leftovers
 
@@ -36,6 +37,7 @@ def main(control: socket.socket) -> NoReturn:
     """Load the toolpacks, say to the worker which there are, and fork executors until it exits."""
     # Before there are executors, which have no business in its memory, nor in one another's.
     system.hide_memory()
+    control.set_inheritable(False)  # nor does one that a toolpack starts when it is imported
     configuration = Configuration(**loads(control.recv(MAX_CONFIGURATION)))
     operations = [pkgutil.resolve_name(path) for path in configuration.operations]
     catalog: Catalog | None = None
@@ -59,6 +61,7 @@ def main(control: socket.socket) -> NoReturn:
         os._exit(1)
     if "error" in answer or answer.get("threads"):
         os._exit(1)
+    let_spawned_import(map(Path, configuration.pack_dirs))
     with contextlib.suppress(ImportError):
         load_time_machine()  # once, for all executors
     gc.collect()
@@ -107,6 +110,8 @@ class _Forker:
                 message, descriptors, _, _ = socket.recv_fds(self._control, 16, 3)
                 if not message:
                     self._end()
+                for descriptor in descriptors:  # no program that a function starts has them
+                    os.set_inheritable(descriptor, False)
                 if len(descriptors) == 3:  # noqa: PLR2004 - else this process has too many open files
                     self._fork(*descriptors)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from server.errors import OverloadedError, SettingsError
+from server.forked import descriptors_of, in_forked, let_go
 from server.store_url import SQLITE
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.checkpoints import OWN_CHECKPOINT_PAGES, Checkpoints, checkpoint
@@ -67,6 +68,7 @@ class SqliteFile:
         self._readers: deque[sqlite3.Connection] = deque()  # idle; never more than there were reads at the same time
         self._closed = False
         self._lock_file = lock(path, exclusive=exclusive)
+        in_forked(self._let_go)
         try:
             self._writer = self._connect()
             try:
@@ -256,6 +258,11 @@ class SqliteFile:
             self._writer.close()
             self._close_readers()
             self._lock_file.close()
+
+    def _let_go(self) -> None:
+        """In a process that a function has forked, keep neither the lock nor the database."""
+        if not self._lock_file.closed:
+            let_go([self._lock_file.fileno(), *descriptors_of(f"{self._path}{end}" for end in ("", "-wal", "-shm"))])
 
     def _close_readers(self) -> None:
         with suppress(IndexError):

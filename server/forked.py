@@ -1,0 +1,61 @@
+"""What a process that a function forks keeps of the server: nothing by which the server could be missed.
+
+Such a process may outlive the server. With what it inherits it would keep the port and the lock of the store, so that
+no worker could be replaced and no server started again. The rule: whoever opens what ends with this process, or runs
+what must go on in this process alone, says so here. What a library forks in C without telling Python keeps all until
+it starts another program, by which everything of ours is closed.
+"""
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_acts: list[weakref.WeakMethod[Callable[[], object]]] = []
+
+
+def in_forked(act: Callable[[], object]) -> None:
+    """Have a bound method called in each process that is forked from this one, as long as its object lives."""
+    _acts[:] = [each for each in _acts if each() is not None]
+    _acts.append(weakref.WeakMethod(act))
+
+
+def let_go(descriptors: Iterable[int]) -> None:
+    """Close descriptors in a forked process.
+
+    Their numbers stay in use, because objects that this process has inherited would close them once more. Behind them
+    is nothing that could be locked or written: SQLite, which closes what it has inherited, must not take itself for
+    the last one that uses a file, and remove the log beside it.
+    """
+    nothing = os.open(os.devnull, os.O_RDONLY | getattr(os, "O_PATH", 0))
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)
+
+
+def descriptors_of(paths: Iterable[str]) -> list[int]:
+    """Get the descriptors that this process has of files; a library may have opened them."""
+    wanted, found = set(), []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = os.stat(path)  # noqa: PTH116
+            wanted.add((status.st_dev, status.st_ino))
+    for name in os.listdir("/dev/fd"):  # noqa: PTH208 - numbers
+        with contextlib.suppress(OSError):  # that of the list itself is closed
+            status = os.fstat(int(name))
+            if (status.st_dev, status.st_ino) in wanted:
+                found.append(int(name))
+    return found
+
+
+def _act_all() -> None:
+    for reference in _acts:
+        act: Any = reference()
+        if act is not None:
+            act()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_act_all)
