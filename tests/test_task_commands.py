@@ -49,13 +49,23 @@ def is_light(rollout: Rollout[Lamps]) -> bool:
     return rollout.environment.on
 '''
 
+NOT_PURE = "a second evaluation gives another verdict: its evaluator isn't pure."
 WRONG = {
     "return True": "lamps.py:25: is_light: task 'lamps/light': it passes with nothing done: tighten the evaluator",
     "return False": "task 'lamps/light': its solution doesn't pass (reward 0).",
     'rollout.check("is it dark", False, "no")': "its solution doesn't pass (is it dark: no).",
     "return rollout.environment.off": "The evaluator of 'lamps/light' failed: AttributeError",
-    "import itertools; return next(COUNT) / 100": "a second evaluation gives another verdict",
+    "import itertools; return next(COUNT) / 100": NOT_PURE,
+    "return rollout.environment.on and bool(KEPT.pop())": NOT_PURE,
+    "return bool(KEPT.pop()) and rollout.environment.on": NOT_PURE,
 }
+
+
+GLOBALS = """
+import itertools
+COUNT = itertools.count()
+KEPT = [False, True]
+"""
 
 
 def run(*words):
@@ -73,6 +83,16 @@ def test_check_counts_tasks_without_a_problem(tmp_path):
     assert (done.exit_code, done.stdout) == (0, "1 toolpack with 1 function and 1 task: no problems.\n"), done.stderr
 
 
+def test_check_has_no_problem_with_an_evaluator_that_uses_up_what_it_gets(tmp_path):
+    task = 'solution=[("switch_on", {})], data=[1], metadata={"on": [1]}'
+    source = RIGHT.replace('solution=[("switch_on", {})]', task)
+    used_up = "rollout.environment.on and bool(rollout.task.data.pop() and rollout.task.metadata['on'].pop())"
+    done = check(tmp_path, source.replace("rollout.environment.on", used_up))
+    assert (done.exit_code, done.stdout) == (0, "1 toolpack with 1 function and 1 task: no problems.\n"), done.stderr
+    done = check(tmp_path, source.replace("data=[1]", "data=__import__('threading').Lock()"))
+    assert "the task's data can't be copied (TypeError: cannot pickle '_thread.lock' object): give what" in done.stderr
+
+
 def test_check_looks_at_the_tasks_that_are_named(tmp_path):
     check(tmp_path, RIGHT + '\ntoolpack.add_task(Task("none", "Do it."))\n')
     named = ("check", "--pack-dir", str(tmp_path), "--no-calls", "--task")
@@ -85,7 +105,7 @@ def test_check_looks_at_the_tasks_that_are_named(tmp_path):
 
 @pytest.mark.parametrize("body", WRONG)
 def test_check_finds_evaluators_that_are_wrong(tmp_path, body):
-    source = RIGHT.replace("return rollout.environment.on", body) + "\nimport itertools\nCOUNT = itertools.count()\n"
+    source = RIGHT.replace("return rollout.environment.on", body) + GLOBALS
     done = check(tmp_path, source)
     assert done.exit_code == 1
     assert WRONG[body] in done.stderr

@@ -584,6 +584,15 @@ def test_an_evaluator_sees_all_that_was_done_and_changes_nothing(bench):
     assert (chores.seen["replayed"], chores.seen["failed"]) == ({"dishes": 2}, {"dishes": 1})
 
 
+def test_what_an_evaluator_does_to_its_task_options_and_calls_reaches_no_other_one(anywhere):
+    session_id, key = begin(anywhere, "chores/greedy")
+    agent(anywhere, key, function="do", kwargs=DO)
+    for _ in range(3):
+        told = verdict(anywhere, session_id)
+        assert (told["passed"], told["checks"]) == (True, [])
+    assert anywhere.rpc("get_task", task="chores/greedy")["metadata"] == {"of": ["client"]}
+
+
 def test_an_answer_is_the_submitted_one_or_the_last_message_or_the_given_one(bench):
     session_id, _ = begin(bench, "chores/looks")
     verdict(bench, session_id)

@@ -185,3 +185,29 @@ def many() -> Iterator[Task]:
     loads.append(1)
     for number in range(250):
         yield Task(f"made-{number}", f"Do chore {number}.", solution=[("do", {"chore": str(number)})], split="made")
+
+
+GREEDY = {"left": [1], "shared": [2]}
+GREEDY["again"] = GREEDY["shared"]
+
+
+@toolpack.task(
+    "greedy",
+    "Do the dishes.",
+    solution=[DO],
+    options={"money": 5},
+    metadata={"of": ["client"]},
+    data=GREEDY,
+    split="greedy",
+)
+def greedy(rollout: Rollout[ChoresEnvironment]) -> bool:
+    """Take all that there is."""
+    task = rollout.task
+    as_given = (task.data, task.options, task.metadata, task.solution) == (
+        *({"left": [1], "shared": [2], "again": [2]}, {"money": 5}, {"of": ["client"]}, [DO]),
+    )
+    as_given &= task.data["shared"] is task.data["again"]
+    as_given &= rollout.options == {"money": 5} and [call.kwargs for call in rollout.calls] == [{"chore": "dishes"}]
+    for each in (task.data, task.options, task.metadata, task.solution, rollout.options, rollout.calls[0].kwargs):
+        each.clear()
+    return as_given

@@ -7,6 +7,7 @@ The rule: each call and each evaluation has its deadline, and the main thread ru
 """
 
 import contextlib
+import copy
 import importlib.util
 import signal
 import threading
@@ -293,7 +294,7 @@ class Trials:
             self._evidence,
             final=versions[-1],
             version=len(versions) - 1,
-            path=stage.path,
+            path=copy.deepcopy(stage.path),
             answer=answer,
             at=versions.__getitem__,
         )

@@ -1,7 +1,9 @@
 """The checks of tasks for `toolpack-server check --tasks`.
 
 The rule: tasks are checked as agents meet them, in sessions of a service in memory. Doing nothing must not pass, unless
-the task says that it does; the solution must run without an error, and pass; a second evaluation must equal the first.
+the task says that it does; the solution must run without an error, and pass. What was done is evaluated first, then
+nothing done, and then both again: what an evaluator keeps of one evaluation shows in the next, and isn't blamed on the
+solution.
 """
 
 import inspect
@@ -20,13 +22,14 @@ from server.packs.catalog import Catalog
 from server.packs.pack_function import is_offered
 from server.packs.registration import place
 from server.packs.toolpack import Toolpack
-from server.results import Session
+from server.results import Session, Verdict
 from server.rpc.caller import Caller
 from server.service import Service
 from server.settings import Settings
 
 UNSTABLE = (
-    "a second evaluation gives another verdict: an evaluator must neither look at the clock nor draw random numbers."
+    "a second evaluation gives another verdict: its evaluator isn't pure. It must neither look at the clock, nor draw "
+    "random numbers, nor keep anything for the next time."
 )
 _OURS = "server."  # evaluators of this package have no place that helps an author
 
@@ -93,13 +96,25 @@ class _Checks:
         if task.evaluate is None and task.solution is None:
             return "it has neither an evaluator nor a solution: give one."
         await self._try_variants(name, task)
-        session = await self._send("create_session", task=name)
-        session_id = session["session_id"]
+        solved = await self._send("create_session", task=name)
+        nothing = await self._send("create_session", task=name)
         try:
-            problem = await self._untouched(session_id, task)
-            return problem if problem or task.solution is None else await self._solved(session, task)
+            problem = None if task.solution is None else await self._do(solved, task)
+            judged = [nothing] if problem or task.solution is None else [solved, nothing]
+            verdicts = [await self._verdict(session) for session in judged]
+            try:
+                if verdicts != [await self._verdict(session) for session in judged]:
+                    return UNSTABLE
+            except click.ClickException:
+                return UNSTABLE
+            return _untouched(verdicts.pop(), task) or problem or (_solved(*verdicts) if verdicts else None)
         finally:
-            await self._send("close_session", session_id=session_id)
+            for session in (solved, nothing):
+                await self._send("close_session", session_id=session["session_id"])
+
+    async def _verdict(self, session: Session) -> Verdict:
+        verdict: Verdict = await self._send("evaluate_session", session_id=session["session_id"])
+        return verdict
 
     async def _try_variants(self, name: str, task: Task) -> None:
         """Begin a session with each variant, which raises if its rules don't fit the session."""
@@ -108,19 +123,8 @@ class _Checks:
                 begun = await self._send("create_session", task=name, perturbations={"variant": variant})
                 await self._send("close_session", session_id=begun["session_id"])
 
-    async def _untouched(self, session_id: str, task: Task) -> str | None:
-        """Say what is wrong with the verdict on nothing done."""
-        verdict = await self._send("evaluate_session", session_id=session_id)
-        if verdict != await self._send("evaluate_session", session_id=session_id):
-            return UNSTABLE
-        if verdict["passed"] and not task.nop_passes:
-            return "it passes with nothing done: tighten the evaluator, or set nop_passes=True."
-        if task.nop_passes and not verdict["passed"]:
-            return f"it has nop_passes=True, but nothing done doesn't pass{_failed(verdict)}."
-        return None
-
-    async def _solved(self, session: Session, task: Task) -> str | None:
-        """Run the solution, and say what is wrong with it or with the verdict on it."""
+    async def _do(self, session: Session, task: Task) -> str | None:
+        """Do what the solution does, and say what is wrong with it."""
         session_id = session["session_id"]
         solution = await self._send("get_solution", session_id=session_id)
         for call in solution["calls"]:
@@ -130,11 +134,6 @@ class _Checks:
                 return f"the call of `{call['function']}`{by} in its solution fails: {envelope['error']}"
         if solution["answer"]:
             await self._send("submit_answer", session_id=session_id, answer=solution["answer"])
-        verdict = await self._send("evaluate_session", session_id=session_id)
-        if not verdict["passed"]:
-            return f"its solution doesn't pass{_failed(verdict)}."
-        if verdict != await self._send("evaluate_session", session_id=session_id):
-            return UNSTABLE
         calls = sum(1 + len(read_nested(call["kwargs"])[1]) for call in solution["calls"])
         if task.max_calls is not None and calls > task.max_calls:
             return f"its solution has {calls} calls, and max_calls is {task.max_calls}."
@@ -148,7 +147,21 @@ class _Checks:
         return await local(self._service, Caller(session_id=session_id, address=by))("run_function", params)
 
 
-def _failed(verdict: dict[str, Any]) -> str:
+def _untouched(verdict: Verdict, task: Task) -> str | None:
+    """Say what is wrong with the verdict on nothing done."""
+    if verdict["passed"] and not task.nop_passes:
+        return "it passes with nothing done: tighten the evaluator, or set nop_passes=True."
+    if task.nop_passes and not verdict["passed"]:
+        return f"it has nop_passes=True, but nothing done doesn't pass{_failed(verdict)}."
+    return None
+
+
+def _solved(verdict: Verdict) -> str | None:
+    """Say what is wrong with the verdict on the solution."""
+    return None if verdict["passed"] else f"its solution doesn't pass{_failed(verdict)}."
+
+
+def _failed(verdict: Verdict) -> str:
     failed = [check for check in verdict["checks"] if not check["passed"]]
     if not failed:
         return f" (reward {verdict['reward']:g})"

@@ -4,6 +4,7 @@ The rule: pure, as `call` is. The verdict follows from bytes, records and the ta
 and what an evaluator does to it reaches nobody. Whatever goes wrong in an author's code is an `EvaluationError`.
 """
 
+import copy
 import inspect
 import logging
 import traceback
@@ -87,11 +88,12 @@ def evaluate(name: str, evidence: Evidence, means: Means) -> Verdict:
     """
     pack, task = find_task(means.codec.catalog, name)
     worlds = _Thawed(evidence, means)
-    rollout = _rollout(pack.name, task, evidence, worlds)
     evaluator = task.evaluate or (reached_solution() if task.solution is not None else None)
     with _faults(f"The evaluator of {name!r}"), closing(worlds):
         if evaluator is None:
             raise TypeError("the task has neither an evaluator nor a solution")
+        with means.interruptible:
+            rollout = _rollout(pack.name, task.own(), evidence, worlds)
         try:
             with means.interruptible:
                 returned = evaluator(rollout)
@@ -174,7 +176,7 @@ def _rollout(toolpack: str, task: Task, evidence: Evidence, worlds: Worlds) -> R
         worlds,
         toolpack,
         task,
-        options=evidence.options.get(toolpack, {}),
+        options=copy.deepcopy(evidence.options.get(toolpack, {})),
         calls=calls,
         messages=messages,
         answer=answer,

@@ -4,13 +4,14 @@ The rule: a task says nothing about sessions. What a loader gives is fixed after
 is reported with the place where the task, or its loader, is defined.
 """
 
+import copy
 import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from typing_extensions import TypedDict, Unpack, override
 
@@ -76,7 +77,7 @@ class Task:
         split: Which part of the tasks it belongs to, such as `train`.
         tags: Words to find it by.
         metadata: Anything for clients, as JSON.
-        data: Anything for the evaluator, which nobody else sees.
+        data: Anything for the evaluator, which nobody else sees. Each evaluation gets its own copy, by `copy.deepcopy`.
         nop_passes: An agent that does nothing is right.
         timeout_seconds: The evaluator's deadline, in seconds; None: that of a call.
         variants: Rules of perturbations by name, to try the task with; `server.perturbations` has functions for them.
@@ -167,6 +168,21 @@ class Task:
         except (TypeError, ResultError):
             return None  # a call that is none is told with the others of its kind, when the solution is used
         return None
+
+    def own(self) -> Self:
+        """Get a copy for one evaluation, which may change whatever it holds.
+
+        Raises:
+            TypeError: Its data can't be copied.
+        """
+        code = {id(each): each for each in (self.evaluate, self.solution) if callable(each)}
+        try:
+            return copy.deepcopy(self, code)
+        except Exception as error:
+            raise TypeError(
+                f"the task's data can't be copied ({error_text(error)}): give what copy.deepcopy can't copy a "
+                "__deepcopy__, which may return it as it is"
+            ) from error
 
     def rights(self) -> dict[str, dict[str, Any]]:
         """Get the rights of its participants, the agent's among them; none if it has no participants."""
