@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import database_histories
 import pytest
-from serving import PACKS, PATIENCE, Bench, refused
+from serving import PACKS, PATIENCE, Bench, refused, wait_until
 from shared_memory import SharedMemory
 
 from server import Database, Depends, Task, TaskEnvironment, Toolpack
@@ -157,12 +157,23 @@ def test_what_sql_cant_do(bench, session, sql, text):
         assert "load_extension" in error(bench, session, "run_sql", sql=view, script=True) or "fts3" in sql
 
 
+def test_long_sql_is_looked_at_once(bench, session):
+    text = f"DatabaseError: not authorized: {ALONE}"
+    for before in ("/* */" * 20_000, "--\n" * 20_000, ";" * 20_000, "/* " * 20_000 + "*/"):
+        assert error(bench, session, "run_sql", sql=f"{before}ATTACH '' AS x", script=True) == text
+        assert error(bench, session, "run_sql", sql=f"{before}VACUUM", script=True) is None
+
+
 def test_durability_is_the_servers(bench, session):
     for name in ("journal_mode", "synchronous", "locking_mode", "wal_checkpoint", "mmap_size", "temp_store"):
         assert bench.result(session, "run_sql", sql=f"PRAGMA {name}") == []
         assert bench.result(session, "run_sql", sql=f"PRAGMA {name} = 1") == []
     bench.result(session, "run_sql", sql="VACUUM")
-    bench.result(session, "run_sql", sql="DELETE FROM orders; VACUUM; -- attach", script=True)
+    bench.result(session, "run_sql", sql="DELETE FROM orders; VACUUM; -- attached", script=True)
+    both = "VACUUM must be run by itself: SQL that has the word ATTACH, too, isn't allowed to"
+    for word in ("attach", "/**/ATTACH''AS x;"):
+        found = error(bench, session, "run_sql", sql=f"VACUUM; -- {word}", script=True)
+        assert found == f"DatabaseError: not authorized: {both}"
     assert rows(bench, session, "PRAGMA integrity_check") == [["'ok'"]]
 
 
@@ -756,6 +767,28 @@ def test_a_bundle_has_the_pieces():
         assert (replayed["complete"], replayed["diverged"]) == (True, None)
 
 
+def test_a_progress_handler_leaves_the_look_at_the_deadline():
+    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+    pack = Toolpack("watching", ShopOfOne)
+
+    @pack.function(timeout_seconds=0.3)
+    def watch(db: Annotated[sqlite3.Connection, Depends("db")], steps: int, handler: bool) -> None:
+        """Watch it.
+
+        :param steps: How often.
+        :param handler: By a function.
+        """
+        db.set_progress_handler((lambda: 0) if handler else None, steps)
+        db.execute(endless).fetchone()
+
+    with Bench(Catalog({"watching": pack})) as bench:
+        for steps, handler in ((1, False), (10**9, True), (0, True), (-1, True)):
+            session = bench.create("watching")
+            assert error(bench, session, "watch", steps=steps, handler=handler).startswith("TimeoutError")
+            threads = bench.sessions.queues.threads
+            wait_until(lambda: not threads._stuck, "the end of the statement")  # noqa: B023 - called at once
+
+
 SEEDED = """
     CREATE TABLE drawn (a DEFAULT (random()), b DEFAULT (hex(randomblob(8))), c DEFAULT CURRENT_TIMESTAMP,
         d DEFAULT (datetime('now', '+1 day')), e DEFAULT (strftime('%s', 'now')), f, g AS (date(f)));
@@ -779,6 +812,41 @@ def test_a_seeded_session_does_the_same_again():
         assert [record["state"] for record in traces[0]] == [record["state"] for record in traces[1]]
         replayed = bench.rpc("replay_session", session_id=seeded[0])
         assert (replayed["complete"], replayed["diverged"]) == (True, None)
+
+
+NOWS = {
+    **{f"{name}({word})": None for name in ("date", "time", "datetime") for word in ("", "'now'", "'NOW', '+1 day'")},
+    **{f"strftime('%s %f'{word})": None for word in ("", ", 'now'", ", x'6e6f77'", ", 'now' || char(0)")},
+    "datetime('now', 'localtime')": "2026-03-02 09:30:01",
+    "datetime('now', 'utc')": "2026-03-02 09:30:01",
+    "datetime('2026-03-02 09:30', 'localtime')": "2026-03-02 09:30:00",
+    "strftime()": "None",
+    "datetime('2026-03-02 09:30', 'now')": "None",
+    "datetime('subsec')": "2026-03-02 09:30:01.000" if sqlite3.sqlite_version_info >= (3, 42) else "None",
+    "unixepoch('SubSecond')": "1772443801.0" if sqlite3.sqlite_version_info >= (3, 42) else "None",
+    "strftime('%s', 'subsec', '+1 day')": "1772530201.000" if sqlite3.sqlite_version_info >= (3, 42) else "None",
+    "timediff('now', '2026-03-02')": "+0000-00-00 09:30:01.000",
+    "timediff('2026-03-02', 'subsec')": "-0000-00-00 09:30:01.000",
+}
+
+
+@pytest.mark.parametrize("sql", NOWS)
+def test_all_words_for_the_time_now_are_pinned(seeding, sql):
+    if "timediff" in sql and sqlite3.sqlite_version_info < (3, 43):
+        pytest.skip("this SQLite has no timediff()")
+    sessions = [seeding.create("stall", seed="x", clock="2026-03-02T09:30:00Z") for _ in range(2)]
+    found = [rows(seeding, session, f"SELECT CAST({sql} AS TEXT)")[0][0].strip("'") for session in sessions]
+    assert found[0] == found[1]
+    if NOWS[sql]:
+        assert found[0] == NOWS[sql]
+    else:
+        assert any(part in found[0] for part in ("2026-03-0", "09:30:01", "1772443801")), found
+
+
+@pytest.fixture(scope="module")
+def seeding():
+    with make("process", executors=1) as made:
+        yield made
 
 
 def test_the_state_is_compared_under_the_same_version_of_sqlite_only(monkeypatch):

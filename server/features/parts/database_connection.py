@@ -11,7 +11,7 @@ import re
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 from urllib.parse import quote
 
@@ -22,6 +22,7 @@ from server.scratch import FULL_TEXT, is_full
 STEPS = 20_000  # of SQLite's virtual machine, between two looks at whether the deadline has passed: some milliseconds
 
 _ALONE = "a session's database stands alone: ATTACH, DETACH and VACUUM INTO aren't possible"
+_BOTH_WORDS = "VACUUM must be run by itself: SQL that has the word ATTACH, too, isn't allowed to"
 _FUNCTIONS = {"load_extension", "fts3_tokenizer"}
 _FIXED = {
     *("writable_schema", "max_page_count", "trusted_schema", "cell_size_check", "page_size", "auto_vacuum"),
@@ -32,8 +33,11 @@ _DURABILITY = {
     *("journal_mode", "synchronous", "locking_mode", "wal_checkpoint", "wal_autocheckpoint", "journal_size_limit"),
     *("mmap_size", "temp_store", "busy_timeout"),
 }
-_VACUUM = re.compile(r"(\s|--[^\n]*(\n|$)|/\*.*?\*/|;)*vacuum\b", re.IGNORECASE | re.DOTALL)
-_PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "temp_store=MEMORY")
+_VACUUM = re.compile(r"\bvacuum\b", re.IGNORECASE)
+_ATTACH = re.compile(r"\battach\b", re.IGNORECASE)
+# A schema may use SQLite's own functions and tables: they are safe, but for `_FUNCTIONS`, which are refused anyway.
+# With this off, versions before 3.41 refuse JSON, full text and R-tree in views, triggers, CHECKs and indexes.
+_PRAGMAS = ("trusted_schema=ON", "cell_size_check=ON", "temp_store=MEMORY")
 
 FULL = "database or disk is full"
 READ_ONLY = "attempt to write a readonly database"
@@ -44,14 +48,14 @@ class _Rules:
 
     Attributes:
         denied: Why it has refused something; "" if it hasn't.
-        script: The SQL that is running.
+        script: The SQL that runs now, one statement or several; None if that isn't known.
     """
 
     __slots__ = ("denied", "script")
 
     def __init__(self) -> None:
         self.denied = ""
-        self.script = ""
+        self.script: str | None = None
 
     def authorize(self, action: int, first: str | None, second: str | None, _name: object, _inner: object) -> int:
         if action == sqlite3.SQLITE_PRAGMA:
@@ -59,9 +63,9 @@ class _Rules:
         if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _FUNCTIONS:
             self.denied = f"{second}() isn't possible in a session's database"
             return sqlite3.SQLITE_DENY
-        # SQLite itself attaches a nameless database to do a VACUUM.
-        if action == sqlite3.SQLITE_DETACH or (action == sqlite3.SQLITE_ATTACH and (first or not self._vacuums())):
-            self.denied = _ALONE
+        if action == sqlite3.SQLITE_DETACH or (action == sqlite3.SQLITE_ATTACH and (first or self._attaches())):
+            both = first == "" and action == sqlite3.SQLITE_ATTACH and _VACUUM.search(self.script or "")
+            self.denied = _BOTH_WORDS if both else _ALONE
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
 
@@ -73,41 +77,31 @@ class _Rules:
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
 
-    def _vacuums(self) -> bool:
-        return _VACUUM.match(self.script) is not None
+    def _attaches(self) -> bool:
+        """Whether SQL may attach something itself; if it lacks that word, SQLite does so, for a VACUUM."""
+        return self.script is None or _ATTACH.search(self.script) is not None
 
 
 class SessionCursor(sqlite3.Cursor):
     """A cursor that says which SQL it runs."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> "SessionCursor":
-        self._rules.script = sql
-        super().execute(sql, parameters)
+        rules: _Rules = self.connection.rules  # type: ignore[attr-defined]
+        rules.script = sql
+        try:
+            super().execute(sql, parameters)
+        finally:
+            rules.script = None
         return self
 
     def executescript(self, sql_script: str, /) -> "SessionCursor":
-        text = sql_script.lower() if isinstance(sql_script, str) else ""
-        if "vacuum" not in text:
-            self._rules.script = ""
-            super().executescript(sql_script)
-            return self
-        # What attaches a database must be known statement by statement.
-        connection = self.connection
-        if connection.in_transaction:
-            connection.commit()
-        level, connection.isolation_level = connection.isolation_level, None
-        try:
-            for statement in _statements(sql_script):
-                self.execute(statement)
-                self.fetchall()
-        finally:
-            connection.isolation_level = level
-        return self
-
-    @property
-    def _rules(self) -> _Rules:
         rules: _Rules = self.connection.rules  # type: ignore[attr-defined]
-        return rules
+        rules.script = sql_script
+        try:
+            super().executescript(sql_script)
+        finally:
+            rules.script = None
+        return self
 
 
 class SessionConnection(sqlite3.Connection):
@@ -185,8 +179,8 @@ class SessionConnection(sqlite3.Connection):
         _refuse("setconfig")
 
     def set_progress_handler(self, progress_handler: Callable[[], Any] | None, n: int) -> None:
-        """Have a handler called, without losing the look at the deadline."""
-        if progress_handler is None:
+        """Have a handler called, or none if `n` is below 1, without losing the look at the deadline."""
+        if progress_handler is None or n < 1:
             super().set_progress_handler(_look, STEPS)
         else:
             super().set_progress_handler(progress_handler, min(n, STEPS))
@@ -205,10 +199,11 @@ def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinn
         pragmas += [f"max_page_count={max(max_bytes // file.page_size, 1)}"]
     if file.foreign_keys:
         pragmas += ["foreign_keys=ON"]
-    if pinned:
-        pragmas[0] = "trusted_schema=ON"  # SQLite trusts no functions but its own, and those that are pinned aren't
     for pragma in pragmas:
         sqlite3.Connection.execute(connection, f"PRAGMA {pragma}").close()
+    # The authorizer isn't asked about a CHECK that is in the file, and versions before 3.41 don't keep it from there.
+    for count in (1, 2):
+        connection.create_function("fts3_tokenizer", count, _no_tokenizer)
     if pinned:
         pin_functions(connection)
     sqlite3.Connection.set_authorizer(connection, connection.rules.authorize)
@@ -238,24 +233,27 @@ def _refuse(what: str) -> NoReturn:
     raise sqlite3.NotSupportedError(f"{what} isn't possible in a session's database")
 
 
+def _no_tokenizer(*_arguments: object) -> NoReturn:
+    _refuse("fts3_tokenizer")
+
+
 def _look() -> int:
     """Do nothing: while this runs, the interpreter raises what ends a function that has passed its deadline."""
     return 0
 
 
-def _statements(script: str) -> Iterator[str]:
-    """Split a script into its statements."""
-    begun = ""
-    for piece in re.split(r"(?<=;)", script):
-        begun += piece
-        if sqlite3.complete_statement(begun):
-            yield begun
-            begun = ""
-    if begun.strip():
-        yield begun
-
-
 # Pinned time and chance
+
+
+_TIMES = dict.fromkeys(("date", "time", "datetime", "julianday", "unixepoch"), (0, 1)) | {"strftime": (1, 2)}
+"""The functions that take a time: which of their arguments that is, and where the modifiers begin."""
+if sqlite3.sqlite_version_info >= (3, 43):
+    _TIMES["timediff"] = (0, 2)
+
+# Words for the time now, of which some versions of SQLite know only the first; the others also ask for milliseconds.
+_NOW = "now"
+_WITH_FRACTION = ("subsec", "subsecond") if sqlite3.sqlite_version_info >= (3, 42) else ()
+_ZONES = ("localtime", "utc")  # modifiers that change nothing, as the time zone is UTC where time is pinned
 
 
 def pin_functions(connection: sqlite3.Connection) -> None:
@@ -265,33 +263,39 @@ def pin_functions(connection: sqlite3.Connection) -> None:
     """
     plain = sqlite3.connect(":memory:", check_same_thread=False)
 
-    def original(name: str, at_least: int) -> Callable[..., Any]:
+    def original(name: str) -> Callable[..., Any]:
+        first, last = _TIMES[name]
+
         def run(*given: Any) -> Any:
-            # How SQLite counts: the format of strftime comes first, and without a time it is now.
-            arguments = [*given, "now"] if len(given) == at_least else [*given]
-            arguments = [_now() if _is_now(argument) else argument for argument in arguments]
+            times: list[Any] = [*given[first:last]]
+            if not times and len(given) == first and last - first == 1:  # where the time is missing, it is now
+                times.append(_NOW)
+            modifiers = [each for each in given[last:] if _word(each) not in _ZONES]
+            words = [*map(_word, times)]
+            if last - first == 1 and words and words[0] in _WITH_FRACTION:
+                modifiers.append(words[0])
+            times = [
+                _now() if word in (_NOW, *_WITH_FRACTION) else each for word, each in zip(words, times, strict=True)
+            ]
+            arguments = [*given[:first], *times, *modifiers]
             marks = ",".join("?" * len(arguments))
             return plain.execute(f"SELECT {name}({marks})", arguments).fetchone()[0]
 
         return run
 
-    for name, at_least in (
-        ("date", 0),
-        ("time", 0),
-        ("datetime", 0),
-        ("julianday", 0),
-        ("unixepoch", 0),
-        ("strftime", 1),
-    ):
-        connection.create_function(name, -1, original(name, at_least), deterministic=True)
+    for name in _TIMES:
+        count = 2 if name == "timediff" else -1
+        connection.create_function(name, count, original(name), deterministic=True)
     for name, function in (("CURRENT_DATE", "date"), ("CURRENT_TIME", "time"), ("CURRENT_TIMESTAMP", "datetime")):
-        connection.create_function(name, 0, original(function, 0))
+        connection.create_function(name, 0, original(function))
     connection.create_function("random", 0, lambda: int.from_bytes(os.urandom(8), signed=True))
     connection.create_function("randomblob", 1, lambda size: os.urandom(max(int(size or 0), 1)))
 
 
-def _is_now(argument: Any) -> bool:
-    return isinstance(argument, str) and argument.lower() == "now"
+def _word(argument: Any) -> str:
+    """Get an argument as SQLite compares it with a word; "" if it isn't a text."""
+    text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
+    return text.partition("\0")[0].lower() if isinstance(text, str) else ""
 
 
 def _now() -> str:

@@ -1,0 +1,49 @@
+"""Run the tests of databases with another SQLite than this Python's: the newest that there is as a wheel.
+
+    python -m tests.newer_sqlite
+
+Python's own module `sqlite3` takes its library from the wheel of pysqlite3, which exports all of SQLite. Exit status 1
+means that a test failed. If this Python has SQLite built in, or no such wheel can be had, it says so, and ends with
+status 0.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+WHEEL = "pysqlite3==0.6.1"
+TESTS = ("test_databases.py", "test_database_schemas.py", "test_database_differences.py", "test_office.py")
+
+
+def version(environment: dict[str, str]) -> str:
+    asked = [sys.executable, "-c", "import sqlite3; print(sqlite3.sqlite_version)"]
+    return subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder / "wheel")]
+        installed = subprocess.run([sys.executable, "-m", "pip", "install", *options, WHEEL], check=False)
+        libraries = [*folder.glob("wheel/pysqlite3/_sqlite3*.so")]
+        if installed.returncode or not libraries:
+            click.echo(f"no other SQLite was tried: pip finds no wheel of {WHEEL} for this machine")
+            return 0
+        (folder / "libsqlite3.so.0").symlink_to(libraries[0])
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+        own, other = version({**os.environ}), version(environment)
+        if own == other:
+            click.echo(f"no other SQLite was tried: this Python has SQLite {own} built in")
+            return 0
+        click.echo(f"with SQLite {other} instead of {own}:")
+        here = Path(__file__).parent
+        tests = [str(here / name) for name in TESTS]
+        return subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
