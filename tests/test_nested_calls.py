@@ -3,11 +3,12 @@
 import contextlib
 
 import pytest
-from serving import IN_BOTH, gate, refused
+from serving import IN_BOTH, PACKS, gate, refused
 
 from server.errors import InvalidParamsError
 from server.features.replay.bundle_format import record_of
 from server.installed import load_features
+from server.packs.loading import load_catalog
 from server.service import all_record_kinds
 from server.sessions.nested import MAX_NESTED_CALLS
 
@@ -132,6 +133,19 @@ def test_a_bundle_has_them_and_is_refused_where_they_do_not_fit_together(bench):
         first, second = record["nested"]
         with pytest.raises(InvalidParamsError):
             record_of({**record, "nested": [{**first, "parent": parent}, second]}, kinds)
+
+
+def test_what_a_toolpack_hands_to_another_one_is_a_copy(make_bench):
+    bench = make_bench(load_catalog((PACKS,), ("shop", "ledger")), packs=("shop", "ledger"))
+    session_id = bench.create("shop", "ledger")
+    bench.result(session_id, "pay", to="Ann")
+    paid = [{"to": "Ann", "amount": 1}]
+    for how in ("append", "clear"):
+        bench.result(session_id, "change_argument", value=nested("payments"), how=how)
+        assert bench.result(session_id, "payments") == paid
+        assert bench.rpc("get_environment", session_id=session_id, pointer="/shop/till/paid") == paid
+    bench.result(session_id, "pay", to="Bob")
+    assert bench.result(session_id, "payments") == [*paid, {"to": "Bob", "amount": 1}]
 
 
 def test_a_replay_runs_them_again(bench):

@@ -299,6 +299,33 @@ def test_a_delay_moves_the_clock_on_for_good(bench):
     assert (found["complete"], found["diverged"]) == (True, None)
 
 
+def test_time_goes_on_where_a_reset_goes_back_before_a_delay(bench):
+    if bench.settings.isolation == "thread":
+        pytest.skip("time is pinned in executors only")
+    clock = {"clock": "2026-03-02T09:30:00Z", "clock_step_seconds": 0}
+    agent = Agent(bench, {"delay": 100, "calls": "2", "functions": "now"}, **clock)
+    first = agent.heard("now")
+    agent.heard(**ANN)
+    assert agent.heard("now") - first == 100
+    bench.rpc("reset_session", session_id=agent.id, version=0)  # after which the delayed call is no longer on the path
+    assert bench.result(agent.id, "now") - first == 100
+    assert agent.fork().heard("now") - first == 200
+    assert agent.heard("now") - first == 200
+
+
+def test_an_mcp_client_hears_the_same_again_of_a_result_that_is_no_content_any_more(make_bench):
+    bench = make_bench(load_catalog((PACKS,), ("conformance",)), packs=("conformance",))
+    agent = Agent(bench, {"result": {"no": "content"}, "calls": "1"}, toolpacks=["conformance"])
+    name, era = "test_multiple_content_types", "2025-11-25"
+    told = [
+        mcp(agent, "tools/call", era, name=name, arguments={}, _meta={"toolpack-server/call_id": call_id})
+        for call_id in ("one", "one", "two")
+    ]
+    assert told[0]["structuredContent"] == {"no": "content"}
+    assert (told[1], len(agent.trace())) == (told[0], 2)
+    assert [each["type"] for each in told[2]["content"]][:2] == ["text", "image"]
+
+
 def test_calls_that_an_agent_sends_at_once_are_counted_one_after_the_other(bench):
     agent = Agent(bench, {"functions": "pay", "calls": "3-5", "error": DOWN})
     asked = {"agent_key": agent.key, "function": "pay", "kwargs": ANN}

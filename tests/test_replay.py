@@ -121,6 +121,20 @@ def environment(bench, session_id):
     return bench.rpc("get_environment", session_id=session_id)
 
 
+@pytest.mark.parametrize("rule", [{"result": "all is well"}, {"lost": "TimeoutError: no answer came"}])
+def test_what_has_happened_is_compared_where_the_agent_has_heard_something_else(bench, code, rule):
+    session = bench.rpc("create_session", toolpacks=["drift"], perturbations={"rules": [rule]})
+    look = {"function": "look", "kwargs": {}}
+    heard = bench.rpc("run_function", agent_key=session["agent_path"].removeprefix("/agents/"), **look)
+    assert replay(bench, session["session_id"])["diverged"] is None
+    code.text = "other"
+    found = replay(bench, session["session_id"])
+    difference = {"recorded": '{"a":"same","b":0}', "replayed": '{"a":"other","b":0}'}
+    assert found["diverged"] == {"index": 0, "what": "result", **difference}
+    again = found["session"]["agent_path"].removeprefix("/agents/")
+    assert bench.rpc("run_function", agent_key=again, **look) == heard
+
+
 def busy(bench, code):
     """A session with calls of every sort, resets and a call_id."""
     session_id = bench.create("drift", labels={"run": "1"})
