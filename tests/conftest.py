@@ -1,6 +1,8 @@
 """Fixtures that several test files share, and how the tests are shared out among processes."""
 
 import contextlib
+import gc
+import importlib
 import os
 import signal
 import sys
@@ -11,7 +13,6 @@ import redis_server
 import serving
 
 from server.engine import queues, session_clock
-from server.errors import ToolpackUnavailable
 from server.sessions import manager
 from server.stores.history import GAP_SECONDS, NOTE_SECONDS
 
@@ -26,25 +27,47 @@ with contextlib.suppress(ModuleNotFoundError):
     settings.register_profile("tests", deadline=None)
     settings.load_profile("tests")
 
-# Imported before AgentDojo itself, it spares the tests the import of the clients of all model vendors.
-with contextlib.suppress(ToolpackUnavailable):
-    import toolpacks.agentdojo  # noqa: F401
+gc.disable()  # until the tests are collected: while modules are imported there is nothing to collect
 
-# The tests start Python hundreds of times: without bytecode it would compile the server's modules each time.
+# The tests start Python hundreds of times: without bytecode it would compile the server's modules each time, and these.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at its options
 def pytest_cmdline_main(config):
-    """Run all tests in several processes, but files that are named in this one, which begins sooner and allows `-s`.
+    """Run all tests but the heavy ones, in several processes; but files that are named whole, and in this process.
 
-    There are half as many processes again as cores, because tests wait for servers almost as long as they compute.
+    That one begins sooner and allows `-s`. There are three processes a core, because tests wait for servers and for
+    deadlines longer than they compute.
     """
     named = all(Path(argument.partition("::")[0]).is_file() for argument in config.args)
+    if not named and not config.option.markexpr:
+        config.option.markexpr = "not heavy"
     chosen = config.getoption("numprocesses", 0)  # 0: there is no pytest-xdist, so tests run in this process
     if chosen is None and not (named or config.option.usepdb or hasattr(config, "workerinput")):
-        config.option.numprocesses = min(((os.cpu_count() or 1) * 3 + 1) // 2, 12)
+        config.option.numprocesses = min((os.cpu_count() or 1) * 3, 12)
         config.option.dist = "worksteal"  # the tests of a file mostly stay in one process
+
+
+def pytest_configure(config):
+    """Let each of several processes begin with other files: what one has compiled, the others needn't."""
+    if hasattr(config, "workerinput"):
+        files = sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))
+        number, count = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
+        for name in files[number::count]:
+            with contextlib.suppress(BaseException):  # it is said when the file's turn comes
+                importlib.import_module(name)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "window" in item.fixturenames:
+            item.add_marker("heavy")
+
+
+def pytest_collection_finish():
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

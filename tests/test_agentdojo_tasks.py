@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import serving
+import with_agentdojo
 from agentdojo.agent_pipeline.ground_truth_pipeline import GroundTruthPipeline
 from agentdojo.functions_runtime import FunctionsRuntime
 from agentdojo.task_suite.load_suites import get_suites
@@ -12,6 +13,8 @@ from server.features.tasks.finding import find_task
 from server.jsonio.strict import loads
 from server.jsonio.view import to_json
 from server.packs.loading import load_catalog
+
+pytestmark = with_agentdojo.HEAVY
 
 NAMES = ("workspace", "travel", "banking", "slack")
 CATALOG = load_catalog((), tuple(f"agentdojo-{name}" for name in NAMES))

@@ -5,12 +5,15 @@ import sys
 
 import pytest
 import serving
+import with_agentdojo
 from agentdojo.task_suite.load_suites import get_suites
 from agentdojo.task_suite.task_suite import TaskSuite
 
 from server.errors import InvalidParamsError
 from server.packs.loading import inspect_toolpacks, load_catalog
 from server.snapshots.comparison import difference
+
+pytestmark = with_agentdojo.HEAVY
 
 SUITES = ("workspace", "travel", "banking", "slack")
 NAMES = tuple(f"agentdojo-{name}" for name in SUITES)

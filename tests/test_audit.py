@@ -46,6 +46,7 @@ def test_known_faults_are_found_and_no_others(library):
     assert faults(library) == FAULTS
 
 
+@pytest.mark.heavy
 def test_other_seeds_find_them_too(library):
     again = audited(LIBRARY, seed=7, mutants=60)
     found = faults(again)
@@ -79,6 +80,7 @@ def test_the_fewest_calls_of_a_solution_that_pass(library):
     assert library["sound-read-first"]["minimal"] == [1]
 
 
+@pytest.mark.heavy
 def test_the_bundled_tasks_have_no_faults():
     reports = audited(Settings(store="memory:", packs=("bank", "workspace")))
     assert len(reports) == 32
@@ -92,7 +94,9 @@ def test_tasks_with_databases_and_files_are_audited():
     assert faults(reports) == set()
 
 
+@pytest.mark.heavy
 def test_tasks_of_agentdojo_that_pass_with_nothing_done_are_found():
+    pytest.importorskip("agentdojo")
     reports = audited(Settings(store="memory:", packs=("agentdojo-banking",)), pattern="/user_task_1", mutants=1)
     assert faults(reports) == {("user_task_10", "nothing-passes")}  # though it says nop_passes
 

@@ -3,11 +3,9 @@
 import re
 from pathlib import Path
 
-import pytest
+import yaml
 
 from server.settings import Settings
-
-yaml = pytest.importorskip("yaml")  # comes with the extra agentdojo
 
 ROOT = Path(__file__).parent.parent
 RESOURCES = list(yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text(encoding="utf-8")))

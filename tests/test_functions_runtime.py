@@ -6,9 +6,7 @@ import inspect
 import threading
 from typing import Annotated, Any, Literal
 
-import agentdojo.functions_runtime as agentdojo
 import pytest
-from agentdojo.default_suites.v1.tools.banking_client import BankAccount, get_balance, send_money
 from pydantic import BaseModel, Field, ValidationError
 from serving import nasty
 
@@ -222,13 +220,9 @@ def test_functions_can_be_replaced(runtime):
 
 
 def test_without_an_environment_there_are_no_dependencies(runtime):
-    theirs = agentdojo.FunctionsRuntime([agentdojo.make_function(get_balance)])
-    for made, function, kwargs in [(runtime, "send", {"recipient": "x"}), (theirs, "get_balance", {})]:
-        for raise_on_error in (True, False):
-            with pytest.raises(
-                ValueError, match=f"Function {function} has dependencies but no environment was provided"
-            ):
-                made.run_function(None, function, kwargs, raise_on_error=raise_on_error)
+    for raise_on_error in (True, False):
+        with pytest.raises(ValueError, match="Function send has dependencies but no environment was provided"):
+            runtime.run_function(None, "send", {"recipient": "x"}, raise_on_error=raise_on_error)
     assert runtime.run_function(None, "send", {})[1].startswith("ValidationError: ")
 
 
@@ -359,43 +353,6 @@ def test_annotations_may_be_strings():
     assert set(made.dependencies) == {"by_name"}
 
 
-# AgentDojo
-
-SAME = [send, note, order, slowly, fail, describe, sphinx, google, numpy, get_balance, send_money]
-
-
-@pytest.mark.parametrize("function", SAME, ids=lambda function: function.__name__)
-def test_a_function_is_described_as_agentdojo_describes_it(function):
-    ours, theirs = make_function(function), agentdojo.make_function(function)
-    schema = ours.parameters.model_json_schema()
-    assert schema.pop("additionalProperties") is False
-    expected = theirs.parameters.model_json_schema()
-    for name in theirs.dependencies.keys() & expected.get("properties", {}).keys():
-        pytest.fail(f"AgentDojo tells {name}")
-    assert schema == expected
-    for field in ("name", "description", "full_docstring", "return_type", "run"):
-        assert getattr(ours, field) == getattr(theirs, field), field
-
-
-def test_agentdojos_ready_functions_are_registered_as_they_are():
-    class Bank(TaskEnvironment):
-        bank_account: BankAccount
-
-    account = BankAccount(balance=50, iban="DE1", transactions=[], scheduled_transactions=[])
-    pack, runtime = Toolpack("dojo", Bank), FunctionsRuntime()
-    for function in (agentdojo.make_function(get_balance), agentdojo.make_function(order)):
-        assert is_ready(function)
-        assert runtime.register_function(function) is function
-        assert pack.register_function(function) is function
-        assert pack.functions[function.name].function is function
-    assert runtime.run_function(Bank(bank_account=account), "get_balance", {}) == (50, None)
-    # AgentDojo's own handling of arguments: dicts instead of models, and unknown ones are ignored.
-    (got, extra, _, _), error = runtime.run_function(EmptyEnv(), "order", {"order": {"size": "small"}, "unknown": 1})
-    assert error is None
-    assert got == {"size": Size.SMALL, "toppings": []}
-    assert extra is None
-
-
 def test_ready_functions_are_recognized_by_their_fields():
     assert is_ready(make_function(describe))
     assert not is_ready(describe)
@@ -523,9 +480,6 @@ def test_a_dependency_must_name_something_that_the_environment_has():
     with pytest.raises(RegistrationError) as refused:
         Toolpack("pack", World).register_function(lost)
     assert "parameter `thing` depends on `acount`, which World doesn't have: correct the name" in str(refused.value)
-    ready = agentdojo.make_function(get_balance)
-    with pytest.raises(RegistrationError, match="depends on `bank_account`, which World doesn't have"):
-        Toolpack("pack", World).register_function(ready)
 
 
 def test_a_name_can_be_registered_once():

@@ -8,6 +8,8 @@ import server_process
 from fuzz.bodies import fuzz_bodies, fuzz_heavy
 from fuzz.conversations import LIMITS, fuzz_conversations
 
+pytestmark = pytest.mark.heavy
+
 
 def test_hostile_bodies():
     seen = fuzz_bodies(250)

@@ -300,6 +300,7 @@ def with_site(site):
     return {"PYTHONPATH": os.pathsep.join([str(site), *sys.path[:1], os.environ.get("PYTHONPATH", "")]).rstrip(":")}
 
 
+@pytest.mark.heavy
 def test_the_tests_of_a_new_package_pass(wheel, site):
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(wheel[1])],

@@ -11,6 +11,8 @@ from serving import PATIENCE
 from server.errors import SettingsError
 from server.features.executors.sandbox import check_sandbox
 
+pytestmark = pytest.mark.heavy
+
 POOL = '''"""Counts on a thread that lives as long as the process, as native libraries have them."""
 from concurrent.futures import ThreadPoolExecutor
 

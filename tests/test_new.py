@@ -22,6 +22,7 @@ new = partial(command_line.invoke, "new")
     ],
     ids=["here", "elsewhere", "database"],
 )
+@pytest.mark.heavy
 def test_the_commands_that_it_prints_work_as_they_are(tmp_path, monkeypatch, flags, listed, passed):
     monkeypatch.chdir(tmp_path)
     printed = new("chores", *flags).output

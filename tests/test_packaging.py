@@ -202,6 +202,7 @@ def test_the_sdist_has_every_file_of_the_project(tmp_path):
 
 
 @pytest.mark.skipif(not IN_CI, reason="runs other tests once more: where CI=true")
+@pytest.mark.heavy
 def test_the_sdist_passes_its_own_tests(tmp_path):
     unpacked = sdist(tmp_path)
     # These are tests that read files of the project; the others only have to find what they import. Those of the pages

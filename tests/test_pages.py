@@ -26,6 +26,8 @@ from ci import IN_CI, without
 
 import server.perturbations
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parent.parent
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import with_agentdojo
 from agentdojo.agent_pipeline.ground_truth_pipeline import GroundTruthPipeline
 from agentdojo.base_tasks import BaseUserTask
 from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
@@ -33,6 +34,8 @@ from server.packs.loading import load_catalog
 from server.settings import Settings
 from server.snapshots.comparison import difference
 from server.snapshots.pickling import thaw
+
+pytestmark = with_agentdojo.HEAVY
 
 NEWEST = "v1.2.2"
 SUITES = ("workspace", "travel", "banking", "slack")

@@ -14,6 +14,8 @@ from faults.clients import Connection
 from faults.world import Server
 from serving import PACKS, PATIENCE
 
+pytestmark = pytest.mark.heavy
+
 AGENTS, FORKS, BEFORE = 10, 100, 6
 DOWN = "ConnectionError: the service is not available"
 RULES = [

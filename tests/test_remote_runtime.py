@@ -3,6 +3,7 @@
 import gc
 
 import pytest
+import with_agentdojo
 from agentdojo.agent_pipeline.ground_truth_pipeline import GroundTruthPipeline
 from agentdojo.functions_runtime import EmptyEnv, FunctionCall, FunctionsRuntime, TaskEnvironment, ToolNotFoundError
 from agentdojo.task_suite.load_suites import get_suites
@@ -14,6 +15,8 @@ from server.client.remote_runtime import RemoteRuntime
 from server.errors import EnvironmentDiffersError, RemoteFunctionError, ReplyError
 from server.packs.loading import load_catalog
 from server.snapshots.comparison import difference
+
+pytestmark = with_agentdojo.HEAVY
 
 SUITE = get_suites("v1.2.2")["workspace"]
 PACK = "agentdojo-workspace"

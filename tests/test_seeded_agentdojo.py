@@ -6,11 +6,12 @@ another key, runs the first half; after a restart it runs the second, and a fork
 
 import pytest
 import serving
+import with_agentdojo
 from ci import IN_CI
 
 from server.packs.loading import load_catalog
 
-pytest.importorskip("agentdojo")
+pytestmark = with_agentdojo.HEAVY
 
 SUITES = ("banking", "slack", "travel", "workspace")
 STEP = 1 if IN_CI else 6  # all of them take about half a minute
