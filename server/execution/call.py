@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.errors import InternalSignal, RequestError, TooLargeError
+from server.errors import InternalSignal, OverloadedError, RequestError, TooLargeError
 from server.execution.codec import PlainCodec
 from server.execution.failure import CallFailure, Failure
+from server.execution.machine import machine_trouble
 from server.execution.runtime import Plan
 from server.execution.volumes import Volumes
 from server.execution.world import PromiseCheck, Snapshot, World
@@ -117,8 +118,16 @@ def _run(plan: Plan, world: World, codec: PlainCodec, max_result_bytes: int) -> 
             explained = world.volumes.explain(error)
             if explained is not error or world.volumes.failed is not None:
                 raise explained from None
+        _check_machine(error)
         why = Failure.RAISED if world.raised else None
         return Outcome(failure=CallFailure.of(error, why, max_result_bytes, keep_cause=plan.tracebacks))
+
+
+def _check_machine(error: BaseException) -> None:
+    """Refuse a call that has failed because of the machine."""
+    trouble = machine_trouble(error)
+    if trouble is not None:
+        raise OverloadedError(trouble) from None
 
 
 def _end_volumes(volumes: Volumes, outcome: Outcome, plan: Plan, max_result_bytes: int) -> dict[str, Any]:
@@ -133,6 +142,7 @@ def _end_volumes(volumes: Volumes, outcome: Outcome, plan: Plan, max_result_byte
         explained = volumes.explain(error)
         if explained is not error or volumes.failed is not None:
             raise explained from None
+        _check_machine(error)
         outcome.failure = CallFailure.of(error, Failure.RAISED, max_result_bytes, keep_cause=plan.tracebacks)
         outcome.result, outcome.changes, outcome.blobs, outcome.live = None, False, {}, {}
     return volumes.abandon()

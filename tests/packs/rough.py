@@ -12,6 +12,7 @@ import platform
 import resource
 import signal
 import socket
+import sqlite3
 import stat
 import struct
 import subprocess
@@ -179,6 +180,44 @@ FORGED: dict[str, Callable[[], bytes]] = {
     "unknown refusal": lambda: _frame({"refused": LINES, "retire": False}),
     "fault": lambda: _frame({"fault": LINES, "retire": False}),
 }
+
+
+KEPT: list[Any] = []
+
+
+@toolpack.function
+def use_up(pit: ThePit, what: str) -> None:
+    """Fail, because the machine has nothing more of something.
+
+    :param what: Of what.
+    """
+    pit.marks.append("used up")
+    if what == "memory":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + 2**21
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        KEPT.append(bytearray(2**28))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    try:
+        while True:
+            KEPT.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        if what == "files":
+            raise
+        if what == "database":
+            sqlite3.connect(f"file:{__file__}", uri=True).execute("SELECT 1")
+        raise ValueError("it can't be read") from error
+
+
+@toolpack.function
+def refuse(name: str) -> None:
+    """Refuse the request as the server itself may.
+
+    :param name: The name of the error's class.
+    """
+    with socket.socket(fileno=os.dup(_socket())) as end:
+        end.sendall(_frame({"refused": name, "text": "It can't be done.", "retire": True}))
+    time.sleep(60)
 
 
 @toolpack.function(read_only=True)

@@ -6,7 +6,7 @@ as the executor would have it.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from traceback import format_tb
@@ -16,15 +16,11 @@ from server.errors import (
     ExecutorGoneError,
     ExecutorLostError,
     InternalError,
-    InvalidParamsError,
     OverloadedError,
-    ResultError,
-    SnapshotError,
-    StateDamagedError,
-    TooLargeError,
     shown,
 )
 from server.execution.codec import Codec
+from server.execution.refusals import MAX_TEXT, read_refusal
 from server.execution.runner import Frame, Means, RunnerOperation
 from server.features.executors.child import ExecutorProcess, Zygote
 from server.features.executors.executor import Configuration
@@ -39,11 +35,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("toolpack_server")
 
-MAX_TEXT = 16_384  # of what an executor says that goes into the log, or into the error of a request
 ATTEMPTS = 3  # to give a request to an executor that reads it
-_REFUSALS: Mapping[str, type[Exception]] = {
-    kind.__name__: kind for kind in (InvalidParamsError, SnapshotError, ResultError, TooLargeError, StateDamagedError)
-}
 STOPPED = "The processes for toolpacks' code have ended; nothing was changed. Send it again, with its call_id."
 
 
@@ -108,7 +100,9 @@ class ExecutorRunner:
                 with self._pool.executor(preferred, clean=not operation.leaves_traces) as child:
                     try:
                         answer = self._answer(child, operation)
-                        child.retired = answer.head.get("retire") is not False or "fault" in answer.head
+                        # One that lacks something of the machine, or says so, may lack it again.
+                        lacks = answer.head.get("refused") == OverloadedError.__name__
+                        child.retired = answer.head.get("retire") is not False or "fault" in answer.head or lacks
                         _raise_refusal(answer)
                         return operation.read(answer, self._means, child.number)
                     except ExecutorGoneError as gone:
@@ -171,4 +165,4 @@ def _raise_refusal(answer: Frame) -> None:
         log.error("A request failed in an executor:%s", "".join(f"\n  {printable(row)}" for row in rows))
         raise InternalError
     if "refused" in head:
-        raise _REFUSALS[head["refused"]](str(head["text"])[:MAX_TEXT])
+        raise read_refusal(head)

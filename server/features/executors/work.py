@@ -12,6 +12,7 @@ from typing import Any
 
 from server.errors import CallError, RequestError
 from server.execution.codec import PlainCodec
+from server.execution.refusals import write_refusal
 from server.execution.runner import Frame, Means, RunnerOperation
 from server.features.executors.channel import Channel
 
@@ -51,6 +52,6 @@ class Work:
         return self._channel.receive()
 
 
-def refused(error: Exception) -> Frame:
+def refused(error: CallError | RequestError) -> Frame:
     """Get the answer that says why a request is refused."""
-    return Frame({"refused": type(error).__name__, "text": str(error)}, [])
+    return Frame(write_refusal(error), [])

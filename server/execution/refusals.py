@@ -1,0 +1,40 @@
+"""Errors on their way from an executor to the worker.
+
+The rule: whatever may refuse a request, or end a call, crosses as what it is, or a refusal would become the failure of
+a function. What crosses is the class and the text; all else about it is as that class has it by default.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from server.errors import CallError, RequestError
+
+MAX_TEXT = 16_384
+
+
+def _classes(base: type[Exception]) -> Iterator[type[Exception]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _classes(kind)
+
+
+REFUSALS: Mapping[str, type[Exception]] = {
+    kind.__name__: kind for base in (CallError, RequestError) for kind in _classes(base)
+}
+
+
+def write_refusal(error: CallError | RequestError) -> dict[str, Any]:
+    """Get what an executor says where it refuses a request."""
+    return {"refused": type(error).__name__, "text": str(error)}
+
+
+def read_refusal(head: Mapping[str, Any]) -> Exception:
+    """Get the error that an executor names; a `KeyError` if there is none of that name."""
+    kind = REFUSALS[head["refused"]]
+    error = kind.__new__(kind)
+    error.args = (str(head["text"])[:MAX_TEXT],)
+    if kind.__init__ is not Exception.__init__:
+        for name, parameter in [*inspect.signature(kind).parameters.items()][1:]:
+            setattr(error, name, None if parameter.default is parameter.empty else parameter.default)
+    return error

@@ -1,0 +1,160 @@
+"""What refuses a request is no failure of a function: neither in an executor nor where the machine lacks something."""
+
+import contextlib
+import errno
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+import serving
+from serving import PACKS, refused
+
+from server import Depends, TaskEnvironment, Toolpack  # noqa: F401 - as authors do
+from server.errors import CallError, OverloadedError, RequestError, SnapshotError
+from server.execution import machine
+from server.execution.machine import machine_trouble
+from server.execution.refusals import REFUSALS, read_refusal, write_refusal
+from server.packs.catalog import Catalog
+from server.packs.loading import load_catalog
+from server.rpc.codes import CODES, describe
+
+NAMES = ("rough", "stall")
+
+needs_executors = pytest.mark.skipif(sys.platform != "linux", reason="executors need Linux")
+
+
+@pytest.fixture(scope="module")
+def confined():
+    catalog = load_catalog((PACKS,), NAMES)
+    with serving.Bench(catalog, isolation="process", pack_dir=(PACKS,), packs=NAMES) as made:
+        yield made
+
+
+def subclasses(kind):
+    return {*kind.__subclasses__()}.union(*map(subclasses, kind.__subclasses__()))
+
+
+def is_unrecorded(bench, session_id):
+    return bench.rpc("get_trace", session_id=session_id) == [] and bench.version(session_id) == 0
+
+
+# From an executor
+
+
+def test_every_error_that_may_refuse_crosses_as_what_it_is():
+    assert {*REFUSALS.values()} == subclasses(CallError) | subclasses(RequestError)
+    for kind in REFUSALS.values():
+        error = kind.__new__(kind)
+        error.args = ("It can't be done.",)
+        read = read_refusal(write_refusal(error))
+        assert (type(read), str(read)) == (kind, "It can't be done.")
+        code = describe(read)[0]
+        assert code in CODES.values()
+        assert code != -32603
+    assert read_refusal(write_refusal(OverloadedError("Full."))).retry_after_seconds == 1.0
+    assert read_refusal(write_refusal(SnapshotError("No.", undeclared=True))).undeclared is False
+    with pytest.raises(KeyError):
+        read_refusal({"refused": "KeyError", "text": ""})
+
+
+@needs_executors
+def test_a_refusal_of_an_executor_is_recorded_nowhere(confined):
+    for kind in sorted(REFUSALS):
+        if not issubclass(REFUSALS[kind], RequestError):
+            continue
+        session_id = confined.create("rough")
+        with pytest.raises(serving.RpcError) as error:
+            confined.call(session_id, "refuse", {"call_id": "x"}, name=kind)
+        assert "It can't be done." in str(error.value)
+        assert is_unrecorded(confined, session_id)
+
+
+# From the machine
+
+
+@needs_executors
+@pytest.mark.parametrize("what", ["files", "cause", "database", "memory"])
+def test_what_the_machine_lacks_refuses_a_call_in_an_executor(confined, what):
+    session_id = confined.create("rough")
+    error = refused(-32006, confined.call, session_id, "use_up", {"call_id": "x"}, what=what)
+    assert error.message == (machine.MEMORY if what == "memory" else machine.FILES)
+    assert is_unrecorded(confined, session_id)
+    assert confined.result(session_id, "mark", text="after") == ["after"]  # the executor was replaced
+    assert confined.call(session_id, "mark", {"call_id": "x"}, text="later")["result"] == ["after", "later"]
+
+
+@pytest.fixture
+def small_scratch(tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small disk")
+    yield tmp_path
+    subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+@serving.in_both
+def test_a_full_scratch_folder_refuses_a_call(small_scratch, isolation):
+    settings = {"isolation": "process", "pack_dir": (PACKS,), "packs": ("stall",)} if isolation == "process" else {}
+    with serving.Bench(load_catalog((PACKS,), ("stall",)), scratch_dir=small_scratch, **settings) as bench:
+        session_id = bench.create("stall")
+        fills = "CREATE TABLE large AS SELECT zeroblob(4000000)"
+        refused(-32006, bench.call, session_id, "run_sql", {"call_id": "x"}, sql=fills)
+        assert is_unrecorded(bench, session_id)
+        assert bench.call(session_id, "run_sql", {"call_id": "x"}, sql="SELECT 1")["result"] == [["1"]]
+
+
+@needs_executors
+def test_a_replay_that_meets_it_is_refused_and_does_not_diverge(confined, monkeypatch):
+    session_id = confined.create("rough")
+    assert confined.result(session_id, "mark", text="once") == ["once"]
+    others = confined.rpc("list_sessions")
+    answers = [OverloadedError(machine.FILES)]
+    steps = confined.service.runner.run
+
+    def lack(operation):
+        if operation.name == "call" and answers:
+            raise answers.pop()
+        return steps(operation)
+
+    monkeypatch.setattr(confined.service.runner, "run", lack)
+    refused(-32006, confined.rpc, "replay_session", session_id=session_id)
+    assert confined.rpc("list_sessions") == others
+    assert confined.rpc("replay_session", session_id=session_id)["complete"] is True
+
+
+pack = Toolpack("opens", TaskEnvironment)
+
+
+@pack.function
+def open_all() -> None:
+    """Open files until there are no more."""
+    with contextlib.ExitStack() as opened:
+        while True:
+            opened.enter_context(open("/dev/null"))  # noqa: PTH123 - the shortest
+
+
+def test_what_the_machine_lacks_refuses_a_call_in_a_thread():
+    with serving.Bench(Catalog({"opens": pack})) as bench:
+        session_id = bench.create("opens")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        try:
+            error = refused(-32006, bench.call, session_id, "open_all", {"call_id": "x"})
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert error.message == machine.FILES
+        assert is_unrecorded(bench, session_id)
+
+
+def test_what_a_function_asks_too_much_of_is_its_own_failure(monkeypatch):
+    assert machine_trouble(MemoryError()) is None
+    assert machine_trouble(OSError(errno.ENOMEM, "")) is None
+    assert machine_trouble(OSError(errno.ENOENT, "")) is None
+    assert machine_trouble(ValueError("Too many open files")) is None
+    monkeypatch.setattr(machine, "_MEMORY_BYTES", 2**62)
+    assert machine_trouble(MemoryError()) == machine.MEMORY
+    looped = ValueError()
+    looped.__cause__ = looped
+    assert machine_trouble(looped) is None
