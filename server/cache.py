@@ -7,7 +7,7 @@ the values of the last call, which an executor needs; they would also be the slo
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from threading import Lock
+from threading import RLock
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -29,7 +29,7 @@ class BoundedCache(Generic[K, V]):
         self._max_size = max_size
         self._size_of = size_of
         self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._lock = Lock()
+        self._lock = RLock()
         self.size = 0
 
     def __len__(self) -> int:
@@ -46,44 +46,39 @@ class BoundedCache(Generic[K, V]):
 
     def put(self, key: K, value: V) -> None:
         """Keep a value as the one used last; not if it is larger than all that may be kept."""
+        size = self._size_of(value)
         with self._lock:
-            self._put(key, value)
+            _, before = self._kept.pop(key, (None, 0))
+            self.size -= before
+            if size <= self._max_size:
+                self._kept[key] = value, size
+                self.size += size
+                if self.size > self._max_size:
+                    self._drop(0)
 
     def setdefault(self, key: K, value: V) -> V:
         """Get the value that is kept, or else keep this one."""
         with self._lock:
             if key in self._kept:
                 return self._kept[key][0]
-            self._put(key, value)
+            self.put(key, value)
         return value
 
     def put_all(self, values: Mapping[K, V]) -> None:
         """Keep values as those used last; all of them, even if they are too large together."""
         with self._lock:
             for key, value in values.items():
-                self._remove(key)
-                self._add(key, value, self._size_of(value))
+                self.pop(key)
+                size = self._size_of(value)
+                self._kept[key] = value, size
+                self.size += size
             self._drop(len(values))
 
     def pop(self, key: K) -> V | None:
         """Take a value out; None if it isn't here."""
         with self._lock:
-            return self._remove(key)
-
-    def _put(self, key: K, value: V) -> None:
-        self._remove(key)
-        size = self._size_of(value)
-        if size <= self._max_size:
-            self._add(key, value, size)
-            self._drop(0)
-
-    def _add(self, key: K, value: V, size: int) -> None:
-        self._kept[key] = value, size
-        self.size += size
-
-    def _remove(self, key: K) -> V | None:
-        value, size = self._kept.pop(key, (None, 0))
-        self.size -= size
+            value, size = self._kept.pop(key, (None, 0))
+            self.size -= size
         return value
 
     def _drop(self, least: int) -> None:

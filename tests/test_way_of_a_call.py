@@ -29,15 +29,15 @@ READ, CHANGE = ("ledger", "total", {}), ("ledger", "add", {"amount": 1})
 WARM, REQUESTS = 100, 200
 
 MOST = {
-    "read": 370,
-    "change": 401,
-    "read at an agent's address": 377,
-    "read over MCP": 389,
-    "change with a call_id": 410,
-    "read of a database": 445,
-    "change of a database": 553,
-    "read in an executor": 418,
-    "change in an executor": 438,
+    "read": 324,
+    "change": 355,
+    "read at an agent's address": 331,
+    "read over MCP": 343,
+    "change with a call_id": 364,
+    "read of a database": 400,
+    "change of a database": 507,
+    "read in an executor": 369,
+    "change in an executor": 388,
 }
 MCP_VERSION = "2026-07-28"
 MCP_META = {

@@ -34,9 +34,8 @@ class Committer:
 
     def commit(self, changes: Sequence[tuple[SessionState, Commit]]) -> Sequence[bool]:
         """Commit changes of sessions, in their order; get for each whether it is in the store."""
-        if not changes:
-            return []
-        kept, why = self._commit([commit for _, commit in changes])
+        _, commits = zip(*changes, strict=True)
+        kept, why = self._commit(commits)
         for (state, commit), is_kept in zip(changes, kept, strict=True):
             if not is_kept:
                 state.invalid = CLOSED if why == REFUSED and self._is_closed(commit.session_id) else why

@@ -95,7 +95,7 @@ class Job:
     call: SharedCall | None = None  # the one for which it waits, or has waited
     settled_at: float = 0.0  # when that ended, on the monotonic clock
     waits_for = "a thread"
-    context: Context | None = None  # in which a coroutine of it runs; None: in an empty one
+    context: Context | None = None  # in which it runs; None: in the thread's, and a coroutine in an empty one
     left_behind: bool = False  # it has passed its deadline and still runs
     what: str = ""  # what runs now, at the beginning of a sentence; "" if nobody has said that
 
@@ -125,7 +125,7 @@ class Job:
     def run(self) -> None:
         """Do the work, and note its result. Called on the job's thread, without a lock."""
         try:
-            self._returned = self.work()
+            self._returned = self.work() if self.context is None else self.context.run(self.work)
         except Interrupted:  # the job has been completed by whoever has interrupted it; this thread is to end
             raise
         except (RequestError, CallError, HeavyReadError) as error:

@@ -30,22 +30,41 @@ Share = Hashable
 """Whose share of a lane a job takes: an owner's, or that of one of an owner's functions."""
 
 
+class Waits:
+    """How many jobs wait for their turn: all of a worker, in queues of sessions and in lanes, and those of each owner.
+
+    Changed under the lock of the threads.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.of_owner: Counter[str] = Counter()
+
+    def add(self, owner: str, more: int) -> None:
+        self.total += more
+        self.of_owner[owner] += more
+
+
 class Lane:
     """A limited number of places for jobs: `total` in all, and `per_share` for each share.
 
     Beside them there may be a reserve: jobs of some kinds may start where all places are taken. A job that must leave
     it counts in its share, even beyond that; as many of these as the reserve has places take no place of others.
+
+    Those that wait for a place are counted in `waits`.
     """
 
     def __init__(
         self,
         total: int,
         per_share: int,
+        waits: Waits,
         share: Callable[[Job], Share] = attrgetter("owner"),
         weigh: Callable[[Job], int] = lambda _: 1,
     ) -> None:
         self._total = total
         self._per_share = per_share
+        self._waits = waits
         self._share = share
         self._weigh = weigh
         self._inside: dict[Job, int] = {}
@@ -57,8 +76,6 @@ class Lane:
         self._reserve = 0
         self._may_use_reserve: Callable[[str], bool] = lambda _: False
         self._in_reserve: dict[Job, str] = {}
-        self.waiting = 0
-        self.waiting_of: Counter[str] = Counter()
 
     def keep_reserve(self, places: int, may_use: Callable[[str], bool]) -> None:
         """Keep so many places in reserve for the kinds that may use them."""
@@ -77,8 +94,7 @@ class Lane:
             self._in_reserve[job] = job.kind
             return True
         self._waiting.setdefault(share, OrderedDict()).setdefault(job.kind, deque()).append(job)
-        self.waiting += 1
-        self.waiting_of[job.owner] += 1
+        self._waits.add(job.owner, 1)
         return False
 
     def occupy(self, job: Job) -> None:
@@ -172,8 +188,7 @@ class Lane:
         kinds = self._waiting[share]
         jobs = kinds[kind]
         job = jobs.popleft()
-        self.waiting -= 1
-        self.waiting_of[job.owner] -= 1
+        self._waits.add(job.owner, -1)
         if jobs:
             kinds.move_to_end(kind)
         else:
@@ -192,7 +207,7 @@ class Lanes:
     functions compute is `Pace`'s to know.
     """
 
-    def __init__(self, settings: Settings, pace: Pace) -> None:
+    def __init__(self, settings: Settings, pace: Pace, waits: Waits) -> None:
         self._pace = pace
         threads, computing, reserve = settings.max_threads, COMPUTING, RESERVE
         per_name = settings.max_threads_per_name
@@ -200,26 +215,22 @@ class Lanes:
             threads = computing = min(threads, settings.executors)
             reserve = RESERVE_EXECUTORS
             per_name = min(per_name, settings.share(settings.executors))
-        functions = Lane(threads, per_name)
+        functions = Lane(threads, per_name, waits)
         functions.keep_reserve(reserve, lambda kind: not pace.waits(kind))
-        reads = Lane(HEAVY_READS, HEAVY_READS // 2)
-        authors = Lane(AUTHORS, AUTHORS // 2)
+        reads = Lane(HEAVY_READS, HEAVY_READS // 2, waits)
+        authors = Lane(AUTHORS, AUTHORS // 2, waits)
         self._by_name = {"functions": functions, "reads": reads, "authors": authors}
-        self._computing = Lane(computing, computing, attrgetter("owner", "kind"))
-        self._trying = Lane(settings.max_threads, TRYING, attrgetter("kind"))
+        self._computing = Lane(computing, computing, waits, attrgetter("owner", "kind"))
+        self._trying = Lane(settings.max_threads, TRYING, waits, attrgetter("kind"))
         self._room = Lane(
-            settings.async_bytes, settings.async_bytes_per_name, weigh=lambda job: job.weight() or pace.held(job.kind)
+            settings.async_bytes,
+            settings.async_bytes_per_name,
+            waits,
+            weigh=lambda job: job.weight() or pace.held(job.kind),
         )
         self._all = (functions, reads, authors, self._computing, self._trying, self._room)
         self._freed: list[Job] = []
         self.max_threads = settings.max_threads + 2 * RESERVE + HEAVY_READS + AUTHORS + SPARE_THREADS
-
-    @property
-    def waiting(self) -> int:
-        return sum(lane.waiting for lane in self._all)
-
-    def waiting_of(self, owner: str) -> int:
-        return sum(lane.waiting_of[owner] for lane in self._all)
 
     def enter(self, job: Job) -> bool:
         """Take the places that a job needs which is to start now; if one is missing, let it wait there and get False.

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,28 +69,24 @@ class SessionJob(Job):
         self._left_work = False
 
     def work(self) -> Result | None:
-        """Enter the session, then run the operation there; None if another worker holds the session's lease."""
-        return self._work() if self.context is None else self.context.run(self._work)
+        """Enter the session, then run the operation there; None if another worker holds the session's lease.
 
-    def _work(self) -> Result | None:
-        call, steps = self.call, self._steps
+        It does the next steps, until they end, or there is a coroutine to be awaited elsewhere.
+        """
+        call, steps, threads = self.call, self._steps, self._queues.threads
+        settled: Settled | None = None
         if call is not None and steps is not None:
-            self.call = None
+            self.call, settled = None, call.settled
             resumed(left_work=self._left_work or call.left_work)
-            return self._go_on(steps, call.settled)
-        if self.is_cancelled():
-            raise OverloadedError(CANCELLED)
-        if self.trace is not None:
-            self.trace.runs()
-        self.state = self._queues.enter(self.operation)
-        if self.state is None:
-            return None
-        self._steps = self.operation.steps(self.state, self.start_clock)
-        return self._go_on(self._steps, None)
-
-    def _go_on(self, steps: Steps[Result], settled: Settled | None) -> Result | None:
-        """Do the next steps, until they end, or there is a coroutine to be awaited elsewhere."""
-        threads = self._queues.threads
+        else:
+            if self.operation.cancelled:
+                raise OverloadedError(CANCELLED)
+            if self.trace is not None:
+                self.trace.runs()
+            self.state = self._queues.enter(self.operation)
+            if self.state is None:
+                return None
+            steps = self._steps = self.operation.steps(self.state, self.start_clock)
         try:
             awaiting = next(steps) if settled is None else steps.send(settled)
             while not threads.may_share(self.kind, awaiting.function):
@@ -178,7 +174,8 @@ class SessionJob(Job):
         if state is None:
             return
         if self.committed and self.commit is not None:
-            state.committed(self.commit.record)
+            if self.commit.record.call_id is not None:
+                state.uncommitted.pop(self.commit.record.call_id, None)
         elif state.invalid and not isinstance(self.error, InternalError):
             # Also if there was nothing to commit: the answer may have been read from what is void now.
             closed = state.invalid == CLOSED
@@ -202,7 +199,7 @@ class SessionQueue:
 
     def is_empty(self) -> bool:
         """Whether nothing needs to be known of the session any more."""
-        return not (self.has_work() or self.left_behind)
+        return not (self.jobs or self.running or self.unfinished or self.left_behind)
 
     def has_work(self) -> bool:
         return bool(self.jobs or self.running or self.unfinished)
@@ -251,12 +248,13 @@ class Queues:
         self._queues: dict[str, SessionQueue] = {}
         self._arrived: list[SessionJob] = []  # in this turn of the event loop; only the event loop uses it
         self._came_alone = False  # the last one, and found nothing else to be done
-        self._waiting = 0  # jobs in queues
-        self._waiting_of: Counter[str] = Counter()  # those of each owner
+        self._waits = self.threads.waits
+        self._most_of_owner = settings.share(settings.max_waiting)
         self.leases = Leases(store)
         self.clock = SessionClock(store.count_time())
         self._committer = Committer(store, settings, measure)
-        self._stopped = threading.Event()
+        self._stopped = False
+        self._end = threading.Event()
         self._keeper = threading.Thread(target=self._keep_time, name="leases", daemon=True)
         self._keeper.start()
 
@@ -268,13 +266,17 @@ class Queues:
         Awaiting raises `RequestError` if the operation was refused, and nothing has changed.
         """
         job = SessionJob(self, operation)
-        if not self._is_refused(job):
+        if self._stopped:
+            job.refuse(OverloadedError(STOPPING))
+        else:
             self._enqueue(job)
         return job.future
 
     def do(self, errand: Errand) -> asyncio.Future[Any]:
         """Do an errand, which waits for no session; await its answer. Awaiting may raise `RequestError`."""
-        if not self._is_refused(errand):
+        if self._stopped:  # nobody would ever run it
+            errand.refuse(OverloadedError(STOPPING))
+        else:
             self.threads.submit(errand)
         return errand.future
 
@@ -284,12 +286,12 @@ class Queues:
         with self._lock:
             queue = self._queues.get(operation.session_id)
             if queue is not None:
-                self._note_waiting(operation.owner, -queue.cancel(operation))
+                self._waits.add(operation.owner, -queue.cancel(operation))
                 self._start_next(operation.session_id, queue)
         self.threads.look_for_cancelled()
 
     def waiting(self) -> int:
-        return self._waiting + self.threads.waiting()
+        return self._waits.total
 
     def busy(self) -> Sequence[str]:
         """Get the ids of the sessions that have something to do."""
@@ -298,11 +300,11 @@ class Queues:
     def is_idle(self) -> bool:
         """Whether there is nothing to wait for: no session has anything to do, or the threads have stopped."""
         queues = list(self._queues.values())
-        return self._stopped.is_set() or not (self._arrived or any(queue.has_work() for queue in queues))
+        return self._stopped or not (self._arrived or any(queue.has_work() for queue in queues))
 
     def stop(self) -> None:
         """Stop the threads, refuse whatever hasn't been committed, and release all leases."""
-        if self._stopped.is_set():
+        if self._stopped:
             return
         unfinished: list[Job] = [*self._arrived, *self.threads.stop()]
         with self._lock:
@@ -312,14 +314,9 @@ class Queues:
                     self.leases.release(queue.state)
         for job in unfinished:
             job.refuse(OverloadedError(STOPPING))
-        self._stopped.set()
+        self._stopped = True
+        self._end.set()
         self._keeper.join(STOP_SECONDS)
-
-    def _is_refused(self, job: Job) -> bool:
-        """Refuse what comes when the threads have stopped: nobody would ever run it."""
-        if self._stopped.is_set():
-            job.refuse(OverloadedError(STOPPING))
-        return self._stopped.is_set()
 
     def _enqueue(self, job: SessionJob) -> None:
         """Put a job into its session's queue.
@@ -345,41 +342,35 @@ class Queues:
         started: list[SessionJob] = []
         with self._lock:
             for job in arrived:
-                refusal = self._refusal(job)
+                queue = self._queues.get(job.operation.session_id)
+                refusal = self._refusal(job, queue)
                 if refusal is not None:
                     job.refuse(refusal)
                     continue
-                queue = self._queues.get(job.operation.session_id)
                 if queue is None:
                     queue = self._queues[job.operation.session_id] = SessionQueue(time.monotonic())
                 queue.jobs.append(job)
                 next_job = queue.take_next()
                 if next_job is None:
-                    self._note_waiting(job.owner, 1)
+                    self._waits.add(job.owner, 1)
                 else:
                     started.append(next_job)
             if self.leases.required:
                 started = self._acquire_together(started)
             self.threads.submit_arrived(started, alone=self._came_alone)
 
-    def _refusal(self, job: SessionJob) -> Exception | None:
-        queue = self._queues.get(job.operation.session_id)
+    def _refusal(self, job: SessionJob, queue: SessionQueue | None) -> Exception | None:
         state = queue.state if queue else None
         if state is not None and job.operation.owner != state.session.owner:
             # Answered at once, as for a session that doesn't exist: it must neither wait nor fill another's queue.
             return SessionNotFoundError()
-        settings = self._settings
+        settings, waits, most = self._settings, self._waits, self._most_of_owner
         in_session = len(queue.jobs) if queue else 0
-        if in_session >= settings.max_waiting_per_session or self.waiting() >= settings.max_waiting:
+        if in_session >= settings.max_waiting_per_session or waits.total >= settings.max_waiting:
             return OverloadedError("Too many calls wait already; nothing was changed. Send it later.")
-        most = settings.share(settings.max_waiting)
-        if self.waiting() >= most and self._waiting_of[job.owner] + self.threads.waiting_of(job.owner) >= most:
+        if waits.total >= most and waits.of_owner[job.owner] >= most:
             return OverloadedError(f"{most} of your calls wait already; nothing was changed. Send it later.")
         return None
-
-    def _note_waiting(self, owner: str, more: int) -> None:
-        self._waiting += more
-        self._waiting_of[owner] += more
 
     def _acquire_together(self, jobs: list[SessionJob]) -> list[SessionJob]:
         """Acquire the leases of several sessions in one step of the store, then start their jobs; get the others."""
@@ -435,9 +426,9 @@ class Queues:
         queue = self._queues[job.operation.session_id]
         queue.running = False
         now = time.monotonic()
-        if not timed_out and job.waits_for_lease():
+        if job.state is None and not timed_out and job.waits_for_lease():
             queue.park(job, now)
-            self._note_waiting(job.owner, 1)
+            self._waits.add(job.owner, 1)
             return False
         queue.unfinished += 1
         if job.left_behind and job.stuck_from > now:
@@ -447,7 +438,8 @@ class Queues:
         leased = self.leases.required and queue.state is not None and queue.state.leased
         queue.closing = leased and (not queue.jobs or now - queue.turn_began > TURN_SECONDS)
         job.apply(now + self.clock.ahead, timed_out=timed_out, release=queue.closing)
-        self._start_next(job.operation.session_id, queue)
+        if queue.jobs:
+            self._start_next(job.operation.session_id, queue)
         return True
 
     def resume(self, job: SessionJob) -> None:
@@ -458,9 +450,9 @@ class Queues:
             self._start_next(job.operation.session_id, queue)
 
     def _start_next(self, session_id: str, queue: SessionQueue) -> None:
-        job = queue.take_next()
+        job = queue.take_next() if queue.jobs else None
         if job is not None:
-            self._note_waiting(job.owner, -1)
+            self._waits.add(job.owner, -1)
             self.threads.submit(job)
         elif queue.is_empty():
             del self._queues[session_id]
@@ -468,7 +460,7 @@ class Queues:
     def _pause(self, last: SessionJob, queue: SessionQueue) -> None:
         """Put the state of a session back whose jobs are all committed; release its lease unless more jobs wait."""
         state = queue.state
-        if state is not None and (queue.closing or state.invalid or not queue.jobs):
+        if self.leases.required and state is not None and (queue.closing or state.invalid or not queue.jobs):
             released = last.committed and last.commit is not None and last.commit.release
             self.leases.release(state, committed=released)
         if state is not None and state.invalid:
@@ -485,16 +477,19 @@ class Queues:
     # Called on other threads, which take the lock
 
     def _finish(self, jobs: list[Job]) -> None:
-        session_jobs = [job for job in jobs if isinstance(job, SessionJob)]
-        # Of a state that an earlier batch has made invalid nothing is committed any more.
-        changes = [
-            (job, job.state, job.commit)
-            for job in session_jobs
-            if job.state is not None and job.commit is not None and not job.state.invalid
-        ]
+        session_jobs: list[SessionJob] = []
+        changing: list[SessionJob] = []
+        changes: list[tuple[SessionState, Commit]] = []
+        for job in jobs:
+            if isinstance(job, SessionJob):
+                session_jobs.append(job)
+                # Of a state that an earlier batch has made invalid nothing is committed any more.
+                if job.state is not None and job.commit is not None and not job.state.invalid:
+                    changing.append(job)
+                    changes.append((job.state, job.commit))
         began = time.time_ns()
-        kept = self._committer.commit([(state, commit) for _, state, commit in changes])
-        for (job, _, _), is_kept in zip(changes, kept, strict=True):
+        kept = self._committer.commit(changes) if changes else ()
+        for job, is_kept in zip(changing, kept, strict=True):
             job.committed = is_kept
             if job.trace is not None:
                 job.trace.committed(began)
@@ -516,13 +511,13 @@ class Queues:
                 self.cache.pop(session_id)
 
     def _keep_time(self) -> None:
-        while not self._stopped.wait(POLL_SECONDS if self.leases.required else HEARTBEAT_SECONDS):
+        while not self._end.wait(POLL_SECONDS if self.leases.required else HEARTBEAT_SECONDS):
             self.leases.keep_up(self._queues.__contains__)
             with self._lock:
                 now = time.monotonic()
                 for session_id, queue in list(self._queues.items()):
                     for job in queue.expire(now, now - self._settings.queue_timeout_seconds):
-                        self._note_waiting(job.owner, -1)
+                        self._waits.add(job.owner, -1)
                         job.refuse(OverloadedError(f"The call waited {self._limit} for its session; {AGAIN}"))
                     self._start_next(session_id, queue)
                 self._expire_unstarted(now)

@@ -5,6 +5,7 @@ the store by the commits that are on their way; where one of them is refused, th
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -111,10 +112,6 @@ class SessionState:
             holder=self.holder,
         )
 
-    def committed(self, record: Record) -> None:
-        if record.call_id is not None:
-            self.uncommitted.pop(record.call_id, None)
-
     def _renewed_expiry(self, now: float) -> float | None:
         """Renew the session, and get its new expiry if that has to be written."""
         ttl = self.session.ttl_seconds
@@ -125,7 +122,7 @@ class SessionState:
 
     def size(self) -> int:
         """Estimate the memory that this takes, in bytes."""
-        live = sum(len(self.blobs.get(part, b"")) for part in self.live)
+        live = sum(map(len, map(self.blobs.get, self.live, repeat(b""))))
         return STATE_BYTES + self._session_bytes + sum(map(len, self.blobs.values())) + LIVE_FACTOR * live
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from server.engine.jobs import Job, deliver
-from server.engine.lanes import Lanes
+from server.engine.lanes import Lanes, Waits
 from server.engine.loop_driver import LoopDriver
 from server.engine.pace import LOOK_SECONDS, QUICK_SECONDS, Pace
 from server.engine.pool_thread import SECOND_LOOK, PoolThread
@@ -42,6 +42,9 @@ MANY = 4  # jobs that came alone, one after the other: then the next will, too
 class Threads:
     """Runs jobs.
 
+    Attributes:
+        waits: How many jobs wait; changed under the lock.
+
     Args:
         finish: Gets the jobs that are complete, in that order, in batches; one batch at a time. Must not raise. When it
             returns, their waiters are answered.
@@ -50,7 +53,8 @@ class Threads:
     def __init__(self, finish: Callable[[list[Job]], None], settings: Settings) -> None:
         self._finish = finish
         self._pace = Pace()
-        self._lanes = Lanes(settings, self._pace)
+        self.waits = Waits()
+        self._lanes = Lanes(settings, self._pace, self.waits)
         self.lock = threading.Lock()
         self._followers = threading.Condition(self.lock)
         self._finishing = threading.Lock()
@@ -115,12 +119,6 @@ class Threads:
         for job in expired:  # one that waited to compute has its place among the functions already
             self._start(self._lanes.leave(job))
         return expired
-
-    def waiting(self) -> int:
-        return self._lanes.waiting
-
-    def waiting_of(self, owner: str) -> int:
-        return self._lanes.waiting_of(owner)
 
     def stuck_threads(self) -> int:
         """Count the threads in functions that have passed their own deadline, and those that functions left behind."""
