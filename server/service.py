@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any, TypeVar, cast
 
-from server.engine.pool_thread import InterruptibleHere, interruptible
+from server.engine.pool_thread import here, interruptible
 from server.errors import ReplyError, SettingsError
 from server.execution.call import Outcome
 from server.execution.codec import Codec
 from server.execution.failure import Failure
 from server.execution.operations import OPERATIONS
-from server.execution.runner import LocalRunner, Runner
+from server.execution.runner import LocalRunner, Means, Runner
 from server.feature import Feature
 from server.installed import described, in_order, load_features
 from server.jsonio.strict import Fragment, dumps, loads
@@ -99,7 +99,7 @@ def create_runner(settings: Settings, codec: Codec, metrics: Metrics, features: 
         for check in feature.checks:
             check(settings)
     if settings.isolation == "thread":
-        return LocalRunner(codec, settings.max_result_bytes, InterruptibleHere())
+        return LocalRunner(Means(codec, settings.max_result_bytes, here))
     start = {name: path for feature in features for name, path in feature.isolations.items()}.get(settings.isolation)
     if start is None:
         raise SettingsError(f"TOOLPACK_ISOLATION={settings.isolation} isn't a part of this server: omit it.")
@@ -190,8 +190,7 @@ class Service:
         self.agents = JsonRpc(agents_methods(self.methods), self, self.parser)
         self._log = CallLog(settings.log_calls, arguments=settings.log_arguments, level=settings.log_level)
         self._on_call = on_call
-        # In this turn of the event loop, each with its toolpack and the name that the function has there.
-        self._ended: list[tuple[tuple[str, str], EndedCall]] = []
+        self._ended: list[EndedCall] = []  # in this turn of the event loop
         self._document: Fragment | None = None
 
     @contextlib.asynccontextmanager
@@ -280,26 +279,27 @@ class Service:
             function, name, result = ("", ""), REFUSED, None
         else:
             failure = outcome.failure
-            function, name = (outcome.toolpack, outcome.function), failure.why if failure else OK
+            function, name = (outcome.toolpack, outcome.toolpack and outcome.function), failure.why if failure else OK
             result = failure.text if failure else outcome.result
             if self._on_call is not None:
                 self._on_call(request, outcome)
         ended = EndedCall(
             *(time.time(), request_id.get(), session_id, owner, request.function, request.sent, name, result, seconds),
             trace=trace_context.get(),
+            counted_as=function,
         )
         if outcome is not None and outcome.failure and self.settings.log_level == "debug":
             ended = ended._replace(traceback=outcome.failure.traceback)
-        self._ended.append((function, ended))
+        self._ended.append(ended)
         if len(self._ended) == 1:
             asyncio.get_running_loop().call_soon(self._report)
         return ended
 
     def _report(self) -> None:
         ended, self._ended = self._ended, []
-        for (toolpack, function), call in ended:
-            self.metrics.called(toolpack, function if toolpack else "", call.outcome, call.seconds)
-        self._log.write(call for _, call in ended)
+        for call in ended:
+            self.metrics.called(*call.counted_as, call.outcome, call.seconds)
+        self._log.write(ended)
 
     async def _measure(self) -> None:
         while True:

@@ -6,7 +6,7 @@ import pytest
 from serving import PATIENCE, ledger, wait_until
 
 from server.engine import lanes
-from server.engine.lanes import Lanes, Waits
+from server.engine.lanes import Backlog, Lanes
 from server.engine.pace import Pace
 from server.settings import Settings
 
@@ -87,7 +87,7 @@ class Given:
 
 def test_it_counts_also_if_it_was_given_up_before_it_had_a_place(monkeypatch):
     monkeypatch.setattr(lanes, "RESERVE", 0)
-    held = Lanes(Settings(max_threads_per_name=1), Pace(), Waits())
+    held = Lanes(Settings(max_threads_per_name=1), Pace(), Backlog())
     quick, next_one = Given(), Given()
     assert held.leave_behind(quick) == []
     assert not held.enter(next_one)

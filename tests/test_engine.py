@@ -16,7 +16,7 @@ from serving import PATIENCE, wait_until
 
 from server.engine import pool_thread
 from server.engine.jobs import Job
-from server.engine.lanes import RESERVE, RESERVE_PER_KIND, Lane, Waits
+from server.engine.lanes import RESERVE, RESERVE_PER_KIND, Backlog, Lane
 from server.engine.loop_driver import LoopDriver
 from server.engine.pace import QUICK_RUNS, QUICK_SECONDS, SLOW_LOOKS, SLOW_RUNS, TRIALS, Pace
 from server.engine.pool_thread import PoolThread
@@ -32,24 +32,24 @@ class Submitted:
 
 
 def test_owners_take_turns_and_none_takes_more_than_its_share():
-    lane = Lane(2, 1, waits := Waits())
+    lane = Lane(2, 1, backlog := Backlog())
     ann, bob, eve = ([Submitted(name) for _ in range(3)] for name in ("ann", "bob", "eve"))
     assert lane.enter(ann[0])
     assert not lane.enter(ann[1])  # more than her share
     assert lane.enter(bob[0])
     assert [lane.enter(job) for job in (ann[2], eve[0], bob[1], eve[1])] == [False] * 4
-    assert waits.total == 5
+    assert backlog.total == 5
     assert lane.leave(ann[0]) == [ann[1]]
     assert lane.leave(ann[1]) == [eve[0]]
     assert lane.leave(bob[0]) == [bob[1]]
     assert lane.leave(eve[0]) == [ann[2]]
     assert lane.leave(bob[1]) == [eve[1]]
-    assert waits.total == 0
+    assert backlog.total == 0
     assert lane.leave(bob[1]) == []  # it has left already
 
 
 def test_what_runs_already_takes_its_place_even_if_there_is_none():
-    lane = Lane(1, 1, Waits())
+    lane = Lane(1, 1, Backlog())
     first, second, third = Submitted("ann"), Submitted("ann"), Submitted("ann")
     assert lane.enter(first)
     lane.occupy(second)
@@ -59,16 +59,16 @@ def test_what_runs_already_takes_its_place_even_if_there_is_none():
 
 
 def test_who_has_waited_too_long_is_let_go():
-    lane = Lane(1, 1, waits := Waits())
+    lane = Lane(1, 1, backlog := Backlog())
     jobs = [Submitted("ann", arrived=float(second)) for second in range(4)]
     assert [lane.enter(job) for job in jobs] == [True, False, False, False]
     assert lane.expire(2.5) == jobs[1:3]
-    assert waits.total == 1
+    assert backlog.total == 1
     assert lane.leave(jobs[0]) == [jobs[3]]
 
 
 def test_jobs_of_a_kind_are_released_together():
-    lane = Lane(1, 1, Waits())
+    lane = Lane(1, 1, Backlog())
     jobs = [Submitted("ann", "f"), Submitted("ann", "f"), Submitted("bob", "g"), Submitted("eve", "f")]
     assert [lane.enter(job) for job in jobs] == [True, False, False, False]
     assert lane.release("f") == [jobs[1], jobs[3]]
@@ -76,7 +76,7 @@ def test_jobs_of_a_kind_are_released_together():
 
 
 def test_kinds_of_an_owner_take_turns():
-    lane = Lane(1, 1, waits := Waits())
+    lane = Lane(1, 1, backlog := Backlog())
     first, *many = (Submitted("ann", "sleep") for _ in range(4))
     assert lane.enter(first)
     few = [Submitted("ann", "look") for _ in range(2)]
@@ -85,11 +85,11 @@ def test_kinds_of_an_owner_take_turns():
     for _ in range(5):
         order += lane.leave(order[-1])
     assert order == [first, many[0], few[0], many[1], few[1], many[2]]
-    assert waits.total == 0
+    assert backlog.total == 0
 
 
 def test_kinds_that_are_not_known_to_wait_have_a_reserve_with_an_end():
-    lane = Lane(1, 1, Waits())
+    lane = Lane(1, 1, Backlog())
     known = {"sleep"}
     lane.keep_reserve(RESERVE, lambda kind: kind not in known)
     first, second = Submitted("ann", "sleep"), Submitted("ann", "sleep")
@@ -110,7 +110,7 @@ def test_kinds_that_are_not_known_to_wait_have_a_reserve_with_an_end():
 
 
 def test_jobs_that_leave_the_reserve_take_no_place_of_others():
-    lane, known = Lane(6, 3, Waits()), set()
+    lane, known = Lane(6, 3, Backlog()), set()
     lane.keep_reserve(2, lambda kind: kind not in known)
     hers = [Submitted("ann", "sleep") for _ in range(8)]
     assert [lane.enter(job) for job in hers] == [True] * 5 + [False] * 3

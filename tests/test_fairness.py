@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from serving import PATIENCE, RpcError, ledger, wait_until
 
 from server.engine import jobs, pace, queues, threads
-from server.engine.lanes import Lane, Lanes, Waits
+from server.engine.lanes import Backlog, Lane, Lanes
 from server.engine.pace import QUICK_RUNS, SLOW_LOOKS, TRIALS, Pace
 from server.errors import DeadlineError
 from server.sessions import manager
@@ -217,7 +217,7 @@ def test_of_executors_one_of_several_owners_has_at_most_half(names, most):
     tokens = {name: f"a token of {name}" for name in names}
     pace = Pace()
     pace.is_slow("wait", SLOW_LOOKS, 0.0)  # so that it is known to wait
-    lanes = Lanes(Settings(isolation="process", executors=8, tokens=tokens), pace, Waits())
+    lanes = Lanes(Settings(isolation="process", executors=8, tokens=tokens), pace, Backlog())
     assert sum(lanes.enter(_job("wait", "ann")) for _ in range(20)) == most
     assert sum(lanes.enter(_job("wait", "bob")) for _ in range(20)) == 8 - most
 
@@ -294,7 +294,7 @@ class Numbered:
 def test_in_a_lane_nobody_overtakes_whoever_waits_for_the_same_share(data):
     total = data.draw(st.integers(1, 4), "total")
     per_share = data.draw(st.integers(1, total), "per share")
-    lane, started, inside, waiting = Lane(total, per_share, waits := Waits()), [], [], []
+    lane, started, inside, waiting = Lane(total, per_share, backlog := Backlog()), [], [], []
     for number in range(30):
         if inside and data.draw(st.booleans(), "one leaves"):
             left = inside.pop(data.draw(st.integers(0, len(inside) - 1), "which"))
@@ -309,7 +309,7 @@ def test_in_a_lane_nobody_overtakes_whoever_waits_for_the_same_share(data):
         else:
             waiting.append(job)
         assert len(inside) <= total
-        assert waits.total == len(waiting)
+        assert backlog.total == len(waiting)
         for owner in "abc":
             has = sum(job.owner == owner for job in inside)
             assert has <= per_share

@@ -29,15 +29,15 @@ READ, CHANGE = ("ledger", "total", {}), ("ledger", "add", {"amount": 1})
 WARM, REQUESTS = 100, 200
 
 MOST = {
-    "read": 324,
-    "change": 355,
-    "read at an agent's address": 331,
-    "read over MCP": 343,
-    "change with a call_id": 364,
-    "read of a database": 400,
-    "change of a database": 507,
-    "read in an executor": 369,
-    "change in an executor": 388,
+    "read": 290,
+    "change": 320,
+    "read at an agent's address": 297,
+    "read over MCP": 309,
+    "change with a call_id": 331,
+    "read of a database": 366,
+    "change of a database": 472,
+    "read in an executor": 351,
+    "change in an executor": 369,
 }
 MCP_VERSION = "2026-07-28"
 MCP_META = {

@@ -30,7 +30,7 @@ Share = Hashable
 """Whose share of a lane a job takes: an owner's, or that of one of an owner's functions."""
 
 
-class Waits:
+class Backlog:
     """How many jobs wait for their turn: all of a worker, in queues of sessions and in lanes, and those of each owner.
 
     Changed under the lock of the threads.
@@ -51,20 +51,20 @@ class Lane:
     Beside them there may be a reserve: jobs of some kinds may start where all places are taken. A job that must leave
     it counts in its share, even beyond that; as many of these as the reserve has places take no place of others.
 
-    Those that wait for a place are counted in `waits`.
+    Those that wait for a place are counted in `backlog`.
     """
 
     def __init__(
         self,
         total: int,
         per_share: int,
-        waits: Waits,
+        backlog: Backlog,
         share: Callable[[Job], Share] = attrgetter("owner"),
         weigh: Callable[[Job], int] = lambda _: 1,
     ) -> None:
         self._total = total
         self._per_share = per_share
-        self._waits = waits
+        self._backlog = backlog
         self._share = share
         self._weigh = weigh
         self._inside: dict[Job, int] = {}
@@ -94,7 +94,7 @@ class Lane:
             self._in_reserve[job] = job.kind
             return True
         self._waiting.setdefault(share, OrderedDict()).setdefault(job.kind, deque()).append(job)
-        self._waits.add(job.owner, 1)
+        self._backlog.add(job.owner, 1)
         return False
 
     def occupy(self, job: Job) -> None:
@@ -188,7 +188,7 @@ class Lane:
         kinds = self._waiting[share]
         jobs = kinds[kind]
         job = jobs.popleft()
-        self._waits.add(job.owner, -1)
+        self._backlog.add(job.owner, -1)
         if jobs:
             kinds.move_to_end(kind)
         else:
@@ -207,7 +207,7 @@ class Lanes:
     functions compute is `Pace`'s to know.
     """
 
-    def __init__(self, settings: Settings, pace: Pace, waits: Waits) -> None:
+    def __init__(self, settings: Settings, pace: Pace, backlog: Backlog) -> None:
         self._pace = pace
         threads, computing, reserve = settings.max_threads, COMPUTING, RESERVE
         per_name = settings.max_threads_per_name
@@ -215,17 +215,17 @@ class Lanes:
             threads = computing = min(threads, settings.executors)
             reserve = RESERVE_EXECUTORS
             per_name = min(per_name, settings.share(settings.executors))
-        functions = Lane(threads, per_name, waits)
+        functions = Lane(threads, per_name, backlog)
         functions.keep_reserve(reserve, lambda kind: not pace.waits(kind))
-        reads = Lane(HEAVY_READS, HEAVY_READS // 2, waits)
-        authors = Lane(AUTHORS, AUTHORS // 2, waits)
+        reads = Lane(HEAVY_READS, HEAVY_READS // 2, backlog)
+        authors = Lane(AUTHORS, AUTHORS // 2, backlog)
         self._by_name = {"functions": functions, "reads": reads, "authors": authors}
-        self._computing = Lane(computing, computing, waits, attrgetter("owner", "kind"))
-        self._trying = Lane(settings.max_threads, TRYING, waits, attrgetter("kind"))
+        self._computing = Lane(computing, computing, backlog, attrgetter("owner", "kind"))
+        self._trying = Lane(settings.max_threads, TRYING, backlog, attrgetter("kind"))
         self._room = Lane(
             settings.async_bytes,
             settings.async_bytes_per_name,
-            waits,
+            backlog,
             weigh=lambda job: job.weight() or pace.held(job.kind),
         )
         self._all = (functions, reads, authors, self._computing, self._trying, self._room)

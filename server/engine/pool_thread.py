@@ -43,7 +43,7 @@ class PoolThread:
         self._thread.start()
 
     def _run(self, work: Callable[["PoolThread"], None], ended: Callable[["PoolThread"], None]) -> None:
-        _current.interruptible = self.interruptible
+        here.block = self.interruptible
         keep_in(self)
         try:
             work(self)
@@ -98,25 +98,22 @@ class PoolThread:
         return self.looks - SECOND_LOOK, self._used - self._used_at_first
 
 
-class _Current(threading.local):
-    interruptible: Interruptible | None = None
+class _InterruptibleHere(threading.local):
+    """A context manager around what may be interrupted, on whichever thread it is used."""
+
+    def __init__(self) -> None:  # called by each thread that uses it
+        self.block = Interruptible()
+
+    def __enter__(self) -> None:
+        self.block.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        self.block.__exit__(*exception)
 
 
-_current = _Current()
+here = _InterruptibleHere()
 
 
 def interruptible() -> Interruptible:
     """Get the context manager around what may be interrupted in the job that this thread is running."""
-    if _current.interruptible is None:
-        _current.interruptible = Interruptible()
-    return _current.interruptible
-
-
-class InterruptibleHere:
-    """A context manager around what may be interrupted, on whichever thread it is used."""
-
-    def __enter__(self) -> None:
-        interruptible().__enter__()
-
-    def __exit__(self, *exception: object) -> None:
-        interruptible().__exit__(*exception)
+    return here.block

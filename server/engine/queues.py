@@ -248,7 +248,7 @@ class Queues:
         self._queues: dict[str, SessionQueue] = {}
         self._arrived: list[SessionJob] = []  # in this turn of the event loop; only the event loop uses it
         self._came_alone = False  # the last one, and found nothing else to be done
-        self._waits = self.threads.waits
+        self._backlog = self.threads.backlog
         self._most_of_owner = settings.share(settings.max_waiting)
         self.leases = Leases(store)
         self.clock = SessionClock(store.count_time())
@@ -286,12 +286,12 @@ class Queues:
         with self._lock:
             queue = self._queues.get(operation.session_id)
             if queue is not None:
-                self._waits.add(operation.owner, -queue.cancel(operation))
+                self._backlog.add(operation.owner, -queue.cancel(operation))
                 self._start_next(operation.session_id, queue)
         self.threads.look_for_cancelled()
 
     def waiting(self) -> int:
-        return self._waits.total
+        return self._backlog.total
 
     def busy(self) -> Sequence[str]:
         """Get the ids of the sessions that have something to do."""
@@ -352,7 +352,7 @@ class Queues:
                 queue.jobs.append(job)
                 next_job = queue.take_next()
                 if next_job is None:
-                    self._waits.add(job.owner, 1)
+                    self._backlog.add(job.owner, 1)
                 else:
                     started.append(next_job)
             if self.leases.required:
@@ -364,11 +364,11 @@ class Queues:
         if state is not None and job.operation.owner != state.session.owner:
             # Answered at once, as for a session that doesn't exist: it must neither wait nor fill another's queue.
             return SessionNotFoundError()
-        settings, waits, most = self._settings, self._waits, self._most_of_owner
+        settings, backlog, most = self._settings, self._backlog, self._most_of_owner
         in_session = len(queue.jobs) if queue else 0
-        if in_session >= settings.max_waiting_per_session or waits.total >= settings.max_waiting:
+        if in_session >= settings.max_waiting_per_session or backlog.total >= settings.max_waiting:
             return OverloadedError("Too many calls wait already; nothing was changed. Send it later.")
-        if waits.total >= most and waits.of_owner[job.owner] >= most:
+        if backlog.total >= most and backlog.of_owner[job.owner] >= most:
             return OverloadedError(f"{most} of your calls wait already; nothing was changed. Send it later.")
         return None
 
@@ -428,7 +428,7 @@ class Queues:
         now = time.monotonic()
         if job.state is None and not timed_out and job.waits_for_lease():
             queue.park(job, now)
-            self._waits.add(job.owner, 1)
+            self._backlog.add(job.owner, 1)
             return False
         queue.unfinished += 1
         if job.left_behind and job.stuck_from > now:
@@ -452,7 +452,7 @@ class Queues:
     def _start_next(self, session_id: str, queue: SessionQueue) -> None:
         job = queue.take_next() if queue.jobs else None
         if job is not None:
-            self._waits.add(job.owner, -1)
+            self._backlog.add(job.owner, -1)
             self.threads.submit(job)
         elif queue.is_empty():
             del self._queues[session_id]
@@ -517,7 +517,7 @@ class Queues:
                 now = time.monotonic()
                 for session_id, queue in list(self._queues.items()):
                     for job in queue.expire(now, now - self._settings.queue_timeout_seconds):
-                        self._waits.add(job.owner, -1)
+                        self._backlog.add(job.owner, -1)
                         job.refuse(OverloadedError(f"The call waited {self._limit} for its session; {AGAIN}"))
                     self._start_next(session_id, queue)
                 self._expire_unstarted(now)

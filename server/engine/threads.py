@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from server.engine.jobs import Job, deliver
-from server.engine.lanes import Lanes, Waits
+from server.engine.lanes import Backlog, Lanes
 from server.engine.loop_driver import LoopDriver
 from server.engine.pace import LOOK_SECONDS, QUICK_SECONDS, Pace
 from server.engine.pool_thread import SECOND_LOOK, PoolThread
@@ -43,7 +43,7 @@ class Threads:
     """Runs jobs.
 
     Attributes:
-        waits: How many jobs wait; changed under the lock.
+        backlog: How many jobs wait; changed under the lock.
 
     Args:
         finish: Gets the jobs that are complete, in that order, in batches; one batch at a time. Must not raise. When it
@@ -53,8 +53,8 @@ class Threads:
     def __init__(self, finish: Callable[[list[Job]], None], settings: Settings) -> None:
         self._finish = finish
         self._pace = Pace()
-        self.waits = Waits()
-        self._lanes = Lanes(settings, self._pace, self.waits)
+        self.backlog = Backlog()
+        self._lanes = Lanes(settings, self._pace, self.backlog)
         self.lock = threading.Lock()
         self._followers = threading.Condition(self.lock)
         self._finishing = threading.Lock()

@@ -78,8 +78,11 @@ def call_steps(
     world.pinned = plan.pin is not None
     live: dict[str, Any] = {}
     try:
-        with pinned(plan.pin):
+        if plan.pin is None:
             outcome = yield from _run(plan, world, codec, max_result_bytes)
+        else:
+            with pinned(plan.pin):
+                outcome = yield from _run(plan, world, codec, max_result_bytes)
         if world.volumes is not None:
             live = _end_volumes(world.volumes, outcome, plan, max_result_bytes)
     finally:
@@ -105,8 +108,10 @@ def _run(plan: Plan, world: World, codec: PlainCodec, max_result_bytes: int) -> 
             check_content(result)
         if world.volumes is not None:
             world.volumes.take_out()
-        blobs = {part: codec.encode(part, world.touched[part]) for part in world.dirty}
-        return Outcome(result, changes=not plan.read_only, blobs=blobs, live=world.touched)
+        outcome = Outcome(result, changes=not plan.read_only, live=world.touched)
+        for part in world.dirty:
+            outcome.blobs[part] = codec.encode(part, world.touched[part])
+        return outcome  # noqa: TRY300 - every line above can raise
     # BaseException: if a function raises SystemExit or KeyboardInterrupt, that is its failure, not the server's.
     except BaseException as error:
         # A `GeneratorExit` that no function has raised closes the steps of a call that was given up.

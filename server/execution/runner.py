@@ -123,15 +123,13 @@ class Runner(Protocol):
 class LocalRunner:
     """Runs operations in this process, on the thread that asks."""
 
-    codec: Codec
-    max_result_bytes: int
-    interruptible: AbstractContextManager[object]  # of the thread that uses it
+    means: Means
 
     def run(self, operation: RunnerOperation[T]) -> T:
-        return operation.run(Means(self.codec, self.max_result_bytes, self.interruptible))
+        return operation.run(self.means)
 
     def steps(self, operation: RunnerOperation[T]) -> Steps[T]:
-        return operation.steps(Means(self.codec, self.max_result_bytes, self.interruptible))
+        return operation.steps(self.means)
 
     def end_unused(self) -> None:
         pass  # it starts nothing

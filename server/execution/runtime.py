@@ -5,11 +5,13 @@ call, and all code that runs or stores the call uses that plan.
 """
 
 import copy
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any
+
+from pydantic import BaseModel
 
 from server.errors import ReadOnlyError
 from server.execution.nested import NestedCall, has_nested, read_nested
@@ -144,11 +146,14 @@ class SessionRuntime(FunctionsRuntime):
         environment = env.environment(registered.toolpack)
         if function.name not in env.trusted:
             env.may_change(registered.toolpack)
+        found = {}
         try:
-            return super().dependencies(environment, function)
+            for name, dependency in function.dependencies.items():
+                found[name] = dependency.extract_dep_from_env(environment)
         except BaseException:
             env.raised = True  # a callable in `Depends` is the toolpack's code too
             raise
+        return found
 
     def nested_result(self, env: World, outer: str, call: FunctionCall, depth: int) -> Steps[Any]:
         """Run a nested call; a result from another toolpack is copied, as two toolpacks share nothing."""
@@ -164,18 +169,34 @@ class SessionRuntime(FunctionsRuntime):
 
     def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Steps[Any]:
         """Run the plain function, and note if its own code raised; `ReadOnlyError` if it broke its promise."""
-        if env.comparison is not None and function.name in env.trusted:
-            return (yield from self._run_compared(env, env.comparison, function, arguments))
-        return (yield from self._run(env, function, arguments))
+        compared = env.comparison if function.name in env.trusted else None
+        before = None
+        if compared is not None:
+            toolpack, began = self._registered[function.name].toolpack, time.perf_counter()
+            before = env.copy(toolpack) if env.is_dirty(toolpack) else None
+            compared.seconds += time.perf_counter() - began
+        try:
+            with env.interruptible:
+                result = function.run(**arguments)
+        except BaseException as error:
+            env.raised = True
+            if isinstance(error, StopIteration):
+                raise Passed(error) from None
+            raise
+        if isinstance(result, CoroutineType):
+            registered = self._registered[function.name]
+            settled = yield Awaiting(f"{registered.toolpack}.{registered.registered_name}", result)
+            if settled.raised is not None:
+                env.raised = True
+                raise settled.raised
+            result = settled.returned
+        if compared is not None:
+            self._compare(env, compared, function, before)
+        return result
 
-    def _run_compared(
-        self, env: World, comparison: PromiseCheck, function: Any, arguments: dict[str, Any]
-    ) -> Steps[Any]:
+    def _compare(self, env: World, comparison: PromiseCheck, function: Any, before: BaseModel | None) -> None:
+        """Raise `ReadOnlyError` if a function has changed its environment, of which there may be a copy from before."""
         toolpack = self._registered[function.name].toolpack
-        began = time.perf_counter()
-        before = env.copy(toolpack) if env.is_dirty(toolpack) else None
-        comparison.seconds += time.perf_counter() - began
-        result = yield from self._run(env, function, arguments)
         env.comparing()
         began = time.perf_counter()
         try:
@@ -189,25 +210,6 @@ class SessionRuntime(FunctionsRuntime):
             message = f"{function.name} promised read_only=True but changed {where}"
             comparison.broken = toolpack, function.name, f"{where}: {reason}"
             raise ReadOnlyError(message, *comparison.broken)
-        return result
-
-    def _run(self, env: World, function: Any, arguments: dict[str, Any]) -> Steps[Any]:
-        try:
-            with env.interruptible:
-                result = function.run(**arguments)
-        except BaseException as error:
-            env.raised = True
-            if isinstance(error, StopIteration):
-                raise Passed(error) from None
-            raise
-        if not inspect.iscoroutine(result):
-            return result
-        registered = self._registered[function.name]
-        settled = yield Awaiting(f"{registered.toolpack}.{registered.registered_name}", result)
-        if settled.raised is not None:
-            env.raised = True
-            raise settled.raised
-        return settled.returned
 
 
 def _united(footprint: Footprint, other: Footprint) -> Footprint:

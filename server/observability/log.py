@@ -53,7 +53,7 @@ def shown_id(session_id: str) -> str:
 
 
 class EndedCall(NamedTuple):
-    """A finished call, as it is logged."""
+    """A finished call, as it is counted and logged."""
 
     at: float  # when it ended, in seconds since the epoch
     request_id: str
@@ -66,6 +66,8 @@ class EndedCall(NamedTuple):
     seconds: float  # the time from arrival to answer
     traceback: str | None = None  # where its function raised; None if it didn't, or the log has no tracebacks
     trace: TraceContext | None = None  # where its request belongs in a distributed trace, if that says so
+    # Its function's toolpack, and the function's name there; "" if there is no such function, or the call was refused.
+    counted_as: tuple[str, str] = ("", "")
 
 
 class CallLog:

@@ -21,7 +21,7 @@ from server.execution.failure import CallFailure, Failure
 from server.execution.nested import NestedCall
 from server.execution.operations import RunCall
 from server.execution.runtime import Plan, SessionRuntime, uncompared
-from server.execution.world import Snapshot
+from server.execution.world import PromiseCheck, Snapshot
 from server.functions.steps import Steps
 from server.jsonio.cutting import cut_if_longer
 from server.jsonio.strict import Fragment, dumps
@@ -33,7 +33,7 @@ from server.sessions.operation import Effect, SessionOperation
 from server.sessions.part_bytes import PartBytes
 from server.sessions.recipes import Recipe
 from server.sessions.record_kinds import Count, RecordKind, RecordLine, Shown, short
-from server.sessions.records import cut_arguments, cut_error, stored_call_id
+from server.sessions.records import cut_arguments, cut_error
 from server.stores.base import Record
 from server.terminal import printable
 from server.volumes import is_piece
@@ -83,8 +83,8 @@ class CallOperation(SessionOperation):
         self.request = request
         self.outcome: Outcome | None = None
         # By which the supervisor knows the call when it is sent again; all workers are forked with one hash seed.
-        call_id = stored_call_id(request.call_id, request.by)
-        self._number = hash((session_id, self.by, call_id, call_id or request.function)) & sys.maxsize
+        call = request.call_id or request.function
+        self._number = hash((session_id, self.by, request.call_id, call)) & sys.maxsize
         self._toolpacks: tuple[str, ...] = ()
         self._shown_kwargs = b""
         self._nested: NestedRecord | None = None  # unless there are no nested calls, or none of them runs
@@ -101,7 +101,8 @@ class CallOperation(SessionOperation):
         self.plan = runtime.plan(request.function, request.kwargs, request.timeout_seconds)
         self.blobs = PartBytes(context.store, state.parts, state.blobs)
         most = context.settings.max_record_bytes
-        self._shown_kwargs = cut_arguments(request.sent, request.kwargs, most)
+        sent = request.sent
+        self._shown_kwargs = sent if len(sent) <= most else cut_arguments(sent, request.kwargs, most)
         if self.plan.nested:
             self._take_nested(self.plan.nested, most)
         return self.plan.timeout_seconds
@@ -163,9 +164,35 @@ class CallOperation(SessionOperation):
                 context.quotas.check_session(state, len(self._shown_kwargs), at_least=True)
             except TooLargeError as error:
                 return Effect(self.too_large(error))
-        if context.running.suspects.times(self._number) >= LIMIT:
+        suspected = context.running.suspects.times(self._number)
+        if suspected >= LIMIT:
             return Effect(_worker_lost(plan))
-        outcome, seconds = yield from self._call(snapshot, start_clock)
+        began = time.perf_counter()
+
+        def start() -> None:
+            nonlocal began
+            began = time.perf_counter()
+            start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
+
+        outcome = self.outcome or (request.problem and wrong_arguments(request.problem, "json_invalid"))
+        if not outcome:
+            if plan.compares:
+                plan.comparing = lambda: start_clock(COMPARING_SECONDS, COMPARING_SECONDS)
+            alone = suspected and context.running.suspects.begin(context.settings.queue_timeout_seconds)
+            # The supervisor learns of it from this, should the function end this process.
+            place = context.running.begin(plan.toolpack, plan.registered_name, self._number)
+            try:
+                call = RunCall(plan, self._toolpacks, request.sent, snapshot, start)
+                outcome = yield from context.runner.steps(call)
+            finally:
+                plan.comparing = uncompared  # the clock is the job's, which would hold itself
+                context.running.end(place)
+                if suspected:
+                    context.running.suspects.end(self._number, alone=bool(alone))
+        seconds = time.perf_counter() - began
+        outcome.toolpack, outcome.function, outcome.content = plan.toolpack, plan.registered_name, plan.content
+        if plan.read_only or outcome.comparison:
+            self._note_promise(outcome.comparison, seconds)
         change = self._changed(outcome, seconds)
         snapshot.live.update(outcome.live)
         change.blobs, change.live = blobs, snapshot.live
@@ -175,49 +202,13 @@ class CallOperation(SessionOperation):
             blobs.update({part: blob for part, (_, blob) in outcome.blobs.items() if not is_piece(part)})
         return change
 
-    def _call(self, snapshot: Snapshot, start_clock: StartClock) -> Steps[tuple[Outcome, float]]:
-        request, context, plan = self.request, self.context, self.plan
-        began = time.perf_counter()
-
-        def start() -> None:
-            nonlocal began
-            began = time.perf_counter()
-            start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
-
-        if self.outcome is not None:
-            outcome = self.outcome
-        elif request.problem is None:
-            if plan.compares:
-                plan.comparing = lambda: start_clock(COMPARING_SECONDS, COMPARING_SECONDS)
-            try:
-                outcome = yield from self._run(RunCall(plan, self._toolpacks, request.sent, snapshot, start))
-            finally:
-                plan.comparing = uncompared  # the clock is the job's, which would hold itself
-        else:
-            outcome = wrong_arguments(request.problem, "json_invalid")
-        seconds = time.perf_counter() - began
-        outcome.toolpack, outcome.function, outcome.content = plan.toolpack, plan.registered_name, plan.content
-        compared = outcome.comparison
+    def _note_promise(self, compared: PromiseCheck | None, seconds: float) -> None:
+        plan, context = self.plan, self.context
         if plan.read_only:
             took = min(compared.seconds, seconds) if compared else None  # an executor may say anything
             context.promises.called(plan.toolpack, plan.registered_name, seconds, took)
         if compared and compared.broken:
             context.broke_promise(*compared.broken)
-        return outcome, seconds
-
-    def _run(self, call: RunCall) -> Steps[Outcome]:
-        """Run the function, and let the supervisor know of it, in case that it ends this process."""
-        context, plan = self.context, self.plan
-        running, suspects = context.running, context.running.suspects
-        suspected = suspects.times(self._number) > 0
-        alone = suspected and suspects.begin(context.settings.queue_timeout_seconds)
-        place = running.begin(plan.toolpack, plan.registered_name, self._number)
-        try:
-            return (yield from context.runner.steps(call))
-        finally:
-            running.end(place)
-            if suspected:
-                suspects.end(self._number, alone=alone)
 
     def _changed(self, outcome: Outcome, seconds: float) -> Effect:
         """Get what is recorded of an outcome; the trace may have only a part of it."""
@@ -229,7 +220,7 @@ class CallOperation(SessionOperation):
             "call_id": self.recorded_call_id,
             "function": self.request.function[:MAX_SHOWN],
             "kwargs": Fragment(self._shown_kwargs),
-            "result": Fragment(cut_if_longer(result, most)),
+            "result": Fragment(result if self._shown_whole else cut_if_longer(result, most)),
             "error": failure and cut_error(failure.text, most),
             "failure": failure and failure.why,
             "state": None,

@@ -141,11 +141,10 @@ class SessionContext:
             )
 
     def check(self, state: SessionState) -> None:
-        """Check a session when its state is used first; raises as `check_session`."""
-        if state.recipe is None:
-            self.check_session(state.session)
-            state.around = tuple(each for each in self.hooks if each.concerns(state.session))
-            state.recipe = Recipe.of(state.session)
+        """Check a session, whose state is used first; raises as `check_session`."""
+        self.check_session(state.session)
+        state.around = tuple(each for each in self.hooks if each.concerns(state.session))
+        state.recipe = Recipe.of(state.session)
 
     def run(self, operation: RunnerOperation[T]) -> T:
         """Run an author's code that isn't a function; where it misses its deadline, the error says what it was."""

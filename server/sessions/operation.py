@@ -136,7 +136,8 @@ class SessionOperation:
 
     def steps(self, state: SessionState, start_clock: StartClock) -> Steps[Result]:
         context = self.context
-        context.check(state)
+        if state.recipe is None:
+            context.check(state)
         if self.by != CLIENT and state.recipe.kept:  # what the address has may be for a loader to say
             start_clock(context.settings.timeout_seconds, context.settings.timeout_seconds)
             seconds = self.prepare(state)
@@ -146,12 +147,12 @@ class SessionOperation:
         self._started_at = time.time()
         if not self.starts_clock:
             start_clock(seconds)
-        if self.call_id is not None:
+        if self.recorded_call_id is not None:
             self._digest = request_digest(self.method, *self.asked())
             if self.by != CLIENT and PARTICIPANTS in state.recipe.kept:
                 self.recorded_call_id = f"{self.by}/{self.call_id}"  # each participant has its own
             # An operation that doesn't wait for the commits before it finds their records in the state.
-            stored = stored_call_id(self.recorded_call_id, self.by) or ""
+            stored = stored_call_id(self.recorded_call_id, self.by)
             record = state.uncommitted.get(stored) or context.store.record_of_call(self.session_id, stored)
             if record is not None:
                 lines = context.records.read_repeated(self.session_id, record, self._digest)

@@ -30,10 +30,8 @@ def request_digest(method: str, *parameters: Any) -> str:
     return hashlib.blake2b(dumps([method, *parameters], sort_keys=True), digest_size=16).hexdigest()
 
 
-def stored_call_id(call_id: str | None, by: str) -> str | None:
+def stored_call_id(call_id: str, by: str) -> str:
     """Get what a store knows a call_id by: an agent must neither read nor block what a client has done with one."""
-    if call_id is None:
-        return None
     if by != CLIENT:
         return _ADDRESSES + call_id
     return _CLIENTS + call_id if call_id.startswith((_ADDRESSES, _CLIENTS)) else call_id
@@ -65,8 +63,10 @@ class Records:
         private: Mapping[str, Any] | None,
     ) -> Record:
         """Write a record; `shown` has its `index`, `version` and, if there is one, `call_id`."""
-        body = dumps(shown) + b"\n" + dumps(private)
-        call_id = stored_call_id(shown.get("call_id"), shown.get("by", CLIENT))
+        body = dumps(shown) + b"\n" + (b"null" if private is None else dumps(private))
+        call_id = shown.get("call_id")
+        if call_id is not None:
+            call_id = stored_call_id(call_id, shown.get("by", CLIENT))
         place = shown["index"], shown["version"], call_id
         record_id = new_record_id()
         return Record(*place, body + b"\n" + self._hash(session_id, *place, record_id, body), record_id)

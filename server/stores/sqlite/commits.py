@@ -64,7 +64,9 @@ class Commits:
         with self._file.write() as writer:
             written = self._remember(writer, commits)
             rows = _Rows()
-            stored = [self._note(writer, commit, rows) for commit in commits]
+            stored = []
+            for commit in commits:
+                stored.append(self._note(writer, commit, rows))  # noqa: PERF401 - as in `_remember`
             self._insert(writer, rows)
             # If the transaction fails after all, its number isn't the one before the next.
             self._written = written
@@ -78,7 +80,11 @@ class Commits:
             self._known.clear()
             (self._last_blob,) = writer.execute(sql.LAST_BLOB).fetchone()
         self._written = None
-        if unknown := [commit.session_id for commit in commits if commit.session_id not in self._known]:
+        unknown = []
+        for commit in commits:
+            if commit.session_id not in self._known:
+                unknown.append(commit.session_id)  # noqa: PERF401 - every call comes here, most often in vain
+        if unknown:
             ((tips,),) = writer.execute(sql.TIPS, (orjson.dumps(unknown),))
             for session_id, *known in orjson.loads(tips):
                 self._known[session_id] = _KnownTip(*known)

@@ -13,10 +13,10 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from server.errors import OverloadedError, SettingsError
 from server.forked import descriptors_of, in_forked, let_go
@@ -24,7 +24,7 @@ from server.store_url import SQLITE
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.checkpoints import OWN_CHECKPOINT_PAGES, Checkpoints, checkpoint
 from server.stores.sqlite.lock import lock, open_private
-from server.stores.sqlite.translation import is_busy, translated_errors
+from server.stores.sqlite.translation import is_busy, translate, translated_errors
 
 APPLICATION = 0x746F6F6C  # "tool", in SQLite's application_id: marks the file as ours
 VERSION = 1
@@ -122,29 +122,48 @@ class SqliteFile:
                 if self._closed:
                     self._close_readers()
 
-    @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """Run the block as one transaction.
+    def write(self) -> Self:
+        """Get a context manager, which gives the connection: its block is one transaction.
 
         Raises:
             OverloadedError: It isn't stored, because the disk is full, the file is locked, or the file is gone.
         """
-        with translated_errors, self._writing:
-            try:
-                self._writer.execute("BEGIN IMMEDIATE")
-                self.transactions += 1
-                yield self._writer
-                self._writer.execute("COMMIT")
-            except BaseException as error:
-                self.transactions += 1
-                if self._writer.in_transaction:  # SQLite has rolled back itself after some errors
-                    self._writer.execute("ROLLBACK")
-                if isinstance(error, sqlite3.OperationalError) and not is_busy(error):
-                    self._trouble = str(error)
-                    self._restart_log("PASSIVE")  # then its space can be used again
-                raise
-            self._trouble = ""
-            self._check_in_place()
+        return self  # and no generator: every call enters it
+
+    def __enter__(self) -> sqlite3.Connection:
+        self._writing.acquire()
+        self.transactions += 1
+        try:
+            self._writer.execute("BEGIN IMMEDIATE")
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self._writer
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if error is None:
+                try:
+                    self._writer.execute("COMMIT")
+                except BaseException as failure:
+                    self._undo(failure)
+                    raise
+                self._trouble = ""
+                self._check_in_place()
+            else:
+                self._undo(error)
+        finally:
+            self._writing.release()
+
+    def _undo(self, error: BaseException) -> None:
+        """Roll the transaction back that an error has ended, and raise that as a store does if it is SQLite's."""
+        self.transactions += 1
+        if self._writer.in_transaction:  # SQLite has rolled back itself after some errors
+            self._writer.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError) and not is_busy(error):
+            self._trouble = str(error)
+            self._restart_log("PASSIVE")  # then its space can be used again
+        translate(error)
 
     def check(self) -> None:
         """Raise `OverloadedError` if the file isn't in its place, or nothing can be written to it."""
@@ -219,7 +238,7 @@ class SqliteFile:
 
     def _check_in_place(self) -> None:
         """Check that the file, and the log beside it, are those that were opened; see if the log is long."""
-        with suppress(OSError):
+        try:
             files, file_bytes, log_bytes = self._look()
             if files == self._files:
                 if self._is_cut or file_bytes < self._bytes:
@@ -227,6 +246,8 @@ class SqliteFile:
                 self._bytes = file_bytes
                 self._checkpoints.look_at(log_bytes)
                 return
+        except OSError:
+            pass
         raise OverloadedError(
             f"The store {self._path} was deleted or replaced while the server runs: restart the server."
         )

@@ -13,6 +13,14 @@ def is_busy(error: sqlite3.OperationalError) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
+def translate(error: BaseException) -> None:
+    """Raise an error of SQLite as one of a store; do nothing about others."""
+    if isinstance(error, sqlite3.OperationalError):  # locked by another process, disk full, file not writable
+        raise OverloadedError(f"The store can't be used now ({error}); nothing was changed.") from error
+    if type(error) is sqlite3.DatabaseError:  # its other subclasses are bugs of ours
+        raise StateDamagedError(f"The store's file is damaged ({error}): restore a backup of it.") from error
+
+
 class _TranslatedErrors:
     """A context manager. Not a generator: to enter one takes five times as long, and every call does."""
 
@@ -20,10 +28,8 @@ class _TranslatedErrors:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, sqlite3.OperationalError):  # locked by another process, disk full, file not writable
-            raise OverloadedError(f"The store can't be used now ({error}); nothing was changed.") from error
-        if type(error) is sqlite3.DatabaseError:  # its other subclasses are bugs of ours
-            raise StateDamagedError(f"The store's file is damaged ({error}): restore a backup of it.") from error
+        if error is not None:
+            translate(error)
 
 
 translated_errors = _TranslatedErrors()
