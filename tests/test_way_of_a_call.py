@@ -29,15 +29,15 @@ READ, CHANGE = ("ledger", "total", {}), ("ledger", "add", {"amount": 1})
 WARM, REQUESTS = 100, 200
 
 MOST = {
-    "read": 290,
-    "change": 320,
-    "read at an agent's address": 297,
-    "read over MCP": 309,
-    "change with a call_id": 331,
-    "read of a database": 366,
-    "change of a database": 472,
-    "read in an executor": 351,
-    "change in an executor": 369,
+    "read": 287,
+    "change": 317,
+    "read at an agent's address": 294,
+    "read over MCP": 306,
+    "change with a call_id": 328,
+    "read of a database": 362,
+    "change of a database": 467,
+    "read in an executor": 344,
+    "change in an executor": 371,
 }
 MCP_VERSION = "2026-07-28"
 MCP_META = {
