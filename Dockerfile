@@ -2,8 +2,8 @@ FROM python:3.14-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY server server
+COPY toolpack_server toolpack_server
 COPY toolpacks toolpacks
-COPY toolpack_server_pytest.py ./
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && python -m venv /opt/toolpack-server \
     && /opt/toolpack-server/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[otel,redis,seeded]"

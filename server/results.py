@@ -3,9 +3,9 @@
 The rule: types only. Whatever a method answers is described here and nowhere else.
 """
 
-from typing import Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, with_config
+from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 Json = Any
@@ -233,7 +233,11 @@ class VerdictRecord(TypedDict):
     duration_ms: float
 
 
-Record = CallRecord | ResetRecord | MessageRecord | AnswerRecord | VerdictRecord
+Record = Annotated[
+    CallRecord | ResetRecord | MessageRecord | AnswerRecord | VerdictRecord | dict[str, Json],
+    Field(union_mode="left_to_right"),
+]
+"""A record; the last is one of a feature that isn't the server's own, or isn't there any more: `kind` says of which."""
 
 
 class Message(TypedDict):

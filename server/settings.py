@@ -90,7 +90,7 @@ class FeatureSettings(_FromEnvironment):
 
     def __init_subclass__(cls, *, feature: str, **more: Any) -> None:
         super().__init_subclass__(**more)
-        cls.model_config = SettingsConfigDict(**cls.model_config, env_prefix=f"{PREFIX}{feature.upper()}_")
+        cls.model_config = {**cls.model_config, "env_prefix": f"{PREFIX}{feature.upper()}_"}
 
 
 class Settings(_FromEnvironment):

@@ -31,7 +31,7 @@ from tests.surface import KEPT
 ROOT = Path(__file__).parents[1]
 # Exactly these versions: an SBOM says what has made it. That of hatchling, which a wheel says, is in pyproject.toml.
 TOOLS = ("build==1.6.1", "cyclonedx-bom==7.5.0")
-IN_WHEEL = ("server", "toolpacks", "toolpack_server_pytest.py")
+IN_WHEEL = ("server", "toolpack_server", "toolpacks")
 TASK = "bank/save-300"
 IGNORED = ("__pycache__", ".git", ".venv*", ".*_cache", ".hypothesis", ".toolpack-server", "build", "dist")
 

@@ -55,9 +55,9 @@ def imported_modules(source):
 
 
 def test_what_is_imported_is_what_is_declared():
-    files = [path for package in ("server", "toolpacks") for path in (ROOT / package).rglob("*.py")]
+    files = [path for package in ("server", "toolpack_server", "toolpacks") for path in (ROOT / package).rglob("*.py")]
     modules = {name for path in files for name in imported_modules(path.read_text(encoding="utf-8"))}
-    modules -= sys.stdlib_module_names | {"server", "toolpacks"} | UNDECLARED
+    modules -= sys.stdlib_module_names | {"server", "toolpack_server", "toolpacks"} | UNDECLARED
     distributions = packages_distributions()
     found = {canonical(distributions[module][0]) for module in modules - {"opentelemetry"}}
     parts = {name for name in declared() if name.startswith("opentelemetry-")}
@@ -191,7 +191,7 @@ def files_in(folder):
     if (folder / ".git").exists():
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
         return {name for name in listed.stdout.split("\0") if name and (folder / name).exists()}
-    folders = (".ci", "docs", "schemas", "server", "tests", "toolpacks")
+    folders = (".ci", "docs", "schemas", "server", "tests", "toolpack_server", "toolpacks")
     found = [path for name in folders for path in (folder / name).rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)) for path in found if "__pycache__" not in path.parts}
 

@@ -203,13 +203,23 @@ def test_the_fixture_opens_sessions_and_closes_them(tmp_path):
     # A project may have a package `server` of its own, so the plugin must not import this one.
     (tmp_path / "conftest.py").write_text("import sys\n\nassert 'server' not in sys.modules\n")
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
-    assert scripts == {"toolpack_server_pytest": "toolpack_server_pytest"}
+    assert scripts == {"toolpack_server": "toolpack_server.pytest_plugin"}
     printed = run_pytest(tmp_path)
     assert "2 passed" in printed, printed
 
 
 def run_pytest(folder, *flags):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "toolpack_server_pytest", "-p", "no:cacheprovider", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "toolpack_server.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+        *flags,
+    ]
     ended = subprocess.run(
         command,
         cwd=folder,

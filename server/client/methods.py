@@ -236,7 +236,7 @@ class ClientMethods:
         after: int = -1,
         limit: int = 100,
         path: bool = False,
-    ) -> list[CallRecord | ResetRecord | MessageRecord | AnswerRecord | VerdictRecord]:
+    ) -> list[CallRecord | ResetRecord | MessageRecord | AnswerRecord | VerdictRecord | dict[str, Any]]:
         """Get a session's records, in order.
 
         Args:

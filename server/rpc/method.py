@@ -5,7 +5,7 @@ methods of agents' addresses, the log line and the Python client's methods all d
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
@@ -38,6 +38,20 @@ class App(Protocol):
     in_flight: BytesInFlight
     tracer: Tracer | None  # set by a feature that traces calls, when the server starts
     at_end: list[Callable[[], None]]  # called when all calls have ended, in a thread; each may take a second or two
+
+    async def request(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
+        """Send a request as a client does, or whoever has an address, and get its result.
+
+        Raises:
+            ReplyError: It was refused.
+        """
+
+    async def agent(self, key: str) -> Caller:
+        """Get the caller that an agent's key stands for.
+
+        Raises:
+            SessionNotFoundError: It opens no session.
+        """
 
     async def call(self, caller: Caller, session_id: str, request: CallRequest) -> Outcome:
         """Run a function in a session; the call is counted and logged."""

@@ -1,6 +1,6 @@
 """What executors add to the server."""
 
-from server.feature import Feature
+from server.features.api import Feature
 from server.features.executors.requirements import check_isolation, protect
 
 

@@ -1,6 +1,6 @@
 """What MCP adds to the server."""
 
-from server.feature import Feature
+from server.features.api import Feature
 from server.features.mcp.protocol import Mcp
 
 

@@ -1,6 +1,6 @@
 """What participants add to the server."""
 
-from server.feature import Feature
+from server.features.api import Feature
 from server.features.participants.beginning import ParticipantsBeginning, ParticipantsRequest
 from server.features.participants.methods import METHODS, ListenTool, SayTool
 from server.features.participants.talking import Talking

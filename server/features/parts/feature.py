@@ -1,6 +1,6 @@
 """What databases and files add to the server."""
 
-from server.feature import Feature
+from server.features.api import Feature
 from server.features.parts.database import Database
 from server.features.parts.files import Files
 

@@ -1,6 +1,6 @@
 """What perturbations add to the server."""
 
-from server.feature import Feature
+from server.features.api import Feature
 from server.features.perturbations.beginning import ForkPerturbations, PerturbationBeginning, PerturbationParameters
 from server.features.perturbations.perturbing import Perturbing
 from server.rpc.methods import CreateSession, ForkSession

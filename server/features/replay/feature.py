@@ -1,6 +1,6 @@
 """What replays and bundles add to the server."""
 
-from server.feature import Feature
+from server.features.api import Feature
 from server.features.replay.bundles import Bundles
 from server.features.replay.digests import ReadEntries
 from server.features.replay.methods import METHODS

@@ -1,6 +1,6 @@
 """What tasks add to the server."""
 
-from server.feature import Feature
+from server.features.api import Feature
 from server.features.tasks.beginning import TaskBeginning, TaskRequest
 from server.features.tasks.methods import METHODS
 from server.features.tasks.notes import AnswerKind

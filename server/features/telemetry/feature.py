@@ -1,6 +1,6 @@
 """What telemetry adds to the server."""
 
-from server.feature import Feature
+from server.features.api import Feature
 from server.features.telemetry.switch import Telemetry
 
 

@@ -1,0 +1,69 @@
+"""What a feature may import: these names, of which docs/stability.md says what holds.
+
+The rule: nothing is defined here. The server's own features import from here what they can.
+"""
+
+from server.errors import (
+    HttpRefusedError,
+    InternalError,
+    InvalidParamsError,
+    OverloadedError,
+    ReplyError,
+    RequestError,
+    SessionNotFoundError,
+    SettingsError,
+)
+from server.execution.failure import CallFailure
+from server.feature import Feature
+from server.parameters import CallId, ForkRequest, Parameters, SessionId, SessionRequest
+from server.rpc.caller import Caller
+from server.rpc.method import App, Method
+from server.rpc.methods import CreateSession, ForkSession, ListSessions
+from server.sessions.beginnings import Beginning
+from server.sessions.context import SessionContext
+from server.sessions.filters import SessionFilter
+from server.sessions.operation import Around, Effect, SessionOperation
+from server.sessions.record_kinds import RecordKind, RecordLine, Shown
+from server.settings import FeatureSettings
+from server.stores.base import SessionStore
+from server.volumes import Volume
+
+FEATURE_API = 1
+"""The number of this interface: one that takes something away, or changes what it means, has the next."""
+
+__all__ = [
+    "FEATURE_API",
+    "App",
+    "Around",
+    "Beginning",
+    "CallFailure",
+    "CallId",
+    "Caller",
+    "CreateSession",
+    "Effect",
+    "Feature",
+    "FeatureSettings",
+    "ForkRequest",
+    "ForkSession",
+    "HttpRefusedError",
+    "InternalError",
+    "InvalidParamsError",
+    "ListSessions",
+    "Method",
+    "OverloadedError",
+    "Parameters",
+    "RecordKind",
+    "RecordLine",
+    "ReplyError",
+    "RequestError",
+    "SessionContext",
+    "SessionFilter",
+    "SessionId",
+    "SessionNotFoundError",
+    "SessionOperation",
+    "SessionRequest",
+    "SessionStore",
+    "SettingsError",
+    "Shown",
+    "Volume",
+]

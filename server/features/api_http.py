@@ -1,0 +1,8 @@
+"""What a feature with HTTP paths may import besides `api`, which imports no web framework.
+
+The rule: nothing is defined here.
+"""
+
+from server.web.feature_endpoint import FeatureEndpoint, FeatureRequest
+
+__all__ = ["FeatureEndpoint", "FeatureRequest"]

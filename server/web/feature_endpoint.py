@@ -1,0 +1,148 @@
+"""What the endpoints of features are made of: requests of owners, admitted and refused as those to `/rpc` are.
+
+The rule: token, sizes, shares and readiness are checked here, before the feature sees anything. A feature says how its
+protocol writes a refusal, and answers whatever else it is asked.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from server.errors import HttpRefusedError, ReplyError
+from server.jsonio.strict import loads
+from server.observability.request_ids import request_id
+from server.rpc.caller import Caller
+from server.rpc.method import App
+from server.settings import PREFIX
+from server.web.bodies import read_body
+from server.web.endpoints import CUT_OFF, Gateway, client_left
+from server.web.refusals import HINTS, refusal_response, refused
+
+STATUS = {-32601: 404, -32602: 400, -32001: 404, -32006: 503, -32007: 413, -32010: 504}
+"""The HTTP statuses that mean what these JSON-RPC codes mean."""
+
+BODILESS = {"GET", "HEAD", "DELETE"}
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRequest:
+    """A request to a feature's path.
+
+    Attributes:
+        method: The HTTP method.
+        path: The values of the path's parameters.
+        query: The query's parameters; of one that is given several times, the last.
+        headers: By their names in lower case.
+        body: Its body.
+        caller: Who sends it, for `App.request`; nobody, where no token is needed.
+    """
+
+    method: str
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    caller: Caller
+
+    def json(self) -> Any:
+        """Get what the body says; None if there is none.
+
+        Raises:
+            HttpRefusedError: It isn't JSON.
+        """
+        if not self.body:
+            return None
+        try:
+            return loads(self.body)
+        except ValueError as error:
+            raise HttpRefusedError(400, f"The body isn't JSON: {error}.") from None
+
+
+class FeatureEndpoint:
+    """An endpoint of a feature: a subclass says what it answers.
+
+    Attributes:
+        verbs: The HTTP methods that it takes.
+        needs_token: Whether only owners are answered, where there are tokens.
+        without_key: Not used here.
+    """
+
+    verbs: Sequence[str] | None = ("POST",)
+    needs_token = True
+    without_key = ""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self.app: App = gateway.service
+        limit = gateway.service.settings.max_body_bytes
+        self._limit = (limit, f"{PREFIX}MAX_BODY_BYTES")
+
+    async def answer(self, request: FeatureRequest) -> Response:
+        """Answer a request.
+
+        Raises:
+            HttpRefusedError: It is refused.
+            ReplyError: `App.request` was refused.
+        """
+        raise NotImplementedError
+
+    def refusal(self, status: int, message: str) -> Response:
+        """Write a refusal as the feature's protocol does."""
+        return refusal_response(status, message)
+
+    def status_of(self, error: ReplyError) -> int:
+        """Get the HTTP status for what a method refused; what only an operator can mend is 500."""
+        return STATUS.get(error.code, 409 if error.code < -32000 and error.code > -32100 else 500)  # noqa: PLR2004
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        try:
+            owner = self._gateway.gate.owner(headers) if self.needs_token else ""
+            if not self.needs_token:
+                self._gateway.gate.check_origin(headers)
+            caller = Caller(owner, left=partial(client_left, scope, receive))
+            with self._gateway.admitted(scope, caller) as reservation:
+                body = b""
+                if scope["method"] not in BODILESS:
+                    body = await read_body(headers, receive, reservation, *self._limit)
+                self._gateway.check_ready()
+                self._gateway.answering += 1
+                try:
+                    response = await self._answer(scope, headers, body, caller)
+                    await self._send(response, scope, receive, send)
+                finally:
+                    self._gateway.answering -= 1
+        except HttpRefusedError as error:
+            refused.write(error.status, str(error), scope)
+            await self._send(self.refusal(error.status, str(error)), scope, receive, send)
+
+    async def _answer(self, scope: Scope, headers: dict[bytes, bytes], body: bytes, caller: Caller) -> Response:
+        request = FeatureRequest(
+            scope["method"],
+            scope.get("path_params", {}),
+            dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)),
+            {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()},
+            body,
+            caller,
+        )
+        try:
+            return await self.answer(request)
+        except ReplyError as error:
+            detail = error.data.get("detail") if isinstance(error.data, dict) else None
+            raise HttpRefusedError(self.status_of(error), detail or error.message) from None
+        except asyncio.CancelledError:  # the server can't wait any longer
+            raise HttpRefusedError(HTTPStatus.SERVICE_UNAVAILABLE, CUT_OFF) from None
+
+    @staticmethod
+    async def _send(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+        response.headers["x-request-id"] = request_id.get()
+        for name, value in HINTS.get(response.status_code, ()):
+            response.headers.setdefault(name.decode(), value.decode())
+        await response(scope, receive, send)

@@ -1,0 +1,110 @@
+"""A feature in a wheel of its own, the one of docs/features.md: what it adds holds like what the server has itself."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import command_line
+import pytest
+import server_process
+from hatchling.builders.wheel import WheelBuilder
+
+PAGE = (Path(__file__).parent.parent / "docs" / "features.md").read_text(encoding="utf-8")
+ISOLATIONS = pytest.mark.parametrize("isolation", ["thread", "process"])
+
+
+def block(language):
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The variables of a process that has the wheel, which pip has installed into a folder."""
+    project, folder = tmp_path_factory.mktemp("weather"), tmp_path_factory.mktemp("site")
+    (project / "weather.py").write_text(block("python"), encoding="utf-8")
+    (project / "pyproject.toml").write_text(block("toml"), encoding="utf-8")
+    (wheel,) = WheelBuilder(str(project)).build(directory=str(project))
+    flags = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--target", str(folder)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *flags, wheel], check=True)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(":")}
+
+
+def get(url, **headers):
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as response:
+        return json.load(response)
+
+
+def test_it_is_listed_as_the_page_says(site):
+    ((command, shown),) = [part.partition("\n")[::2] for part in block("console").split("$ ")[1:]]
+    assert command.endswith("toolpack-server features | grep -A 4 weather")
+    listed = command_line.run("features", **site).stdout
+    assert shown in listed
+    assert "weather" not in command_line.run("features").stdout
+    assert "weather" not in command_line.run("features", TOOLPACK_FEATURES="-weather", **site).stdout
+
+
+@ISOLATIONS
+def test_its_method_is_atomic_exactly_once_and_goes_with_forks_and_bundles(site, tmp_path, isolation):
+    flags = ["--packs", "bank"]
+    with server_process.served(tmp_path, *flags, TOOLPACK_ISOLATION=isolation, **site) as server:
+        session_id = server.rpc("create_session")["session_id"]
+        note = {"session_id": session_id, "sky": "blue", "call_id": "mine"}
+        assert server.rpc("note_weather", **note) is server.rpc("note_weather", **note) is True
+        server.call(session_id, "get_balance")
+        (fork,) = server.rpc("fork_session", session_id=session_id)
+        trace = server.rpc("get_trace", session_id=fork["session_id"], path=True)
+        assert [(each["kind"], each.get("sky")) for each in trace] == [("weather", "blue"), ("call", None)]
+        assert trace[0]["call_id"] == "mine"
+        bundle = server.rpc("export_bundle", session_id=session_id)["bundle"]
+        copy = server.rpc("import_bundle", bundle=bundle)["session_id"]
+        assert server.rpc("get_trace", session_id=copy)[0]["sky"] == "blue"
+        described = server.rpc("rpc.discover")
+        assert {"note_weather"} <= {each["name"] for each in described["methods"]}
+        assert [each.get("routes") for each in described["x-features"] if each["name"] == "weather"] == [["/weather"]]
+
+
+def test_two_workers_share_what_it_records(site, tmp_path, store_url):
+    variables = {"TOOLPACK_SECRET_KEY": "a key for this test alone", **site}
+    flags = ["--packs", "bank", "--workers", "2", "--store", store_url("redis")]
+    with server_process.served(tmp_path, *flags, **variables) as server:
+        session_id = server.rpc("create_session")["session_id"]
+        for number in range(12):
+            server.rpc("note_weather", session_id=session_id, sky=str(number), call_id=str(number))
+        trace = server.rpc("get_trace", session_id=session_id)
+        assert [each["sky"] for each in trace] == [str(number) for number in range(12)]
+
+
+def test_its_path_has_the_settings_and_the_gate_of_all_others(site, tmp_path):
+    variables = {"TOOLPACK_TOKENS": "ann:12345678,bob:87654321", "TOOLPACK_WEATHER_TOWN": "Lyon", **site}
+    with server_process.served(tmp_path, "--packs", "bank", **variables) as server:
+        url = f"{server.url}/weather"
+        assert get(url, Authorization="Bearer 12345678") == {"town": "Lyon", "sky": "grey", "sessions": 0}
+        for headers in ({}, {"Authorization": "Bearer 123456789"}):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                get(url, **headers)
+            assert refused.value.code == 401
+            assert "token" in json.load(refused.value)["error"]["message"]
+
+
+def test_a_misspelt_setting_of_it_is_noted_at_the_start(site, tmp_path):
+    with server_process.served(tmp_path, "--packs", "bank", TOOLPACK_WEATHER_TWON="Lyon", **site) as server:
+        assert "TOOLPACK_WEATHER_TWON isn't a setting: did you mean TOOLPACK_WEATHER_TOWN?" in server.banner
+
+
+def test_what_it_has_recorded_is_read_without_it_and_the_rest_works(site, tmp_path):
+    with server_process.served(tmp_path, "--packs", "bank", **site) as server:
+        session_id = server.rpc("create_session")["session_id"]
+        server.rpc("note_weather", session_id=session_id, sky="blue", call_id="mine")
+    with server_process.served(tmp_path, "--packs", "bank") as server:
+        trace = server.rpc("get_trace", session_id=session_id)
+        assert [(each["kind"], each["sky"]) for each in trace] == [("weather", "blue")]
+        assert server.call(session_id, "get_balance")["error"] is None
+        assert "weather" in command_line.run("trace", session_id, "--url", server.url).stdout
+        with pytest.raises(Exception, match="There is no method 'note_weather'"):
+            server.rpc("note_weather", session_id=session_id, sky="grey")

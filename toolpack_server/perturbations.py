@@ -1,0 +1,5 @@
+"""Functions that write rules of perturbations; see `server.perturbations`."""
+
+from server.perturbations import fails, injects, loses_answer, rate_limited, rug_pull, times_out, unavailable
+
+__all__ = ["fails", "injects", "loses_answer", "rate_limited", "rug_pull", "times_out", "unavailable"]
