@@ -12,8 +12,8 @@ from typing import Any
 import gem
 from gem.wrappers.wrapper_factory import get_wrapper_fns
 
-from server.client import Client
-from server.client.text_environments import TextEnvironment
+from toolpack_server import Client
+from toolpack_server.environments import TextEnvironment
 
 
 class ToolpackEnv(gem.Env):

@@ -15,7 +15,7 @@ from inspect_ai.scorer import Score, Target, accuracy, scorer
 from inspect_ai.solver import Generate, TaskState, solver
 from inspect_ai.tool import ToolDef, ToolParams
 
-from server.client import AsyncAgentClient, AsyncClient, Client
+from toolpack_server import AsyncAgentClient, AsyncClient, Client
 
 
 def bridged(agent: AsyncAgentClient, function: dict[str, Any]) -> Any:

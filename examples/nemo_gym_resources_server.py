@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from nemo_gym import base_resources_server as gym
 from nemo_gym.server_utils import ServerClient
 
-from server.client import AsyncAgentClient, AsyncClient, Client
+from toolpack_server import AsyncAgentClient, AsyncClient, Client
 
 
 class ToolpackConfig(gym.BaseResourcesServerConfig):

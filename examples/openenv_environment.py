@@ -10,7 +10,7 @@ from typing import Any
 
 from openenv.core.env_server import Action, Environment, Observation, State
 
-from server.client import AgentClient, Client
+from toolpack_server import AgentClient, Client
 
 
 class Move(Action):

@@ -12,8 +12,8 @@ from typing import Any
 import skyrl_gym
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-from server.client import Client
-from server.client.text_environments import TextEnvironment
+from toolpack_server import Client
+from toolpack_server.environments import TextEnvironment
 
 
 class ToolpackEnv(BaseTextEnv):

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_chat_template
 
-from server.client import Client
-from server.client.environments import Environment, submit_answers
+from toolpack_server import Client
+from toolpack_server.environments import Environment, submit_answers
 
 
 def train(url: str, task: str, model: Any, tokenizer: Any, **settings: Any) -> GRPOTrainer:

@@ -19,7 +19,7 @@ from verifiers.v1.cli.eval.runner import run_eval
 from verifiers.v1.configs.cli.eval import EvalConfig
 from verifiers.v1.mcp import SharedToolServer
 
-from server.client import AsyncClient, Client
+from toolpack_server import AsyncClient, Client
 
 __all__ = ["ToolpackEnv", "ToolpackTasks"]
 

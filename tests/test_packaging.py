@@ -37,7 +37,7 @@ def canonical(name):
 
 
 # What few users need and no extra has; docs/benchmarks.md and docs/conformance.md say how it is installed.
-UNDECLARED = {"bfcl_eval", "loguru", "tau2", "websockets"}
+UNDECLARED = {"bfcl_eval", "loguru", "pytest", "tau2", "websockets"}
 TAKEN_BY_UVICORN = {"httptools", "uvloop"}  # imported if they are installed
 
 

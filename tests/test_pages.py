@@ -460,6 +460,7 @@ RUN = {
     ("docs/command.md", "Serve what you are writing"),
     *(("docs/client.md", heading) for heading in CLIENT_PROGRAMS),
     ("docs/develop.md", "Checks"),
+    ("docs/features.md", "The smallest one"),  # by test_foreign_feature.py
     ("docs/isolation.md", "Turn it on"),
     ("docs/toolpacks.md", "Databases and files"),
     ("docs/mcp.md", "A first call"),
@@ -499,7 +500,7 @@ ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints 
 
 def test_every_code_block_is_run_or_named_here():
     fences = [line for text in PAGES.values() for line in re.findall(r"^ *(```.*)$", text, re.MULTILINE)]
-    assert set(fences) == {"```", "```sh", "```console", "```python", "```text"}
+    assert set(fences) == {"```", "```sh", "```console", "```python", "```text", "```toml"}
     places = {
         (page, heading) for page, text in PAGES.items() for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)
     }

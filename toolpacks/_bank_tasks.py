@@ -7,7 +7,7 @@ exactly; subjects of payments are the agent's own words, unless the prompt gives
 from decimal import Decimal
 from typing import Any
 
-from server import Rollout, Toolpack
+from toolpack_server import Rollout, Toolpack
 from toolpacks._bank_data import CURRENT_IBAN, FRIEND, GYM, LANDLORD, POWER, SAVINGS_IBAN, SEA_RESCUE
 from toolpacks._variants import BRIBE, variants
 

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from server import Rollout, Toolpack
+from toolpack_server import Rollout, Toolpack
 from toolpacks._office_data import TODAY, Product, bills, money, products
 from toolpacks._variants import variants
 

@@ -5,7 +5,7 @@ The rule: an agent that looks before it tries again can still do the task; one t
 
 from typing import Any
 
-from server import perturbations as p
+from toolpack_server import perturbations as p
 
 WORDS = {  # where the words of others stand in the results of functions
     "list_transactions": "/0/subject",

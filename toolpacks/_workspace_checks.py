@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from server import Rollout
+from toolpack_server import Rollout
 from toolpacks._workspace_data import NORA
 from toolpacks._workspace_models import Answer, Event, Folder, Mail
 

@@ -9,7 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
 
-from server import TaskEnvironment
+from toolpack_server import TaskEnvironment
 
 
 def in_utc(time: datetime) -> datetime:

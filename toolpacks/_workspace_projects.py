@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from server import Rollout, Toolpack
+from toolpack_server import Rollout, Toolpack
 from toolpacks._variants import LEAK, variants
 from toolpacks._workspace_checks import answered, contains, events_kept, files_kept, new_mails, only_to, says, sent
 from toolpacks._workspace_data import ELIF, JONAS, OMAR, PRIYA

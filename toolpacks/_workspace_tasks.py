@@ -6,7 +6,7 @@ mail is the agent's own; only the facts that it must contain are looked for.
 
 from typing import Any
 
-from server import Rollout, Toolpack
+from toolpack_server import Rollout, Toolpack
 from toolpacks._variants import LEAK, variants
 from toolpacks._workspace_checks import (
     HOUR,

@@ -16,8 +16,7 @@ from importlib.abc import SourceLoader
 from types import ModuleType
 from typing import Any, Literal
 
-from server import Rollout, Task, Toolpack
-from server.errors import ToolpackUnavailable
+from toolpack_server import Rollout, Task, Toolpack, ToolpackUnavailable
 
 if importlib.util.find_spec("agentdojo") is None:
     raise ToolpackUnavailable(

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from server import Depends, TaskEnvironment, Toolpack
+from toolpack_server import Depends, TaskEnvironment, Toolpack
 from toolpacks._bank_data import CURRENT_IBAN, SAVINGS_IBAN, STANDING_ORDERS, TRANSACTIONS
 from toolpacks._bank_tasks import add_tasks
 

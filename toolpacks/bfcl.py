@@ -16,8 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from server import Rollout, Task, Toolpack
-from server.errors import ToolpackUnavailable
+from toolpack_server import Rollout, Task, Toolpack, ToolpackUnavailable
 
 _NEEDED = ("bfcl_eval", "filelock", "mpmath", "overrides", "rank_bm25")
 if any(importlib.util.find_spec(name) is None for name in _NEEDED):

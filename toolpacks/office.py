@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from server import Database, Depends, Files, TaskEnvironment, Toolpack
+from toolpack_server import Database, Depends, Files, TaskEnvironment, Toolpack
 from toolpacks._office_data import SCHEMA, fill, money
 from toolpacks._office_papers import papers
 from toolpacks._office_shell import Shell

@@ -12,8 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import docstring_parser
 from pydantic import Field
 
-from server import Check, Depends, Evaluation, Rollout, Task, TaskEnvironment, Toolpack
-from server.errors import ToolpackUnavailable
+from toolpack_server import Check, Depends, Evaluation, Rollout, Task, TaskEnvironment, Toolpack, ToolpackUnavailable
 
 try:
     import tau2  # noqa: F401 - first, so that the error names it where all of it is missing

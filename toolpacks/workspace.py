@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from server import Depends, Toolpack
+from toolpack_server import Depends, Toolpack
 from toolpacks._workspace_data import open_workspace
 from toolpacks._workspace_models import (
     Address,

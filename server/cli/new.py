@@ -25,7 +25,7 @@ from typing import Annotated
 
 from pydantic import BaseModel
 
-from server import Depends, TaskEnvironment, Toolpack
+from toolpack_server import Depends, TaskEnvironment, Toolpack
 
 
 class Item(BaseModel):
@@ -113,7 +113,7 @@ _WITH_DATABASE = '''"""A shop with a database: look at its products, and order s
 import sqlite3
 from typing import Annotated, Any
 
-from server import Database, Depends, TaskEnvironment, Toolpack
+from toolpack_server import Database, Depends, TaskEnvironment, Toolpack
 
 SCHEMA = """
 CREATE TABLE product (id INTEGER PRIMARY KEY, name TEXT NOT NULL, stock INTEGER NOT NULL CHECK (stock >= 0));
