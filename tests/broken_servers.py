@@ -10,6 +10,7 @@ import itertools
 import json
 import threading
 import time
+import uuid
 from functools import partial
 
 import httpx
@@ -305,6 +306,13 @@ class FailuresCount(Proxy):
         return reply
 
 
+class DiffsWithoutRemovals(Proxy):
+    def answer(self, message, reply):
+        if message["method"] == "diff_environment" and "result" in reply:
+            return replaced(reply, [step for step in reply["result"] if step["op"] != "remove"])
+        return reply
+
+
 # Exactly once
 
 
@@ -497,6 +505,34 @@ def expected(holds):
 
 
 # Fork and reset
+
+
+class OnlyTheFirstForkIsOlder(Proxy):
+    """Of the forks of a request all but the first one begin with the current version."""
+
+    def answer(self, message, reply):
+        params = message["params"]
+        if message["method"] == "fork_session" and "version" in params and len(reply.get("result", ())) > 1:
+            rest = {**params, "count": len(reply["result"]) - 1}
+            del rest["version"]
+            return replaced(reply, [reply["result"][0], *self.send("fork_session", rest)])
+        return reply
+
+
+class OnlyTheFirstForkHasLabels(Proxy):
+    def answer(self, message, reply):
+        if message["method"] == "fork_session" and "result" in reply:
+            first, *others = reply["result"]
+            return replaced(reply, [first, *(fork | {"labels": {}} for fork in others)])
+        return reply
+
+
+class ForksOfARequestShareAnAgent(Proxy):
+    def answer(self, message, reply):
+        if message["method"] == "fork_session" and "result" in reply:
+            path = reply["result"][0]["agent_path"]
+            return replaced(reply, [fork | {"agent_path": path} for fork in reply["result"]])
+        return reply
 
 
 def in_parent(functions):
@@ -727,6 +763,32 @@ class NumberedKeys(Proxy):
         return reply
 
 
+def ids_are(make):
+    """Sessions have ids of another form, each of which stands for a real one."""
+
+    class Renamed(Proxy):
+        def __init__(self):
+            super().__init__()
+            self.real = {}
+
+        def ask(self, path, message):
+            for name in ("session_id", "parent"):
+                given = message["params"].get(name)
+                if given in self.real:
+                    message["params"][name] = self.real[given]
+            return path, message
+
+        def answer(self, message, reply):
+            if message["method"] in ("create_session", "fork_session") and "result" in reply:
+                found = reply["result"] if isinstance(reply["result"], list) else [reply["result"]]
+                for each in found:
+                    made = make(next(self.numbers))
+                    self.real[made], each["session_id"] = each["session_id"], made
+            return reply
+
+    return Renamed
+
+
 class AgentsNameSessions(Proxy):
     def ask(self, path, message):
         return ("/rpc" if session_of(message) and called(message) else path), message
@@ -819,6 +881,21 @@ class DiesOfDepth(Proxy):
 
 
 # JSON-RPC
+
+
+def unknown_sessions_are_wrong_parameters(method):
+    """One method refuses an unknown session with another code."""
+
+    def change(_proxy, message, reply):
+        if message["method"] == method and reply.get("error", {}).get("code") == -32001:
+            reply["error"]["code"] = -32602
+        return reply
+
+    return replies(change)
+
+
+def ids_are_doubles(_proxy, _message, reply):
+    return reply | {"id": int(float(reply["id"])) if isinstance(reply["id"], int) else reply["id"]}
 
 
 class HangsUp(Proxy):
@@ -945,6 +1022,10 @@ BROKEN = [
     (isolation.a_closed_session_is_gone, ClosesNothing),
     (isolation.a_closed_session_is_gone, codes(-32001, -32603)),
     (isolation.a_closed_session_is_gone, addresses_outlive),
+    *[
+        (isolation.a_closed_session_is_gone, unknown_sessions_are_wrong_parameters(method))
+        for method in isolation._OF_A_SESSION
+    ],
     (isolation.labels_choose_sessions, asks(any_label)),
     (isolation.labels_choose_sessions, answers("close_sessions", lambda _: True)),
     # atomic
@@ -972,6 +1053,7 @@ BROKEN = [
     ),
     (atomic.versions_count_changes, without("version", "get_environment")),
     (atomic.versions_count_changes, answers("diff_environment", lambda _: [])),
+    (atomic.versions_count_changes, DiffsWithoutRemovals),
     # exactly once
     (once.a_repeat_runs_nothing, without("call_id")),
     (once.a_repeat_runs_nothing, returns("add", lambda total: total if total < 3 else next(itertools.count(4)))),
@@ -1005,6 +1087,7 @@ BROKEN = [
     (order.a_batch_runs_in_order, partial(batches_are, _backwards)),
     (order.the_trace_has_every_call, kept_records(lambda record: record["failure"] is None)),
     (order.the_trace_has_every_call, kept_records(lambda record: record["function"] != "total")),
+    (order.the_trace_has_every_call, kept_records(lambda record: record["failure"] is None or record["by"] != "agent")),
     (order.the_trace_has_every_call, answers("get_trace", lambda records: records[::-1])),
     (order.the_trace_has_every_call, without("after", "get_trace")),
     (order.the_trace_has_every_call, without("limit", "get_trace")),
@@ -1016,6 +1099,9 @@ BROKEN = [
         order.a_call_at_another_version_is_refused,
         asks(lambda _, m: m["params"].pop("expected_version", None) and None if called(m) == "total" else None),
     ),
+    (order.versions_are_compared_as_numbers, expected(lambda wanted, version: str(version).startswith(str(wanted)))),
+    (order.versions_are_compared_as_numbers, expected(lambda wanted, version: str(wanted) > str(version))),
+    (order.versions_are_compared_as_numbers, expected(lambda wanted, version: wanted % 10 == version % 10)),
     (order.one_of_several_wins, compared_before_its_turn),
     (order.failures_and_resets_count_as_they_do, partial(failures_are_kept, version=True)),
     # fork
@@ -1030,6 +1116,9 @@ BROKEN = [
         history.a_fork_is_a_new_session,
         asks(lambda _, m: m["params"].update(path=True) if m["method"] == "get_trace" else None),
     ),
+    (history.all_forks_of_a_request_are_alike, OnlyTheFirstForkIsOlder),
+    (history.all_forks_of_a_request_are_alike, OnlyTheFirstForkHasLabels),
+    (history.all_forks_of_a_request_are_alike, ForksOfARequestShareAnAgent),
     (history.an_older_version_can_be_forked, without("version", "fork_session")),
     (history.an_older_version_can_be_forked, codes(-32011, -32602)),
     (history.a_fork_can_be_forked, without("path", "get_trace")),
@@ -1079,6 +1168,9 @@ BROKEN = [
         agents.an_agents_path_is_a_secret,
         answers("create_session", lambda found: found | {"agent_path": f"/agents/{found['session_id']}"}),
     ),
+    (agents.a_sessions_id_cant_be_guessed, ids_are(str)),
+    (agents.a_sessions_id_cant_be_guessed, ids_are(lambda number: f"{number:032x}")),
+    (agents.a_sessions_id_cant_be_guessed, ids_are(lambda _: uuid.uuid1().hex)),
     (agents.an_agent_learns_no_id, AgentsHearTheId),
     (agents.an_agent_learns_no_id, tells_agents("get_task", lambda session: session["task"])),
     (agents.an_agent_learns_no_id, tells_agents("run_function", lambda session: session["session_id"])),
@@ -1124,6 +1216,7 @@ BROKEN = [
     (jsonrpc.unknown_methods_and_parameters, asks(unknown_parameters_are_ignored)),
     (jsonrpc.ids_come_back, replies(lambda _p, _m, reply: reply | {"id": str(reply["id"])})),
     (jsonrpc.ids_come_back, replies(lambda _p, _m, reply: reply | {"id": reply["id"] or None})),
+    (jsonrpc.ids_come_back, replies(ids_are_doubles)),
     (jsonrpc.ids_come_back, NullIsNoId),
     (jsonrpc.notifications_get_no_answer, contents(notified_of_errors)),
     (

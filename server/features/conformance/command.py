@@ -33,7 +33,10 @@ _TOOLPACK = Path(__file__).parent / "packs" / "conform.py"
 def conform(
     url: str, token: str | None, chosen: tuple[str, ...], protocol: str, path: Path | None, *, toolpack: bool
 ) -> None:
-    """Ask a server, by its URL alone, whether it keeps the guarantees; exit with status 1 if it doesn't."""
+    """Ask a server, by its URL alone, whether it keeps the guarantees.
+
+    Exit status 1: it doesn't; 2: it keeps those that were tried, but there wasn't time for all.
+    """
     if toolpack:
         echo(*_TOOLPACK.read_text(encoding="utf-8").splitlines())
         return
@@ -50,8 +53,13 @@ def conform(
         raise click.ClickException(str(failed)) from None
     seconds = time.monotonic() - began
     if path:
-        path.write_text(json.dumps(as_json(answers, url, seconds), indent=1) + "\n", encoding="utf-8")
+        try:
+            path.write_text(json.dumps(as_json(answers, url, seconds), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise click.ClickException(f"The report can't be written to {path}: {error.strerror}.") from None
     echo(*as_lines(answers, guarantees))
-    failures = sum(answer.failure is not None for answer in answers)
-    echo(f"{len(answers)} checks in {seconds:.1f} s: {f'{failures} failed' if failures else 'all passed'}.")
-    sys.exit(1 if failures else 0)
+    failures = sum(answer.failure is not None and answer.tried for answer in answers)
+    untried = sum(not answer.tried for answer in answers)
+    found = [f"{failures} failed"] * bool(failures) + [f"no time for {untried}"] * bool(untried)
+    echo(f"{len(answers)} checks in {seconds:.1f} s: {', '.join(found) or 'all passed'}.")
+    sys.exit(1 if failures else 2 * bool(untried))

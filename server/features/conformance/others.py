@@ -13,6 +13,7 @@ from server.features.conformance.mcp_client import McpClient
 from server.features.conformance.target import Call, Failed, Refused, Target
 
 _PATIENCE = 15.0  # seconds for an answer
+_MOST_BYTES = 2**27  # of a message
 
 
 class CallFailed(Exception):  # noqa: N818 - a function has failed, which may be right
@@ -60,8 +61,8 @@ class OpenEnvSession:
 
         self._closed = ConnectionClosed
         address = f"ws{url.removeprefix('http').rstrip('/')}/ws"
-        try:  # as large as it may be, and without compression, which would take longer than all else
-            self._socket = connect(address, max_size=None, compression=None, ping_interval=None)
+        try:  # large enough for what a server should refuse; without compression, which would take longer than all else
+            self._socket = connect(address, max_size=_MOST_BYTES, compression=None, ping_interval=None)
         except (WebSocketException, OSError) as error:
             raise Failed(f"no WebSocket at /ws: {error}") from None
         self.reset()

@@ -1,6 +1,7 @@
 """Asks all questions, and says what came of them.
 
-The rule: a probe that can't be run has failed, so that a server that hangs or falls over isn't thought to conform.
+The rule: a server that hangs or falls over doesn't conform. A probe for which there was no time left, as on a busy
+machine, says nothing of the server: it has neither passed nor failed.
 """
 
 import time
@@ -28,19 +29,28 @@ from server.features.conformance.probes import (  # noqa: F401 - they register t
 )
 from server.features.conformance.probes.others import OTHERS
 from server.features.conformance.probes.probe import GUARANTEES, PROBES, Probe
-from server.features.conformance.target import TOOLPACK, Failed, Target
+from server.features.conformance.target import TOOLPACK, Failed, NotTried, Target
 
-SECONDS = 110.0  # after which no further probe begins
+SECONDS = 600.0  # after which no further request is sent; a server that isn't busy needs a few
 SECONDS_A_REQUEST = 15.0
 AT_ONCE = 6  # probes: most of them wait most of the time
+MOST_SHOWN = 200  # characters of what is said about an answer
 NOT_ASKED = "—"  # as the protocol has no words for it
 ALONE = "limits"  # whose probes fill memory, which a server may refuse to do for several at once
 
 
 class Answer(NamedTuple):
+    """What came of a probe.
+
+    Attributes:
+        failure: Why it hasn't passed; None if it has.
+        tried: Whether there was time for it.
+    """
+
     guarantee: str
     sentence: str
     failure: str | None
+    tried: bool = True
 
 
 def conform(
@@ -56,21 +66,21 @@ def conform(
         Failed: It isn't there, or hasn't the toolpack.
     """
     ends = time.monotonic() + SECONDS
-    with Target(url, token, transport, SECONDS_A_REQUEST) as target:
-        names = [toolpack["name"] for toolpack in target.result("list_toolpacks")]
-        if TOOLPACK not in names:
+    with Target(url, token, transport, SECONDS_A_REQUEST, ends) as target:
+        listed = target.result("list_toolpacks")
+        if not isinstance(listed, list) or not any(isinstance(e, dict) and e.get("name") == TOOLPACK for e in listed):
             raise Failed(
                 f"The server has no toolpack `{TOOLPACK}`: write it to a folder of toolpacks with "
                 "`toolpack-server conform --toolpack`, and start the server with it."
             )
         chosen = [probe for probe in PROBES if probe.guarantee in guarantees]
-        failures: dict[Probe, str | None] = {}
+        failures: dict[Probe, tuple[str | None, bool]] = {}
         for alone in (False, True):
             now = [probe for probe in chosen if (probe.guarantee == ALONE) == alone]
             with ThreadPoolExecutor(1 if alone else AT_ONCE) as pool:
-                failures |= zip(now, pool.map(lambda probe: failure(probe.run, target, ends), now), strict=True)
+                failures |= zip(now, pool.map(lambda probe: failure(probe.run, target), now), strict=True)
         return [
-            Answer(probe.guarantee, probe.sentence, failures[probe])
+            Answer(probe.guarantee, probe.sentence, *failures[probe])
             for probe in sorted(chosen, key=lambda probe: GUARANTEES.index(probe.guarantee))
         ]
 
@@ -84,15 +94,19 @@ def conform_otherwise(url: str, protocol: str, guarantees: Sequence[str] = GUARA
     ends = time.monotonic() + SECONDS
     opened: list[OtherSession] = []
     base, path = urlsplit(url)._replace(path="").geturl(), urlsplit(url).path or "/mcp"
-    with Target(base, None, None, SECONDS_A_REQUEST) as target:
+    with Target(base, None, None, SECONDS_A_REQUEST, ends) as target:
 
         def open_session() -> OtherSession:
+            if time.monotonic() > ends:
+                raise NotTried("there is no time left")
             opened.append(OpenEnvSession(url) if protocol == "openenv" else McpSession(target, path))
             return opened[-1]
 
-        open_session()
+        why, _ = failure(lambda _: open_session(), None)
+        if why is not None:
+            raise Failed(f"No session can be opened: {why}")
         answers = [
-            Answer(probe.guarantee, probe.sentence, failure(probe.run, open_session, ends))
+            Answer(probe.guarantee, probe.sentence, *failure(probe.run, open_session))
             for probe in OTHERS
             if protocol in probe.protocols and probe.guarantee in guarantees
         ]
@@ -104,26 +118,27 @@ def conform_otherwise(url: str, protocol: str, guarantees: Sequence[str] = GUARA
 T = TypeVar("T")
 
 
-def failure(run: Callable[[T], None], target: T, ends: float) -> str | None:
-    """Ask a server, and say why a probe has failed; None if it hasn't."""
-    if time.monotonic() > ends:
-        return f"not tried, because {SECONDS:g} s are over"
+def failure(run: Callable[[T], Any], target: T) -> tuple[str | None, bool]:
+    """Ask a server; get why a probe hasn't passed, None if it has, and whether there was time for it."""
     try:
         run(target)
+    except NotTried as none_left:
+        return f"not tried: {none_left}", False
     except Failed as failed:
-        return str(failed)
+        return str(failed), True
     except CallFailed as failed:
-        return f"a request has failed: {failed}"
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        return f"an answer has not the form that it must have ({type(error).__name__}: {error})"
-    return None
+        return f"a request has failed: {failed}", True
+    except Exception as error:  # noqa: BLE001 - a server may answer anything
+        return f"an answer has not the form that it must have ({type(error).__name__}: {str(error)[:MOST_SHOWN]})", True
+    return None, True
 
 
 def as_json(answers: Sequence[Answer], url: str, seconds: float) -> dict[str, Any]:
     rows: dict[str, list[dict[str, Any]]] = {}  # what isn't asked has none
     for answer in answers:
+        passed = answer.failure is None if answer.tried else None
         rows.setdefault(answer.guarantee, []).append(
-            {"check": answer.sentence, "passed": answer.failure is None, "detail": answer.failure}
+            {"check": answer.sentence, "passed": passed, "detail": answer.failure}
         )
     return {"format": "conform-1", "url": url, "seconds": round(seconds, 1), "guarantees": rows}
 
@@ -132,12 +147,13 @@ def as_lines(answers: Sequence[Answer], guarantees: Sequence[str] = ()) -> list[
     """Get the table, then a line for each check that failed; `guarantees` have a row also if nothing was asked."""
     lines = [f"{'guarantee':<22} checks  passed"]
     for guarantee in guarantees or dict.fromkeys(answer.guarantee for answer in answers):
-        failures = [answer.failure for answer in answers if answer.guarantee == guarantee]
-        passed = failures.count(None)
-        if not failures:
+        row = [answer for answer in answers if answer.guarantee == guarantee]
+        passed = sum(answer.failure is None for answer in row)
+        if not row:
             lines.append(f"{guarantee:<22} {NOT_ASKED:>6}  {NOT_ASKED:>6}")
             continue
-        lines.append(f"{guarantee:<22} {len(failures):>6}  {passed:>6}{'' if passed == len(failures) else '  FAILED'}")
+        worst = "  FAILED" if any(each.failure for each in row if each.tried) else "  not all tried"
+        lines.append(f"{guarantee:<22} {len(row):>6}  {passed:>6}{'' if passed == len(row) else worst}")
     failed = [answer for answer in answers if answer.failure is not None]
     lines += [f"{each.guarantee}: {each.sentence} {each.failure}" for each in failed]
     return lines

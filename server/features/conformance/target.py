@@ -1,18 +1,22 @@
 """The server that is asked, and what an answer must look like.
 
 The rule: nothing of our own client is used, which would hide faults by sending requests again. Whatever a server
-answers becomes a value or a `Failed`.
+answers becomes a value or a `Failed`, within bounds of time and size, and nothing is sent to another server.
 """
 
 import contextlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 from uuid import uuid4
 
 import httpx
 
+from server.features.conformance.bounds import bounded_transport, within
+
 TOOLPACK = "conform"
+MOST_BYTES = 2**24  # of an answer: no check needs as many
 _UNAUTHORIZED = 401
 ACCEPT = {"Accept": "application/json, text/event-stream"}  # which MCP's clients must send
 
@@ -27,6 +31,10 @@ class Failed(Exception):  # noqa: N818 - it says that a check has failed, nothin
 
 class Refused(Failed):
     """A server has refused a request without saying so in its protocol."""
+
+
+class NotTried(Failed):
+    """There is no time left to ask; it says nothing of the server."""
 
 
 def expect(got: Any, expected: Any, what: str) -> None:
@@ -45,12 +53,33 @@ def _shown(value: Any) -> str:
 
 
 class Target:
-    """The server of this protocol at a URL."""
+    """The server of this protocol at a URL.
 
-    def __init__(self, url: str, token: str | None, transport: httpx.BaseTransport | None, seconds: float) -> None:
+    Args:
+        seconds: For one answer.
+        ends: When no further request is sent, by the monotonic clock.
+
+    Raises:
+        Failed: It is no URL.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        transport: httpx.BaseTransport | None,
+        seconds: float,
+        ends: float = float("inf"),
+    ) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._token_headers = headers
-        self._http = httpx.Client(base_url=url, transport=transport, timeout=seconds)
+        self._seconds, self._ends = seconds, ends
+        # What is compressed is refused: a few bytes of it can hold gigabytes.
+        plain = {"Accept-Encoding": "identity"}
+        try:
+            self._http = httpx.Client(base_url=url, transport=transport or bounded_transport(), headers=plain)
+        except httpx.InvalidURL as error:
+            raise Failed(f"{url!r} is no URL: {error}") from None
         self.has_token = token is not None
         self.label = uuid4().hex
 
@@ -68,13 +97,34 @@ class Target:
 
         Raises:
             Failed: There was no answer.
+            NotTried: It isn't sent, as there is no time left.
         """
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            raise NotTried("there is no time left")
         secret = self._token_headers if token and path.startswith(("/rpc", "/openrpc")) else {}
         sent = {"Content-Type": content_type, **secret, **(headers or {})}
         try:
-            return self._http.request(http_method, path, content=content, headers=sent)
-        except httpx.HTTPError as error:
+            with within(min(self._seconds, left)):
+                return self._read(self._http.build_request(http_method, path, content=content, headers=sent))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if left < self._seconds and isinstance(error, httpx.TimeoutException):
+                raise NotTried("there was no time left for the answer") from None
             raise Failed(f"no answer to a request at {path[:8]}…: {type(error).__name__} {error}") from None
+
+    def _read(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, and read its answer as far as that may be long."""
+        response = self._http.send(request, stream=True, follow_redirects=False)
+        with contextlib.closing(response):
+            if response.headers.get("content-encoding", "identity").lower() != "identity":
+                raise Failed("an answer is compressed, which wasn't asked for")
+            chunks = list[bytes]()
+            for chunk in response.iter_bytes():
+                chunks.append(chunk)
+                if response.num_bytes_downloaded > MOST_BYTES:
+                    raise Failed(f"an answer is longer than {MOST_BYTES >> 20} MiB")
+        headers = [(name, value) for name, value in response.headers.multi_items() if name != "transfer-encoding"]
+        return httpx.Response(response.status_code, headers=headers, content=b"".join(chunks), request=request)
 
     def reply(self, method: str, params: Any = None, path: str = "/rpc") -> dict[str, Any]:
         """Send a request, and get the response, which is checked to be one of JSON-RPC 2.0."""
@@ -138,6 +188,7 @@ class Target:
 
     def close(self) -> None:
         """Close all sessions that were created here, and the connections."""
+        self._ends = float("inf")
         with contextlib.suppress(Failed):
             self.reply("close_sessions", {"labels": {"conform": self.label}})
         self._http.close()
@@ -158,6 +209,10 @@ class Session:
         missing = {"session_id", "agent_path", "mcp_path", "version", "parent", "labels"} - described.keys()
         if missing:
             raise Failed(f"a session lacks {', '.join(sorted(missing))}")
+        for name in ("agent_path", "mcp_path"):
+            path = described[name]
+            if not isinstance(path, str) or not path.startswith("/") or path.startswith("//"):
+                raise Failed(f"{name} of a session is a path on this server, not {_shown(path)}")
         self.target = target
         self.described: dict[str, Any] = described
         self.id: str = described["session_id"]

@@ -1,6 +1,7 @@
 """Secrecy: an agent reaches its functions, and neither its session's controls nor what it must not know."""
 
 import json
+from itertools import combinations, zip_longest
 from typing import Any
 
 from server.features.conformance.probes.probe import MCP_SESSION_NOT_FOUND, NO_METHOD, SESSION_NOT_FOUND, probe
@@ -32,6 +33,7 @@ _NOT_FOR_AGENTS = (
 _UNAUTHORIZED = 401
 _KEY = 20  # characters: 15 random bytes in base64, or a UUID with or without dashes, are not fewer
 _DIFFERENT = 8  # places in which two such keys differ at least
+_DIFFERENT_IDS = 12  # likewise of ids; those that hold a time, as UUIDs of version 1, differ in the digits of it alone
 
 
 def _reply(target: Target, session: Session, method: str, params: Any) -> dict[str, Any]:
@@ -97,6 +99,18 @@ def an_agents_path_is_a_secret(target: Target) -> None:
 
 def _other(character: str) -> str:
     return "1" if character == "0" else "0"
+
+
+@probe("secrecy")
+def a_sessions_id_cant_be_guessed(target: Target) -> None:
+    """The ids of sessions and of forks can't be guessed from those that were made before."""
+    sessions = [target.create() for _ in range(6)]
+    ids = [each.id for each in (*sessions, *sessions[0].forks(count=2))]
+    for one, other in combinations(ids, 2):
+        if min(len(one), len(other)) < _KEY:
+            raise Failed(f"the id of a session has {min(len(one), len(other))} characters, too few to hold 128 bits")
+        if sum(a != b for a, b in zip_longest(one, other)) < _DIFFERENT_IDS:
+            raise Failed(f"the ids of two sessions differ in fewer than {_DIFFERENT_IDS} places")
 
 
 @probe("secrecy")

@@ -117,6 +117,8 @@ def _sees_old_versions(session: Session) -> None:
     for version, total, numbers in ((0, 0, []), (1, 1, []), (2, 1, [1])):
         seen = session.ask("get_environment", version=version)["conform"]
         expect([seen["total"], seen["first"]], [total, numbers], f"total and list in get_environment at {version}")
-    first, third = (session.ask("get_environment", version=version) for version in (0, 2))
-    patched = jsonpatch.apply_patch(first, session.ask("diff_environment", to_version=2))
-    expect(patched, third, "the environment of version 0 with what diff_environment says to have changed until 2")
+    seen = {version: session.ask("get_environment", version=version) for version in (0, 2)}
+    for start, end in ((0, 2), (2, 0)):  # what was added, and what is gone
+        steps = session.ask("diff_environment", from_version=start, to_version=end)
+        what = f"the environment of version {start} with what diff_environment says to have changed until {end}"
+        expect(jsonpatch.apply_patch(seen[start], steps), seen[end], what)

@@ -44,6 +44,21 @@ def a_fork_is_a_new_session(target: Target) -> None:
 
 
 @probe("fork")
+def all_forks_of_a_request_are_alike(target: Target) -> None:
+    """Each of the forks that one request makes has the version and the labels that it asks for."""
+    session = target.create()
+    session.run_all([("append", {"number": number}) for number in (1, 2)])
+    forks = session.forks(version=1, count=3, labels={"conform": target.label, "alike": "yes"})
+    expect(len({fork.id for fork in forks}), 3, "the number of forks")
+    for number, fork in enumerate(forks, 1):
+        told = [fork.described["parent"], fork.described["labels"].get("alike"), fork.run("second")]
+        wanted = [{"session_id": session.id, "version": 1}, "yes", [1]]
+        expect(told, wanted, f"parent, label and list of fork {number} of 3")
+        expect(fork.run_as_agent("add", {"amount": number}), number, f"the total for the agent of fork {number} of 3")
+    expect([fork.total for fork in forks], [1, 2, 3], "the totals of the forks")
+
+
+@probe("fork")
 def an_older_version_can_be_forked(target: Target) -> None:
     """A fork of an older version has the environment of that version, each time; others say that there is none."""
     session = target.create()

@@ -1,10 +1,31 @@
 """Isolation: what is done in one session reaches no other."""
 
 import time
+from typing import Any
 from uuid import uuid4
 
 from server.features.conformance.probes.probe import MCP_SESSION_NOT_FOUND, SESSION_NOT_FOUND, at_once, probe
 from server.features.conformance.target import Target, expect
+
+_OF_A_SESSION: dict[str, dict[str, Any]] = {
+    "add_message": {"role": "user", "content": "x"},
+    "close_session": {},
+    "diff_environment": {},
+    "evaluate_session": {},
+    "export_bundle": {},
+    "export_session": {},
+    "fork_session": {},
+    "get_environment": {},
+    "get_session": {},
+    "get_solution": {},
+    "get_trace": {},
+    "list_functions": {},
+    "replay_session": {},
+    "reset_session": {},
+    "run_function": {"function": "total"},
+    "submit_answer": {"answer": "x"},
+}
+"""The methods that take a session_id, with the parameters that they require besides."""
 
 
 @probe("isolation")
@@ -39,14 +60,16 @@ def a_closed_session_is_gone(target: Target) -> None:
     closed, other = target.create(), target.create()
     closed.run("add", {"amount": 1})
     expect(closed.ask("close_session"), True, "the answer of close_session")
-    for method in ("get_session", "get_environment", "get_trace", "fork_session", "reset_session", "close_session"):
-        expect(closed.code(method), SESSION_NOT_FOUND, f"the code of {method} after close_session")
-    expect(closed.refused("total"), SESSION_NOT_FOUND, "the code of run_function after that")
+    for session_id, whose in ((closed.id, "a closed session"), (uuid4().hex, "an id that never was")):
+        for method, params in _OF_A_SESSION.items():
+            code = target.code(method, {"session_id": session_id, **params})
+            expect(code, SESSION_NOT_FOUND, f"the code of {method} for {whose}")
+        code = other.code("diff_environment", to_session_id=session_id)
+        expect(code, SESSION_NOT_FOUND, f"the code of diff_environment with {whose} as to_session_id")
     code = target.code_of_stranger("list_functions", closed.agent_path)
     expect(code, SESSION_NOT_FOUND, "the code at the agent's path after that")
     code = target.code_of_stranger("tools/list", closed.mcp_path)
     expect(code, MCP_SESSION_NOT_FOUND, "the code at the mcp_path after that")
-    expect(target.code("get_session", {"session_id": uuid4().hex}), SESSION_NOT_FOUND, "the code for an unknown id")
     expect(other.total, 0, "another session's total")
 
 

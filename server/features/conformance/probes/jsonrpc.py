@@ -19,6 +19,7 @@ from server.features.conformance.probes.probe import (
 from server.features.conformance.target import Failed, Session, Target, check_response, expect, parsed
 
 _UNSUPPORTED_MEDIA = 415
+_NOT_IN_A_DOUBLE = 2**53 + 1
 
 
 def _sent(target: Target, body: Any) -> httpx.Response:
@@ -118,7 +119,7 @@ def unknown_methods_and_parameters(target: Target) -> None:
 @probe("JSON-RPC 2.0")
 def ids_come_back(target: Target) -> None:
     """The id of a request comes back as it was: a text, a number, null; with a result and with an error."""
-    for request_id in ("a", "1", "", "é", 1, 0, -3, 10**12, None):
+    for request_id in ("a", "1", "", "é", 1, 0, -3, 10**12, _NOT_IN_A_DOUBLE, -_NOT_IN_A_DOUBLE, None):
         for method in ("list_toolpacks", "foobar"):
             request = {"jsonrpc": "2.0", "id": request_id, "method": method}
             response = _sent(target, request)

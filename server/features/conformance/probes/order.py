@@ -80,6 +80,8 @@ def the_trace_has_every_call(target: Target) -> None:
     session.error("nothing")
     session.error("add", {"amount": "many"})
     session.run_as_agent("total")
+    failing = {"function": "add_and_fail", "kwargs": {"amount": 3}}
+    target.result("run_function", failing, session.agent_path)
     trace = session.ask("get_trace")
     records = [
         [record.get(name) for name in ("kind", "function", "kwargs", "result", "failure", "version", "by")]
@@ -91,6 +93,7 @@ def the_trace_has_every_call(target: Target) -> None:
         ["call", "nothing", {}, "", "not_found", 1, "client"],
         ["call", "add", {"amount": "many"}, "", "arguments", 1, "client"],
         ["call", "total", {}, 1, None, 1, "agent"],
+        ["call", "add_and_fail", {"amount": 3}, "", "raised", 1, "agent"],
     ]
     expect(records, expected, "kind, function, kwargs, result, failure, version and by of the records")
     expect([trace[0]["error"], trace[1]["error"]], [None, "ValueError: failed after adding 2"], "errors in the trace")
@@ -99,9 +102,9 @@ def the_trace_has_every_call(target: Target) -> None:
 
 def _is_read_in_pages(session: Session, indexes: list[int]) -> None:
     pages = [session.ask("get_trace", limit=2)]
-    pages += [session.ask("get_trace", after=indexes[last], limit=2) for last in (1, 3, 4)]
+    pages += [session.ask("get_trace", after=indexes[last], limit=2) for last in (1, 3, 5)]
     shown = [[indexes.index(record["index"]) for record in page] for page in pages]
-    expect(shown, [[0, 1], [2, 3], [4], []], "the records in the trace, two at a time")
+    expect(shown, [[0, 1], [2, 3], [4, 5], []], "the records in the trace, two at a time")
 
 
 @probe("expected version")
@@ -117,6 +120,19 @@ def a_call_at_another_version_is_refused(target: Target) -> None:
     expect(len(session.calls()), 1, "the number of calls in the trace")
     expect(session.total, 1, "the total after it")
     expect(session.run("add", {"amount": 1}, expected_version=1), 2, "the result at the expected version")
+
+
+@probe("expected version")
+def versions_are_compared_as_numbers(target: Target) -> None:
+    """So at the versions 10 and 100, whose digits are those of others, too."""
+    session = target.create()
+    for version, others in ((10, (0, 1, 9, 11, 100)), (100, (0, 1, 9, 10, 99, 101, 110))):
+        session.run_all([("add", {"amount": 1})] * (version - session.version))
+        for other in others:
+            code = session.refused("add", {"amount": 1}, expected_version=other)
+            expect(code, CONFLICT, f"the code at version {version} where {other} is expected")
+        result = session.run("total", expected_version=version)
+        expect([result, session.version], [version, version], f"the total and the version where {version} is expected")
 
 
 @probe("expected version")
