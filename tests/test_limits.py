@@ -15,17 +15,18 @@ import pytest
 import server_process
 import serving
 from http_endpoint import HEAD, PING, PROTOCOLS, answer, check_refusal, is_ended, read, request, served
-from serving import Bench, RpcError, ledger, refused, result_of, wait_until
+from serving import Bench, Clock, RpcError, ledger, refused, result_of, wait_until
 
 from server import Toolpack
 from server.cache import BoundedCache
 from server.engine.state import SessionState
+from server.errors import VersionNotRetainedError
 from server.execution.codec import Codec
 from server.execution.initial import ENTRY_BYTES, InitialEnvironments
 from server.execution.initial import build as build_initial
 from server.packs.catalog import Catalog
 from server.rpc import parsing
-from server.sessions import manager
+from server.sessions import manager, quotas
 from server.settings import Settings
 
 WAIT_SECONDS = 0.4
@@ -265,6 +266,44 @@ def test_the_bytes_of_a_name(any_store):
             return server.call(sessions[1], "unknown", {"owner": "ann"}, text=text)["error"].startswith("ToolNot")
 
         wait_until(can_call, "the next count")
+
+
+def test_what_others_have_freed_of_an_owners_bytes_counts_a_second_later(any_store, monkeypatch):
+    clock = Clock(monkeypatch, quotas)
+    with Bench(store=any_store, max_name_bytes=100_000) as server:
+        sessions = [server.create("ledger", owner="ann") for _ in range(3)]
+
+        def call(session):
+            return server.call(session, "unknown", {"owner": "ann"}, text="x" * 30_000)["error"].split(":")[0]
+
+        assert [call(session) for session in sessions * 2] == ["ToolNotFoundError"] * 3 + ["TooLargeError"] * 3
+        server.store.delete([sessions[0]])  # as another server does
+        server.store.clean_up()
+        clock.move(quotas.RECOUNT_FULL_SECONDS / 2)
+        assert call(sessions[1]) == "TooLargeError"
+        clock.move(quotas.RECOUNT_FULL_SECONDS)
+        assert call(sessions[1]) == "ToolNotFoundError"
+        assert call(sessions[1]) == "TooLargeError"
+
+
+def test_the_bytes_of_kept_versions_hold_all_the_time(any_store):
+    with Bench(store=any_store, keep_bytes=20_000, keep_versions=1000) as server:
+        environment = {"ledger": {"ledger": {"anything": "x" * 5000}}}
+        session = server.create("ledger", environment=environment)
+        for number in range(40):
+            server.result(session, "add", amount=1)
+            kept = [version for version in range(1, number + 2) if _is_kept(server.store, session, version)]
+            blobs = {blob for version in kept for blob in server.store.parts_at(session, version).values()}
+            size = sum(map(len, server.store.blobs([*blobs]).values()))
+            assert size <= 20_000 + 20_000 + 2 * 6000  # as much again until they are looked at, and the newest
+        assert 3 <= len(kept) < 10
+
+
+def _is_kept(store, session, version):
+    try:
+        return bool(store.parts_at(session, version))
+    except VersionNotRetainedError:
+        return False
 
 
 def test_the_size_of_an_environment():

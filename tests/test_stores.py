@@ -603,6 +603,15 @@ class TestHistory:
         delete(store, [fork.id])
         assert existing(store, "b1", "m0", "f1") == []
 
+    def test_records_of_several_sessions_at_these_indices_and_no_others(self, store, one):
+        other = session()
+        store.create([other], {}, {})
+        store.commit([commit(kept, index) for kept in (one, other) for index in range(6)])
+        wanted = [(one.id, range(1, 3)), (other.id, range(4, 9)), (one.id, range(5, 5)), ("gone", range(3))]
+        wanted += [(other.id, range(1)), (one.id, range(6, 8))]
+        found = [[record.index for record in each] for each in store.records_at(wanted)]
+        assert found == [[1, 2], [4, 5], [], [], [0], []]
+
 
 class TestExpiryAndListing:
     def test_renewed_and_expired(self, store):
