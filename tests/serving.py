@@ -307,3 +307,35 @@ class Bench:
         self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join(PATIENCE)
         self.service.scratch.close()
+
+
+class Moving:
+    """Workers of one or several servers that share a store, as if they were one: each request comes to any of them.
+
+    Args:
+        choose: Gets the one that is next from all of them.
+    """
+
+    def __init__(self, benches: Sequence[Bench], choose: Callable[[Sequence[Bench]], Bench]) -> None:
+        self._benches = benches
+        self._choose = choose
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._choose(self._benches), name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for bench in self._benches:
+            bench.close()
+        for store in {id(bench.store): bench.store for bench in self._benches}.values():
+            store.close()
+
+
+def moving(choose: Callable[[Sequence[Bench]], Bench], *stores: Any, workers: int = 2, **settings: Any) -> Moving:
+    """Make so many workers on each of these stores, which are the same one, opened by several servers."""
+    return Moving([Bench(store=store, **settings) for store in stores for _ in range(workers)], choose)

@@ -3,22 +3,41 @@
 `engine/state.py` lists what is remembered, who may make it stale, and what notices; each has its test here.
 """
 
+import random
 import sys
+import threading
 
+import database_histories
 import pytest
-from serving import PACKS, Bench
+import serving
+import test_files_histories
+from serving import PACKS, Bench, ledger, refused, wait_until
+from shared_memory import SharedMemory
 
+from server import Task, TaskEnvironment, Toolpack
+from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
+from server.stores import open_store
+from server.stores.base import Lease
 
 VOLUMES = ("stall", "papers")
 WITH_VOLUMES = load_catalog((PACKS,), VOLUMES)
 PINNED = {"seed": "x", "clock": "2026-03-02T09:30:00Z"}
+IN_PROCESSES = {"isolation": "process", "pack_dir": (PACKS,), "packs": VOLUMES}
 
 needs_executors = pytest.mark.skipif(sys.platform != "linux", reason="executors need Linux")
 
 
+@pytest.fixture
+def two(isolation):  # noqa: ARG001 - it is set by then
+    """Two workers that share a store."""
+    store = SharedMemory()
+    with Bench(store=store) as first, Bench(store=store) as second:
+        yield first, second
+
+
 def bench_with_volumes(store, **settings):
-    return Bench(WITH_VOLUMES, store=store, isolation="process", pack_dir=(PACKS,), packs=VOLUMES, **settings)
+    return Bench(WITH_VOLUMES, store=store, **IN_PROCESSES, **settings)
 
 
 def change_volumes(bench, session_id, number):
@@ -28,6 +47,128 @@ def change_volumes(bench, session_id, number):
 
 def states(bench, session_id):
     return [record["state"] for record in bench.rpc("get_trace", session_id=session_id)]
+
+
+# Whether it exists
+
+
+@serving.in_both
+def test_a_session_that_another_worker_has_closed_is_gone(two):
+    first, second = two
+    session = first.rpc("create_session", toolpacks=["ledger"])
+    session_id, key = session["session_id"], session["agent_path"].removeprefix("/agents/")
+    first.result(session_id, "add", amount=1)
+    assert first.rpc("run_function", agent_key=key, function="total")["result"] == 1
+    second.rpc("close_session", session_id=session_id)
+    refused(-32001, first.call, session_id, "add", {"call_id": "x"}, amount=1)
+    refused(-32001, first.rpc, "run_function", agent_key=key, function="total")
+    for method in ("get_session", "get_environment", "reset_session", "fork_session", "close_session"):
+        refused(-32001, first.rpc, method, session_id=session_id)
+
+
+def test_an_agents_key_of_a_session_that_is_gone_is_forgotten(two):
+    first, second = two
+    session = first.rpc("create_session", toolpacks=["ledger"])
+    key = session["agent_path"].removeprefix("/agents/")
+    assert first.rpc("run_function", agent_key=key, function="total")["result"] == 0
+    assert key in first.sessions._agents
+    second.rpc("close_session", session_id=session["session_id"])
+    refused(-32001, first.rpc, "run_function", agent_key=key, function="total")
+    assert key not in first.sessions._agents
+
+
+# Where it is: index, version, parts, environments
+
+
+@serving.in_both
+def test_what_another_worker_has_committed_is_there(two):
+    first, second = two
+    session_id = first.create("ledger")
+    total = 0
+    for turn in range(12):
+        bench = two[turn % 3 % 2]
+        total += turn
+        assert bench.result(session_id, "add", amount=turn) == total
+        assert two[turn % 2].version(session_id) == turn + 1
+    second.rpc("reset_session", session_id=session_id, version=3)
+    assert first.result(session_id, "add", amount=5) == 0 + 1 + 2 + 5
+    refused(-32005, first.call, session_id, "add", {"expected_version": 12}, amount=1)
+    path = [[record["index"] for record in each.rpc("get_trace", session_id=session_id, path=True)] for each in two]
+    assert path == [[0, 1, 2, 13]] * 2
+
+
+def test_a_call_id_that_another_worker_has_used_is_known(two):
+    first, second = two
+    session_id = first.create("ledger")
+    runs = ledger.runs.count("add")
+    answers = [each.call(session_id, "add", {"call_id": "once"}, amount=7) for each in (first, second, first)]
+    assert answers == [{"result": 7, "error": None}] * 3
+    assert ledger.runs.count("add") == runs + 1
+    for each in two:
+        refused(-32009, each.call, session_id, "add", {"call_id": "once"}, amount=8)
+
+
+def test_a_commit_that_is_refused_leaves_no_call_id(two):
+    first, _ = two
+    session_id = first.create("ledger")
+    assert first.call(session_id, "add", {"call_id": "a"}, amount=1)["result"] == 1
+    commit, first.store.commit = first.store.commit, lambda commits: [False] * len(commits)
+    try:
+        refused(-32006, first.call, session_id, "add", {"call_id": "b"}, amount=1)
+    finally:
+        first.store.commit = commit
+    assert [each.call(session_id, "add", {"call_id": "b"}, amount=1)["result"] for each in two] == [2, 2]
+
+
+def test_a_worker_that_was_taken_for_dead_commits_nothing(two):
+    first, second = two
+    session_id = first.create("ledger")
+    first.result(session_id, "add", amount=1)
+    gate = ledger.gates["taken"] = threading.Event()
+    runs = ledger.runs.count("add_and_hold")
+    call = first.later_call(session_id, "add_and_hold", {"call_id": "x"}, name="taken")
+    wait_until(lambda: ledger.runs.count("add_and_hold") > runs, "the call")
+    (lease,) = first.store.claim([session_id], "another")
+    assert isinstance(lease, Lease)
+
+    def take():
+        (lease,) = first.store.claim([session_id], second.sessions.queues.leases.holder)
+        return not isinstance(lease, Lease) or first.store.claim([session_id], "another", {lease})
+
+    wait_until(take, "the lease")
+    gate.set()
+    refused(-32006, call.result, serving.PATIENCE)
+    assert second.version(session_id) == 1
+
+
+# Counters and digests
+
+
+def counted():
+    pack = Toolpack("counted", TaskEnvironment)
+
+    @pack.function(read_only=True)
+    def look() -> int:
+        """Look."""
+        return 1
+
+    pack.add_task(Task("three", "Look at most three times.", max_calls=3, evaluate=lambda rollout: bool(rollout.calls)))
+    return Catalog({"counted": pack})
+
+
+def test_calls_to_other_workers_count_for_an_agents_limit():
+    store = SharedMemory()
+    with Bench(counted(), store=store) as first, Bench(counted(), store=store) as second:
+        session = first.rpc("create_session", task="counted/three")
+        key = session["agent_path"].removeprefix("/agents/")
+        called = [
+            each.rpc("run_function", agent_key=key, function="look")["error"]
+            for each in (first, second, first, first, second)
+        ]
+        assert called[:3] == [None] * 3
+        assert [error.split(":")[0] for error in called[3:]] == ["EpisodeOverError"] * 2
+        third = second.rpc("fork_session", session_id=session["session_id"])[0]["agent_path"].removeprefix("/agents/")
+        assert first.rpc("run_function", agent_key=third, function="look")["error"].startswith("EpisodeOverError")
 
 
 # Digests
@@ -54,3 +195,73 @@ def test_a_worker_that_knows_no_digest_resets_a_seeded_session(store_url, versio
     with bench_with_volumes(store) as third:
         replayed = third.rpc("replay_session", session_id=session_id)
         assert (replayed["complete"], replayed["diverged"]) == (True, None)
+
+
+@needs_executors
+def test_workers_that_take_turns_note_the_same_digests(store_url):
+    store = store_url("sqlite")
+    stores = [open_store(store, exclusive=False) for _ in range(2)]
+    with serving.moving(random.Random(3).choice, *stores, workers=1, catalog=WITH_VOLUMES, **IN_PROCESSES) as moving:
+        session_id, alone = moving.create(*VOLUMES, **PINNED), moving.create(*VOLUMES, **PINNED)
+        for each in (session_id, alone):
+            change_volumes(moving, each, 1)
+            change_volumes(moving, each, 2)
+            moving.rpc("reset_session", session_id=each, version=2)
+            change_volumes(moving, each, 3)
+        assert states(moving, session_id) == states(moving, alone)
+        replayed = moving.rpc("replay_session", session_id=session_id)
+        assert (replayed["complete"], replayed["diverged"]) == (True, None)
+
+
+# Quotas, and the time
+
+
+def test_what_other_workers_have_stored_counts_in_a_session():
+    store = SharedMemory()
+    with Bench(store=store, max_session_bytes=90_000) as first, Bench(store=store, max_session_bytes=90_000) as second:
+        session_id = first.create("ledger")
+        errors = [
+            each.call(session_id, "unknown", text="x" * 20_000)["error"].split(":")[0]
+            for each in (first, second, first, second, first, second)
+        ]
+        assert errors == ["ToolNotFoundError"] * 4 + ["TooLargeError"] * 2
+
+
+def test_what_another_worker_has_renewed_lives_on(two, clock):
+    first, second = two
+    session_id = first.create("ledger", ttl_seconds=100)
+    first.result(session_id, "total")
+    clock.move(90)
+    second.result(session_id, "total")
+    renewed = first.store.get(session_id)[0].expires_at
+    refused(-32005, first.call, session_id, "add", {"expected_version": 9}, amount=1)
+    first.rpc("get_trace", session_id=session_id)
+    assert first.store.get(session_id)[0].expires_at >= renewed
+    clock.move(20)
+    counted = first.store.count_time(clock.time())
+    assert list(first.store.delete_expired(counted.now, 10)) == []
+    first.result(session_id, "total")
+    assert first.store.get(session_id)[0].expires_at == pytest.approx(clock.time() + 105)
+
+
+def test_each_look_for_expired_sessions_takes_over_the_time_of_the_store(two):
+    first, _ = two
+    with first.sweeping() as look:
+        first.sessions.queues.clock.ahead += 5000
+        look(2)
+    assert abs(first.sessions.queues.clock.now() - first.store.count_time().now) < serving.PATIENCE
+
+
+# All of it, at each step
+
+
+@pytest.mark.parametrize("settings", [{}, pytest.param(IN_PROCESSES, marks=needs_executors)], ids=["thread", "process"])
+@pytest.mark.parametrize("history", [database_histories.history, test_files_histories.history])
+def test_databases_and_files_move_between_workers_and_servers(store_url, history, settings):
+    store = store_url("sqlite")
+    stores = [open_store(store, exclusive=False) for _ in range(2)]
+    turns = random.Random(1)
+    more = {"max_result_bytes": 2**26, "keep_versions": 1000, **settings}
+    with serving.moving(turns.choice, *stores, catalog=WITH_VOLUMES, **more) as moving:
+        for seed in range(2):
+            history(moving, seed, steps=12)

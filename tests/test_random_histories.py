@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 from unittest import mock
 
 import harbor
@@ -16,6 +17,7 @@ from server.features.tasks.atif import atif
 from server.features.tasks.export import told_to
 from server.rights import AGENT
 from server.rpc.caller import Caller
+from server.stores import open_store
 
 
 def inner(function, **args):
@@ -28,10 +30,15 @@ class Sessions(RuleBasedStateMachine):
     isolation = "thread"
     sessions = Bundle("sessions")
 
-    @initialize(target=sessions)
-    def start(self):
+    def benches(self, turns):
+        """Get what all requests go to: here a single server."""
+        del turns
+        return serving.Bench(cache_bytes=100_000)
+
+    @initialize(target=sessions, turns=st.randoms(use_true_random=False))
+    def start(self, turns):
         with mock.patch.object(serving, "isolation", self.isolation):
-            self.bench = serving.Bench(cache_bytes=100_000)
+            self.bench = self.benches(turns)
         self.histories = {}
         self.traces = {}
         return self._opened(self.bench.create(), [])
@@ -128,6 +135,24 @@ class Sessions(RuleBasedStateMachine):
         assert harbor.errors(found) == []
 
 
+class MovingSessions(Sessions):
+    """The same where each request comes to any of two servers with two workers each."""
+
+    def benches(self, turns):
+        folder = tempfile.TemporaryDirectory()
+        self.folder = folder.cleanup
+        stores = [open_store(f"sqlite:///{folder.name}/sessions.db", exclusive=False) for _ in range(2)]
+        return serving.moving(turns.choice, *stores, cache_bytes=100_000)
+
+    def teardown(self):
+        super().teardown()
+        if hasattr(self, "folder"):
+            self.folder()
+
+
+TestRandomHistoriesOfMovingSessions = MovingSessions.TestCase
+TestRandomHistoriesOfMovingSessions.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)
+
 TestRandomHistories = Sessions.TestCase
 TestRandomHistories.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
@@ -138,6 +163,16 @@ if sys.platform == "linux":
         """The same where functions run in processes of their own."""
 
         isolation = "process"
+
+    class MovingSessionsInProcesses(MovingSessions):
+        """Both."""
+
+        isolation = "process"
+
+    TestRandomHistoriesOfMovingSessionsInProcesses = MovingSessionsInProcesses.TestCase
+    TestRandomHistoriesOfMovingSessionsInProcesses.settings = settings(
+        max_examples=4, stateful_step_count=20, deadline=None
+    )
 
     TestRandomHistoriesInProcesses = SessionsInProcesses.TestCase
     TestRandomHistoriesInProcesses.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

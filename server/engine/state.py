@@ -2,6 +2,35 @@
 
 The rule: a state belongs to one operation at a time, and forgetting it changes nothing but speed. It may be ahead of
 the store by the commits that are on their way; where one of them is refused, the state is invalid.
+
+What a worker believes
+----------------------
+
+All that a worker remembers of sessions and the store could contradict, here and elsewhere. Each line says who may make
+it stale, and what notices that before it does harm. `tests/test_beliefs.py` has a test for each.
+
+============================== ===================================== ==================================================
+Belief                         Made stale by                         Noticed by
+============================== ===================================== ==================================================
+The session exists             whoever closes it, or the sweep       the store, which gives no lease and refuses
+                                                                     commits; `Queues.forget` in the same worker
+index, version, parts, last,   another worker's commits; a store     the lease, which comes with the head (`follow`);
+stored                         that has lost its newest data         a commit names the record before it
+blobs, live, working copies    the same                              `follow`, which keeps those of the same blobs
+memo: counters, digests        the same                              `follow`, which drops it
+leased, epoch, holder          whoever takes this worker for dead    a commit names both
+uncommitted call_ids           a commit that is refused              the state is invalid then; all other call_ids are
+                                                                     asked of the store
+expires_at                     another worker that renews it         nothing: it is only later then, and is written
+                                                                     again. Whoever deletes sessions asks the store
+`SessionClock`                 a store whose clock is set            each look for expired sessions, every second
+`Quotas`, numbers of sessions  other workers; sessions that end      the store is asked again before anything is
+                                                                     refused, and every few seconds
+Agents' keys                   whoever closes the session            the session isn't found: the key is forgotten
+How records follow each other  a store that has lost its newest data the id of the last one that is known (`Paths`)
+============================== ===================================== ==================================================
+
+What never changes needs no notice: what a session is made of, its addresses, and the digest of a blob.
 """
 
 from collections.abc import Mapping, Sequence
