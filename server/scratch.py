@@ -1,8 +1,8 @@
 """The scratch folder of a process: where working copies of volumes lie, and which are kept for the next call.
 
-The rule: whatever is here is a cache. A working copy is changed by one call at a time, and while nobody else reads it;
-what was changed and isn't committed is never kept. The folder of a process that has ended is removed by the next one
-that starts.
+The rule: whatever is here is a cache, and belongs to whoever has its `Place`. A working copy is changed by one call at
+a time, while it isn't here; what comes back is proven (`volumes` has the table). The folder of a process that has ended
+is removed by the next one that starts.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
@@ -27,7 +27,7 @@ log = logging.getLogger("toolpack_server")
 
 PREFIX = "toolpack-server-"
 _LOCK = "lock"
-
+LENT = 16  # of those that are shared, how many stay when nobody has their place, for who looks again
 
 FULL_TEXT = "The scratch folder is full; nothing was changed. Free some of it, or set TOOLPACK_SCRATCH_DIR."
 _FREE_BYTES = 2**16  # with fewer, a folder is full
@@ -42,14 +42,41 @@ def is_full(folder: Path) -> bool:
 class _Kept:
     """A working copy in the cache; a shared one stays as it is, as several sessions may need it."""
 
-    __slots__ = ("copy", "readers", "shared", "size", "unwanted")
+    __slots__ = ("copy", "name", "place", "readers", "shared", "size", "unwanted")
 
-    def __init__(self, copy: WorkingCopy, *, shared: bool) -> None:
+    def __init__(self, name: Hashable, copy: WorkingCopy, *, shared: bool) -> None:
+        self.name = name
         self.copy = copy
         self.size = copy.size
+        self.place: _PlaceRef | None = None  # its place, as long as somebody has it
         self.readers = 0
         self.shared = shared
         self.unwanted = False  # to be discarded when the last reader has ended
+
+
+class Place:
+    """Where a working copy is kept. Whoever has this has the copy: when nobody has it any more, the copy goes.
+
+    Attributes:
+        kept: What `Scratch` knows of it.
+        origin: The place of the one that it was cloned from: as long as this is kept, other sessions may need that.
+    """
+
+    __slots__ = ("__weakref__", "kept", "origin")
+
+    def __init__(self, kept: _Kept, origin: "Place | None", left: "deque[_PlaceRef]") -> None:
+        self.kept = kept
+        self.origin = origin
+        # Its end only notes that: it may come anywhere, under any lock.
+        kept.place = _PlaceRef(self, left.append)
+        kept.place.kept = kept
+
+
+class _PlaceRef(weakref.ref[Place]):
+    """Knows a place, and what was kept there when it is gone."""
+
+    __slots__ = ("kept",)
+    kept: _Kept
 
 
 class Scratch:
@@ -69,9 +96,10 @@ class Scratch:
         self._finalize: weakref.finalize[..., Scratch] | None = None
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
-        self._read: dict[int, _Kept] = {}  # those that are read now, by the working copy's identity
         self._bytes = 0
         self._numbers = itertools.count()
+        self._left: deque[_PlaceRef] = deque()  # places that nobody has any more
+        self._lent: deque[Place] = deque(maxlen=LENT)
 
     @property
     def folder(self) -> Path:
@@ -90,82 +118,107 @@ class Scratch:
         """Get a path in the folder at which there is nothing yet."""
         return self.folder / self._new_name()
 
-    def share(self, key: Hashable | None, token: Hashable | None, load: Callable[[], WorkingCopy]) -> WorkingCopy:
+    def share(self, key: Hashable | None, place: Place | None, load: Callable[[], WorkingCopy]) -> Place:
         """Get a working copy to read, until `release`; it is loaded if it isn't here.
 
         Args:
             key: What all that equal it have in common; None if that isn't known.
-            token: What `put` has returned for it; None if nobody has put it here.
+            place: Where the session has left its own; None if it has none.
 
         Raises:
             OverloadedError: There is no room for it.
         """
         with self._lock:
-            kept = self._find(key, token)
+            kept = self._find(key, place)
             if kept is not None:
-                kept.shared |= token is None
-                kept.readers += 1
-                self._read[id(kept.copy)] = kept
-                return kept.copy
+                kept.shared |= place is None
+                return self._lend(kept)
         return self._share(key, self._making(load))
 
-    def take(self, key: Hashable | None, token: Hashable | None, load: Callable[[], WorkingCopy]) -> WorkingCopy:
-        """Get a working copy to change, until `put` or `discard`; arguments and errors are those of `share`.
+    def take(
+        self, key: Hashable | None, place: Place | None, load: Callable[[], WorkingCopy]
+    ) -> tuple[WorkingCopy, Place | None]:
+        """Get a working copy to change, until `put` or `discard`, and the place of the one that it is a clone of.
 
-        One that nobody else needs is given out itself, if the token shows that the session's last call has left it.
-        Else it is cloned: of a version that has forks, the next fork will need it, too.
+        Arguments and errors are those of `share`. One that nobody else needs is given out itself, if it is where the
+        session's last call has left it. Else it is cloned: of a version that has forks, the next one will need it, too.
         """
         with self._lock:
-            kept = self._kept.get(token)
-            if kept is not None and not kept.shared and not kept.readers:
-                self._bytes -= self._kept.pop(token).size
-                return kept.copy
-        shared = self.share(key, token, load)
+            kept = None if place is None else self._kept.get(place.kept.name)
+            if place is not None and kept is not None and not kept.shared and not kept.readers:
+                del self._kept[kept.name]
+                self._bytes -= kept.size
+                kept.place = None  # it is left to nobody
+                return kept.copy, place.origin
+        shared = self.share(key, place, load)
         try:
-            cloned = self._making(shared.clone)
-            cloned.shape = shared.shape
-            return cloned
+            cloned = self._making(shared.kept.copy.clone)
+            cloned.shape = shared.kept.copy.shape
         finally:
             self.release(shared)
+        return cloned, shared.origin or shared
 
-    def _share(self, key: Hashable | None, loaded: WorkingCopy) -> WorkingCopy:
+    def _share(self, key: Hashable | None, loaded: WorkingCopy) -> Place:
         """Keep a working copy that was loaded for all who read it, and begin to."""
         name = self._new_name() if key is None else key
         with self._lock:
             kept = self._kept.get(name)
             if kept is None:
-                kept = _Kept(loaded, shared=True)
-                self._add(name, kept)
-            kept.readers += 1
-            self._read[id(kept.copy)] = kept
-        if kept.copy is not loaded:  # somebody was faster
+                kept = self._kept[name] = _Kept(name, loaded, shared=True)
+                self._bytes += kept.size
+            place = self._lend(kept)
+        if place.kept.copy is not loaded:  # somebody was faster
             loaded.discard()
         self._make_room()
-        return kept.copy
+        return place
 
-    def release(self, copy: WorkingCopy) -> None:
+    def release(self, place: Place) -> None:
         """End reading a shared working copy."""
+        kept = place.kept
         with self._lock:
-            kept = self._read[id(copy)]
             kept.readers -= 1
-            if not kept.readers:
-                del self._read[id(copy)]
             ends = kept.unwanted and not kept.readers
         if ends:
-            copy.discard()
+            kept.copy.discard()
 
-    def put(self, key: Hashable | None, copy: WorkingCopy) -> Hashable:
-        """Keep a working copy that was taken for the next call, and get a token for it.
+    def put(self, key: Hashable | None, copy: WorkingCopy, origin: Place | None) -> Place:
+        """Keep a working copy that was taken, as long as somebody has its place: the session, for its next call.
 
         Args:
             key: What all that equal it have in common; None if that isn't known yet.
+            origin: What `take` has returned.
         """
-        with self._lock:
-            # One that has the name is shared: this one is kept beside it, or each call of the session would clone anew.
-            token: Hashable = self._new_name() if key is None or key in self._kept else key
-            self._add(token, _Kept(copy, shared=False))
+        try:
+            with self._lock:
+                # One that has the name is shared: this one is kept beside it, or each call of the session would clone
+                # anew.
+                name: Hashable = self._new_name() if key is None or key in self._kept else key
+                kept = _Kept(name, copy, shared=False)
+                place = Place(kept, origin, self._left)
+                self._kept[name] = kept
+                self._bytes += kept.size
+        except BaseException:
+            copy.discard()
+            raise
         self._make_room()
-        return token
+        return place
+
+    @property
+    def has_left(self) -> bool:
+        """Whether there are working copies whose place nobody has any more."""
+        return bool(self._left)
+
+    def tidy(self) -> None:
+        """Discard the working copies whose place nobody has any more."""
+        unused: list[WorkingCopy] = []
+        with self._lock:
+            while self._left:
+                kept = self._left.popleft().kept
+                # Somebody may have found it again, or have taken it to change it.
+                if self._kept.get(kept.name) is kept and (kept.place is None or kept.place() is None):
+                    self._drop(kept, unused)
+        for copy in unused:
+            copy.discard()
 
     def close(self) -> None:
         """Remove the folder, if this process has made it."""
@@ -176,27 +229,37 @@ class Scratch:
         """Get a name that nothing else here has; not by chance, which may be pinned."""
         return f"copy-{next(self._numbers)}"
 
-    def _find(self, key: Hashable | None, token: Hashable | None) -> _Kept | None:
-        for name in (token, key):
+    def _find(self, key: Hashable | None, place: Place | None) -> _Kept | None:
+        for name in (place and place.kept.name, key):
             if name is not None and name in self._kept:
                 self._kept.move_to_end(name)
                 return self._kept[name]
         return None
 
-    def _add(self, name: Hashable, kept: _Kept) -> None:
-        self._kept[name] = kept
-        self._bytes += kept.size
+    def _lend(self, kept: _Kept) -> Place:
+        """Begin to read; without the lock, `release` ends that. Those lent last stay for who looks again."""
+        place = (kept.place and kept.place()) or Place(kept, None, self._left)
+        kept.readers += 1
+        if kept.shared:
+            self._lent.append(place)
+        return place
+
+    def _drop(self, kept: _Kept, unused: list[WorkingCopy]) -> None:
+        """Keep it no longer; it is discarded once nobody reads it."""
+        del self._kept[kept.name]
+        self._bytes -= kept.size
+        kept.unwanted = True
+        if not kept.readers:
+            unused.append(kept.copy)
 
     def _make_room(self) -> None:
-        """Drop those used longest ago beyond the limit; the last one stays, however large it is."""
+        """Drop what nobody has, and those used longest ago beyond the limit; the last stays, however large it is."""
+        if self._left:
+            self.tidy()
         unused: list[WorkingCopy] = []
         with self._lock:
             while self._bytes > self._max_bytes and len(self._kept) > 1:
-                _, kept = self._kept.popitem(last=False)
-                self._bytes -= kept.size
-                kept.unwanted = True
-                if not kept.readers:
-                    unused.append(kept.copy)
+                self._drop(next(iter(self._kept.values())), unused)
         for copy in unused:
             copy.discard()
 

@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from typing import Any, TypeVar, cast
 
 from server.engine.pool_thread import here, interruptible
-from server.errors import ReplyError, SettingsError
+from server.errors import InternalError, ReplyError, RequestError, SettingsError
 from server.execution.call import Outcome
 from server.execution.codec import Codec
 from server.execution.failure import Failure
@@ -196,7 +196,7 @@ class Service:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Do the regular work of a server; at the end let calls finish, and close the store."""
-        regular = [asyncio.create_task(self.sessions.sweep()), asyncio.create_task(self._measure())]
+        regular = [asyncio.create_task(work) for work in (self.sessions.sweep(), self._measure(), self._tidy())]
         try:
             yield
         finally:
@@ -300,6 +300,14 @@ class Service:
         for call in ended:
             self.metrics.called(*call.counted_as, call.outcome, call.seconds)
         self._log.write(ended)
+
+    async def _tidy(self) -> None:
+        """Discard the databases and files of sessions that have ended, or were forgotten."""
+        while True:
+            if self.scratch.has_left:
+                with contextlib.suppress(InternalError, RequestError):  # the next round does it
+                    await self.sessions.compute(self.scratch.tidy, "", "tidy")
+            await asyncio.sleep(MEASURE_SECONDS)
 
     async def _measure(self) -> None:
         while True:

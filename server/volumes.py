@@ -10,6 +10,31 @@ a cache (`scratch.py`); they may be lost at any time.
 
 The rule: this module and the rest of the core know chains and no kind of volume. A kind is a subclass of `Volume` and
 one of `WorkingCopy`, listed in the `volumes` of a feature.
+
+The life of a working copy
+--------------------------
+
+========== ==================================== ======================================================================
+State      Who can use it                       Moved on by
+========== ==================================== ======================================================================
+shared     whoever may read the version to      `Scratch`, when nobody has its place, or room is needed: gone
+           which its key belongs; nobody
+           changes it
+unproven   one call, which may change it: it    all of the call's volumes finish, and their pieces are made: proven.
+           was the session's own, or is a       `Volume.abandon` shows that nothing was written: the session's own
+           clone of a shared one                again. Anything else, whatever it is: gone
+proven     the session, which has its place;    the session's next call that may change it: unproven. Its commit is
+           nobody else can find it, as nobody   acknowledged: the session's own. The session's state is dropped, for
+           else has the ids of its pieces yet   example because the commit was refused: gone
+the        the session; a fork and a reader     the session's next call that may change it: unproven. A fork or a
+session's  find it by its key                   reader finds it: shared. The session ends or is forgotten: gone
+own
+gone       nobody                               `WorkingCopy.discard`, once nobody reads it
+========== ==================================== ======================================================================
+
+So there are two ways out of *unproven* with the working copy, and each needs a proof; an error, a deadline, the end of
+a process and a fault of our own give none. The key of a working copy consists of the ids of its chain's blobs. They are
+drawn when a piece is sealed, and leave the session's state with the commit alone.
 """
 
 import hashlib
@@ -182,7 +207,8 @@ class Volume(ABC):
         called if the working copy was used, and never if the call is read-only.
 
         Raises:
-            Exception: What it holds can't be kept, so the call fails.
+            Exception: What it holds can't be kept, so the call fails, and the working copies of all volumes that were
+                asked to finish are discarded.
         """
 
     @abstractmethod
@@ -191,7 +217,11 @@ class Volume(ABC):
 
     @abstractmethod
     def abandon(self) -> bool:
-        """End the use by a function that has failed or is read-only; say whether the working copy is as it was."""
+        """End the use by a function that has failed or is read-only; say whether the working copy is as it was.
+
+        True needs proof, such as that there is nothing in a log. Where that can't be had, it isn't known: then it says
+        False, or raises anything. What the function has opened must be closed nevertheless.
+        """
 
     def given(self, wanted: type) -> Any:
         """Get it as a type of `given_as`."""
@@ -320,22 +350,36 @@ class Use:
     means: VolumeMeans
     read_only: str = ""
     pinned: bool = False
-    token: Any = None  # where the last call of the session has left its working copy; see `Scratch.put`
-    copied: WorkingCopy | None = None
+    place: Any = None  # where the last call of the session has left its working copy; see `scratch.Place`
+    copied: WorkingCopy | None = None  # a call that isn't read-only has it alone, and it is unproven
     failed: Exception | None = None  # why it can't be used; the request is refused, whatever a function makes of that
+    ended: bool = False  # so has the call: somebody has kept the volume
 
     def copy(self) -> WorkingCopy:
-        """Get the working copy, which a call that isn't read-only may change."""
+        """Get the working copy, which a call that isn't read-only may change.
+
+        Raises:
+            ValueError: The call has ended.
+        """
         if self.copied is None:
-            scratch = self.means.scratch
-            take = scratch.share if self.read_only else scratch.take
+            if self.ended:
+                raise self.too_late()
+            scratch, key = self.means.scratch, self.chain.key
             try:
-                self.copied = take(self.chain.key, self.token, self._load)
+                if self.read_only:
+                    self.place = scratch.share(key, self.place, self._load)
+                    self.copied = self.place.kept.copy
+                else:
+                    self.copied, self.place = scratch.take(key, self.place, self._load)
             except Exception as error:
                 self.failed = error
                 raise
         found: WorkingCopy = self.copied
         return found
+
+    def too_late(self) -> ValueError:
+        """Get the error for whoever has kept the volume, and uses it when the call has ended."""
+        return ValueError(f"{self.chain.name!r} was given to a call that has ended, and can't be used any more")
 
     def _load(self) -> WorkingCopy:
         bodies, shape = self.chain.bodies(self.volume)

@@ -122,7 +122,7 @@ def test_a_folder_to_begin_with_is_looked_for_beside_the_module(tmp_path, monkey
 def test_limits_hold_for_bytes_and_for_files_folders_and_links():
     files = Files({"a": "12345678"})
     files.use = SimpleNamespace(
-        read_only="", pinned=False, means=SimpleNamespace(limits=Limits(files_bytes=10, files=3))
+        read_only="", pinned=False, ended=False, means=SimpleNamespace(limits=Limits(files_bytes=10, files=3))
     )
     with pytest.raises(
         OSError, match=r"^\[Errno 28\] the files may have 10 bytes in all \(TOOLPACK_MAX_FILES_BYTES\)$"
@@ -144,7 +144,7 @@ def test_limits_hold_for_bytes_and_for_files_folders_and_links():
 def test_files_of_a_read_only_function_are_read_and_not_written():
     files = Files({"a": "1"})
     read_only = "the function is registered with read_only=True"
-    files.use = SimpleNamespace(read_only=read_only, pinned=False, means=SimpleNamespace(limits=Limits()))
+    files.use = SimpleNamespace(read_only=read_only, pinned=False, ended=False, means=SimpleNamespace(limits=Limits()))
     files.use.copy = lambda: pytest.fail("it has its tree")
     assert files.read_text("a") == "1"
     for write in (
@@ -411,7 +411,7 @@ def test_a_piece_holds_what_has_changed():
     files = Files({"a": "1" * 1000, "d/b": "2", "d/c": "3"})
     first = files.build(Limits())
     files.use = SimpleNamespace(
-        copy=lambda: working, read_only="", pinned=False, means=SimpleNamespace(limits=Limits())
+        copy=lambda: working, read_only="", pinned=False, ended=False, means=SimpleNamespace(limits=Limits())
     )
     working = Files.load([first], None)
     files._tree = None
@@ -428,7 +428,7 @@ def test_a_piece_holds_what_has_changed():
 def test_a_write_of_the_same_content_is_no_change():
     files = Files({"a": "1"})
     files.use = SimpleNamespace(
-        copy=lambda: working, read_only="", pinned=False, means=SimpleNamespace(limits=Limits())
+        copy=lambda: working, read_only="", pinned=False, ended=False, means=SimpleNamespace(limits=Limits())
     )
     working = Files.load([files.build(Limits())], None)
     files._tree = None

@@ -110,7 +110,11 @@ class Histories(RuleBasedStateMachine):
         """Begin a call."""
         self.files = Files.__new__(Files)
         self.files.use = SimpleNamespace(
-            copy=lambda: self.working, read_only="", pinned=False, means=SimpleNamespace(limits=Limits())
+            copy=lambda: self.working,
+            read_only="",
+            pinned=False,
+            ended=False,
+            means=SimpleNamespace(limits=Limits()),
         )
 
     def save(self):

@@ -174,6 +174,8 @@ class SessionJob(Job):
         if state is None:
             return
         if self.committed and self.commit is not None:
+            for blob_id in self.commit.blobs:
+                state.unstored.pop(blob_id, None)
             if self.commit.record.call_id is not None:
                 state.uncommitted.pop(self.commit.record.call_id, None)
         elif state.invalid and not isinstance(self.error, InternalError):

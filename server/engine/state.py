@@ -68,7 +68,8 @@ class SessionState:
 
     __slots__ = (
         *("session", "expires_at", "index", "version", "parts", "epoch", "holder", "last", "stored", "untrimmed"),
-        *("leased", "blobs", "live", "uncommitted", "memo", "around", "recipe", "invalid", "_session_bytes"),
+        *("leased", "blobs", "live", "uncommitted", "unstored", "memo", "around", "recipe", "invalid"),
+        "_session_bytes",
     )
 
     def __init__(self, session: StoredSession, head: Head) -> None:
@@ -79,6 +80,7 @@ class SessionState:
         self.live: dict[str, BaseModel] = {}
         self.parts: dict[str, str] = {}  # the blob id of each part
         self.uncommitted: dict[str, Record] = {}  # the records whose commit is on its way, by call_id
+        self.unstored: dict[str, bytes] = {}  # the blobs that are on their way with those commits, by id
         self.leased = False
         # What the session is made from; None until it has proved to be as it was created. Only `sessions` reads it.
         self.recipe: Any = None
@@ -127,6 +129,7 @@ class SessionState:
         self.untrimmed += added - len(record.body)
         if result.parts:
             self.parts = {**self.parts, **result.parts}
+            self.unstored.update(result.new_blobs)
         if record.call_id is not None:
             self.uncommitted[record.call_id] = record
         return Commit(

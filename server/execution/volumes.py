@@ -45,11 +45,7 @@ class Stored(NamedTuple):
     path: str  # of its attribute in the environment
     kind: str
     parts: tuple[str, ...]  # by slot
-
-    @property
-    def live(self) -> str:
-        """The name under which the place of its working copy is kept; no part has such a name."""
-        return live_name(self.parts[0])
+    live: str  # the name under which the place of its working copy is kept; no part has such a name
 
     @property
     def possible(self) -> list[str]:
@@ -65,7 +61,8 @@ def stored_volumes(parts: tuple[str, ...], toolpack: str) -> tuple[Stored, ...]:
         if is_piece(part) and part.startswith(f"{toolpack}/"):
             found.setdefault(volume_of(part), []).append(part)
     return tuple(
-        Stored(name, name.partition("/")[2], kind_of(pieces[0]), tuple(pieces)) for name, pieces in found.items()
+        Stored(name, name.partition("/")[2], kind_of(pieces[0]), tuple(pieces), live_name(pieces[0]))
+        for name, pieces in found.items()
     )
 
 
@@ -103,6 +100,7 @@ class Volumes:
         self._bound: dict[str, Volume] = {}
         self._stored: dict[str, Stored] = {}
         self._inside: list[tuple[str, BaseModel, dict[str, Volume]]] = []
+        self._asked_to_finish = False  # from then on no working copy is known to be as it was
 
     @property
     def bound(self) -> dict[str, Volume]:
@@ -125,8 +123,8 @@ class Volumes:
                     partial(_payload, self._codec, snapshot),
                 )
                 volume = self._bound[stored.name] = kind.__new__(kind)
-                token = snapshot.live.pop(stored.live, None)
-                volume.use = Use(chain, kind, means, self._read_only, self._pinned, token)
+                place = snapshot.live.pop(stored.live, None)
+                volume.use = Use(chain, kind, means, self._read_only, self._pinned, place)
                 self._stored[stored.name] = stored
             if environment is not None and put_in(environment, stored.path, volume, of_instances=of_instances):
                 placed[stored.path] = volume
@@ -173,23 +171,25 @@ class Volumes:
         """
         if self.failed is not None:
             raise self.failed
-        changes = Changes({}, {}, {}, {})
-        finished = {
-            name: volume.finish()
-            for name, volume in self._bound.items()
-            if volume.use and volume.use.copied is not None and not volume.use.read_only
-        }
+        self._asked_to_finish = True
+        finished: dict[str, Mapping[Any, int]] = {}
         for name, volume in self._bound.items():
-            use = _use(volume)
-            changed = finished.get(name)
-            if changed:
-                self._add(changes, self._stored[name], volume, changed)
-            elif changed is not None:
-                self._keep(changes.live, name, use.chain.key)
+            if volume.use and volume.use.copied is not None and not volume.use.read_only:
+                finished[name] = volume.finish()
+        # All have finished; what follows makes the pieces, and as long as one is missing nothing is kept either.
+        changes = Changes({}, {}, {}, {})
+        keys: dict[str, tuple[str, ...] | None] = {}
+        for name, changed in finished.items():
+            volume = self._bound[name]
+            keys[name] = self._add(changes, self._stored[name], volume, changed) if changed else _use(volume).chain.key
+        kept: dict[str, Any] = {}
+        for name, key in keys.items():
+            use = _use(self._bound[name])
+            copied, origin, use.copied, use.place = use.copied, use.place, None, None
+            kept[self._stored[name].live] = use.means.scratch.put(key, copied, origin)
         for name in [*self._bound]:
-            if name not in finished:
-                self._release(changes.live, name)
-            del self._bound[name]
+            self._end(changes.live, name, keep=False)
+        changes.live.update(kept)
         return changes
 
     def abandon(self, *, keep: bool = True) -> dict[str, Any]:
@@ -200,9 +200,8 @@ class Volumes:
         """
         live: dict[str, Any] = {}
         for name in [*self._bound]:
-            self._release(live, name, keep=keep)
-            del self._bound[name]
-        return live
+            self._end(live, name, keep=keep and not self._asked_to_finish)
+        return {} if self._asked_to_finish else live
 
     def explain(self, error: BaseException) -> BaseException:
         """Get what an error means: see `Volume.explain`; a volume that couldn't be used is the reason for all else."""
@@ -225,7 +224,10 @@ class Volumes:
             raise SnapshotError("this process has no means to use volumes.")
         return means
 
-    def _add(self, changes: Changes, stored: Stored, volume: Volume, changed: Mapping[Any, int]) -> None:
+    def _add(
+        self, changes: Changes, stored: Stored, volume: Volume, changed: Mapping[Any, int]
+    ) -> tuple[str, ...] | None:
+        """Add what a volume has changed; get the key of its working copy, if that is known."""
         use, codec = _use(volume), self._codec
         copied = use.copy()
         payloads, copied.shape = added_pieces(use.chain, volume, copied.shape, changed)
@@ -239,35 +241,28 @@ class Volumes:
         ids = {} if use.chain.key is None else dict(zip(stored.parts, use.chain.key[1:], strict=True))
         ids |= {part: blob_id for part, (blob_id, _) in sealed.items()}
         known = len(ids) >= len(stored.parts) and all(ids.values())
-        self._keep(changes.live, stored.name, (stored.name, *(ids[part] for part in sorted(ids))) if known else None)
+        return (stored.name, *map(ids.__getitem__, sorted(ids))) if known else None
 
-    def _keep(self, live: dict[str, Any], name: str, key: tuple[str, ...] | None) -> None:
-        use = _use(self._bound[name])
-        copied, use.copied = use.copied, None
-        live[self._stored[name].live] = self._means.scratch.put(key, copied)
-
-    def _release(self, live: dict[str, Any], name: str, *, keep: bool = True) -> None:
-        """End the use of a volume that has changed nothing that is to be kept."""
+    def _end(self, live: dict[str, Any], name: str, *, keep: bool) -> None:
+        """End the use of a volume; its working copy, if it could be changed, is kept if it proves to be as it was."""
         volume = self._bound[name]
         use = _use(volume)
-        copied = use.copied
-        if copied is None:
-            if use.token is not None:
-                live[self._stored[name].live] = use.token
-            return
-        unchanged = False
-        with suppress(Exception):  # then it isn't known, and the working copy is a cache
-            unchanged = volume.abandon() and keep
-        use.copied = None
-        if use.read_only:
-            self._means.scratch.release(copied)
-            if use.token is not None:
-                live[self._stored[name].live] = use.token
-        elif unchanged:
-            use.copied = copied
-            self._keep(live, name, use.chain.key)
-        else:
-            copied.discard()
+        use.ended = True
+        if use.copied is not None:
+            unchanged = False
+            with suppress(Exception):
+                unchanged = volume.abandon()
+            copied, place, use.copied, use.place = use.copied, use.place, None, None
+            if use.read_only:
+                use.means.scratch.release(place)
+                use.place = place
+            elif unchanged and keep:
+                use.place = use.means.scratch.put(use.chain.key, copied, place)
+            else:
+                copied.discard()
+        if use.place is not None:
+            live[self._stored[name].live] = use.place
+        del self._bound[name]
 
 
 def piece_entries(part: str, payload: bytes, means: VolumeMeans | None) -> Entries | None:

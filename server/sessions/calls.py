@@ -99,7 +99,7 @@ class CallOperation(SessionOperation):
         self._toolpacks = recipe.toolpacks
         runtime = context.runtime(self._toolpacks, offered)
         self.plan = runtime.plan(request.function, request.kwargs, request.timeout_seconds)
-        self.blobs = PartBytes(context.store, state.parts, state.blobs)
+        self.blobs = PartBytes(context.store, state.parts, state.blobs, state.unstored)
         most = context.settings.max_record_bytes
         sent = request.sent
         self._shown_kwargs = sent if len(sent) <= most else cut_arguments(sent, request.kwargs, most)

@@ -5,6 +5,7 @@ The rule: whoever needs the bytes of a part asks here, so nothing depends on wha
 
 from collections.abc import Mapping
 
+from server.engine.state import NONE
 from server.stores.base import SessionStore
 from server.volumes import is_piece
 
@@ -13,16 +14,28 @@ class PartBytes(dict[str, bytes]):
     """The bytes of parts with these blob ids, of which some are known already.
 
     Those of pieces of volumes are read each time: of volumes the working copies are kept.
+
+    Args:
+        unstored: Blobs that the store may not have yet, by id; they may go when it has them.
     """
 
-    def __init__(self, store: SessionStore, parts: Mapping[str, str], known: Mapping[str, bytes]) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        parts: Mapping[str, str],
+        known: Mapping[str, bytes],
+        unstored: Mapping[str, bytes] = NONE,
+    ) -> None:
         super().__init__(known)
         self._store = store
         self._parts = parts
+        self._unstored = unstored
 
     def __missing__(self, part: str) -> bytes:
         blob_id = self._parts[part]
-        blob = self._store.blobs([blob_id])[blob_id]
+        blob = self._unstored.get(blob_id)  # asked first: it goes from there once it is in the store
+        if blob is None:
+            blob = self._store.blobs([blob_id])[blob_id]
         if not is_piece(part):
             self[part] = blob
         return blob

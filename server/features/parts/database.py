@@ -55,6 +55,7 @@ class Database(Volume):
     _pages: bytes | None = None  # instead of a schema
     _own: "DatabaseFile | None" = None  # of one that an author has made, once it is used
     _connection: SessionConnection | None = None
+    _unread = False  # a connection could write, and what it has committed isn't known yet
     _written = False  # something was committed to the file, so a call that fails must not leave it
     _by_path = False  # the call uses a file instead of a connection
     _changed: "set[int] | None" = None
@@ -70,6 +71,8 @@ class Database(Volume):
         """Get the connection of the call; the first time, it is opened."""
         connection = self._connection
         if connection is None or connection.ended is None:
+            if self.use is not None and self.use.ended:
+                raise self.use.too_late()
             if self._by_path:
                 raise sqlite3.OperationalError(_BOTH)
             connection = self._connection = self._open()
@@ -193,14 +196,7 @@ class Database(Volume):
 
     @override
     def abandon(self) -> bool:
-        connection, self._connection = self._connection, None
-        if connection is not None and connection.ended is not None:
-            connection.ended = None
-            if self.use is None or not self.use.read_only:
-                connection.close_cursors()
-                connection.rollback()
-                self._written |= bool(self._file().committed()[1])
-            connection.close()
+        self._close(commit=False)
         return not self._written
 
     @override
@@ -280,6 +276,7 @@ class Database(Volume):
             else (use.means.limits.database_bytes, bool(use.read_only), use.pinned)
         )
         connection = open_connection(file, limit, read_only=read_only, pinned=pinned)
+        self._unread |= not read_only
         me = weakref.ref(self)  # somebody may keep the connection, which must keep nothing else
 
         def ended() -> None:
@@ -293,34 +290,43 @@ class Database(Volume):
 
     def note_end(self, connection: SessionConnection | None) -> None:
         """Note what a connection has changed that somebody closes: what isn't committed is lost, as always."""
-        if connection is None or (self.use is not None and self.use.read_only):
-            return
-        connection.close_cursors()
-        connection.rollback()
-        self._note(self._file())
+        if connection is not None and (self.use is None or not self.use.read_only):
+            self._note_commits(connection, commit=False)
 
-    def _note(self, file: DatabaseFile) -> None:
+    def _note_commits(self, connection: SessionConnection, *, commit: bool) -> None:
+        """Note what was committed, before the connection is closed; what isn't is lost, or committed now."""
+        connection.close_cursors()
+        if commit and connection.in_transaction:
+            connection.commit()
+        connection.rollback()
+        file = self._file()
         numbers, pages = file.committed()
         if pages:
             self._written = True
             self._changed = (self._changed or set()) | numbers
             file.pages = pages
+        self._unread = False
 
-    def _close(self) -> None:
-        """Commit what isn't committed, note what has changed, and close the connection."""
+    def _close(self, *, commit: bool = True) -> None:
+        """Close the connection, after noting what was committed; raise if that, or the end of its use, isn't certain.
+
+        Args:
+            commit: First commit what isn't committed.
+        """
         connection, self._connection = self._connection, None
-        if connection is None or connection.ended is None:
+        if connection is None:
             return
+        may_write = self.use is None or not self.use.read_only
         try:
-            connection.close_cursors()
-            if connection.in_transaction:
-                connection.commit()
-            self._note(self._file())
+            if connection.ended is not None:
+                connection.ended = None
+                if may_write:
+                    self._note_commits(connection, commit=commit)
         finally:
-            connection.ended = None
             connection.close()
-        file = self._file()
-        if file.path.stat().st_size != file.pages * file.page_size:
+        if self._unread:
+            raise sqlite3.OperationalError("what was committed isn't known, as the connection could not be closed")
+        if may_write and self._file().has_log():
             raise sqlite3.OperationalError("the database is still in use: end its threads and close what they use")
 
     def _take_over(self, file: DatabaseFile, path: Path) -> None:
@@ -344,8 +350,7 @@ class Database(Volume):
         if self.use is not None and taken.size > self.use.means.limits.database_bytes:
             raise sqlite3.OperationalError(FULL)
         self._written = True
-        path.replace(file.path)
-        file.pages = taken.pages
+        file.take_over(taken, differing | {1})
         self._changed = (self._changed or set()) | differing | {1}
 
     # Building

@@ -199,15 +199,20 @@ def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinn
         pragmas += [f"max_page_count={max(max_bytes // file.page_size, 1)}"]
     if file.foreign_keys:
         pragmas += ["foreign_keys=ON"]
-    for pragma in pragmas:
-        sqlite3.Connection.execute(connection, f"PRAGMA {pragma}").close()
-    # The authorizer isn't asked about a CHECK that is in the file, and versions before 3.41 don't keep it from there.
-    for count in (1, 2):
-        connection.create_function("fts3_tokenizer", count, _no_tokenizer)
-    if pinned:
-        pin_functions(connection)
-    sqlite3.Connection.set_authorizer(connection, connection.rules.authorize)
-    sqlite3.Connection.set_progress_handler(connection, _look, STEPS)
+    try:
+        for pragma in pragmas:
+            sqlite3.Connection.execute(connection, f"PRAGMA {pragma}").close()
+        # The authorizer isn't asked about a CHECK that is in the file, and versions before 3.41 don't keep it from
+        # there.
+        for count in (1, 2):
+            connection.create_function("fts3_tokenizer", count, _no_tokenizer)
+        if pinned:
+            pin_functions(connection)
+        sqlite3.Connection.set_authorizer(connection, connection.rules.authorize)
+        sqlite3.Connection.set_progress_handler(connection, _look, STEPS)
+    except BaseException:
+        connection.close()  # which would lock the file, for as long as somebody has the error
+        raise
     return connection
 
 

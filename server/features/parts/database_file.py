@@ -102,6 +102,10 @@ class DatabaseFile(WorkingCopy):
             with contextlib.suppress(OSError):
                 os.unlink(f"{path}{beside}")  # noqa: PTH108 - no path for each
 
+    def has_log(self) -> bool:
+        """Whether there is a log, which goes when the last connection is closed: without one, the file has it all."""
+        return os.access(f"{self.path}-wal", os.F_OK)
+
     def committed(self) -> tuple[set[int], int]:
         """Get the numbers of the pages that were committed to the log, and how many the database has; 0 if none was."""
         try:
@@ -117,6 +121,17 @@ class DatabaseFile(WorkingCopy):
             return b"".join(os.pread(file, size, (number - 1) * size) for number in numbers)
         finally:
             os.close(file)
+
+    def take_over(self, other: "DatabaseFile", numbers: Iterable[int]) -> None:
+        """Take pages over from another file, and how many it has. That itself somebody may still have open."""
+        ordered = sorted(numbers)
+        pages = memoryview(other.read(ordered))
+        with self.path.open("r+b") as file:
+            for place, number in enumerate(ordered):
+                file.seek((number - 1) * self.page_size)
+                file.write(pages[place * self.page_size : (place + 1) * self.page_size])
+            file.truncate(other.size)
+        self.pages = other.pages
 
     def body(self, changed: Mapping[int, int] | None) -> Body:
         """Get a piece with the pages of these numbers, as far as there are so many; None: all."""

@@ -330,6 +330,8 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
     @property
     def _state(self) -> tuple[FolderNode, Size]:
         """The tree, and how large it is."""
+        if self.use is not None and self.use.ended:
+            raise self.use.too_late()
         if self._lent:
             raise OSError(
                 errno.EBUSY, "until the block of materialize() ends, the files can only be used in its folder"
@@ -421,6 +423,8 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
 
     def _take_over(self, root: FolderNode) -> None:
         """Keep what a directory holds at the end of its block."""
+        if self.use is not None and self.use.ended:
+            raise self.use.too_late()
         assert self._tree is not None  # noqa: S101 - the block has begun with it
         before = self._tree[0]
         if root is before:

@@ -29,6 +29,7 @@ class FilesCopy(WorkingCopy):
         self.tree_size = size_of(root) if tree_size is None else tree_size
         self._new_folder = new_folder
         self._directories: list[Directory] = []  # at most one, but for calls that read at the same time
+        self._discarded = False
 
     @property
     def size(self) -> int:
@@ -39,6 +40,7 @@ class FilesCopy(WorkingCopy):
         return type(self)(self.root, self._new_folder, self.tree_size)
 
     def discard(self) -> None:
+        self._discarded = True  # a block that somebody has kept may end later
         while self._directories:
             self._directories.pop().remove()
 
@@ -55,7 +57,7 @@ class FilesCopy(WorkingCopy):
         try:
             yield found
         finally:
-            if self._directories:
+            if self._directories or self._discarded:
                 found.remove()
             else:
                 self._directories.append(found)

@@ -1,0 +1,313 @@
+"""Nothing is kept of databases and files that a failed call has changed, whatever breaks while it ends.
+
+The rule: what is looked at afterwards is what anybody could look at: the session, its forks, what the server shows,
+SQLite's own check, another worker, a server that has started again.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+import sys
+
+import pytest
+import serving
+from serving import PACKS, Bench, RpcError
+
+from server.features.parts import database_connection
+from server.features.parts.database_connection import open_connection
+from server.features.parts.database_file import DatabaseFile
+from server.packs.loading import load_catalog
+from server.scratch import LENT, Scratch
+from server.volumes import WorkingCopy
+
+# Where closing a file is what breaks, it is closed later, of which Python warns.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+CATALOG = load_catalog((PACKS,), ("breaking",))
+
+
+@pytest.fixture(scope="module", params=["thread", "process"])
+def isolation(request):
+    if request.param == "process" and sys.platform != "linux":
+        pytest.skip("there are no executors")
+    return request.param
+
+
+def make(isolation, store, **given):
+    if isolation == "process":
+        given = {"isolation": "process", "packs": ("breaking",), "pack_dir": (PACKS,), "executors": 1, **given}
+    return Bench(CATALOG, store, **given)
+
+
+class World:
+    """What a session should be."""
+
+    def __init__(self, bench, session):
+        self.bench, self.session = bench, session
+        self.entries, self.files, self.notes, self.number = [], {"first": "0"}, [], 0
+
+    def change(self, way, where="finish", step=0):
+        """Change the session, with something that breaks; get whether it was changed nevertheless."""
+        self.number += 1
+        number = self.number
+        kwargs = {"number": number, "way": way, "where": where, "step": step}
+        if not self.succeeds("change", **kwargs):
+            return False
+        self.entries += [number, number]
+        self.notes.append(number)
+        self.files |= {f"file {number % 3}": str(number), "last": str(number)}
+        return True
+
+    def succeeds(self, function, **kwargs):
+        try:
+            return self.bench.call(self.session, function, **kwargs)["error"] is None
+        except RpcError:
+            return False
+
+    def expected(self):
+        return {"entries": self.entries, "files": self.files, "notes": self.notes, "check": "ok"}
+
+    def is_seen(self, bench, session):
+        assert bench.result(session, "look") == self.expected()
+
+    def is_shown(self, bench, session):
+        shown = bench.rpc("get_environment", session_id=session)["breaking"]
+        assert [row["number"] for row in shown["db"]["entry"].values()] == self.entries
+        assert shown["notes"] == self.notes
+        assert shown["files"] == self.files
+
+    def check(self):
+        self.is_seen(self.bench, self.session)
+        self.is_shown(self.bench, self.session)
+        (fork,) = self.bench.rpc("fork_session", session_id=self.session)
+        self.is_seen(self.bench, fork["session_id"])
+        self.bench.rpc("close_session", session_id=fork["session_id"])
+
+
+WAYS = {"connect": 1, "closed": 3, "path": 3}
+
+
+@pytest.mark.parametrize(("way", "stride"), WAYS.items())
+def test_whatever_step_of_the_end_of_a_call_breaks_it_is_kept_whole_or_not_at_all(isolation, tmp_path, way, stride):
+    url = f"sqlite:///{tmp_path / 'sessions.db'}"
+    with contextlib.ExitStack() as closing:
+        stores = [serving.open_store(url, exclusive=False) for _ in range(2)]
+        for store in stores:
+            closing.callback(store.close)
+        bench, other = (closing.enter_context(make(isolation, store)) for store in stores)
+        world = World(bench, bench.create("breaking"))
+        assert world.change(way)
+        steps = bench.result(world.session, "counted")
+        assert steps > 100
+        failed = 0
+        for step in range(1, steps + 1, stride):
+            failed += not world.change(way, step=step)
+            world.check()
+            if step % 20 == 0:
+                assert world.change(way)
+                world.check()
+        assert failed > steps / stride / 2
+        world.is_seen(other, world.session)
+        world.bench = other
+        assert world.change(way)
+        world.bench = bench
+        world.check()
+        new = World(other, other.create("breaking"))
+        new.check()
+    with make(isolation, url) as again:
+        world.is_seen(again, world.session)
+        world.is_shown(again, world.session)
+
+
+@pytest.mark.parametrize("function", ["change", "write_nothing"])
+def test_whatever_step_of_the_end_of_a_failed_call_breaks_nothing_of_it_is_kept(isolation, function):
+    with make(isolation, "memory:") as bench:
+        world = World(bench, bench.create("breaking"))
+        assert world.change("connect")
+        step = steps = 0
+        while step <= steps:
+            if function == "change":
+                assert not world.change("connect", "abandon", step)
+            else:
+                assert not world.succeeds(function, step=step)
+            if not step:
+                steps = bench.result(world.session, "counted")
+                assert steps > 20
+            world.check()
+            step += 1
+        assert world.change("connect")
+        world.check()
+
+
+FAILING = {
+    "leave_orphan": "IntegrityError: FOREIGN KEY constraint failed",
+    "leave_open": "OperationalError: the database is still in use: end its threads and close what they use",
+    "swallow": "OperationalError: what was committed isn't known, as the connection could not be closed",
+}
+
+
+@pytest.mark.parametrize("function", FAILING)
+def test_a_call_that_cant_end_as_it_should_leaves_nothing(isolation, tmp_path, function):
+    url = f"sqlite:///{tmp_path / 'sessions.db'}"
+    with make(isolation, url) as bench:
+        world = World(bench, bench.create("breaking"))
+        for number in range(10, 13):
+            failed = bench.call(world.session, function, number=number)["error"]
+            assert failed == FAILING[function]
+            world.check()
+            assert bench.version(world.session) == world.number
+            assert world.change("connect")
+        others = World(bench, bench.create("breaking"))
+        others.check()
+    with make(isolation, url) as bench:
+        world.bench = bench
+        world.check()
+
+
+def test_a_process_without_a_file_that_it_could_open_leaves_nothing():
+    if sys.platform != "linux":
+        pytest.skip("there are no executors")
+    with make("process", "memory:") as bench:
+        world = World(bench, bench.create("breaking"))
+        assert world.change("connect")
+        assert not world.succeeds("use_up_open_files", number=7)
+        bench.result(world.session, "close_files")
+        world.check()
+
+
+def test_what_was_built_upon_a_refused_commit_is_gone_with_it(isolation, monkeypatch):
+    with make(isolation, "memory:") as bench:
+        world = World(bench, bench.create("breaking"))
+        assert world.change("connect")
+        with monkeypatch.context() as refusing:
+            refusing.setattr(bench.store, "commit", lambda commits: [False] * len(commits))
+            with bench.paused():
+                answers = [
+                    bench.later_call(world.session, "change", number=number, way="connect") for number in (7, 8, 9)
+                ]
+            for answer in answers:
+                with pytest.raises(RpcError, match="-32006"):
+                    answer.result(serving.PATIENCE)
+        world.check()
+        assert world.change("connect")
+        world.check()
+
+
+def test_a_call_finds_what_the_one_before_has_done_and_isnt_committed_yet(isolation):
+    with make(isolation, "memory:", scratch_bytes=0) as bench:
+        sessions = [bench.create("breaking") for _ in range(3)]
+        with bench.paused():
+            answers = [
+                bench.later_call(session, "change", number=number, way="connect")
+                for number in range(5)
+                for session in sessions
+            ]
+        assert [answer.result(serving.PATIENCE)["error"] for answer in answers] == [None] * 15
+        assert {*map(len, (bench.result(session, "look")["entries"] for session in sessions))} == {10}
+
+
+def test_what_was_kept_of_a_call_raises_when_it_is_used(isolation):
+    with make(isolation, "memory:") as bench:
+        session = bench.create("breaking")
+        ended = "ValueError: 'breaking/{}' was given to a call that has ended, and can't be used any more"
+        bench.result(session, "keep")
+        for read in (False, True):
+            assert bench.result(session, "use_kept", read=read) == [ended.format("files"), ended.format("db")]
+        assert bench.result(session, "look")["files"] == {"first": "0", "kept": "1"}
+
+
+def test_whoever_has_the_file_of_a_database_still_open_cant_change_it(isolation):
+    with make(isolation, "memory:") as bench:
+        session = bench.create("breaking")
+        bench.result(session, "leave_path_open", number=1)
+        assert bench.result(session, "write_there") == "done"
+        found = bench.result(session, "look")
+        assert (found["entries"], found["check"]) == ([1, 1], "ok")
+
+
+# What belongs to whom
+
+
+def copies(folder):
+    return [path for path in folder.glob("*/*") if path.name.startswith("copy-")]
+
+
+def test_working_copies_go_with_their_session(tmp_path):
+    with Bench(CATALOG, scratch_dir=tmp_path) as bench:
+        tidying = asyncio.run_coroutine_threadsafe(bench.service._tidy(), bench._loop)
+        worlds = [World(bench, bench.create("breaking")) for _ in range(40)]
+        for world in worlds:
+            assert world.change("connect")
+        assert len(copies(tmp_path)) > 40
+        for world in worlds:
+            bench.rpc("close_session", session_id=world.session)
+        serving.wait_until(lambda: len(copies(tmp_path)) <= LENT, "the end of the copies")
+        tidying.cancel()
+
+
+def test_what_nobody_takes_over_goes(tmp_path):
+    copies = []
+
+    class Copy(WorkingCopy):
+        size, gone = 1, False
+
+        def clone(self):
+            return Copy()
+
+        def discard(self):
+            assert not self.gone
+            self.gone = True
+
+    def load():
+        copies.append(Copy())
+        return copies[-1]
+
+    scratch = Scratch(tmp_path, 100)
+    reading = scratch.share("a", None, load)
+    changed, origin = scratch.take("a", None, load)
+    place = scratch.put("b", changed, origin)
+    scratch.release(reading)
+    scratch.release(scratch.share("b", place, load))
+    assert scratch.take("b", place, load)[0] is changed, "it is the session's own"
+    place = scratch.put("c", changed, origin)
+    del reading, origin
+    for number in range(LENT):
+        scratch.release(scratch.share(number, None, load))
+    assert not copies[0].gone, "a session has a clone of it, and others may need one"
+    again = scratch.share("c", None, load)
+    del place
+    scratch.release(again)
+    scratch.tidy()
+    assert not changed.gone, "somebody has its place"
+    del again
+    for number in range(LENT, 2 * LENT):
+        scratch.release(scratch.share(number, None, load))
+    scratch.tidy()
+    assert changed.gone
+    scratch.tidy()
+    assert copies[0].gone
+    assert [each.gone for each in copies].count(False) == LENT
+
+
+def test_a_connection_that_cant_be_opened_locks_nothing(tmp_path, monkeypatch):
+    with contextlib.closing(sqlite3.connect(tmp_path / "database")) as made:
+        made.execute("CREATE TABLE one (x)")
+        made.commit()
+    file = DatabaseFile(Scratch(tmp_path, 10), tmp_path / "database", foreign_keys=False)
+    with monkeypatch.context() as breaking:
+        breaking.setattr(database_connection, "pin_functions", lambda connection: connection.execute("nonsense"))
+        with pytest.raises(sqlite3.OperationalError) as kept:  # whoever has the error has the connection
+            open_connection(file, 10**6, read_only=False, pinned=True)
+    with contextlib.closing(sqlite3.connect(file.path, timeout=0)) as other:
+        other.execute("INSERT INTO one VALUES (1)")
+        other.commit()
+    assert "nonsense" in str(kept.value)
+
+
+def test_what_a_rename_replaces_makes_room():
+    with Bench(load_catalog((PACKS,), ("papers",)), max_files_bytes=1024) as bench:
+        session = bench.create("papers")
+        for _ in range(5):
+            bench.result(session, "write", path="old", text="x" * 400)
+            bench.result(session, "write", path="new", text="x" * 400)
+            assert bench.result(session, "do", steps=[["rename", "new", "old"]]) == [None]
