@@ -164,14 +164,20 @@ def test_a_call_that_cant_end_as_it_should_leaves_nothing(isolation, tmp_path, f
         world.check()
 
 
-def test_a_process_without_a_file_that_it_could_open_leaves_nothing():
+@pytest.mark.parametrize(
+    ("function", "after"), {"use_up_open_files": "close_files", "use_up_room": "make_room"}.items()
+)
+def test_a_process_that_has_no_room_or_files_any_more_leaves_nothing(function, after):
     if sys.platform != "linux":
         pytest.skip("there are no executors")
     with make("process", "memory:") as bench:
         world = World(bench, bench.create("breaking"))
         assert world.change("connect")
-        assert not world.succeeds("use_up_open_files", number=7)
-        bench.result(world.session, "close_files")
+        for number in (7, 8):
+            assert not world.succeeds(function, number=number)
+            bench.result(world.session, after)
+            world.check()
+        assert world.change("connect")
         world.check()
 
 

@@ -3,9 +3,11 @@
 import contextlib
 import errno
 import os
+import resource
 import sqlite3
 import sys
 import threading
+from pathlib import Path
 from typing import Annotated, Any
 
 from server import Database, Depends, Files, TaskEnvironment, Toolpack
@@ -179,6 +181,25 @@ def write_there() -> str:
     file.write(b"no database at all")
     file.close()
     return "done"
+
+
+@toolpack.function
+def use_up_room(db: TheDatabase, number: int) -> None:
+    """Commit an entry, and then leave one for which there is no room, until the next call of this process.
+
+    :param number: The number.
+    """
+    write(db, number, "connect")
+    db.connect().commit()
+    log = Path(f"{db._file().path}-wal").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log + 4096, resource.RLIM_INFINITY))
+    db.connect().execute("INSERT INTO entry (number, text) VALUES (?, ?)", (number, "z" * 50_000))
+
+
+@toolpack.function
+def make_room() -> None:
+    """Let files be of any size again."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 open_files: list[int] = []
