@@ -1,6 +1,7 @@
 """Files on their own, as the author of a toolpack uses them in his tests, without a server."""
 
 import copy
+import errno
 import io
 import json
 import os
@@ -14,9 +15,11 @@ import jsonpatch
 import pytest
 
 from server.errors import InvalidParamsError, RegistrationError
+from server.features.parts import files_glob
 from server.features.parts.files import Files
 from server.features.parts.files_directory import Directory
 from server.features.parts.files_text import unified_diff
+from server.features.parts.files_tree import FileNode, FolderNode, LinkNode
 from server.volumes import Limits
 
 SENTENCES = {
@@ -51,6 +54,31 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(name):
         act(files)
     assert str(raised.value).startswith(sentence)
     assert files == Files({"a.txt": "a", "d/b": "b"})
+
+
+def test_a_pattern_costs_no_more_than_its_steps_and_the_paths_that_there_are(monkeypatch):
+    looks, joined = [], files_glob._joined
+
+    def count(path, name):
+        looks.append(path)
+        assert len(looks) < 20_000
+        return joined(path, name)
+
+    monkeypatch.setattr(files_glob, "_joined", count)
+    folders = [" ".join("d" * number).replace(" ", "/") for number in range(1, 101)]
+    files = Files({f"{folder}/x.txt": "" for folder in folders})
+    assert files.glob("**/*/" * 30 + "*.txt") == [f"{folder}/x.txt" for folder in reversed(folders[29:])]
+    assert files.glob("/".join(["**"] * 30)) == files.glob("**")
+
+
+def test_a_pattern_that_leads_to_too_many_places_is_refused(monkeypatch):
+    monkeypatch.setattr(files_glob, "MOST", 1000)
+    root = FolderNode({"a.txt": FileNode(b""), "one": LinkNode("."), "two": LinkNode(".")})
+    found = ["one/one/a.txt", "one/two/a.txt", "two/one/a.txt", "two/two/a.txt"]
+    assert files_glob.matching(root, "*/*/a.txt") == found
+    with pytest.raises(OSError, match="the pattern leads to over 1000 places") as raised:
+        files_glob.matching(root, "*/" * 30 + "*.txt")
+    assert raised.value.errno == errno.E2BIG
 
 
 def test_paths_that_methods_return_are_texts_from_the_root():

@@ -90,7 +90,8 @@ class Shell:
         for argument in arguments:
             fitting: list[str] = []
             if re.search(r"[*?\[]", argument) and ".." not in argument:
-                fitting = sorted(self.shown(path) for path in self._root.glob(argument.lstrip("/")))
+                pattern = re.sub(r"\*+", "*", argument.lstrip("/"))  # as in a shell, also where there are several
+                fitting = sorted(self.shown(path) for path in self._root.glob(pattern))
             found += fitting or [argument]
         return found
 

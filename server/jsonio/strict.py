@@ -5,7 +5,6 @@ it reads integers above 64 bits as floats, so text that may contain one is read 
 """
 
 import json
-import re
 from typing import Any
 
 import orjson
@@ -14,13 +13,15 @@ Fragment = orjson.Fragment
 
 SHORT_BYTES = 2048
 
-_LONG_INTEGER = re.compile(rb"\d{19}")
+# A search for 19 digits takes ten times as long as making all digits alike, and two hundred times where most are.
+_DIGITS_ALIKE = bytes(0x30 if chr(byte) in "0123456789" else 0x20 for byte in range(256))
+_LONG_INTEGER = b"0" * 19
 
 
 def loads(text: bytes) -> Any:
     """Read JSON text; `ValueError` if it isn't JSON, or is nested too deeply."""
     value = orjson.loads(text)
-    if _LONG_INTEGER.search(text):
+    if _LONG_INTEGER in text.translate(_DIGITS_ALIKE):
         try:
             value = json.loads(text)
         except RecursionError:

@@ -4,14 +4,19 @@ The rule: `**` stands for any number of folders, and at the end of a pattern for
 through links. What can't be reached fits nothing.
 """
 
+import errno
 import fnmatch
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from server.features.parts.files_paths import check_length, reached
+from server.features.parts.files_paths import check_length, failure, reached
 from server.features.parts.files_tree import SEPARATOR, FolderNode, Node
 
+MOST = 500_000  # places to which a pattern leads: through links there may be any number
+
 _ANY_DEPTH = "**"
+_ALL = "**/"  # stands for that at the end of a pattern
+_UP = ".."
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -20,7 +25,7 @@ def matching(root: FolderNode, pattern: str) -> list[str]:
 
     Raises:
         ValueError: The pattern is empty.
-        OSError: It is too long, or leads out of the tree.
+        OSError: It is too long, leads out of the tree, or to too many places.
     """
     if not isinstance(pattern, str):
         raise TypeError(f"a pattern is a str, not {type(pattern).__name__}")
@@ -30,46 +35,62 @@ def matching(root: FolderNode, pattern: str) -> list[str]:
     check_length(SEPARATOR.join(steps))
     if pattern.endswith(SEPARATOR):  # only folders
         steps.append("")
-    return sorted({path or "." for path in _select(root, "", root, steps)})
+    elif steps[-1] == _ANY_DEPTH:
+        steps[-1] = _ALL
+    return sorted({path or "." for path in _select(root, steps)})
 
 
-def _select(root: FolderNode, path: str, node: Node | None, steps: list[str]) -> Iterator[str]:
-    """Get the paths that fit from a node on; `node` is what is at `path`, a link or what it leads to."""
-    if not steps:
-        yield path
-        return
-    step, rest = steps[0], steps[1:]
-    folder = node if isinstance(node, FolderNode) else reached(root, path)
-    if not isinstance(folder, FolderNode):
-        return
-    if step == "":
-        yield path
-    elif step == _ANY_DEPTH:
-        while rest[:1] == [_ANY_DEPTH]:
-            rest = rest[1:]
-        for inner, found in _below(path, folder):
-            if not rest or isinstance(found, FolderNode):
-                yield from _select(root, inner, found, rest)
-    elif _MAGIC.search(step):
-        fits = re.compile(fnmatch.translate(step.replace(_ANY_DEPTH, "*"))).match
+def _select(root: FolderNode, steps: list[str]) -> Iterator[str]:
+    """Get the paths that fit.
+
+    Each path meets each step once, so the time grows with the number of paths and of steps, whatever the pattern.
+    """
+    fits = [_fitting(step) for step in steps]
+    pending: list[tuple[str, Node, int]] = [("", root, 0)]  # paths, what is at each, and the step that comes next
+    met: set[tuple[str, int]] = set()
+    while pending:
+        path, node, number = pending.pop()
+        if number == len(steps):
+            yield path
+            continue
+        folder = node if isinstance(node, FolderNode) else reached(root, path)
+        if not isinstance(folder, FolderNode):
+            continue
+        for inner, found, more in _further(root, path, folder, steps[number], fits[number]):
+            place = inner, number + more
+            if place not in met:
+                if len(met) == MOST:
+                    raise failure(errno.E2BIG, SEPARATOR.join(steps), why=f"the pattern leads to over {MOST} places")
+                met.add(place)
+                pending.append((inner, found, number + more))
+
+
+def _fitting(step: str) -> Callable[[str], object] | None:
+    """Get what says whether a name fits a step; None for a step that isn't about names, or is one."""
+    if step in {_ANY_DEPTH, _ALL} or not _MAGIC.search(step):
+        return None
+    return re.compile(fnmatch.translate(step.replace(_ANY_DEPTH, "*"))).match
+
+
+def _further(
+    root: FolderNode, path: str, folder: FolderNode, step: str, fits: Callable[[str], object] | None
+) -> Iterator[tuple[str, Node, int]]:
+    """Get where a step leads from a folder: a path, what is there, and whether the next step follows (1) or it (0)."""
+    if step in {"", _ANY_DEPTH, _ALL}:
+        yield path, folder, 1
+    if step in {_ANY_DEPTH, _ALL}:
         for name, found in folder.entries.items():
-            if fits(name):
-                yield from _select(root, _joined(path, name), found, rest)
-    else:
+            if isinstance(found, FolderNode):
+                yield _joined(path, name), found, 0
+            elif step == _ALL:
+                yield _joined(path, name), found, 1
+    elif fits is not None:
+        yield from ((_joined(path, name), found, 1) for name, found in folder.entries.items() if fits(name))
+    elif step:
         inner = _joined(path, step)
-        found_there = reached(root, inner, follow=False)
-        if found_there is not None:
-            yield from _select(root, inner, found_there, rest)
-
-
-def _below(path: str, folder: FolderNode) -> Iterator[tuple[str, Node]]:
-    """Get a folder and all that is in it, links as they are."""
-    waiting: list[tuple[str, Node]] = [(path, folder)]
-    while waiting:
-        inner, node = waiting.pop()
-        yield inner, node
-        if isinstance(node, FolderNode):
-            waiting += [(_joined(inner, name), found) for name, found in node.entries.items()]
+        there = reached(root, inner, follow=False) if step == _UP else folder.entries.get(step)
+        if there is not None:
+            yield inner, there, 1
 
 
 def _joined(path: str, name: str) -> str:

@@ -305,8 +305,9 @@ class _Repeat:
     @staticmethod
     def _compare_happened(record: Mapping[str, Any], operation: Repeated) -> Difference | None:
         """Compare what has happened where the agent has heard something else."""
-        made = loads(operation.made.body.split(b"\n", 1)[0]) if operation.made else {}
-        if "perturbed" in record or "perturbed" in made:
+        body = operation.made.body.split(b"\n", 1)[0] if operation.made else b"{}"
+        if "perturbed" in record or b'"perturbed":' in body:
+            made = loads(body)
             for what in ("error", "result"):
                 happened = (record[what], made.get(what))
                 if dumps(happened[0], sort_keys=True) != dumps(happened[1], sort_keys=True):
@@ -339,7 +340,8 @@ class _Repeat:
 
 def _is_result(recorded: Any, result: bytes) -> bool:
     """Whether the trace has this result, whole or cut."""
-    return dumps(recorded, sort_keys=True) in (dumps(loads(result), sort_keys=True), dumps(cut(result), sort_keys=True))
+    text = dumps(recorded, sort_keys=True)
+    return text == dumps(loads(result), sort_keys=True) or text == dumps(cut(result), sort_keys=True)
 
 
 def _is_cut(kwargs: Mapping[str, Any]) -> bool:

@@ -1,0 +1,154 @@
+"""No regular expression of ours takes more than about linear time, whatever text it is used on.
+
+Each is used, as the code uses it, on long texts of everything that could make it look at the same place again: the
+characters and words that it names, alone and in pairs, with an end that doesn't fit. In linear time a text takes two
+thousandths of a second; one that has taken a hundred times that isn't waited for.
+"""
+
+import ast
+import fnmatch
+import importlib
+import itertools
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from server.features.parts import files_glob
+from server.features.perturbations.appearance import Appearance
+from server.perturbations.rules import read_rules
+
+ROOT = Path(__file__).parents[1]
+METHODS = {"match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split"}
+LENGTH = 30_000
+LIMIT_SECONDS = 0.25  # of the processor, for one text; what is quadratic takes several times that
+FEW = 5  # characters and words of an expression that are tried in pairs
+ANYTHING = ["a", "0", " ", "\n", '"', "\\", "é", "_"]  # besides what an expression names
+# Not used on what agents or strangers send.
+OWN = {"server/features/tasks/report.py": "the console's modules"}
+
+
+def uses():
+    """Find each expression that is written in the code, and the methods by which it is used."""
+    found = {}
+    for path in sorted([*ROOT.glob("server/**/*.py"), *ROOT.glob("toolpacks/*.py")]):
+        name = str(path.relative_to(ROOT))
+        if name in OWN:
+            continue
+        tree, compiled = ast.parse(path.read_text()), {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and _method(node.value) == ("re", "compile"):
+                compiled[node.targets[0].id if isinstance(node.targets[0], ast.Name) else ""] = node.value
+        for node in ast.walk(tree):
+            owner, method = _method(node) or ("", "")
+            if owner == "re" and method in METHODS and isinstance(node.args[0], ast.Constant):
+                found.setdefault((name, node.lineno, repr(node.args[0].value)), set()).add(method)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in compiled:
+                found.setdefault((name, compiled[node.value.id].lineno, node.value.id), set()).add(node.attr)
+        for owner, value in compiled.items():
+            if owner:  # perhaps it is used in another module alone
+                found.setdefault((name, value.lineno, owner), {"finditer"})
+    return {each: methods & METHODS for each, methods in found.items()}
+
+
+def _method(node):
+    """Get what is called, as `owner.method`."""
+    function = node.func if isinstance(node, ast.Call) else None
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        return function.value.id, function.attr
+    return None
+
+
+def pattern_of(name, what):
+    """Get a compiled expression: of a module, by its name, or from its text."""
+    if what[0] in "'\"b" and what[-1] in "'\"":
+        return re.compile(ast.literal_eval(what))
+    module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return getattr(importlib.import_module(module), what)
+
+
+def pumps(pattern):
+    """Get what an expression might look at again and again."""
+    text = pattern.pattern.decode("latin-1") if isinstance(pattern.pattern, bytes) else pattern.pattern
+    words = re.findall(r"(?:\\[^\w]|[^\\\[\](){}|?*+^$.]){2,}", text)
+    words = [re.sub(r"\\(\W)", r"\1", word) for word in words]
+    named = dict.fromkeys([*words, *re.findall(r"[^\\\w\s]", text), *ANYTHING])
+    pieces = list(named)[: FEW + len(ANYTHING)]
+    return [*pieces, *map("".join, itertools.permutations(pieces[:FEW], 2)), *(w + "a" for w in words)]
+
+
+def hostile(pattern):
+    """Get texts, each of a beginning, a pump and an end that doesn't fit."""
+    pieces = pumps(pattern)
+    for start, pump in itertools.product(["", pieces[0]], pieces):
+        text = start + pump * (LENGTH // len(pump)) + "\0"
+        yield text.encode() if isinstance(pattern.pattern, bytes) else text
+
+
+def too_slow(pattern, methods):
+    """Get the first text on which an expression takes too long; None if there is none."""
+    for text, method in itertools.product(hostile(pattern), sorted(methods)):
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS)
+        try:
+            if method in {"sub", "subn"}:
+                getattr(pattern, method)(lambda found: found[0], text)
+            elif method == "finditer":
+                list(pattern.finditer(text))
+            else:
+                getattr(pattern, method)(text)
+        except _TooSlowError:
+            return method, text[:50], text[-50:]
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    return None
+
+
+class _TooSlowError(Exception):
+    pass
+
+
+@pytest.fixture
+def limited():
+    def give_up(*_):
+        raise _TooSlowError
+
+    before = signal.signal(signal.SIGPROF, give_up)
+    yield
+    signal.signal(signal.SIGPROF, before)
+
+
+@pytest.mark.usefixtures("limited")
+def test_no_expression_looks_at_a_place_again_and_again():
+    found = uses()
+    assert {"_TOKEN", "_STRING", "_TYPED", "_MEMBER", "_CALL"} <= {what for _, _, what in found}
+    slow = {place: too_slow(pattern_of(place[0], place[2]), methods) for place, methods in found.items()}
+    assert {place: how for place, how in slow.items() if how} == {}
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize(
+    ("pattern", "method"),
+    [
+        (r"(a+)+b", "search"),
+        (r"\s+$", "sub"),
+        (r"(\s|--[^\n]*(\n|$)|/\*.*?\*/|;)*vacuum\b", "match"),
+        (r"<call>(.*?)</call>", "findall"),
+    ],
+)
+def test_one_that_does_is_found(pattern, method):
+    assert too_slow(re.compile(pattern, re.DOTALL), {method})
+
+
+@pytest.mark.usefixtures("limited")
+def test_patterns_of_agents_and_strangers_do_not_either():
+    """Those that become an expression: of file names, and of functions' names in rules."""
+    for piece in ("*a", "*", "?*", "[a-z]*", "*[!a]", "**a"):
+        pattern = piece * 60 + "b"
+        for fits in (files_glob._fitting(pattern), lambda name, pattern=pattern: fnmatch.fnmatchcase(name, pattern)):
+            signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS)
+            assert not fits("a" * 255)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    names = {"a" * number: "x" for number in range(1, 60)}
+    appearance = Appearance(read_rules([{"rename": names}]), {"0": [*names]}, [*names])
+    assert too_slow(appearance._names, {"finditer"}) is None
