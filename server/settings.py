@@ -121,7 +121,9 @@ class Settings(_FromEnvironment):
         None, min_length=16, description="Key of the hash on bundles; default: derived from the key of the snapshots."
     )
     import_seconds: float = Field(
-        10, gt=0, description="How long the import of a toolpack may take; that of a library in it, six times as long."
+        10,
+        gt=0,
+        description="Seconds in which a toolpack is imported, busy or waiting; for a library in it, six times as many.",
     )
     timeout_seconds: float = Field(30, gt=0, description="Deadline of a call, where its function sets none.")
     max_threads: int = Field(256, ge=1, description="Functions that a worker runs at once, other than quick ones.")

@@ -7,7 +7,9 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -23,6 +25,7 @@ from server.observability.suspects import MOST, Suspects
 from server.packs.catalog import Catalog
 from server.packs.inventory import Inventory
 from server.processes import draining, pipe, supervisor, worker
+from server.processes.activity import Activity
 from server.processes.child import Child
 from server.processes.draining import DrainingServer
 from server.processes.listen import listen
@@ -335,7 +338,7 @@ class FakeWorker:
 
     def __init__(self):
         self.row, self.pid, self.pipe, self.exit_code = 0, 1, None, None
-        self.silence = 0.0
+        self.silence = self.quiet = 0.0
         self.ending, self.failure = None, ""
         self.holder, self.told, self.heard = f"holder {id(self)}", set(), []
         self.served = self.unfit = self.ended = False
@@ -348,6 +351,7 @@ class FakeWorker:
 
     def watch(self, seconds):
         self.silence += seconds
+        self.quiet += seconds
 
     def retire(self):
         self.ending = 0.0
@@ -389,7 +393,7 @@ def test_workers_that_live_are_left_alone(keeper):
 def test_a_worker_that_was_silent_for_5_seconds_is_killed_and_replaced(keeper, caplog):
     assert HANG_SECONDS == 5.0
     silent, other = keeper._children
-    silent.silence = 5.1
+    silent.silence = silent.quiet = 5.1
     keeper._replace_workers()
     assert not silent.ended  # it may be importing a library, which can hold the interpreter for long
     silent.served = True
@@ -407,6 +411,34 @@ def test_a_worker_that_is_silent_while_it_imports_is_killed_after_30_seconds(kee
         silent.silence = silence
         keeper._replace_workers()
         assert silent.ended is (silence > LOADING_SECONDS)
+
+
+def test_a_worker_that_got_no_turn_on_a_busy_machine_is_left_alone_for_a_minute(keeper):
+    starved = keeper._children[0]
+    starved.served, starved.silence = True, 4.9
+    for quiet in (59.0, 61.0):
+        starved.quiet = quiet
+        keeper._replace_workers()
+        assert starved.ended is (quiet > 60)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="this system doesn't tell what a process does")
+def test_silence_counts_while_a_process_waits_and_else_what_it_has_had_of_a_processor():
+    code = "import sys\nprint(flush=True)\n{}"
+    for action, waits in (("sys.stdin.read()", True), ("while True: pass", False)):
+        with subprocess.Popen(
+            [sys.executable, "-c", code.format(action)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            process.stdout.readline()
+            activity = Activity(process.pid)
+            # Far more than has gone by: so what counts must come from the process.
+            if waits:
+                wait_until(lambda: activity.counted(1000.0) == 1000.0, "its wait")  # noqa: B023
+            else:
+                wait_until(lambda: activity.counted(1000.0) > 0, "its work")  # noqa: B023
+                assert activity.counted(1000.0) < 500
+            process.kill()
+    assert activity.counted(1000.0) == 1000.0  # the system tells nothing any more
 
 
 def test_workers_that_serve_are_told_which_others_have_ended(keeper):

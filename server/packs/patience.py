@@ -1,18 +1,26 @@
-"""A limit on the time that a toolpack's code takes before the server has started: its import and its environment.
+"""A limit on what a toolpack's code does before the server has started: its import and its environment.
 
-The rule: what takes too long is interrupted and named with the line that is running. An import of a large library gets
-more time. Code that holds the interpreter, or swallows every exception, can't be interrupted.
+The rule: what takes too long is interrupted and named with the line that is running. A clock says little on a busy
+machine, or under a limit of processor time: of the time in which code computes, what it has had of a processor counts,
+and all of the time in which it waits. An import of a large library gets more. Code that holds the interpreter, or
+swallows every exception, can't be interrupted.
 """
 
 import contextlib
+import logging
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+log = logging.getLogger("toolpack_server")
+
 MORE_PATIENCE = 6  # times as long for an import of a library
+COMPUTES = 0.01  # the share of the time on a processor from which on code doesn't just wait
+NEARLY = 0.9  # of the time that it may take: what hasn't had quite all of a processor is over, too
 REPEAT_SECONDS = 0.5  # until code is interrupted again that has swallowed the exception
 _SERVER = str(Path(__file__).parents[1]) + "/"
 
@@ -27,17 +35,20 @@ def patience(seconds: float, what: str, advice: str = "do this in a function, or
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    alarms = 0
+    counted, began, used = 0.0, time.monotonic(), time.process_time()
 
     def interrupt(_number: int, frame: FrameType | None) -> None:
-        nonlocal alarms
-        alarms += 1
+        nonlocal counted, used
+        before, used = used, time.process_time()
+        counted += counts(used - before, seconds)
         stack = traceback.extract_stack(frame)
-        if alarms < MORE_PATIENCE and _imports_library(stack):
-            signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_SECONDS)
-            return
         own = [place for place in stack if not place.filename.startswith((_SERVER, "<frozen"))]
         where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+        if counted < NEARLY * seconds * (MORE_PATIENCE if _imports_library(stack) else 1):
+            took = time.monotonic() - began
+            log.warning("Slow: %s has gone on for %d s%s; %g of them count.", what, took, where, round(counted, 1))
+            signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_SECONDS)
+            return
         raise Impatience(f"{what} takes longer than {seconds:g} s{where}: {advice}.")
 
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -47,6 +58,11 @@ def patience(seconds: float, what: str, advice: str = "do this in a function, or
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def counts(used: float, seconds: float) -> float:
+    """Get how many of some seconds count, of which code has been on a processor for `used`."""
+    return used if COMPUTES * seconds <= used < seconds else seconds
 
 
 def _imports_library(stack: traceback.StackSummary) -> bool:

@@ -19,6 +19,7 @@ from types import FrameType
 from server.errors import StartError
 from server.observability.metrics import GAUGES
 from server.packs.inventory import Inventory
+from server.processes.activity import Activity
 from server.processes.child import Child, handle_stop
 from server.processes.pipe import ENDED, FAILED, HOLDER, HURRY, RETIRE, SERVING, UNFIT
 from server.processes.worker import OUTDATED, START_FAILED, supervised_worker
@@ -30,6 +31,8 @@ log = logging.getLogger("toolpack_server")
 
 HANG_SECONDS = 5.0
 LOADING_SECONDS = 30.0  # until a worker serves: what is imported may hold the interpreter
+MORE_PATIENCE = 12  # times as long, whatever the system tells
+QUIET_SECONDS = 1.0  # of silence that need no look at the process
 STOP_SECONDS = 3.0  # to end after the running calls have ended, or `drain_seconds` are over
 TICK_SECONDS = 0.25
 # The most that one look counts: while the supervisor itself stood still, no heartbeat could be seen.
@@ -41,7 +44,8 @@ class WorkerProcess(Child):
     """A worker as its supervisor sees it.
 
     Attributes:
-        silence: For how many seconds, up to now, no heartbeat came.
+        silence: For how many seconds, up to now, no heartbeat came that could have come.
+        quiet: For how many seconds none came.
         ending: For how many seconds it has been retired; None if it isn't.
         served: It has run as a server. Its end is then no failure to start, however soon it comes.
         unfit: It has said that it should be replaced.
@@ -52,20 +56,22 @@ class WorkerProcess(Child):
 
     def __init__(self, run: Callable[[Connection], int], row: int, others: list[Connection]) -> None:
         self.row = row
-        self.silence = 0.0
+        self.silence = self.quiet = 0.0
         self.ending: float | None = None
         self.served = self.unfit = False
         self.holder = self.failure = ""
         self.told: set[str] = set()
         super().__init__(run, others)
+        self._activity = Activity(self.pid)
 
     def watch(self, seconds: float) -> None:
         """Read what has come through the pipe in these seconds, not counting pauses of the supervisor itself."""
-        self.silence += seconds
+        self.quiet += seconds
+        self.silence += seconds if self.quiet < QUIET_SECONDS else self._activity.counted(seconds)
         if self.ending is not None:
             self.ending += seconds
         for message in self.received():
-            self.silence = 0.0
+            self.silence = self.quiet = 0.0
             self.served |= message in {SERVING, UNFIT}
             self.unfit |= message == UNFIT
             if message.startswith(FAILED):
@@ -165,11 +171,11 @@ class Supervisor:
         for child in [*self._children]:
             if not child.is_alive():
                 self._remove(child)
-            elif child.silence > (patience := HANG_SECONDS if child.served else LOADING_SECONDS):
+            elif _hangs(child):
                 log.error(
                     "Worker %d hung for %g s%s and was killed; starting a replacement.",
                     child.pid,
-                    patience,
+                    round(child.quiet),
                     self._running(child),
                 )
                 self._remove(child)
@@ -272,3 +278,8 @@ class Supervisor:
                 hurried = True
                 for child in self._children:
                     child.send(HURRY)
+
+
+def _hangs(child: WorkerProcess) -> bool:
+    patience = HANG_SECONDS if child.served else LOADING_SECONDS
+    return child.silence > patience or child.quiet > MORE_PATIENCE * patience

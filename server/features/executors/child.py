@@ -47,7 +47,8 @@ main(control)
 """
 _numbers = itertools.count(1)
 OTHERS = "their classes or functions differ from those of the server: start it again."
-START_SECONDS = 60.0  # until an executor is there, which may have to import the toolpacks
+START_SECONDS = 60.0  # until the log says that an executor isn't there yet, which may have to import the toolpacks
+STARTS = 20  # times as long, until it is given up: what it does isn't slow, but stands still
 STATUS_SECONDS = 2.0  # until the zygote has said how an executor has ended
 END_SECONDS = 2.0  # until the zygote has ended with all that it has started
 
@@ -184,7 +185,11 @@ class ExecutorProcess:
         """Wait until it is there, if it has just been forked."""
         if self._process is not None:
             return
-        if not self._output.wait_for(self._channel.fileno(), self._speaks, START_SECONDS):
+        for times in range(1, STARTS + 1):
+            if self._output.wait_for(self._channel.fileno(), self._speaks, START_SECONDS):
+                break
+            log.warning("An executor has been starting for %g s; waiting for it.", times * START_SECONDS)
+        else:
             raise ExecutorGoneError
         try:
             head = self._greeting()

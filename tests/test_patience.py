@@ -1,0 +1,47 @@
+"""What takes too long at the start is interrupted by what it does, not by how busy the machine is."""
+
+import time
+
+import pytest
+
+from server.packs import patience as module
+from server.packs.patience import Impatience, patience
+
+pytestmark = pytest.mark.skipif(not hasattr(module.signal, "setitimer"), reason="the system has no timers")
+
+
+class Machine:
+    """A machine on which this process has a share of a processor."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self, share):
+        self.process_time = lambda: share * time.monotonic()
+
+
+def go_on(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+def test_code_that_gets_little_of_a_processor_is_not_interrupted_and_the_log_says_what_is_slow(monkeypatch, caplog):
+    monkeypatch.setattr(module, "time", Machine(share=0.05))
+    with patience(0.05, "its import"):
+        go_on(0.4)
+    assert caplog.messages[0].startswith("Slow: its import has gone on for 0 s at ")
+    assert f"{__file__}:" in caplog.text
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 1.0, 2.0])
+def test_code_that_waits_or_computes_is_interrupted(monkeypatch, share):
+    monkeypatch.setattr(module, "time", Machine(share))
+    with pytest.raises(Impatience, match=r"its import takes longer than 0\.05 s at .*: advice\."):  # noqa: SIM117
+        with patience(0.05, "its import", "advice"):
+            go_on(60)
+
+
+def test_code_that_gets_little_of_a_processor_is_interrupted_when_it_has_had_enough(monkeypatch):
+    monkeypatch.setattr(module, "time", Machine(share=0.25))
+    with pytest.raises(Impatience), patience(0.05, "its import"):
+        go_on(60)
