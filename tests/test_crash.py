@@ -186,3 +186,56 @@ def damaged(call, /, *args, **kwargs):
         call(*args, **kwargs)
     assert (error.value.code, error.value.data) == (-32012, {"type": "StateDamagedError"})
     assert "/" not in error.value.message
+
+
+FATAL = '''
+"""A function that ends its process."""
+
+import os
+
+from server import Toolpack
+
+toolpack = Toolpack("fatal")
+
+
+@toolpack.function
+def end(really: bool) -> str:
+    """End the process.
+
+    :param really: Else nothing is done.
+    """
+    if really:
+        os._exit(1)
+    return "alive"
+'''
+
+
+def test_an_agent_cannot_end_one_worker_after_the_other_by_new_call_ids(tmp_path):
+    (tmp_path / "packs").mkdir()
+    (tmp_path / "packs" / "fatal.py").write_text(FATAL)
+    flags = ["--pack-dir", str(tmp_path / "packs"), "--packs", "fatal"]
+    with server_process.served(tmp_path, *flags) as server:
+        session = server.rpc("create_session")
+
+        def call(number, really):
+            params = {"function": "end", "kwargs": {"really": really}, "call_id": f"c{number}"}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params}
+            return server.http.post(session["agent_path"], json=body).json()["result"]
+
+        for number in range(3):
+            # What goes well in between isn't counted in its favour.
+            assert call(f"{number}-before", really=False)["result"] == "alive"
+            with pytest.raises(httpx.TransportError):
+                call(number, really=True)
+            wait_until(lambda: is_ready(server), "another worker")
+        for number in (3, 4):
+            assert "has ended its process 3 times, and isn't run again" in call(number, really=True)["error"]
+        other = server.rpc("create_session")["session_id"]  # of all others only this session's function is refused
+        assert server.call(other, "end", really=False)["result"] == "alive"
+
+
+def is_ready(server):
+    try:
+        return server.http.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -580,7 +580,7 @@ def test_only_the_call_that_was_running_whenever_a_worker_ended_is_suspected_of_
         keeper._replace_workers()
         assert suspects.times(guilty) == times
     assert [suspects.times(call) for call in (beside, later)] == [1, 1]
-    suspects.end(beside, alone=False)
+    suspects.end(beside, alone=False, forget=True)
     assert [suspects.times(call) for call in (guilty, beside)] == [3, 0]
 
 
@@ -591,6 +591,20 @@ def test_a_worker_that_is_replaced_as_planned_casts_no_suspicion(keeper):
     keeper._replace_workers()
     assert retired.ended
     assert keeper._metrics.running.suspects.times(1) == 0
+
+
+def test_what_an_agent_may_vary_is_counted_whatever_ends_well_in_between():
+    suspects = Suspects()
+    for times in (1, 2, 3):
+        suspects.blame([1])
+        assert suspects.times(1) == times
+        alone = suspects.begin(1, 0)
+        assert alone  # no other suspect runs beside it
+        suspects.end(1, alone=alone, forget=False)
+        assert not suspects.begin(1, 0)  # cleared: it keeps nobody waiting
+    # Its number says nothing of who is to blame now: those that ran then are, too.
+    suspects.blame([1, 2])
+    assert [suspects.times(call) for call in (1, 2)] == [4, 1]
 
 
 def test_many_suspects_take_the_places_of_those_that_were_suspected_least():

@@ -5,7 +5,8 @@ which of a worker's calls has ended it, so each of them is a suspect until it ha
 
 The rule: the supervisor alone adds suspects, in memory that it shares with its workers; they last as long as it does,
 and so does the code that the workers run. A worker runs its suspects one at a time, so that soon only the one to blame
-is left. All other calls go on beside them.
+is left. All other calls go on beside them. Whoever runs a call says whether its end without harm says anything of the
+next one that has the same number: of calls that an agent may vary at will it doesn't, and their number stays.
 """
 
 import mmap
@@ -21,8 +22,9 @@ class Suspects:
     """The suspects of a server; each call is known by a number other than 0."""
 
     def __init__(self) -> None:
-        memory = memoryview(mmap.mmap(-1, (1 + 2 * MOST) * NUMBER_BYTES)).cast("Q")
-        self._any, self._calls, self._times = memory[:1], memory[1 : MOST + 1], memory[MOST + 1 :]
+        memory = memoryview(mmap.mmap(-1, (1 + 3 * MOST) * NUMBER_BYTES)).cast("Q")
+        self._any, self._calls = memory[:1], memory[1 : MOST + 1]
+        self._times, self._open = memory[MOST + 1 : 2 * MOST + 1], memory[2 * MOST + 1 :]  # open: not cleared since
         self._turn = 0
         self._alone = threading.Lock()
 
@@ -31,11 +33,12 @@ class Suspects:
 
         Of those that had been suspected before, only the worst are suspected again: they are more likely to blame.
         """
-        times = {call: self.times(call) for call in calls}
+        times = {call: self.times(call) if self._is_open(call) else 0 for call in calls}
         for call, before in times.items():
             if before in {0, max(times.values())}:
+                ended = self.times(call) + 1
                 place = self._place(call)
-                self._calls[place], self._times[place] = call, before + 1
+                self._calls[place], self._times[place], self._open[place] = call, ended, 1
                 self._any[0] = 1
 
     def times(self, call: int) -> int:
@@ -45,17 +48,29 @@ class Suspects:
         calls = self._calls.tolist()
         return self._times[calls.index(call)] if call in calls else 0
 
-    def begin(self, seconds: float) -> bool:
-        """Wait until no other suspect runs in this worker, at most for some seconds; say if that was achieved."""
-        return self._alone.acquire(timeout=seconds)
+    def begin(self, call: int, seconds: float) -> bool:
+        """Wait, unless it was cleared, until no other suspect runs in this worker; say if it runs alone.
 
-    def end(self, call: int, *, alone: bool) -> None:
-        """Clear a suspect that has run without ending its worker."""
+        Args:
+            call: A suspect.
+            seconds: How long to wait at most.
+        """
+        return self._is_open(call) and self._alone.acquire(timeout=seconds)
+
+    def end(self, call: int, *, alone: bool, forget: bool) -> None:
+        """Clear a suspect that has run without ending its worker; `forget` also how often others had."""
         if alone:
             self._alone.release()
         calls = self._calls.tolist()
         if call in calls:
-            self._times[calls.index(call)] = 0
+            place = calls.index(call)
+            self._open[place] = 0
+            if forget:
+                self._times[place] = 0
+
+    def _is_open(self, call: int) -> bool:
+        calls = self._calls.tolist()
+        return call in calls and bool(self._open[calls.index(call)])
 
     def _place(self, call: int) -> int:
         calls, times = self._calls.tolist(), self._times.tolist()

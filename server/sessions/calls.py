@@ -82,9 +82,6 @@ class CallOperation(SessionOperation):
         self.by = request.by
         self.request = request
         self.outcome: Outcome | None = None
-        # By which the supervisor knows the call when it is sent again; all workers are forked with one hash seed.
-        call = request.call_id or request.function
-        self._number = hash((session_id, self.by, request.call_id, call)) & sys.maxsize
         self._toolpacks: tuple[str, ...] = ()
         self._shown_kwargs = b""
         self._nested: NestedRecord | None = None  # unless there are no nested calls, or none of them runs
@@ -164,7 +161,11 @@ class CallOperation(SessionOperation):
                 context.quotas.check_session(state, len(self._shown_kwargs), at_least=True)
             except TooLargeError as error:
                 return Effect(self.too_large(error))
-        suspected = context.running.suspects.times(self._number)
+        # By which the supervisor knows the call when it is sent again; all workers are forked with one hash seed. An
+        # agent could give each a `call_id` of its own, and end one worker after the other.
+        call_id = request.call_id if self.by == CLIENT else None
+        number = hash((self.session_id, self.by, call_id, plan.toolpack, plan.registered_name)) & sys.maxsize
+        suspected = context.running.suspects.times(number)
         if suspected >= LIMIT:
             return Effect(_worker_lost(plan))
         began = time.perf_counter()
@@ -178,9 +179,9 @@ class CallOperation(SessionOperation):
         if not outcome:
             if plan.compares:
                 plan.comparing = lambda: start_clock(COMPARING_SECONDS, COMPARING_SECONDS)
-            alone = suspected and context.running.suspects.begin(context.settings.queue_timeout_seconds)
+            alone = suspected and context.running.suspects.begin(number, context.settings.queue_timeout_seconds)
             # The supervisor learns of it from this, should the function end this process.
-            place = context.running.begin(plan.toolpack, plan.registered_name, self._number)
+            place = context.running.begin(plan.toolpack, plan.registered_name, number)
             try:
                 call = RunCall(plan, self._toolpacks, request.sent, snapshot, start)
                 outcome = yield from context.runner.steps(call)
@@ -188,7 +189,7 @@ class CallOperation(SessionOperation):
                 plan.comparing = uncompared  # the clock is the job's, which would hold itself
                 context.running.end(place)
                 if suspected:
-                    context.running.suspects.end(self._number, alone=bool(alone))
+                    context.running.suspects.end(number, alone=bool(alone), forget=self.by == CLIENT)
         seconds = time.perf_counter() - began
         outcome.toolpack, outcome.function, outcome.content = plan.toolpack, plan.registered_name, plan.content
         if plan.read_only or outcome.comparison:
