@@ -8,6 +8,7 @@ import serving
 from serving import RpcError, ledger, wait_until
 from shared_memory import SharedMemory
 
+from server.sessions import manager
 from server.stores import open_store
 
 DAY = 86_400.0
@@ -82,6 +83,32 @@ def test_a_clock_that_is_set_back_ends_no_session_in_which_a_call_runs(stored_be
     assert len(stored_bench.rpc("list_sessions")) == 1
     pass_time(stored_bench, 2)
     assert stored_bench.rpc("list_sessions") == []
+
+
+def test_a_replay_keeps_the_session_alive_that_it_repeats(make_bench, monkeypatch):
+    monkeypatch.setattr(manager, "SWEEP_SECONDS", 0.01)
+    bench = make_bench()
+    session_id = bench.create(ttl_seconds=0.5)
+    gate = ledger.gates["replayed"] = threading.Event()
+    gate.set()
+    bench.result(session_id, "add_and_hold", name="replayed")
+    gate.clear()
+    created = bench.store.get(session_id)[0]
+    with bench.sweeping():
+        replay = bench.later("replay_session", session_id=session_id)
+        wait_until(lambda: bench.store.get(session_id)[0].expires_at > created.expires_at + 3 * 0.5, "the renewals")
+        assert not replay.done()
+        gate.set()
+        assert replay.result(serving.PATIENCE)["complete"] is True
+        assert len(bench.rpc("get_trace", session_id=session_id)) == 1
+
+
+def test_a_repeated_replay_answers_as_the_first_time(stored_bench, clock):
+    session_id = stored_bench.create(ttl_seconds=100)
+    stored_bench.result(session_id, "add", amount=1)
+    first = stored_bench.rpc("replay_session", session_id=session_id, call_id="again")
+    clock.move(30)
+    assert stored_bench.rpc("replay_session", session_id=session_id, call_id="again") == first
 
 
 @pytest.mark.parametrize("jump", [3600, -3600, 50, -50])

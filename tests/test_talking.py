@@ -18,6 +18,7 @@ from server.features.mcp.protocol import Mcp
 from server.features.participants.talking import Talking
 from server.features.participants.waiting import Waits
 from server.packs.catalog import Catalog
+from server.sessions import manager
 from server.stores import open_store
 
 THREE = {"buyer": {"answers": True}, "seller": {}}
@@ -253,6 +254,19 @@ def test_whoever_waits_is_told_that_the_session_has_expired(make_bench):
         # Again and again: its first look may still renew the session.
         wait_until(lambda: bench.store.renew(played.id, 1.0) or later.done(), "the answer")
         refused(-32001, later.result, serving.PATIENCE)
+
+
+def test_who_listens_keeps_the_session_alive(make_bench, monkeypatch):
+    monkeypatch.setattr(manager, "SWEEP_SECONDS", 0.01)
+    bench = make_bench(CATALOG)
+    played = play(bench, THREE, ttl_seconds=0.3)
+    created = bench.store.get(played.id)[0]
+    with bench.sweeping():
+        later = waiting(played, "agent")
+        wait_until(lambda: bench.store.get(played.id)[0].expires_at > created.expires_at + 3 * 0.3, "the renewals")
+        assert not later.done()
+        played.send("buyer", "say", text="5?")
+        assert [each["content"] for each in later.result(serving.PATIENCE)["messages"]] == ["5?"]
 
 
 def test_waits_end_when_a_stop_begins(make_bench):

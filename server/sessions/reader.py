@@ -135,9 +135,14 @@ class SessionReader:
         self._check(session)
         return session.id, session.owner, self._identities.participant(session, agent_key) if others else AGENT
 
-    def describe(self, session_id: str, owner: str | None, *, version: int | None = None) -> Session:
+    def describe(
+        self, session_id: str, owner: str | None, *, version: int | None = None, as_created: bool = False
+    ) -> Session:
+        """Describe a session; `as_created`: as if nobody had used it since, so that a repeated answer is the same."""
         session, head = self.find(session_id, owner)
-        return session_view(session, head.version if version is None else version, self._identities.keys(session))
+        at = head.version if version is None else version
+        called_at = session.created_at if as_created else None
+        return session_view(session, at, self._identities.keys(session), called_at=called_at)
 
     def list_sessions(
         self,

@@ -78,15 +78,16 @@ class Talking:
         with self.waits.one(session_id, name) as wait:  # before the first look, so that nothing is missed
             found = await read(lambda reader: self._found(*reader.find(session_id, owner), name, after))
             while not (found.is_answer(name) or wait.is_over or loop.time() >= ends):
-                left = ends - loop.time()
+                # Looked at often enough to keep the session alive.
+                left = min(ends - loop.time(), found.session.ttl_seconds / 2)
                 await wait.until_woken(min(left, pause) if self._context.store.shared else left)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
                 found = await read(partial(self._again, found, name, after))
         return await read(lambda _: self._heard(found, after))
 
     def _again(self, found: _Found, name: str, after: int, reader: SessionReader) -> _Found:
-        """Look again, without renewing the session; if there is no new record, it is as it was."""
-        _, head = reader.get(found.session.id, found.session.owner)
+        """Look again, which renews the session; if there is no new record, it is as it was."""
+        _, head = reader.find(found.session.id, found.session.owner)
         return found if head.index == found.last else self._found(found.session, head, name, after)
 
     def _found(self, session: StoredSession, head: Head, name: str, after: int) -> _Found:

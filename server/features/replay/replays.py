@@ -101,7 +101,10 @@ class Replays:
         if creation is not None:  # the session may have more records now than when the request came first
             begun, _ = await self._sessions.read(lambda reader: reader.find(new["session_id"], session.owner))
             count = details_of(begun)[REPLAYS]
-        async with contextlib.aclosing(self._records(session_id, count)) as records:
+        async with (
+            self._sessions.keeping_alive(session),
+            contextlib.aclosing(self._records(session_id, count)) as records,
+        ):
             details, versions = details_of(session), Recipe.of(session).versions
             return await self.run(
                 new, session.owner, details, versions, records, limit, repeatable=creation is not None
@@ -209,7 +212,9 @@ class Replays:
             raise
         version = repeat.version
         return {
-            "session": await self._sessions.read(lambda reader: reader.describe(session_id, owner, version=version)),
+            "session": await self._sessions.read(
+                lambda reader: reader.describe(session_id, owner, version=version, as_created=repeatable)
+            ),
             "replayed": repeat.done,
             "complete": complete,
             "diverged": difference,
