@@ -16,6 +16,7 @@ import server_process
 import serving
 from http_endpoint import HEAD, PING, PROTOCOLS, answer, check_refusal, is_ended, read, request, served
 from serving import Bench, Clock, RpcError, ledger, refused, result_of, wait_until
+from shared_memory import SharedMemory
 
 from server import Toolpack
 from server.cache import BoundedCache
@@ -26,7 +27,7 @@ from server.execution.initial import ENTRY_BYTES, InitialEnvironments
 from server.execution.initial import build as build_initial
 from server.packs.catalog import Catalog
 from server.rpc import parsing
-from server.sessions import manager, quotas
+from server.sessions import factory, manager, quotas
 from server.settings import Settings
 
 WAIT_SECONDS = 0.4
@@ -284,6 +285,29 @@ def test_what_others_have_freed_of_an_owners_bytes_counts_a_second_later(any_sto
         clock.move(quotas.RECOUNT_FULL_SECONDS)
         assert call(sessions[1]) == "ToolNotFoundError"
         assert call(sessions[1]) == "TooLargeError"
+
+
+def test_an_owners_limits_hold_for_all_workers_together(monkeypatch):
+    monkeypatch.setattr(quotas, "RECOUNT_SECONDS", 3600)
+    monkeypatch.setattr(factory, "RECOUNT_SECONDS", 3600)
+    store, most, sessions = SharedMemory(), 1_000_000, 500
+    limits = {"store": store, "max_name_bytes": most, "max_sessions": sessions}
+    with contextlib.ExitStack() as opened:
+        workers = [opened.enter_context(Bench(**limits)) for _ in range(4)]
+        session_id = workers[0].create("ledger")
+        for each in workers:
+            each.create("ledger")  # each has counted, and found next to nothing
+        # One after the other fills what there is.
+        for each in workers:
+            with contextlib.suppress(RpcError):
+                while True:
+                    each.create("ledger")
+        assert sessions <= store.count("") <= sessions * 1.1
+        for each in workers:
+            while each.call(session_id, "unknown", text="x" * 6000)["error"].startswith("ToolNotFoundError"):
+                pass
+        assert most < store.stored_bytes("") + 7000
+        assert store.stored_bytes("") <= most * 1.1
 
 
 def test_the_bytes_of_kept_versions_hold_all_the_time(any_store):

@@ -28,6 +28,7 @@ from server.parameters import ForkRequest, SessionRequest
 from server.results import Session
 from server.sessions.context import SessionContext
 from server.sessions.identity import DIGITS, Creation
+from server.sessions.quotas import OWN_SHARE
 from server.sessions.reader import SessionReader
 from server.sessions.recipes import Recipe, stored_details
 from server.sessions.views import session_view
@@ -36,6 +37,7 @@ from server.times import expiry
 from server.volumes import is_piece
 
 RECOUNT_SECONDS = 1.0
+OWN_SESSIONS = 10  # that a worker may add, however few its share of the limit is
 _APART_SECONDS = 1e-6  # by which forks made together differ, so that they are listed in order
 
 
@@ -100,7 +102,7 @@ class SessionFactory:
         self._context = context
         self._cache = cache
         self._clock = clock
-        self._counts: dict[str, tuple[int, float]] = {}
+        self._counts: dict[str, tuple[int, float, int]] = {}
 
     def create(self, new: NewSession) -> Session:
         """Create a session, or get the one that the same request has created."""
@@ -293,16 +295,21 @@ class SessionFactory:
             )
 
     def _check_quota(self, owner: str, more: int) -> None:
-        """Check that an owner may have more sessions; they are counted every second, and estimated in between."""
+        """Check that an owner may have more sessions.
+
+        They are counted every second, and whenever this worker has added its share, and estimated in between.
+        """
         allowed = self._context.settings.max_sessions
-        count, at = self._counts.get(owner, (0, 0.0))
-        if time.monotonic() - at > RECOUNT_SECONDS:
+        count, at, counted = self._counts.get(owner, (0, 0.0, 0))
+        own = count - counted > max(allowed * OWN_SHARE, OWN_SESSIONS)
+        if own or time.monotonic() - at > RECOUNT_SECONDS:
             count, at = self._context.store.count(owner), time.monotonic()
+            counted = count
         if count + more > allowed:
             raise OverloadedError(
                 f"This owner has {count} sessions; {allowed} are allowed: close some first.", RECOUNT_SECONDS
             )
-        self._counts[owner] = count + more, at
+        self._counts[owner] = count + more, at, counted
 
     def _view(self, session: StoredSession, version: int = 0) -> Session:
         """Describe a session as it was when it was created."""

@@ -1,7 +1,8 @@
 """Quotas: how many bytes a session and an owner may store.
 
 The rule: all stored data counts towards the quota. What is stored is asked of the store now and then, and estimated in
-between; nothing is refused before the store has been asked again.
+between; nothing is refused before the store has been asked again. Where several workers add to what an owner stores,
+each goes beyond the limit by `OWN_SHARE` of it at most.
 """
 
 import threading
@@ -16,13 +17,15 @@ from server.stores.base import SessionStore
 RECOUNT_SECONDS = 10.0
 RECOUNT_FULL_SECONDS = 1.0  # where the estimate is above the limit
 RECOUNT_SHARE = 0.01  # of the time, at most, is spent on counting
+OWN_SHARE = 0.01  # of an owner's limit that a worker adds before it looks what others have added
 
 
 @dataclass(slots=True)
 class _Count:
-    """What an owner stores, as estimated; and when the store was asked last, and how long that took."""
+    """What an owner stores, as estimated; what the store has said last, when that was, and how long it took."""
 
     stored: int
+    counted: int
     at: float
     took: float
 
@@ -62,6 +65,8 @@ class Quotas:
         """
         allowed = self._settings.max_name_bytes
         count = self._count(owner, RECOUNT_SECONDS)
+        if count.stored - count.counted > allowed * OWN_SHARE:
+            count = self._recounted(owner)
         if count.stored + more > allowed:
             count = self._count(owner, RECOUNT_FULL_SECONDS)
         if count.stored + more > allowed:
@@ -78,8 +83,13 @@ class Quotas:
         with self._lock:
             count = self._counts.get(owner)
         if count is None or now - count.at > max(seconds, count.took / RECOUNT_SHARE):
-            stored = self._store.stored_bytes(owner)
-            count = _Count(stored, now, time.monotonic() - now)
-            with self._lock:
-                self._counts[owner] = count
+            count = self._recounted(owner)
+        return count
+
+    def _recounted(self, owner: str) -> _Count:
+        began = time.monotonic()
+        stored = self._store.stored_bytes(owner)
+        count = _Count(stored, stored, began, time.monotonic() - began)
+        with self._lock:
+            self._counts[owner] = count
         return count
