@@ -1,12 +1,19 @@
 """JSON-RPC 2.0: the examples of the specification's section 7, and the rules that they don't cover."""
 
+import asyncio
 import json
 
 import pytest
+import serving
+from fuzz.values import Target, bodies
+from hypothesis import HealthCheck, given, settings
 from serving import RpcError
 
 from server.errors import InvalidParamsError, OverloadedError
+from server.rpc.caller import Caller
 from server.rpc.codes import describe
+from server.rpc.jsonrpc import JsonRpc
+from server.rpc.method import Method
 
 PARSE = {"code": -32700, "message": "Parse error"}
 INVALID = {"code": -32600, "message": "Invalid Request"}
@@ -246,3 +253,61 @@ def test_the_shape_of_our_own_errors(bench):
         "message": "No session has this id: it is unknown, closed or expired. Create one with create_session.",
         "data": {"type": "SessionNotFoundError"},
     }
+
+
+class Twice:
+    """Two servers' JSON-RPC with methods that answer with their parameters: as it is, and all through jsonrpcserver."""
+
+    def __init__(self, bench, monkeypatch, methods):
+        async def echo(request, caller, app):
+            del caller, app
+            given = request.model_dump()
+            if len(str(given)) % 5 == 0:
+                raise OverloadedError("on purpose")
+            return given
+
+        for method in methods:
+            monkeypatch.setattr(method, "handle", echo)
+            monkeypatch.setattr(method, "log_fields", Method.log_fields)
+        self._both = [JsonRpc(methods, bench.service, bench.service.parser) for _ in range(2)]
+        self._both[1]._begin = {}
+
+    def answers(self, body):
+        caller = Caller("", "0" * 32)
+        return [asyncio.run(rpc.answer(caller, body)) for rpc in self._both]
+
+
+CASES = [
+    {"method": "get_session", "params": {"session_id": "1"}, "id": 1},
+    {"method": "get_session", "params": {"session_id": "1"}},
+    {"method": "get_session", "params": {"session_id": 1}, "id": None},
+    {"method": "get_session", "params": {"session": "1", "call": 1, "self": 2, "": 3}, "id": "1"},
+    {"method": "get_session", "params": {}, "id": 10**30},
+    {"method": "get_session", "params": ["1"], "id": 1},
+    {"method": "get_session", "params": ["1", 2], "id": 1},
+    {"method": "get_session", "params": [], "id": 1},
+    {"method": "get_session", "id": 1},
+    {"method": "get_session", "params": None, "id": 1},
+    {"method": "list_toolpacks", "id": 1},
+    {"method": "list_toolpacks", "params": {}, "id": 1},
+    {"method": "foobar", "params": {"a": 1}, "id": 1},
+    {"method": "foobar", "params": {"a": 1}},
+    {"method": "run_function", "params": {"function": "add", "kwargs": {"amount": 10**25}}, "id": 1.5},
+]
+
+
+@pytest.mark.parametrize("methods", [serving.CLIENTS_METHODS, serving.AGENTS_METHODS], ids=["clients", "agents"])
+def test_whoever_goes_straight_to_a_method_gets_what_jsonrpcserver_gets(bench, monkeypatch, methods):
+    twice = Twice(bench, monkeypatch, methods)
+    cases = [{"jsonrpc": "2.0", **case} for case in CASES]
+    for body in [*map(json.dumps, cases), json.dumps(cases)]:
+        straight, dispatched = twice.answers(body.encode())
+        assert straight == dispatched, body
+
+    @settings(max_examples=300, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck])
+    @given(bodies(Target("1" * 32, "2" * 32, "3" * 32), agent=methods is serving.AGENTS_METHODS))
+    def send(body):
+        straight, dispatched = twice.answers(body)
+        assert straight == dispatched
+
+    send()

@@ -1,7 +1,8 @@
 """JSON-RPC 2.0: bytes in, bytes out. Batches and dispatch.
 
 The rule: follow the specification (jsonrpc.org/specification) in full. `jsonrpcserver` finds the method and its
-parameters. It gets neither batches, which it would run concurrently, nor exceptions, whose texts it would send.
+parameters, but not where they are named and the method is there: nearly all requests are so, and the answers are the
+same without it. It gets neither batches, which it would run concurrently, nor exceptions, whose texts it would send.
 """
 
 import inspect
@@ -24,7 +25,7 @@ from server.rpc.parsing import Parser
 with warnings.catch_warnings():
     # Python 3.11 and 3.12 deprecate the function with which jsonrpcserver reads its schema; later versions don't.
     warnings.filterwarnings("ignore", r"(open|read)_text is deprecated", DeprecationWarning)
-    from jsonrpcserver import Error, Success
+    from jsonrpcserver import Success
     from jsonrpcserver.dispatcher import dispatch_request
     from jsonrpcserver.request import Request
     from jsonrpcserver.sentinels import NOID
@@ -33,6 +34,9 @@ MAX_LISTED_PROBLEMS = 100
 
 Reserve = Callable[[int], None]
 """Called with the number of bytes that a request takes in memory while it is answered."""
+
+Begin = Callable[[Caller, tuple[Any, ...], Mapping[str, Any]], Awaitable[Any]]
+"""Begins a method with its parameters, by position or by name; await the result. Both may raise."""
 
 
 def reply_too_large(size: int, max_bytes: int) -> errors.TooLargeError:
@@ -45,7 +49,7 @@ def reply_too_large(size: int, max_bytes: int) -> errors.TooLargeError:
 class _AnyArguments(inspect.Signature):
     """A signature that accepts anything: methods check them faster than jsonrpcserver, with better messages."""
 
-    def bind(self, *_args: Any, **_kwargs: Any) -> Any:
+    def bind(self, /, *_args: Any, **_kwargs: Any) -> Any:  # a parameter may be called `self`
         return None
 
 
@@ -53,12 +57,13 @@ class JsonRpc:
     """Answers the requests to one URL path."""
 
     def __init__(self, methods: Iterable[type[Method]], app: App, parser: Parser) -> None:
-        self._methods: dict[str, Callable[..., Any]] = {}
+        self._begin: dict[str, Begin] = {}
         for method in methods:
             name = method.declared.name
-            if name in self._methods:
+            if name in self._begin:
                 raise StartError(f"There are two methods {name}: rename one of them.")
-            self._methods[name] = _callable(method, app)
+            self._begin[name] = _beginning(method, app)
+        self._methods = {name: _dispatched(begin) for name, begin in self._begin.items()}
         self._app = app
         self._settings = app.settings
         self._parser = parser
@@ -110,65 +115,83 @@ class JsonRpc:
         problem = _request_problem(request)
         if problem:
             return error_reply(None, *standard(ERROR_INVALID_REQUEST, problem))
-        call = _Dispatched(caller)
-        parsed = Request(request["method"], request.get("params", []), request.get("id", NOID))
+        name, params, request_id = request["method"], request.get("params"), request.get("id", NOID)
         if self._app.tracer is not None:
-            asked_by.set(AskedBy("jsonrpc", parsed.method, request.get("id")))
-        _, dispatched = dispatch_request(self._methods, call, parsed)
-        error = None
-        if call.answer is not None:
-            try:
-                result = await call.answer
-            except Exception as exception:  # noqa: BLE001 - `describe` logs unknown exceptions
-                error = describe(exception)
-                errors.without_frames(exception)
-        else:
-            refused = dispatched._error  # noqa: SLF001 - jsonrpcserver has no public accessor
-            error = refused.code, refused.message, refused.data
-            if refused.code == ERROR_METHOD_NOT_FOUND:
-                detail = f"There is no method {errors.shown(request['method'])!r} here: {', '.join(self._methods)}."
-                error = standard(ERROR_METHOD_NOT_FOUND, detail)
-        if parsed.id is NOID:  # a notification
+            asked_by.set(AskedBy("jsonrpc", name, request.get("id")))
+        begin, error = self._begin.get(name), None
+        try:
+            if begin is not None and type(params) is dict:
+                answer: Awaitable[Any] | None = begin(caller, (), params)
+            else:
+                answer, error = self._dispatch(caller, request)
+            result = None if answer is None else await answer
+        except Exception as exception:  # noqa: BLE001 - `describe` logs unknown exceptions
+            error = describe(exception)
+            errors.without_frames(exception)
+        if request_id is NOID:  # a notification
             return None
         if error is not None:
-            reply = error_reply(parsed.id, *error)
+            reply = error_reply(request_id, *error)
         else:
-            reply = b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (dumps(result), dumps(parsed.id))
+            reply = b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (dumps(result), dumps(request_id))
         if len(reply) <= max_bytes:
             return reply
-        return error_reply(parsed.id, *describe(reply_too_large(len(reply), max_bytes)))
+        return error_reply(request_id, *describe(reply_too_large(len(reply), max_bytes)))
+
+    def _dispatch(self, caller: Caller, request: dict[str, Any]) -> tuple[Awaitable[Any] | None, Described | None]:
+        """Have jsonrpcserver begin a request; get what is to be awaited, or why it is refused; raises as `Begin`."""
+        call = _Dispatched(caller)
+        parsed = Request(request["method"], request.get("params", []), request.get("id", NOID))
+        _, dispatched = dispatch_request(self._methods, call, parsed)
+        if call.error is not None:
+            raise call.error
+        if call.answer is not None:
+            return call.answer, None
+        refused = dispatched._error  # noqa: SLF001 - jsonrpcserver has no public accessor
+        if refused.code == ERROR_METHOD_NOT_FOUND:
+            detail = f"There is no method {errors.shown(request['method'])!r} here: {', '.join(self._methods)}."
+            return None, standard(ERROR_METHOD_NOT_FOUND, detail)
+        return None, (refused.code, refused.message, refused.data)
 
 
 class _Dispatched:
-    """The context object that jsonrpcserver passes to a method, which stores its coroutine here.
+    """The context object that jsonrpcserver passes to a method, which stores its coroutine here, or why there is none.
 
     It is awaited after the dispatch: jsonrpcserver's async dispatch would create a task for each call.
     """
 
-    __slots__ = ("answer", "caller")
-
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.answer: Awaitable[Any] | None = None
+        self.error: Exception | None = None
 
 
-def _callable(method: type[Method], app: App) -> Callable[..., Any]:
+def _dispatched(begin: Begin) -> Callable[..., Any]:
+    """Get a method for jsonrpcserver, to which it passes any parameters."""
+
+    def method(call: _Dispatched, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            call.answer = begin(call.caller, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - jsonrpcserver would send the exception's text
+            call.error = error
+        return Success()
+
+    method.__signature__ = _AnyArguments()  # type: ignore[attr-defined]
+    return method
+
+
+def _beginning(method: type[Method], app: App) -> Begin:
     names = method.names()
     implied = "session_id" in method.__class_vars__  # at an agent's address
     has_log_line = method.log_fields is not Method.log_fields
     handle = handle_and_log if has_log_line else method.handle
 
-    def begin(call: _Dispatched, /, *args: Any, **kwargs: Any) -> Any:
-        try:
-            request = _bound(method, names, args, kwargs)
-            if implied:
-                request.__dict__["session_id"] = call.caller.session_id  # as if it had been sent
-            call.answer = handle(request, call.caller, app)
-        except Exception as error:  # noqa: BLE001 - jsonrpcserver would send the exception's text
-            return Error(*describe(error))
-        return Success()
+    def begin(caller: Caller, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Awaitable[Any]:
+        request = _bound(method, names, args, kwargs)
+        if implied:
+            request.__dict__["session_id"] = caller.session_id  # as if it had been sent
+        return handle(request, caller, app)
 
-    begin.__signature__ = _AnyArguments()  # type: ignore[attr-defined]
     return begin
 
 
