@@ -29,15 +29,15 @@ READ, CHANGE = ("ledger", "total", {}), ("ledger", "add", {"amount": 1})
 WARM, REQUESTS = 100, 200
 
 MOST = {
-    "read": 287,
-    "change": 317,
-    "read at an agent's address": 294,
-    "read over MCP": 306,
-    "change with a call_id": 328,
-    "read of a database": 362,
-    "change of a database": 467,
-    "read in an executor": 344,
-    "change in an executor": 371,
+    "read": 244,
+    "change": 274,
+    "read at an agent's address": 255,
+    "read over MCP": 292,
+    "change with a call_id": 285,
+    "read of a database": 319,
+    "change of a database": 425,
+    "read in an executor": 305,
+    "change in an executor": 324,
 }
 MCP_VERSION = "2026-07-28"
 MCP_META = {

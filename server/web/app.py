@@ -19,7 +19,7 @@ from server.observability.request_ids import accept_request_id
 from server.observability.trace_context import accept_trace_headers, trace_context
 from server.service import Service
 from server.web.auth import check_exposure
-from server.web.bodies import check_headers
+from server.web.bodies import HEADERS, check_headers
 from server.web.console import console_routes
 from server.web.endpoints import AgentEndpoint, Endpoint, Gateway, RpcEndpoint
 from server.web.refusals import refusal_response, refuse, refused
@@ -81,7 +81,7 @@ class Application(Starlette):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        headers = dict(scope["headers"])
+        headers = scope[HEADERS] = dict(scope["headers"])
         request_id = accept_request_id(headers.get(b"x-request-id"))
         # A pipelined request has the context of the one before it.
         if b"traceparent" in headers or trace_context.get() is not None:

@@ -12,6 +12,7 @@ from server.errors import HttpRefusedError
 from server.rpc.in_flight import Reservation
 
 SECURITY_HEADERS = (b"host", b"origin", b"authorization", b"content-type", b"content-length", b"transfer-encoding")
+HEADERS = "toolpack_server.headers"  # where a request's scope has them, by their names; of those that repeat, the last
 MAX_LENGTH_DIGITS = 20  # more can't be a number of bytes
 NOT_READY = "The server is starting or stopping: send the request again in a moment."
 SMALL_BYTES = 1024  # a body up to this is counted only if it doesn't arrive at once

@@ -33,7 +33,7 @@ class Connections:
         self._reserve = max(1, self._most // RESERVED)
         self._most_of_owner = self._most // 2 if several else self._most
         self._most_of_address = settings.max_agent_requests
-        self._of_owner: Counter[str] = Counter()  # those that it holds
+        self._of_owner: dict[str, int] = {}  # those that it holds
         self._of_address: Counter[str] = Counter()
         self._held: set[Connection] = set()
         # Those that nobody holds, the oldest first: such as have never been held, and such as were.
@@ -65,8 +65,8 @@ class Connections:
         Raises:
             HttpRefusedError: Its owner or its address holds too many.
         """
-        owner, address = caller.owner, _address(caller)
-        of_owner = self._of_owner[owner]
+        owner, address = caller.owner, None if caller.session_id is None else _address(caller)
+        of_owner = self._of_owner.get(owner, 0)
         if of_owner >= self._most_of_owner:
             _refuse(f"You have {of_owner} requests that are being answered", "MAX_CONNECTIONS, of which you have half")
         if of_owner and len(self._held) >= self._most - self._reserve:
@@ -77,24 +77,26 @@ class Connections:
             self._of_address[address] += 1
         self._of_owner[owner] = of_owner + 1
         connection = scope.get("state", {}).get(STATE)
-        if connection in self._new or connection in self._idle:
-            self.closed(connection)
+        if connection in self._idle:
+            del self._idle[connection]
+            self._held.add(connection)
+        elif connection in self._new:
+            del self._new[connection]
             self._held.add(connection)
 
     def release(self, scope: Scope, caller: Caller) -> None:
         """End what `hold` has begun; the connection may be closed by now."""
         _decrement(self._of_owner, caller.owner)
-        address = _address(caller)
-        if address is not None:
-            _decrement(self._of_address, address)
+        if caller.session_id is not None:
+            _decrement(self._of_address, _address(caller))
         connection = scope.get("state", {}).get(STATE)
         if connection in self._held:
             self._held.discard(connection)
             self._idle[connection] = None
 
 
-def _address(caller: Caller) -> str | None:
-    return None if caller.session_id is None else f"{caller.session_id} {caller.address}"
+def _address(caller: Caller) -> str:
+    return f"{caller.session_id} {caller.address}"
 
 
 def _refuse(so_far: str, setting: str) -> NoReturn:
@@ -103,7 +105,7 @@ def _refuse(so_far: str, setting: str) -> NoReturn:
     )
 
 
-def _decrement(counter: Counter[str], key: str) -> None:
+def _decrement(counter: dict[str, int], key: str) -> None:
     if counter[key] > 1:
         counter[key] -= 1
     else:

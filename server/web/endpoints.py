@@ -7,9 +7,9 @@ parsed.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
@@ -23,7 +23,7 @@ from server.rpc.jsonrpc import JsonRpc
 from server.service import Service
 from server.settings import PREFIX
 from server.web.auth import NOBODY, TokenGate
-from server.web.bodies import NOT_READY, no_memory, read_body
+from server.web.bodies import HEADERS, NOT_READY, no_memory, read_body
 from server.web.connections import Connections
 from server.web.faults import LoopFaults
 from server.web.refusals import PIECE_BYTES, refusal, refuse, refused, send_response
@@ -54,6 +54,7 @@ class Gateway:
         self.gate = TokenGate(service.settings)
         self.in_flight = service.in_flight
         self.connections = Connections(service.settings, several=self.gate.several)
+        self.admitted = partial(Admission, self)
         self.ready = False  # requests are answered; False while the application starts and stops
         self.answering = 0  # how many requests are being answered, other than those that are refused
 
@@ -82,24 +83,34 @@ class Gateway:
                     *(count, " was" if count == 1 else "s were", "s" if count == 1 else "", NOBODY, NOBODY),
                 )
 
-    @contextlib.contextmanager
-    def admitted(self, scope: Scope, caller: Caller) -> Iterator[Reservation]:
-        """Let a request in, whose caller is known: meanwhile it holds its connection, and its bytes are counted.
-
-        Raises:
-            HttpRefusedError: Too many are being answered.
-        """
-        self.connections.hold(scope, caller)
-        try:
-            with Reservation(self.in_flight, caller.owner, no_memory) as reservation:
-                yield reservation
-        finally:
-            self.connections.release(scope, caller)
-
     def check_ready(self) -> None:
         """Refuse requests while the application starts and stops."""
         if not self.ready:
             raise HttpRefusedError(503, NOT_READY)
+
+
+class Admission(Reservation):
+    """A context manager that lets a request in, whose caller is known: `with gateway.admitted(scope, caller)`.
+
+    Meanwhile it holds its connection, and its bytes are counted. Not a generator: every call enters one.
+
+    Raises:
+        HttpRefusedError: Too many are being answered.
+    """
+
+    __slots__ = ("_caller", "_connections", "_scope")
+
+    def __init__(self, gateway: Gateway, scope: Scope, caller: Caller) -> None:
+        self.in_flight, self.owner, self.refusal, self.size = gateway.in_flight, caller.owner, no_memory, 0
+        self._connections, self._scope, self._caller = gateway.connections, scope, caller
+
+    def __enter__(self) -> Self:
+        self._connections.hold(self._scope, self._caller)
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.become(0)
+        self._connections.release(self._scope, self._caller)
 
 
 class Endpoint(Protocol):
@@ -134,13 +145,14 @@ class RpcEndpoint:
         return Caller(self._gateway.gate.owner(headers), left=partial(client_left, scope, receive))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
+        headers: dict[bytes, bytes] = scope[HEADERS]
         id_ = request_id.get().encode()
         try:
             caller = await self.caller(scope, receive, headers)
             with self._gateway.admitted(scope, caller) as reservation:
                 body = await read_body(headers, receive, reservation, *self._limit)
-                self._gateway.check_ready()  # after the body: a client that still sends may not read the refusal
+                if not self._gateway.ready:  # after the body: a client that still sends may not read the refusal
+                    raise HttpRefusedError(503, NOT_READY)
                 self._gateway.answering += 1
                 try:
                     try:

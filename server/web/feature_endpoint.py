@@ -21,7 +21,7 @@ from server.observability.request_ids import request_id
 from server.rpc.caller import Caller
 from server.rpc.method import App
 from server.settings import PREFIX
-from server.web.bodies import read_body
+from server.web.bodies import HEADERS, read_body
 from server.web.endpoints import CUT_OFF, Gateway, client_left
 from server.web.refusals import HINTS, refusal_response, refused
 
@@ -102,7 +102,7 @@ class FeatureEndpoint:
         return STATUS.get(error.code, 409 if error.code < -32000 and error.code > -32100 else 500)  # noqa: PLR2004
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
+        headers: dict[bytes, bytes] = scope[HEADERS]
         try:
             owner = self._gateway.gate.owner(headers) if self.needs_token else ""
             if not self.needs_token:

@@ -39,6 +39,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     settings: ClassVar[Settings]  # set by `limited_protocol`
     places: ClassVar[Connections]
     app_state: dict[str, Any]  # of which each request gets a copy
+    timeout_keep_alive_task: asyncio.TimerHandle | None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(ResponseTransport(transport, self._is_unread))
@@ -65,6 +66,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def data_received(self, data: bytes) -> None:
         if self.transport.lingers:
             return
+        phase = None
         for start in range(0, len(data), PIECE_BYTES):
             piece = data[start : start + PIECE_BYTES]
             cycle = self.cycle
@@ -75,7 +77,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             phase = self._receiving()
             if phase is not None:
                 self._count(len(piece), phase, cycle, body_before)
-        self._expect_rest()
+        self._expect_rest(phase)
 
     def _count(self, size: int, phase: str, cycle: Any, body_before: int) -> None:
         """Refuse a request that consists of too much else than its body.
@@ -103,7 +105,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.close()
         super().on_response_complete()
         if not self.transport.is_closing():
-            self._expect_rest()
+            self._expect_rest(self._receiving())
 
     def eof_received(self) -> bool | None:
         """Allow a half-close after a complete request, to answer it; returning None closes the connection."""
@@ -174,15 +176,13 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def _in_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _is_idle(self) -> bool:
-        return self.timeout_keep_alive_task is not None
-
-    def _expect_rest(self) -> None:
-        phase = self._receiving()
+    def _expect_rest(self, phase: str | None) -> None:
+        """Limit the time in which the rest of a request comes, of which part it is; None if nothing is missing."""
         if phase is None:
-            self._cancel()
+            if self._timer is not None:
+                self._cancel()
             # Data that belongs to no request, such as an empty line, has stopped uvicorn's own timer.
-            if not self._in_request() and not self._is_idle():
+            if self.timeout_keep_alive_task is None and not self._in_request():
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
                 )

@@ -23,7 +23,7 @@ from server.rpc.codes import describe
 from server.rpc.in_flight import Reservation
 from server.rpc.limits import QUICK_BYTES
 from server.settings import PREFIX
-from server.web.bodies import no_memory, read_body
+from server.web.bodies import HEADERS, no_memory, read_body
 from server.web.endpoints import CUT_OFF, Gateway
 from server.web.refusals import NO_CONTENT, PIECE_BYTES, refusal, refused, send_response
 
@@ -61,7 +61,7 @@ class McpEndpoint:
         self._limit = (gateway.service.settings.max_agent_body_bytes, f"{PREFIX}MAX_AGENT_BODY_BYTES")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
+        headers: dict[bytes, bytes] = scope[HEADERS]
         exchange = Exchange(scope, receive, send, headers, [(b"x-request-id", request_id.get().encode())])
         try:
             self._gateway.gate.check_host(headers)
