@@ -14,6 +14,7 @@ from server.features.audit.processes import audit_tasks, task_names
 from server.features.audit.trials import DIFFERENT, EQUAL, MARKS, difference
 from server.features.tasks.finding import all_tasks
 from server.packs.loading import load_catalog
+from server.processes import child
 from server.settings import Settings
 
 CATALOG = load_catalog((PACKS,), ("library",))
@@ -204,6 +205,15 @@ def test_an_evaluator_that_nothing_ends_is_ended_with_its_process(tmp_path, monk
     reports = audited(counter(tmp_path, stubborn))
     assert faults(reports) == {("bad", "evaluator-fails")}
     assert "took longer than 1 s, and nothing ends it" in reports["bad"]["findings"][0]["text"]
+    assert reports["sound-3"]["attempts"]["nothing"] == [1, 0]
+
+
+def test_an_evaluator_that_closes_what_its_process_has_open_is_ended_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(child, "END_SECONDS", 0.5)
+    stubborn = "\n        while True:\n            try: time.sleep(9)\n            except BaseException: pass"
+    reports = audited(counter(tmp_path, f"\n        os.closerange(3, 1000){stubborn}"))
+    assert faults(reports) == {("bad", "evaluator-fails")}
+    assert "has ended the process (killed, as it had closed its open files)" in reports["bad"]["findings"][0]["text"]
     assert reports["sound-3"]["attempts"]["nothing"] == [1, 0]
 
 

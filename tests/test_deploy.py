@@ -36,6 +36,22 @@ def test_the_pod_runs_as_the_images_user():
     assert POD["securityContext"]["runAsUser"] == int(user[1])
 
 
+def test_containers_are_confined_alike_in_both_files():
+    redis = resource("StatefulSet", "redis")["spec"]["template"]["spec"]
+    for name, pod in (("server", POD), ("redis", redis)):
+        (container,), service = pod["containers"], COMPOSE[name]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["mem_limit"] == container["resources"]["limits"]["memory"].removesuffix("Gi") + "g"
+    user = redis["securityContext"]
+    assert COMPOSE["redis"]["user"] == f"{user['runAsUser']}:{user['runAsGroup']}"
+
+
 def test_redis_keeps_what_it_is_told_in_both_files():
     args = resource("StatefulSet", "redis")["spec"]["template"]["spec"]["containers"][0]["args"]
     assert args == COMPOSE["redis"]["command"]

@@ -10,12 +10,15 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import NoReturn
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+END_SECONDS = 10.0  # from the end of a process's pipe to its own, which may write a core dump
+TICK_SECONDS = 0.01
 _PR_SET_PDEATHSIG = 1
 
 
@@ -69,9 +72,16 @@ class Child:
             os.kill(self.pid, number)
 
     def wait(self) -> str:
-        """Wait until it has ended, and get how: `signal 11`, or `status 1`."""
-        if self.is_alive():
-            self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        """Wait until it has ended, whose pipe has, and get how: `signal 11`, or `status 1`.
+
+        What it runs may have closed all its open files, and go on: then it is killed.
+        """
+        give_up = time.monotonic() + END_SECONDS
+        while self.is_alive():
+            if time.monotonic() > give_up:
+                self.end()
+                return "killed, as it had closed its open files"
+            time.sleep(TICK_SECONDS)
         code = self.exit_code or 0
         return f"signal {-code}" if code < 0 else f"status {code}"
 
