@@ -7,6 +7,7 @@ import pytest
 import server_process
 from fuzz.bodies import fuzz_bodies, fuzz_heavy
 from fuzz.conversations import LIMITS, fuzz_conversations
+from fuzz.costs import fuzz_costs
 
 pytestmark = pytest.mark.heavy
 
@@ -25,6 +26,11 @@ def test_hostile_bodies_from_an_agent():
 
 def test_bodies_that_ask_for_much_work():
     assert fuzz_heavy(100_000)
+
+
+def test_what_costs_a_server_much_more_than_its_sender():
+    spent = fuzz_costs(10_000)
+    assert {"replay_session", "rules of a stranger", "office.shell, folders", "workspace.search_mails"} <= set(spent)
 
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])

@@ -1,4 +1,4 @@
-"""The long fuzz test: hostile bodies, malformed HTTP and very many connections.
+"""The long fuzz test: hostile bodies, requests that cost much, malformed HTTP and very many connections.
 
     python -m tests.fuzz --seconds 600
 
@@ -21,6 +21,7 @@ import server_process
 from fuzz import crowd
 from fuzz.bodies import fuzz_bodies, fuzz_heavy
 from fuzz.conversations import LIMITS, fuzz_conversations
+from fuzz.costs import fuzz_costs
 from fuzz.values import HEAVY_BYTES
 
 BODIES_PER_ROUND = 500
@@ -31,7 +32,7 @@ HTTP_EXAMPLES = 3
 @click.option("--seconds", default=60.0, show_default=True, help="Duration, for bodies and HTTP together.")
 @click.option("--seed", type=int, help="Seed of the first round; each round adds 1.")
 @click.option("--connections", default=0, show_default=True, help="At the end, open this many connections, in steps.")
-@click.option("--heavy/--no-heavy", default=True, show_default=True, help="First send bodies of 10 MB.")
+@click.option("--heavy/--no-heavy", default=True, show_default=True, help="First send 10 MB, and what costs much.")
 def main(seconds, seed, connections, heavy):
     """Attack servers in every way that the tests have."""
     number = random.randrange(2**32) if seed is None else seed
@@ -43,6 +44,10 @@ def main(seconds, seed, connections, heavy):
             click.echo(
                 f"{len(stalls)} heavy bodies; the event loop was blocked for {stalls[name]:.2f} s at most: {name}"
             )
+            spent = fuzz_costs()
+            name = max(spent, key=spent.get)
+            seconds, size = spent[name]
+            click.echo(f"{len(spent)} methods and functions; {size:.1f} KB cost {seconds:.2f} s at most: {name}")
         for http in ("httptools", "h11"):
             end = time.monotonic() + seconds / 2
             with tempfile.TemporaryDirectory(prefix="toolpack-fuzz-") as folder, server(Path(folder), http) as running:
