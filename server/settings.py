@@ -234,7 +234,9 @@ class Settings(_FromEnvironment):
 
     @property
     def volume_limits(self) -> Limits:
-        return Limits(self.max_database_bytes, self.max_files_bytes, self.max_files, self.max_view_rows)
+        return Limits(
+            self.max_database_bytes, self.max_files_bytes, self.max_files, self.max_view_rows, self.timeout_seconds
+        )
 
     def share(self, total: int) -> int:
         """How much of something one owner may have: half of it, unless there is but one owner."""

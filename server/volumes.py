@@ -90,12 +90,13 @@ Shape = tuple[PieceShape, ...]
 
 
 class Limits(NamedTuple):
-    """How large volumes may be; see `Settings`."""
+    """How large volumes may be, and how long one may be read for a view; see `Settings`."""
 
     database_bytes: int = 64 * 2**20
     files_bytes: int = 64 * 2**20
     files: int = 20_000
     view_rows: int = 1000
+    view_seconds: float = 30
 
 
 class WorkingCopy(ABC):
@@ -240,7 +241,11 @@ class Volume(ABC):
 
     @abstractmethod
     def view(self) -> Any:
-        """Get what it holds as a JSON value."""
+        """Get what it holds as a JSON value.
+
+        Raises:
+            ResultError: That can't be read, or not within limits. So do `at` and `patch`.
+        """
 
     def at(self, steps: Sequence[str], after: str | None, limit: int | None) -> Any:  # noqa: ARG002 - kinds use them
         """Get the JSON value to which the steps of a pointer lead in its view, reading no more than that needs.

@@ -7,7 +7,7 @@ import pytest
 
 from server.features.parts import database as module
 from server.features.parts.database import Database
-from server.features.parts.database_views import patch
+from server.features.parts.database_views import Reading, patch
 
 SCHEMA = """
 CREATE TABLE plain (id INTEGER PRIMARY KEY, text, number);
@@ -45,7 +45,7 @@ TABLES = {"plain": ("id", "text"), "wide": ("rowid", "body"), "keyed": ("a", "c"
 
 def everything(before, after):
     """Compare all rows."""
-    return patch(before.connect(), after.connect(), "", lambda *_: {})
+    return patch(Reading(before.connect(), 2**30), Reading(after.connect(), 2**30), "", lambda *_: {})
 
 
 def closed(database):

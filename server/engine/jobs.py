@@ -230,7 +230,8 @@ class Errand(Job):
         self._known = known
 
     def work(self) -> Any:
-        self.start_clock(self._timeout_seconds)
+        # Without a lane it only asks the store, and what keeps that waiting isn't this worker's thread.
+        self.start_clock(self._timeout_seconds, self._timeout_seconds if self.lane else float("inf"))
         return self._work()
 
     def complete(self, *, timed_out: bool) -> bool:

@@ -68,6 +68,7 @@ class Lane:
         self._share = share
         self._weigh = weigh
         self._inside: dict[Job, int] = {}
+        self._left_behind: set[Job] = set()
         self.taken = 0
         self._running: Counter[Share] = Counter()
         self._beyond = 0  # how much of `taken` is beyond what a share may take
@@ -122,6 +123,13 @@ class Lane:
         self.occupy(job)
         return self._start_waiting()
 
+    def leave_behind(self, job: Job) -> list[Job]:
+        """Let others have the place of a job inside that may never end; it goes on to count in its own share."""
+        if job not in self._left_behind:
+            self._left_behind.add(job)
+            self.taken -= self._inside[job]
+        return self._start_waiting()
+
     def release(self, kind: str) -> list[Job]:
         """Let the jobs of a kind go that wait, for they need no place any more, and get them."""
         return self._take(lambda waits, jobs: len(jobs) if waits == kind else 0)
@@ -144,6 +152,9 @@ class Lane:
 
     def _give_back(self, job: Job) -> None:
         weight, share = self._inside.pop(job), self._share(job)
+        if job in self._left_behind:
+            self._left_behind.remove(job)
+            self.taken += weight
         self._count(share, -weight)
         if not self._running[share]:
             del self._running[share]
@@ -301,13 +312,13 @@ class Lanes:
         """Let others compute though a job hasn't ended, as it may never end; it keeps a place among the functions.
 
         Otherwise two loops without an end would keep everybody from computing, and any number of them would take all
-        threads.
+        threads. In the other lanes, which have few places, it keeps its owner's share alone.
         """
         started = self._computing.leave(job)
         if job.lane is not None:  # it may have been so quick, or cancelled so soon, that it has none
-            job.in_lane = True
-            self._by_name[job.lane].occupy(job)
-            started += self._by_name[job.lane].leave_reserve(job)
+            lane, job.in_lane = self._by_name[job.lane], True
+            lane.occupy(job)
+            started += lane.leave_reserve(job) if job.lane == "functions" else lane.leave_behind(job)
         return started
 
     def expire(self, before: float) -> list[Job]:

@@ -49,7 +49,7 @@ class Configuration:
     sandbox: list[str]
     hidden: list[str]  # the server's own files and folders, which the sandbox doesn't show
     volumes: list[str]  # as `module:class`
-    limits: list[int]  # of volumes
+    limits: list[Any]  # of volumes
     scratch_dir: str | None
     scratch_bytes: int  # that one executor keeps there
     memory_bytes: int  # beyond what an executor starts with; 0 for any

@@ -9,6 +9,7 @@ import hashlib
 import shutil
 import sqlite3
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,12 +19,13 @@ from typing import Any, ClassVar, Self, cast
 import orjson
 from typing_extensions import override
 
-from server.errors import InvalidParamsError
+from server.errors import InvalidParamsError, ResultError, shown
 from server.features.parts import database_views
 from server.features.parts.beside import beside_caller
 from server.features.parts.database_connection import FULL, READ_ONLY, SessionConnection, explained, open_connection
 from server.features.parts.database_file import MAGIC, WAL_VERSION, DatabaseFile, normal_pages, set_versions, sizes_of
 from server.features.parts.database_trees import Ranges, Roots, Tree, changed_ranges
+from server.features.parts.database_views import Reading
 from server.scratch import Scratch
 from server.volumes import Body, Key, Limits, Volume, VolumeMeans
 
@@ -69,14 +71,7 @@ class Database(Volume):
 
     def connect(self) -> sqlite3.Connection:
         """Get the connection of the call; the first time, it is opened."""
-        connection = self._connection
-        if connection is None or connection.ended is None:
-            if self.use is not None and self.use.ended:
-                raise self.use.too_late()
-            if self._by_path:
-                raise sqlite3.OperationalError(_BOTH)
-            connection = self._connection = self._open()
-        return connection
+        return self._connected()
 
     @contextlib.contextmanager
     def path(self) -> Iterator[Path]:
@@ -209,17 +204,20 @@ class Database(Volume):
 
     @override
     def view(self) -> Any:
-        return database_views.view(self.connect(), self._rows())
+        with self._reading() as reading:
+            return database_views.view(reading, self._limits.view_rows)
 
     @override
     def at(self, steps: Sequence[str], after: str | None, limit: int | None) -> Any:
-        return database_views.at(self.connect(), self._rows(), steps, after, limit)
+        with self._reading() as reading:
+            return database_views.at(reading, self._limits.view_rows, steps, after, limit)
 
     @override
     def patch(self, after: Self, path: str, *, text_diffs: bool) -> list[dict[str, Any]]:
         one, other = self._file(), after._file()
         if one.page_size != other.page_size:
-            return database_views.patch(self.connect(), after.connect(), path, lambda *_: {})
+            with self._reading() as before, after._reading() as now:
+                return database_views.patch(before, now, path, lambda *_: {})
         differing = one.differing(other.path)
         if one.pages == other.pages and differing <= {1}:
             first = [normal_pages(Body({}, file.read([1]))) for file in (one, other)]
@@ -229,10 +227,38 @@ class Database(Volume):
         def changed(before: Roots, after: Roots) -> Mapping[Tree, Ranges]:
             return changed_ranges((one.path, other.path), (before, after), one.page_size, differing)
 
-        return database_views.patch(self.connect(), after.connect(), path, changed)
+        with self._reading() as before, after._reading() as now:
+            return database_views.patch(before, now, path, changed)
 
-    def _rows(self) -> int:
-        return Limits().view_rows if self.use is None else self.use.means.limits.view_rows
+    @property
+    def _limits(self) -> Limits:
+        return Limits() if self.use is None else self.use.means.limits
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Reading]:
+        """Have it read for a view: whoever has made its schema has decided what SQLite does meanwhile."""
+        limits, name = self._limits, "" if self.use is None else f" {self.use.chain.name!r}"
+        reading = None
+        try:
+            connection = self._connected()
+            reading = Reading(connection, limits.database_bytes)
+            connection.look_until(time.monotonic() + limits.view_seconds)
+            try:
+                yield reading
+            finally:
+                connection.look_until(None)
+        except (sqlite3.Error, MemoryError, ValueError) as error:
+            table = f", table {shown(reading.table)!r}" if reading is not None and reading.table else ""
+            raise ResultError(f"The database{name}{table} can't be shown: {self._why(error)}.") from error
+
+    def _why(self, error: Exception) -> str:
+        limits = self._limits
+        if str(error) == "interrupted":
+            return f"to read it takes more than {limits.view_seconds:g} s"
+        if type(error) is ValueError:
+            return str(error)
+        rules = self._connection.rules if self._connection else None
+        return f"{type(error).__name__}: {explained(error, rules, None, '', limits.database_bytes)}"
 
     @override
     def export(self) -> bytes:
@@ -267,6 +293,16 @@ class Database(Volume):
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             self._own = self._built(Path(folder), _OWN_BYTES)
         return self._own
+
+    def _connected(self) -> SessionConnection:
+        connection = self._connection
+        if connection is None or connection.ended is None:
+            if self.use is not None and self.use.ended:
+                raise self.use.too_late()
+            if self._by_path:
+                raise sqlite3.OperationalError(_BOTH)
+            connection = self._connection = self._open()
+        return connection
 
     def _open(self) -> SessionConnection:
         use, file = self.use, self._file()

@@ -19,6 +19,8 @@ from server.errors import OverloadedError
 from server.features.parts.database_file import DatabaseFile
 from server.scratch import FULL_TEXT, is_full
 
+PATTERN_BYTES = 1000  # of LIKE and GLOB
+MEMORY_BYTES = 2**28  # that SQLite may hold in a process, unless databases may be larger than a quarter of that
 STEPS = 20_000  # of SQLite's virtual machine, between two looks at whether the deadline has passed: some milliseconds
 
 _ALONE = "a session's database stands alone: ATTACH, DETACH and VACUUM INTO aren't possible"
@@ -37,10 +39,12 @@ _VACUUM = re.compile(r"\bvacuum\b", re.IGNORECASE)
 _ATTACH = re.compile(r"\battach\b", re.IGNORECASE)
 # A schema may use SQLite's own functions and tables: they are safe, but for `_FUNCTIONS`, which are refused anyway.
 # With this off, versions before 3.41 refuse JSON, full text and R-tree in views, triggers, CHECKs and indexes.
+_MOST_BYTES = 10**9  # SQLite's own limit
 _PRAGMAS = ("trusted_schema=ON", "cell_size_check=ON", "temp_store=MEMORY")
 
 FULL = "database or disk is full"
 READ_ONLY = "attempt to write a readonly database"
+_TOO_BIG, _PATTERN_TOO_LONG = "string or blob too big", "LIKE or GLOB pattern too complex"
 
 
 class _Rules:
@@ -178,6 +182,10 @@ class SessionConnection(sqlite3.Connection):
     def setconfig(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         _refuse("setconfig")
 
+    def look_until(self, ends: float | None) -> None:
+        """Interrupt what runs after a time, on the monotonic clock; None: never."""
+        super().set_progress_handler(_look if ends is None else lambda: time.monotonic() > ends, STEPS)
+
     def set_progress_handler(self, progress_handler: Callable[[], Any] | None, n: int) -> None:
         """Have a handler called, or none if `n` is below 1, without losing the look at the deadline."""
         if progress_handler is None or n < 1:
@@ -186,13 +194,23 @@ class SessionConnection(sqlite3.Connection):
             super().set_progress_handler(progress_handler, min(n, STEPS))
 
 
+def value_bytes(max_bytes: int) -> int:
+    """Get how long a value or a row may be in a database that may have so many bytes."""
+    return min(max(max_bytes // 16, 2**20), _MOST_BYTES)
+
+
+def memory_bytes(max_bytes: int) -> int:
+    """Get how many bytes SQLite may hold in the whole process, whose databases may have so many."""
+    return max(MEMORY_BYTES, 4 * max_bytes)
+
+
 def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinned: bool) -> SessionConnection:
     """Open a connection to a file that nobody else uses, or that nobody changes."""
     how = "mode=ro&immutable=1" if read_only else "mode=rw"
     connection = sqlite3.connect(
         f"file:{quote(str(file.path))}?{how}", uri=True, check_same_thread=False, factory=SessionConnection
     )
-    pragmas = [*_PRAGMAS]
+    pragmas = [*_PRAGMAS, f"hard_heap_limit={memory_bytes(max_bytes)}"]
     if not read_only:
         # Alone with its file, SQLite needs no memory that it shares, and waits for nobody.
         pragmas += ["locking_mode=EXCLUSIVE", "journal_mode=WAL", "wal_autocheckpoint=0", "synchronous=OFF"]
@@ -202,12 +220,15 @@ def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinn
     try:
         for pragma in pragmas:
             sqlite3.Connection.execute(connection, f"PRAGMA {pragma}").close()
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, value_bytes(max_bytes))
+        connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, min(max_bytes, _MOST_BYTES))
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN_BYTES)
         # The authorizer isn't asked about a CHECK that is in the file, and versions before 3.41 don't keep it from
         # there.
         for count in (1, 2):
             connection.create_function("fts3_tokenizer", count, _no_tokenizer)
         if pinned:
-            pin_functions(connection)
+            pin_functions(connection, value_bytes(max_bytes))
         sqlite3.Connection.set_authorizer(connection, connection.rules.authorize)
         sqlite3.Connection.set_progress_handler(connection, _look, STEPS)
     except BaseException:
@@ -220,6 +241,8 @@ def explained(
     error: BaseException, rules: _Rules | None, file: DatabaseFile | None, read_only: str, max_bytes: int
 ) -> BaseException:
     """Add to an error of SQLite's why it has happened here."""
+    if isinstance(error, MemoryError) and not error.args and rules is not None:
+        error.args = (f"SQLite may hold {memory_bytes(max_bytes)} bytes in a process: ask it for less at once",)
     if not isinstance(error, sqlite3.Error) or len(error.args) != 1 or not isinstance(error.args[0], str):
         return error
     text = error.args[0].replace("authorization denied", "not authorized")  # which it says of VACUUM INTO
@@ -227,6 +250,10 @@ def explained(
         error.args = (f"{text}: {rules.denied}",)
     elif text == READ_ONLY and read_only:
         error.args = (f"{text}: {read_only}",)
+    elif text == _TOO_BIG:
+        error.args = (f"{text}: a value or a row may have {value_bytes(max_bytes)} bytes",)
+    elif text == _PATTERN_TOO_LONG:
+        error.args = (f"{text}: it may have {PATTERN_BYTES} bytes",)
     elif text == FULL:
         if file is not None and is_full(file.path.parent):
             return OverloadedError(FULL_TEXT)
@@ -261,10 +288,13 @@ _WITH_FRACTION = ("subsec", "subsecond") if sqlite3.sqlite_version_info >= (3, 4
 _ZONES = ("localtime", "utc")  # modifiers that change nothing, as the time zone is UTC where time is pinned
 
 
-def pin_functions(connection: sqlite3.Connection) -> None:
+def pin_functions(connection: sqlite3.Connection, max_bytes: int) -> None:
     """Have SQLite ask Python for time and chance, where they are pinned.
 
     What isn't the time "now" is computed by SQLite itself, on a connection of its own.
+
+    Args:
+        max_bytes: Of a value.
     """
     plain = sqlite3.connect(":memory:", check_same_thread=False)
 
@@ -294,7 +324,8 @@ def pin_functions(connection: sqlite3.Connection) -> None:
     for name, function in (("CURRENT_DATE", "date"), ("CURRENT_TIME", "time"), ("CURRENT_TIMESTAMP", "datetime")):
         connection.create_function(name, 0, original(function))
     connection.create_function("random", 0, lambda: int.from_bytes(os.urandom(8), signed=True))
-    connection.create_function("randomblob", 1, lambda size: os.urandom(max(int(size or 0), 1)))
+    # One byte more than a value may have is one that SQLite refuses.
+    connection.create_function("randomblob", 1, lambda size: os.urandom(min(max(int(size or 0), 1), max_bytes + 1)))
 
 
 def _word(argument: Any) -> str:

@@ -8,9 +8,9 @@ import base64
 import binascii
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 import orjson
@@ -23,10 +23,38 @@ PAGE = 100  # rows of a page, unless a client says otherwise
 
 Row = tuple[Any, ...]
 
+_VIRTUAL_COLUMN = 2  # what `table_xinfo` says of one that is computed when it is read
+
 
 class Column(NamedTuple):
     name: str
     affinity: str  # what SQLite makes of its type: "TEXT", "NUMERIC" or ""
+
+
+class Reading:
+    """The reading of one database.
+
+    A database isn't larger than its limit. What a virtual table shows, or a column that is computed when it is read,
+    can be: so that is counted.
+
+    Args:
+        max_bytes: How much of that there may be.
+
+    Attributes:
+        table: The one that is read, or was last.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, max_bytes: int) -> None:
+        self.connection = connection
+        self.table = ""
+        self._max_bytes = self._left = max_bytes
+
+    def counted(self, rows: Iterable[Row]) -> Iterator[Row]:
+        for row in rows:
+            self._left -= sum(len(value) for value in row if isinstance(value, (str, bytes)))
+            if self._left < 0:
+                raise ValueError(f"what its columns compute has more than {self._max_bytes} bytes")
+            yield row
 
 
 class Table:
@@ -37,12 +65,14 @@ class Table:
         key: The places of those that are its primary key, in the order of that.
     """
 
-    def __init__(self, connection: sqlite3.Connection, name: str, *, has_rowid: bool) -> None:
-        self._connection = connection
-        self.name = name
+    def __init__(self, reading: Reading, name: str, *, has_rowid: bool, is_virtual: bool) -> None:
+        self._reading, self._connection = reading, reading.connection
+        self.name = reading.table = name
+        connection = self._connection
         info = connection.execute(f"PRAGMA table_xinfo({_quoted(name)})").fetchall()
         shown = [each for each in info if each[6] != 1]
         self.columns = [Column(each[1], _affinity(each[2])) for each in shown]
+        self._computes = is_virtual or any(each[6] == _VIRTUAL_COLUMN for each in shown)
         keyed = sorted((each[5], place) for place, each in enumerate(shown) if each[5])
         self.key = tuple(place for _, place in keyed)
         names = {column.name.lower() for column in self.columns}
@@ -61,7 +91,7 @@ class Table:
         return self.columns, self.key
 
     def count(self) -> int:
-        (count,) = self._connection.execute(f"SELECT count(*) FROM {_quoted(self.name)}").fetchone()  # noqa: S608
+        (count,) = next(self._rows(f"SELECT count(*) FROM {_quoted(self.name)}"))  # noqa: S608 - quoted
         found: int = count
         return found
 
@@ -71,7 +101,7 @@ class Table:
         if self._may_lack_key and self.key:
             order = f"({self._lacks_key()}) DESC, {order}, {self.rowid or 1}"
         ending = f" LIMIT {int(limit)}" if limit is not None else ""
-        return iter(self._connection.execute(f"{self._select} {where} ORDER BY {order}{ending}", given))
+        return self._rows(f"{self._select} {where} ORDER BY {order}{ending}", given)
 
     def stored(self, ranges: Ranges | None = None) -> Iterator[Sequence[Row]]:
         """Yield the rows in the order in which they are stored, some at once.
@@ -84,9 +114,14 @@ class Table:
         if ranges is None or (ranges and not self.rowid):
             where, given = "", [()]
         for some in given:
-            found = self._connection.execute(f"{self._select} {where} ORDER BY {order}", some)
-            while chunk := found.fetchmany(AT_ONCE):
+            found = self._rows(f"{self._select} {where} ORDER BY {order}", some)
+            while chunk := [*islice(found, AT_ONCE)]:
                 yield chunk
+
+    def _rows(self, sql: str, given: Sequence[Any] = ()) -> Iterator[Row]:
+        self._reading.table = self.name
+        found = self._connection.execute(sql, given)
+        return self._reading.counted(found) if self._computes else iter(found)
 
     def key_of(self, row: Row) -> str:
         values = [row[place + 1] for place in self.key]
@@ -154,23 +189,37 @@ class Table:
         return " OR ".join(f"{_quoted(self.columns[place].name)} IS NULL" for place in self.key)
 
 
-def tables(connection: sqlite3.Connection) -> dict[str, Table]:
-    """Get the tables that are shown, by name, in the order in which they were made."""
-    # A call may have set what rows and texts become.
-    connection.row_factory = None
-    connection.text_factory = partial(str, encoding="utf-8", errors="replace")  # not ours: it is called often
-    order = {name: place for place, (name,) in enumerate(connection.execute("SELECT name FROM sqlite_schema"))}
-    listed = connection.execute("PRAGMA main.table_list").fetchall()
-    found = {
-        name: Table(connection, name, has_rowid=not without_rowid)
-        for schema, name, kind, _columns, without_rowid, _strict in listed
-        if schema == "main" and kind in ("table", "virtual") and not name.lower().startswith("sqlite_")
-    }
-    return dict(sorted(found.items(), key=lambda item: order.get(item[0], -1)))
+class Tables(Mapping[str, Table]):
+    """The tables that are shown, by name, in the order in which they were made; each is looked at when it is got."""
+
+    def __init__(self, reading: Reading) -> None:
+        connection = reading.connection
+        # A call may have set what rows and texts become.
+        connection.row_factory = None
+        connection.text_factory = partial(str, encoding="utf-8", errors="replace")  # not ours: it is called often
+        order = {name: place for place, (name,) in enumerate(connection.execute("SELECT name FROM sqlite_schema"))}
+        listed = connection.execute("PRAGMA main.table_list").fetchall()
+        found = {
+            name: (kind == "virtual", bool(without_rowid))
+            for schema, name, kind, _columns, without_rowid, _strict in listed
+            if schema == "main" and kind in ("table", "virtual") and not name.lower().startswith("sqlite_")
+        }
+        self._reading = reading
+        self._found = dict(sorted(found.items(), key=lambda item: order.get(item[0], -1)))
+
+    def __getitem__(self, name: str) -> Table:
+        is_virtual, without_rowid = self._found[name]
+        return Table(self._reading, name, has_rowid=not without_rowid, is_virtual=is_virtual)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
-def view(connection: sqlite3.Connection, max_rows: int) -> dict[str, Any]:
-    return {name: _shown(table, max_rows) for name, table in tables(connection).items()}
+def view(reading: Reading, max_rows: int) -> dict[str, Any]:
+    return {name: _shown(table, max_rows) for name, table in Tables(reading).items()}
 
 
 def _shown(table: Table, max_rows: int) -> dict[str, Any]:
@@ -180,15 +229,13 @@ def _shown(table: Table, max_rows: int) -> dict[str, Any]:
     return {table.key_of(row): table.shown(row) for row in found}
 
 
-def at(
-    connection: sqlite3.Connection, max_rows: int, steps: Sequence[str], after: str | None, limit: int | None
-) -> Any:
+def at(reading: Reading, max_rows: int, steps: Sequence[str], after: str | None, limit: int | None) -> Any:
     """Get what a pointer leads to; see `Volume.at`."""
-    found = tables(connection)
+    found = Tables(reading)
     if not steps:
         if after is not None or limit is not None:
             raise LookupError("no table")
-        return view(connection, max_rows)
+        return view(reading, max_rows)
     table = found[steps[0]]
     if len(steps) == 1:
         if after is None and limit is None:
@@ -208,8 +255,8 @@ def at(
 
 
 def patch(
-    before: sqlite3.Connection,
-    after: sqlite3.Connection,
+    before: Reading,
+    after: Reading,
     path: str,
     changed: Callable[[Roots, Roots], Mapping[Tree, Ranges]],
 ) -> list[dict[str, Any]]:
@@ -219,8 +266,9 @@ def patch(
         changed: Gets the rowids whose rows may have changed of tables whose first pages it is given; see
             `changed_ranges`.
     """
-    olds, news = tables(before), tables(after)
-    ranges = {name: each for (kind, name, _), each in changed(_roots(before), _roots(after)).items() if kind == "table"}
+    olds, news = dict(Tables(before)), dict(Tables(after))
+    roots = _roots(before.connection), _roots(after.connection)
+    ranges = {name: each for (kind, name, _), each in changed(*roots).items() if kind == "table"}
     found: list[dict[str, Any]] = []
     for name, old in olds.items():
         where = f"{path}/{_escaped(name)}"

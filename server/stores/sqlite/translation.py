@@ -15,8 +15,10 @@ def is_busy(error: sqlite3.OperationalError) -> bool:
 
 def translate(error: BaseException) -> None:
     """Raise an error of SQLite as one of a store; do nothing about others."""
-    if isinstance(error, sqlite3.OperationalError):  # locked by another process, disk full, file not writable
-        raise OverloadedError(f"The store can't be used now ({error}); nothing was changed.") from error
+    # Locked by another process, disk full, file not writable; or SQLite may hold no more memory in this process.
+    if isinstance(error, sqlite3.OperationalError | MemoryError):
+        why = str(error) or "no memory"
+        raise OverloadedError(f"The store can't be used now ({why}); nothing was changed.") from error
     if type(error) is sqlite3.DatabaseError:  # its other subclasses are bugs of ours
         raise StateDamagedError(f"The store's file is damaged ({error}): restore a backup of it.") from error
 
