@@ -1,8 +1,10 @@
 """Workers take turns on a session by leases: given back, left to who lives, taken over from who is dead."""
 
+import contextlib
 import threading
 
 import pytest
+import redis_server
 import serving
 from serving import RpcError, ledger, wait_until
 from shared_memory import SharedMemory
@@ -441,3 +443,39 @@ def test_a_store_that_is_not_shared_is_asked_for_no_lease(make_bench):
     session_id = bench.create()
     assert bench.result(session_id, "add", amount=1) == 1
     assert store.get(session_id)[1].epoch == 0
+
+
+# What is left in the store
+
+
+def test_a_worker_that_ends_leaves_nothing_in_a_file(tmp_path):
+    store = open_store(f"sqlite:///{tmp_path}/sessions.db", exclusive=False)
+    with contextlib.closing(store):
+        ended, other = serving.Bench(store=store), serving.Bench(store=store)
+        session_id = ended.create()
+        wait_until(lambda: len(store._file.read("SELECT * FROM workers")) == 2, "the first heartbeats")
+        gate, _ = hold(ended, session_id, "ends")
+        store.ask(session_id, ended.sessions.queues.leases.holder)
+        ended.sessions.queues.stop()
+        assert store._file.read("SELECT holder FROM workers") == [(other.sessions.queues.leases.holder,)]
+        assert store._file.read("SELECT * FROM asked") == []
+        assert store._file.read("SELECT 1 FROM sessions WHERE holder IS NOT NULL") == []
+        gate.set()
+        for bench in (ended, other):
+            bench.close()
+        assert store._file.read("SELECT * FROM workers") == []
+
+
+def test_what_is_asked_of_a_worker_in_redis_is_forgotten_soon(redis_url):
+    client = pytest.importorskip("redis").Redis.from_url(redis_server.emptied(redis_url))
+    with contextlib.closing(open_store(redis_url)) as store:
+        store.heartbeat("lives")
+        store.heartbeat("ends")
+        for holder in ("lives", "ends", "is new"):
+            store.ask("session", holder)
+        store.holder_ended("ends")
+        store.ask("session", "ends")
+        asked = {name: client.ttl(name) for name in client.keys("toolpack:asked:*")}
+        assert asked.keys() == {b"toolpack:asked:lives", b"toolpack:asked:is new"}
+        assert all(0 < seconds <= 60 for seconds in asked.values())
+        assert store.heartbeat("lives") == {"session"}

@@ -131,7 +131,7 @@ class Leases:
     def end(self) -> None:
         """Tell the store that this worker ends: nobody waits for its leases, and nothing is kept of it."""
         if self.required:
-            with suppress(OverloadedError):
+            with suppress(Exception):  # the store may be closed already; then its leases end as those of a dead worker
                 self._store.holder_ended(self.holder)
 
     def keep_up(self, is_busy: Callable[[str], bool]) -> None:
