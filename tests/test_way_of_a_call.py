@@ -17,7 +17,7 @@ import itertools
 
 import pytest
 import serving
-from whole_server import Frames, WholeServer
+from whole_server import Frames, WholeServer, request
 
 from server.packs.loading import load_catalog
 
@@ -61,26 +61,27 @@ class Counted:
     def of_calls(self, toolpack, function, kwargs, door="rpc", *, call_ids=False):
         session = self._sessions[toolpack]
 
-        def request():
+        def one():
             params = {"function": function, "kwargs": kwargs}
             if call_ids:
                 params["call_id"] = next(self._call_ids)
             if door == "agent":
-                return self._request(session["agent_path"], "run_function", params)
+                return post(session["agent_path"], "run_function", params)
             if door == "mcp":
                 headers = {**MCP_HEADERS, "Mcp-Method": "tools/call", "Mcp-Name": function}
                 params = {"name": function, "arguments": kwargs, "_meta": MCP_META}
-                return self._request(session["mcp_path"], "tools/call", params, headers)
-            return self._request("/rpc", "run_function", {"session_id": session["session_id"], **params})
+                return post(session["mcp_path"], "tools/call", params, headers)
+            return post("/rpc", "run_function", {"session_id": session["session_id"], **params})
 
         counts = []
-        requests = [request() for _ in range(WARM + REQUESTS)]
+        requests = [one() for _ in range(WARM + REQUESTS)]
         (replies,) = self.server.burst([requests], lambda: counts.append(self._frames.counted.total()))
         assert all(b'"error":null' in reply or b'"isError":false' in reply for reply in replies)
         return sorted(after - before for before, after in itertools.pairwise(counts[WARM:]))[REQUESTS // 10]
 
-    def _request(self, path, method, params, headers=()):
-        return self.server.request(path, {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, dict(headers))
+
+def post(path, method, params, headers=()):
+    return request(path, {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, dict(headers))
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +126,7 @@ def test_calls_that_are_sent_to_a_session_at_once_are_one_commit(servers):
     server = servers("thread").server
     call = {"session_id": server.rpc("create_session", toolpacks=["ledger"])["session_id"]}
     call |= {"function": "add", "kwargs": {"amount": 1}}
-    request = server.request("/rpc", {"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": call})
-    together = [[request]] * 8
+    together = [[post("/rpc", "run_function", call)]] * 8
     commits = [server.commits() for _ in range(30) if server.burst(together)]
     # On a busy machine one batch or the other is cut in two, but not each.
     assert min(after - before for before, after in itertools.pairwise(commits[10:])) == 1

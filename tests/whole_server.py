@@ -8,9 +8,9 @@ import asyncio
 import contextlib
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +90,16 @@ class Transport:
 
 
 class Connection:
-    """A client's connection.
+    """A client's connection, on which a reply is written in so many pieces.
 
     Attributes:
         begins: Called on the event loop before each request.
         finish: Called there when all of them are answered.
     """
 
-    def __init__(self, protocol: Any) -> None:
+    def __init__(self, protocol: Any, pieces: int) -> None:
         self._protocol = protocol
+        self._pieces = pieces
         self._left: list[bytes] = []
         self.begins = self.finish = _nothing
         self.replies: list[bytes] = []
@@ -115,53 +116,30 @@ class Connection:
 
     def _answered(self, data: bytes) -> None:
         self.replies.append(data)
+        if len(self.replies) % self._pieces:
+            return
         if self._left:
             asyncio.get_running_loop().call_soon(self._next)
         else:
             self.finish()
 
 
-class WholeServer:
-    """The server; the settings are those of a worker, with an owner's token."""
+class Clients:
+    """Clients of a server whose event loop runs in another thread.
 
-    def __init__(self, catalog: Catalog, connections: int = 8, **settings: Any) -> None:
-        self.settings = Settings(**{"tokens": f"owner:{TOKEN}", "log_calls": "json", **settings})
-        self.service = Service(self.settings, catalog)
-        self._app = create_app(self.service)
-        self._gateway = self._app.state.gateway
-        self._server = HttpServer(self._app, self.settings, self._gateway.connections)
-        self._server.config.load()
-        driver = self.service.sessions.queues.threads.drive(self._server.loop_factory())
-        self._loop, self._end, self._ready = driver.loop, asyncio.Event(), threading.Event()
-        self._thread = threading.Thread(target=driver.run, args=[self._serve()], daemon=True)
-        self._thread.start()
-        assert self._ready.wait(PATIENCE)
-        self._connections: list[Connection] = self._run(self._connect(connections))
+    Args:
+        protocol: Makes the server's end of a connection.
+        pieces: In how many pieces the server writes a reply.
+    """
 
-    async def _serve(self) -> None:
-        async with self._gateway.lifespan(self._app):
-            self._ready.set()
-            await self._end.wait()
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, protocol: Callable[[], Any], connections: int, pieces: int = 1
+    ) -> None:
+        async def connect() -> list[Connection]:
+            return [Connection(protocol(), pieces) for _ in range(connections)]
 
-    async def _connect(self, connections: int) -> list[Connection]:
-        config = self._server.config
-        state: dict[str, Any] = {"config": config, "server_state": self._server.server_state, "app_state": {}}
-        return [Connection(config.http_protocol_class(**state)) for _ in range(connections)]
-
-    def _run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
-
-    def request(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> bytes:
-        text = json.dumps(body, separators=(",", ":"))
-        fields = {
-            "Host": "127.0.0.1:8000",
-            "Content-Type": "application/json",
-            "Content-Length": len(text),
-            "Authorization": f"Bearer {TOKEN}",
-            **(headers or {}),
-        }
-        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
-        return "\r\n".join([*lines, "", text]).encode()
+        self._loop = loop
+        self._connections = asyncio.run_coroutine_threadsafe(connect(), loop).result(PATIENCE)
 
     def burst(self, requests: Sequence[Sequence[bytes]], begins: Callable[[], None] = _nothing) -> list[list[bytes]]:
         """Send as many lists of requests at once, each on a connection of its own, and get all replies.
@@ -185,9 +163,48 @@ class WholeServer:
         assert done.wait(PATIENCE), "there was no answer"
         return [connection.replies for connection in self._connections[: len(requests)]]
 
+
+def request(path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> bytes:
+    """Get a POST request with a token, as a client sends it."""
+    text = json.dumps(body, separators=(",", ":"))
+    fields = {
+        "Host": "127.0.0.1:8000",
+        "Content-Type": "application/json",
+        "Content-Length": len(text),
+        "Authorization": f"Bearer {TOKEN}",
+        **(headers or {}),
+    }
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join([*lines, "", text]).encode()
+
+
+class WholeServer:
+    """The server; the settings are those of a worker, with an owner's token."""
+
+    def __init__(self, catalog: Catalog, connections: int = 8, **settings: Any) -> None:
+        self.settings = Settings(**{"tokens": f"owner:{TOKEN}", "log_calls": "json", **settings})
+        self.service = Service(self.settings, catalog)
+        self._app = create_app(self.service)
+        self._gateway = self._app.state.gateway
+        self._server = HttpServer(self._app, self.settings, self._gateway.connections)
+        self._server.config.load()
+        driver = self.service.sessions.queues.threads.drive(self._server.loop_factory())
+        self._loop, self._end, self._ready = driver.loop, asyncio.Event(), threading.Event()
+        self._thread = threading.Thread(target=driver.run, args=[self._serve()], daemon=True)
+        self._thread.start()
+        assert self._ready.wait(PATIENCE)
+        config, state = self._server.config, self._server.server_state
+        make = partial(config.http_protocol_class, config=config, server_state=state, app_state={})
+        self.burst = Clients(driver.loop, make, connections).burst
+
+    async def _serve(self) -> None:
+        async with self._gateway.lifespan(self._app):
+            self._ready.set()
+            await self._end.wait()
+
     def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
         """Send one request, and get the JSON of its answer."""
-        ((reply,),) = self.burst([[self.request(path, body, headers)]])
+        ((reply,),) = self.burst([[request(path, body, headers)]])
         return json.loads(reply.partition(b"\r\n\r\n")[2])
 
     def rpc(self, method: str, **params: Any) -> Any:
@@ -201,13 +218,3 @@ class WholeServer:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(PATIENCE)
-
-
-def processor_seconds(burst: Callable[[], object], bursts: int) -> float:
-    """Get the least processor time that this process has used for a burst."""
-    least = float("inf")
-    for _ in range(bursts):
-        began = time.process_time()
-        burst()
-        least = min(least, time.process_time() - began)
-    return least

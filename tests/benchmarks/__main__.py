@@ -3,6 +3,7 @@
     python -m tests.benchmarks
     python -m tests.benchmarks --part throughput --only ours --rounds 1 --seconds 2
     python -m tests.benchmarks --part waiting
+    python -m tests.benchmarks --part call
 
 It prints a table of results and one of bounds; `--out` writes them as JSON and SVG. Exit status 1 means that answers
 and state did not match, or that `wrk` is missing; a missed bound is only reported.
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from tests.benchmarks import auditing, growth, isolation, report, waiting, workers, worlds
+from tests.benchmarks import auditing, calls, growth, isolation, report, waiting, workers, worlds
 from tests.benchmarks import bounds as measurements
 from tests.benchmarks.contenders import bare
 from tests.benchmarks.load import find_wrk
@@ -26,7 +27,7 @@ from tests.benchmarks.workshop import Workshop
 
 PARTS = (
     *("throughput", "latency", "touched", "sessions", "growth", "workers", "isolation", "worlds", "start", "audit"),
-    "waiting",
+    *("waiting", "call"),
 )
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolpack-server-benchmarks"
 
@@ -55,8 +56,10 @@ def main(parts, only, rounds, seconds, cache, sizes, out):
         with tempfile.TemporaryDirectory(prefix="toolpack-benchmark-") as folder:
             workshop = Workshop(Path(folder), cache)
             crowds, crowd_bounds = waiting.meet(workshop, only, sizes) if not parts or "waiting" in parts else ([], [])
-            rows, bounds = measure(workshop, plan, parts or PARTS, only) if {*parts} != {"waiting"} else ([], [])
-            bounds += crowd_bounds
+            alone = [*calls.calls(workshop)] if not parts or "call" in parts else []
+            others = not parts or {*parts} - {"waiting", "call"}
+            rows, bounds = measure(workshop, plan, parts or PARTS, only) if others else ([], [])
+            bounds += crowd_bounds + alone
     except UnavailableError as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
@@ -77,7 +80,7 @@ def main(parts, only, rounds, seconds, cache, sizes, out):
 
 
 def measure(workshop, plan, parts, only):
-    """Get the rows of the table, and the bounds, of all parts but `waiting`."""
+    """Get the rows of the table, and the bounds, of all parts but `waiting` and `call`."""
     find_wrk()
     rows, bounds = [], []
     with bare(workshop, plain=True) as reference, bare(workshop, plain=False) as fast:
