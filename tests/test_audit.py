@@ -12,6 +12,7 @@ from server.features.audit import processes
 from server.features.audit.auditing import Effort
 from server.features.audit.processes import audit_tasks, task_names
 from server.features.audit.trials import DIFFERENT, EQUAL, MARKS, difference
+from server.features.audit.values import spoken_in
 from server.features.tasks.finding import all_tasks
 from server.packs.loading import load_catalog
 from server.processes import child
@@ -115,6 +116,105 @@ def test_tasks_of_agentdojo_that_pass_with_nothing_done_are_found():
 )
 def test_how_worlds_differ(one, other, found):
     assert difference(one, other) == found
+
+
+@pytest.mark.parametrize(("asked", "found"), [((), MARKS), ({"b"}, DIFFERENT), ({"a"}, MARKS)])
+def test_a_boolean_that_is_asked_for_is_no_mark(asked, found):
+    assert difference({"a": [{"b": True}]}, {"a": [{"b": False}]}, asked) == found
+
+
+@pytest.mark.parametrize(
+    ("prompt", "name", "found"),
+    [
+        ("Mark it as paid.", "is_paid", True),
+        ("Complete the task.", "completed", True),
+        ("Read the mail.", "unread", False),
+        ("Pay it.", "paidOff", False),
+        ("Is it?", "is", False),
+    ],
+)
+def test_what_a_prompt_speaks_of(prompt, name, found):
+    assert spoken_in(prompt, name) == found
+
+
+HOUSE = """
+from typing import Annotated
+from pydantic import BaseModel
+from server import Depends, Task, TaskEnvironment, Toolpack, reached_solution
+
+class Lamp(BaseModel):
+    on: bool = False
+    dusted: bool = False
+    looked_at: bool = False
+
+class House(TaskEnvironment):
+    lamps: dict[str, Lamp] = {"hall": Lamp(), "yard": Lamp()}
+    guests: list[str] = ["Ada"]
+    cellar: dict[str, list[str]] = {"wine": ["red"]}
+
+toolpack = Toolpack("house", House)
+Whole = Annotated[House, Depends(lambda house: house)]
+
+@toolpack.function
+def switch(house: Whole, name: str, on: bool) -> str:
+    '''Switch a lamp.
+
+    :param name: Which.
+    :param on: On, or off.
+    '''
+    house.lamps[name].on = on
+    return name
+
+@toolpack.function
+def dust(house: Whole, name: str) -> None:
+    '''Dust a lamp.
+
+    :param name: Which.
+    '''
+    house.lamps[name].dusted = True
+
+@toolpack.function
+def look_at(house: Whole, name: str) -> str:
+    '''Look at a lamp.
+
+    :param name: Which.
+    '''
+    house.lamps[name].looked_at = True
+    return "a lamp"
+
+@toolpack.function
+def invite(house: Whole, guest: str) -> None:
+    '''Invite a guest.
+
+    :param guest: Whom.
+    '''
+    house.guests.append(guest)
+
+def bob_comes(rollout):
+    rollout.check("Bob comes", "Bob" in rollout.environment.guests)
+    rollout.check("the cellar is as before", rollout.environment.cellar == {"wine": ["red"]})
+    rollout.check("always", True)
+
+INVITED = ("invite", {"guest": "Bob"})
+for name, prompt, call in [
+    ("chosen", "Light the hall, and invite Bob.", ("switch", {"name": "hall", "on": True})),
+    ("spoken", "I want the hall lamp dusted, and Bob invited.", ("dust", {"name": "hall"})),
+    ("by-the-way", "Tell Bob that he is invited.", ("dust", {"name": "hall"})),
+    ("looked-at", "The lamp that I looked at yesterday is nice. Invite Bob.", ("look_at", {"name": "hall"})),
+]:
+    toolpack.add_task(Task(name, prompt, bob_comes, solution=[call, INVITED]))
+"""
+
+
+def test_what_the_prompt_asks_for_is_no_mere_mark_and_a_guard_is_no_dead_check(tmp_path):
+    (tmp_path / "house.py").write_text(HOUSE)
+    reports = audited(Settings(store="memory:", pack_dir=(tmp_path,), packs=("house",)))
+    found = {name: {(each["kind"], each["fault"]) for each in report["findings"]} for name, report in reports.items()}
+    unneeded = {name: ("call-unneeded", True) in kinds for name, kinds in found.items()}
+    assert unneeded == {"chosen": True, "spoken": True, "by-the-way": False, "looked-at": False}
+    assert ("call-unneeded", False) in found["by-the-way"] & found["looked-at"]
+    for report in reports.values():
+        assert [each["about"] for each in report["findings"] if each["kind"] == "dead-check"] == ["always"]
 
 
 # Toolpacks that do anything
@@ -328,7 +428,11 @@ def test_an_evaluator_that_goes_by_the_order_of_a_set_is_unstable(tmp_path, monk
         file.write(
             "\n\n@toolpack.task('set', 'Press it 3 times.', solution=[('press', {'times': 3})])\n"
             "def ordered(rollout):\n    rollout.check(''.join({*'abcdefghijkl'}), pressed(rollout))\n"
+            "\n\n@toolpack.task('measured', 'Press it 3 times.', solution=[('press', {'times': 3})])\n"
+            "def measured(rollout):\n    from server import Evaluation\n"
+            "    return Evaluation(float(pressed(rollout)), metrics={'order': [*{*'abcdefghijkl'}]})\n"
         )
-    done = invoke("audit", "--pack-dir", tmp_path, "--packs", "counter", "--task", "*/s*")
-    assert "counter/set: fault: unstable: processes with other hash seeds give other verdicts" in done.stdout
+    done = invoke("audit", "--pack-dir", tmp_path, "--packs", "counter", "--task", "*/[sm]*")
+    for name in ("set", "measured"):
+        assert f"counter/{name}: fault: unstable: processes with other hash seeds give other verdicts" in done.stdout
     assert "counter/sound-1: fault" not in done.stdout

@@ -2,17 +2,14 @@
 
 import asyncio
 import contextlib
-import gzip
 import inspect
-import itertools
 import json
 import logging
-import socket
-import threading
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from hostile_server import REPLIES, bomb, endless, server_that, trickle, trickled_head
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from test_client import OK, REPLAY, SESSION, Script
@@ -27,15 +24,6 @@ from server.client.shapes import fits
 from server.errors import ClientError, NoReplyError, ReplyError
 from server.results import Record
 
-JSON = some.recursive(
-    some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=5),
-    lambda each: some.lists(each, max_size=4) | some.dictionaries(some.text(max_size=5), each, max_size=4),
-    max_leaves=8,
-)
-ERRORS = some.fixed_dictionaries(
-    {"error": some.fixed_dictionaries({}, optional={"code": JSON, "message": JSON, "data": JSON})}
-)
-REPLIES = JSON | ERRORS | some.builds(lambda result: {"id": 1, "result": result}, JSON | some.just(SESSION))
 METHODS = {name: each for name, each in vars(ClientMethods).items() if isinstance(each, method)}
 
 
@@ -49,58 +37,6 @@ def pauses(monkeypatch):
     monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=noted.append))
     monkeypatch.setattr(client_module, "asyncio", SimpleNamespace(sleep=pause, timeout=asyncio.timeout))
     return noted
-
-
-@contextlib.contextmanager
-def server_that(answers):
-    """A server that reads a request and then does what `answers` does with the connection."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    ends = threading.Event()
-
-    def serve(connection):
-        with connection, contextlib.suppress(OSError):
-            connection.recv(65536)
-            answers(connection, ends)
-
-    def accept():
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=serve, args=[listener.accept()[0]], daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        ends.set()
-        listener.close()
-
-
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-
-
-def endless(connection, ends):
-    connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
-    while not ends.is_set():
-        connection.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
-
-
-def trickle(connection, ends):
-    connection.sendall(HEAD + b"Content-Length: 1000000\r\n\r\n")
-    while not ends.wait(0.02):
-        connection.sendall(b" ")
-
-
-def trickled_head(connection, ends):
-    connection.sendall(HEAD)
-    for number in itertools.count():
-        if ends.wait(0.02):
-            return
-        connection.sendall(b"X-%d: 1\r\n" % number)
-
-
-def bomb(connection, _ends):
-    body = gzip.compress(b" " * 2**26)
-    connection.sendall(HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
 
 def ask_sync(url, **more):
@@ -176,7 +112,7 @@ def test_an_agents_path_is_one_of_this_server(path):
 
 @given(
     name=some.sampled_from(sorted(METHODS)),
-    reply=REPLIES,
+    reply=REPLIES | some.just({"id": 1, "result": SESSION}),
     status=some.sampled_from([200, 404, 503]),
     batch=some.booleans(),
 )

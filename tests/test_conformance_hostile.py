@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from broken_servers import MANY
 from click.testing import CliRunner
+from hostile_server import REPLIES, bomb, endless, server_that, trickle, trickled_head
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from test_client_hostile import REPLIES, bomb, endless, server_that, trickle, trickled_head
 from test_conformance import serving
 
 from server.cli import cli

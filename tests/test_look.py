@@ -1,12 +1,17 @@
 """`call` with steps and options, and `sessions`, `env`, `trace`, `diff`, `list --url`: on a server and in its store."""
 
+import asyncio
 import json
 import re
 
+import click
 import pytest
 import server_process
 import serving
 from command_line import invoke, on_a_terminal, run_here
+from hostile_server import endless, server_that
+
+from server.cli import send
 
 FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
 
@@ -234,3 +239,20 @@ def test_a_session_whose_toolpack_is_not_loaded_is_listed_and_traced_but_not_sho
     place = ["--data-dir", str(tmp_path)]
     assert len(printed("trace", *place, world.fork)[0]) == 1
     assert "Toolpack 'ledger' is not loaded" in said("env", *place, "--packs", "bank", world.fork)
+
+
+# beside a hostile server
+
+
+def test_an_answer_has_an_end(monkeypatch):
+    monkeypatch.setattr(send, "MAX_REPLY_BYTES", 2**20)
+    with server_that(endless) as url:
+        result = invoke("sessions", "--url", url)
+    assert (result.exit_code, "longer than 1048576 bytes" in result.output) == (1, True)
+
+
+@pytest.mark.parametrize("path", ["@127.0.0.2/x", ".evil.example/x", "http://evil.example/x"])
+def test_a_token_goes_to_no_other_host(path):
+    ask = send.remote("http://127.0.0.1:1", "secret")
+    with pytest.raises(click.ClickException, match="no path"):
+        asyncio.run(ask("get_task", {}, path))

@@ -1,8 +1,8 @@
 """Requests of commands: to a server that the user has named with `--url`, or to a service in this process.
 
-The rule: a token is sent to that server and to no other, so redirects aren't followed. What it answers is checked here,
-so no command meets a result of another shape. The standard library sends requests, because the command works without
-the Python client's package.
+The rule: a token is sent to that server and to no other, so neither redirects nor paths that name another host are
+followed. What it answers is checked here, so no command meets a result of another shape, or one without an end. The
+standard library sends requests, because the command works without the Python client's package.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from server.service import Service
 
 REDIRECTS = {301, 302, 303, 307, 308}
+MAX_REPLY_BYTES = 2**28  # four times what a server sends unless its settings say otherwise
 
 
 class Send(Protocol):
@@ -81,18 +82,20 @@ def remote(url: str, token: str | None) -> Send:
 
     def ask(method: str, params: dict[str, Any], agent_path: str | None = None) -> Any:
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+        if agent_path is not None and not agent_path.startswith("/"):
+            raise click.ClickException(f"{url} has named an agent_path that is no path: is this a Toolpack Server?")
         place = f"{url.rstrip('/')}{agent_path or '/rpc'}"
         results = agents if agent_path else clients
         request = urllib.request.Request(place, body, headers)  # noqa: S310 - checked above
         try:
             with opener.open(request) as reply:
-                return checked(method, results, reply.read())
+                return checked(method, results, _read(reply))
         except urllib.error.HTTPError as error:
             with error:
                 if error.code in REDIRECTS:
                     place = error.headers.get("Location", "another address")
                     raise click.ClickException(f"{url} redirects to {place}: give the server's own address.") from None
-                return checked(method, results, error.read())
+                return checked(method, results, _read(error))
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or str(error) or type(error).__name__
             raise click.ClickException(f"{url} can't be reached: {why}. Is the server running?") from None
@@ -135,6 +138,13 @@ def local(service: "Service", caller: "Caller") -> Send:
             raise _refused(str(error), {}) from None
 
     return send
+
+
+def _read(reply: Any) -> bytes:
+    content: bytes = reply.read(MAX_REPLY_BYTES + 1)
+    if len(content) > MAX_REPLY_BYTES:
+        raise click.ClickException(f"the answer is longer than {MAX_REPLY_BYTES} bytes: is this a Toolpack Server?")
+    return content
 
 
 def _result(reply: bytes) -> Any:

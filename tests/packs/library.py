@@ -3,6 +3,7 @@
 import itertools
 import random
 import sys
+import time
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
@@ -290,6 +291,16 @@ def drawn(rollout):
 def counting(rollout):
     rollout.check("counted", lent(rollout) and next(COUNT) % 2 == 0)
     return lent(rollout)
+
+
+@task("counted-metric", LENT, "unstable", solution=[LEND_EMMA])
+def counted_metric(rollout):
+    return Evaluation(float(lent(rollout)), metrics={"evaluations": next(COUNT)})
+
+
+@task("timed-metric", LENT, "unstable", solution=[LEND_EMMA])
+def timed_metric(rollout):
+    return Evaluation(float(lent(rollout)), metrics={"at": time.perf_counter_ns()})
 
 
 # Calls that aren't needed

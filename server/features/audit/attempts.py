@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from server.features.audit.values import KnownValues, Path, arguments, choices_at, leaves, named_in, others, replaced
+from server.features.audit.values import (
+    KnownValues,
+    Path,
+    arguments,
+    choices_at,
+    leaves,
+    named_in,
+    others,
+    replaced,
+    spoken_in,
+)
 from server.features.tasks.solutions import PlainCall
 from server.jsonio.strict import dumps
 from server.rights import AGENT
@@ -210,9 +220,15 @@ def _with(solved: Solved, calls: Calls, place: int, path: Path, value: Any, othe
         solved.answer,
         f"{_call(place, calls)}, with {spelled}={_shown(other)}",
         f"call {place + 1}, {spelled}",
-        names=value if named_in(solved.prompt, value) else None,
+        names=value if _is_named(solved.prompt, path, value) else None,
         place=place,
     )
+
+
+def _is_named(prompt: str, path: Path, value: Any) -> bool:
+    """Whether the prompt says a value; of true and false, whether it says what is to be so."""
+    names = [step for step in path if isinstance(step, str)]
+    return spoken_in(prompt, names[-1]) if isinstance(value, bool) else named_in(prompt, value)
 
 
 def _call(place: int, calls: Calls) -> str:

@@ -13,7 +13,7 @@ from server.errors import Interrupted, RequestError
 from server.execution.views import thawed
 from server.execution.world import Snapshot
 from server.features.audit.attempts import Calls, Solved, attempts
-from server.features.audit.findings import AuditFinding, TriedTask, findings, first_finding
+from server.features.audit.findings import AuditFinding, TriedTask, findings, first_finding, never_failing
 from server.features.audit.trials import Phase, RefusedError, Trials, said
 from server.features.audit.values import KnownValues
 from server.features.tasks.finding import find_task, tasks_of
@@ -78,6 +78,8 @@ class Auditor:
         seed = f"{self._effort.seed} {trials.name}"
         results = [*trials.attempts(attempts(self._solved(pack, trials), seed, self._effort.mutants))]
         tried = replace(known, results=results)
+        if never_failing(tried):
+            tried = replace(tried, guards=trials.guards())
         counts: dict[str, list[int]] = {}
         for result in tried.results:
             count = counts.setdefault(result.attempt.kind, [0, 0])

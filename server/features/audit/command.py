@@ -24,7 +24,7 @@ from server.settings import Settings, load_settings
 from server.terminal import echo
 
 FORMAT = "audit-1"
-UNSTABLE = "processes with other hash seeds give other verdicts: the evaluator goes by the order of a set"
+UNSTABLE = "processes with other hash seeds give other verdicts or metrics: the evaluator goes by the order of a set"
 
 
 class _AuditFailed(click.ClickException):

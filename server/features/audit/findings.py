@@ -4,7 +4,7 @@ The rule: pure. A finding names the attempt that shows it, so that anybody can r
 a weakness may be meant so.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,6 +55,7 @@ class TriedTask:
         changing: The places of those of them that change something.
         says: Whether the solution has an answer.
         solved: The verdict on the solution.
+        guards: The names of checks of what the task isn't about, which attempts needn't fail.
     """
 
     calls: Calls | None
@@ -64,6 +65,7 @@ class TriedTask:
     nothing: Verdict
     solved: Verdict | None
     results: Sequence[AttemptResult]
+    guards: Collection[str] = ()
 
 
 def first_finding(tried: TriedTask) -> AuditFinding | None:
@@ -207,14 +209,18 @@ def _careless(tried: TriedTask) -> Iterator[AuditFinding]:
         yield _finding(tried, "no-work", passing[0], fault=sure)
 
 
-def _checks(tried: TriedTask) -> Iterator[AuditFinding]:
-    """Find checks that never fail, and rewards outside of their range."""
+def never_failing(tried: TriedTask) -> list[str]:
+    """Get the names of the checks that no attempt has failed."""
     verdicts = [result.verdict for result in tried.results if result.verdict is not None]
     failing = {check["name"] for verdict in verdicts for check in verdict["checks"] if not check["passed"]}
-    for check in tried.solved["checks"] if tried.solved else ():
-        if check["name"] not in failing:
-            text = f"no attempt fails the check {check['name']!r}"
-            yield AuditFinding("dead-check", False, text, about=check["name"])
+    return [check["name"] for check in (tried.solved["checks"] if tried.solved else ()) if check["name"] not in failing]
+
+
+def _checks(tried: TriedTask) -> Iterator[AuditFinding]:
+    """Find checks that never fail, and rewards outside of their range."""
+    for name in never_failing(tried):
+        if name not in tried.guards:
+            yield AuditFinding("dead-check", False, f"no attempt fails the check {name!r}", about=name)
     for result in tried.results:
         reward = (result.verdict and result.verdict["reward"]) or 0
         if not 0 <= reward <= 1:

@@ -171,7 +171,7 @@ class HashSeeds:
             text = process.communicate()[0]
             found.append(json.loads(text) if process.returncode == 0 else {})
         names = {name for verdicts in found for name in verdicts}
-        return sorted(name for name in names if len({json.dumps(each.get(name)) for each in found}) > 1)
+        return sorted(name for name in names if len({json.dumps(each.get(name), sort_keys=True) for each in found}) > 1)
 
     def end(self) -> None:
         for process in self._running:

@@ -11,8 +11,9 @@ import copy
 import importlib.util
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import FrameType
 from typing import Any
 
@@ -25,10 +26,12 @@ from server.execution.call import call
 from server.execution.codec import Codec, PlainCodec
 from server.execution.failure import Failure
 from server.execution.nested import read_nested
+from server.execution.parts import toolpack_of
 from server.execution.runner import Means, opened
 from server.execution.views import view
 from server.execution.world import Snapshot
 from server.features.audit.attempts import Attempt, Calls
+from server.features.audit.values import leaves, spoken_in
 from server.features.tasks.evaluation import Evidence, Seen, evaluate, solve
 from server.features.tasks.service import Tasks
 from server.features.tasks.solutions import PlainCall
@@ -42,8 +45,10 @@ from server.rpc.caller import Caller
 from server.service import Service
 from server.sessions.addresses import Address
 from server.sessions.calls import CallRequest
+from server.volumes import is_piece
 
 KEPT_WORLDS = 50  # of one task, as JSON
+MOST_CONTAINERS, MOST_DEEP = 50, 4  # of a world, and how many names lead to one
 CLOCK_NS = 1_767_225_600 * 10**9  # 2026-01-01: the time that is pinned
 
 EQUAL, MARKS, DIFFERENT = "equal", "marks", "different"
@@ -402,7 +407,69 @@ class Trials:
         if self.calls is None:
             return DIFFERENT
         solved = self._stages[-1]
-        return EQUAL if _content(solved) == _content(stage) else difference(self._world(solved), self._world(stage))
+        if _content(solved) == _content(stage):
+            return EQUAL
+        worlds = self._world(solved), self._world(stage)
+        found = difference(*worlds)
+        return difference(*worlds, self._asked) if found == MARKS else found
+
+    @cached_property
+    def _asked(self) -> frozenset[str]:
+        """The members whose true and false the task is about: its solution chooses them, or its prompt names them.
+
+        A call that answers something may be made for what it answers, and leave a mark by the way.
+        """
+        asked = set[str]()
+        for place in self.changing:
+            before, after = self._stages[place], self._stages[place + 1]
+            names = marked(self._world(before), self._world(after))
+            _, kwargs, _ = (self.calls or ())[place]
+            chosen = any(isinstance(value, bool) for _, _, value in leaves(kwargs, "", ()))
+            call_seen = after.path[-1].call or {}
+            is_silent = call_seen.get("result") is None or isinstance(call_seen["result"], bool)
+            asked |= {name for name in names if chosen or (is_silent and spoken_in(self.prompt, name))}
+        return frozenset(asked)
+
+    # What a task isn't about
+
+    def guards(self) -> set[str]:
+        """Get the names of the checks that notice if something is emptied that the solution leaves as it was."""
+        found = set[str]()
+        solved = self._stages[-1]
+        snapshot = solved.snapshots[-1]
+        for part, path in [*self._containers(snapshot)][:MOST_CONTAINERS]:
+            whole = self._codec.decode(part, snapshot.parts[part], snapshot.blobs[part])
+            held: Any = whole
+            for name in path:
+                held = getattr(held, name)
+            held.clear()
+            blob_id, blob = self._codec.encode(part, whole)
+            changed = Snapshot({**snapshot.parts, part: blob_id}, {**snapshot.blobs, part: blob})
+            stage = replace(solved, snapshots=(*solved.snapshots[:-1], changed))
+            try:
+                verdict = self.judge(stage, self.answer, f"the solution, without {'.'.join(path)}")
+            except EvaluationError:
+                continue
+            except Interrupted:
+                break
+            found |= {check["name"] for check in verdict["checks"] if not check["passed"]}
+        return found
+
+    def _containers(self, snapshot: Snapshot) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Get the parts and the paths of what holds something and is as it was in the beginning."""
+        initial, solved = self._world(self._start), self._world(self._stages[-1])
+        for part, blob_id in snapshot.parts.items():
+            if is_piece(part):
+                continue
+            pending: list[tuple[tuple[str, ...], Any]] = [((), self._codec.decode(part, blob_id, snapshot.blobs[part]))]
+            while pending:
+                path, held = pending.pop()
+                if isinstance(held, BaseModel) and len(path) < MOST_DEEP:
+                    pending += [((*path, name), value) for name, value in vars(held).items()]
+                elif isinstance(held, list | dict | set) and held:
+                    shown = [_at(world, (toolpack_of(part), *path)) for world in (initial, solved)]
+                    if shown[0] == shown[1] is not None:
+                        yield part, path
 
 
 def _content(stage: Stage) -> tuple[bytes, ...]:
@@ -411,17 +478,39 @@ def _content(stage: Stage) -> tuple[bytes, ...]:
     return tuple([snapshot.blobs[part] for part in sorted(snapshot.parts)])
 
 
-def difference(one: Any, other: Any) -> str:
-    """Say how two worlds differ."""
+def difference(one: Any, other: Any, asked: Container[str] = (), name: str = "") -> str:
+    """Say how two worlds differ.
+
+    Args:
+        asked: The names of members whose true and false are more than marks.
+        name: That of the member which both are.
+    """
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        found = {difference(one[key], other[key]) for key in one}
+        found = {difference(one[key], other[key], asked, key) for key in one}
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        found = {difference(*pair) for pair in zip(one, other, strict=True)}
+        found = {difference(*pair, asked, name) for pair in zip(one, other, strict=True)}
     elif type(one) is type(other) and one == other:
         return EQUAL
     else:
-        return MARKS if isinstance(one, bool) and isinstance(other, bool) else DIFFERENT
+        is_mark = isinstance(one, bool) and isinstance(other, bool) and name not in asked
+        return MARKS if is_mark else DIFFERENT
     return next((each for each in (DIFFERENT, MARKS) if each in found), EQUAL)
+
+
+def marked(one: Any, other: Any, name: str = "") -> set[str]:
+    """Get the names of the members that are true in one of two worlds and false in the other."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {each for key in one.keys() & other.keys() for each in marked(one[key], other[key], key)}
+    if isinstance(one, list) and isinstance(other, list):
+        return {each for pair in zip(one, other, strict=False) for each in marked(*pair, name)}
+    return {name} if isinstance(one, bool) and isinstance(other, bool) and one != other else set()
+
+
+def _at(world: Any, path: Sequence[str]) -> Any:
+    """Get what is at a place of a world; None if there is nothing, or it was ignored."""
+    for step in path:
+        world = world.get(step) if isinstance(world, dict) else None
+    return world
 
 
 def said(verdict: Verdict | None) -> Any:
@@ -429,7 +518,7 @@ def said(verdict: Verdict | None) -> Any:
     if verdict is None:
         return None
     checks = sorted((check["name"], check["passed"]) for check in verdict["checks"])
-    return [verdict["reward"], verdict["passed"], [[*check] for check in checks]]
+    return [verdict["reward"], verdict["passed"], [[*check] for check in checks], verdict["metrics"]]
 
 
 def _opened(codec: Codec, snapshot: Snapshot) -> Snapshot:

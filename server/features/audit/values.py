@@ -22,6 +22,7 @@ Path = tuple[str | int, ...]
 MAX_NESTING = 6
 KNOWN_TEXTS = 10_000
 OPTIONAL = 0.3  # how often an argument that may be omitted is given
+STEM = 5  # letters of a word by which it is known again
 
 _SHAPES = (
     ("number", r"-?\d+(\.\d+)?"),
@@ -189,6 +190,18 @@ def named_in(prompt: str, value: Any) -> bool:
     months = f"(?:{month}|{month[:3]})"
     spoken = rf"\b(?:{number}(?:st|nd|rd|th)?\.?(?: of)? {months}|{months} {number})\b"
     return len(text) == len(day) and re.search(spoken, prompt, re.IGNORECASE) is not None
+
+
+def spoken_in(prompt: str, name: str) -> bool:
+    """Whether a prompt has the words of a name, such as `is_paid`; "complete" and "completed" count as one."""
+    words = [word.casefold() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
+    said = [word.casefold() for word in re.findall(r"[^\W\d_]+", prompt)]
+
+    def is_said(word: str) -> bool:
+        return any(each == word or (min(len(each), len(word)) >= STEM and each[:STEM] == word[:STEM]) for each in said)
+
+    telling = [word for word in words if word not in {"is", "has", "was"}]
+    return bool(telling) and all(map(is_said, telling))
 
 
 def choices_at(schema: Mapping[str, Any], path: Path) -> Sequence[Any]:
