@@ -11,8 +11,8 @@ from serving import PACKS
 from server.features.audit import processes
 from server.features.audit.auditing import Effort
 from server.features.audit.processes import audit_tasks, task_names
-from server.features.audit.trials import DIFFERENT, EQUAL, MARKS, difference
 from server.features.audit.values import spoken_in
+from server.features.audit.worlds import DIFFERENT, EQUAL, MARKS, difference
 from server.features.tasks.finding import all_tasks
 from server.packs.loading import load_catalog
 from server.processes import child

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from server.features.audit.attempts import Attempt, Calls
-from server.features.audit.trials import DIFFERENT, EQUAL, MARKS, AttemptResult
+from server.features.audit.trials import AttemptResult
+from server.features.audit.worlds import DIFFERENT, EQUAL, MARKS
 from server.results import Verdict
 from server.rights import AGENT
 

@@ -11,7 +11,7 @@ import copy
 import importlib.util
 import signal
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import FrameType
@@ -32,6 +32,7 @@ from server.execution.views import view
 from server.execution.world import Snapshot
 from server.features.audit.attempts import Attempt, Calls
 from server.features.audit.values import leaves, spoken_in
+from server.features.audit.worlds import DIFFERENT, EQUAL, MARKS, at, difference, marked
 from server.features.tasks.evaluation import Evidence, Seen, evaluate, solve
 from server.features.tasks.service import Tasks
 from server.features.tasks.solutions import PlainCall
@@ -50,9 +51,6 @@ from server.volumes import is_piece
 KEPT_WORLDS = 50  # of one task, as JSON
 MOST_CONTAINERS, MOST_DEEP = 50, 4  # of a world, and how many names lead to one
 CLOCK_NS = 1_767_225_600 * 10**9  # 2026-01-01: the time that is pinned
-
-EQUAL, MARKS, DIFFERENT = "equal", "marks", "different"
-"""How a world differs from the solution's: not at all, in true and false only, or in more."""
 
 Phase = Callable[[str, float], None]
 """Called before toolpacks' code runs, with what that is and its deadline in seconds."""
@@ -467,7 +465,7 @@ class Trials:
                 if isinstance(held, BaseModel) and len(path) < MOST_DEEP:
                     pending += [((*path, name), value) for name, value in vars(held).items()]
                 elif isinstance(held, list | dict | set) and held:
-                    shown = [_at(world, (toolpack_of(part), *path)) for world in (initial, solved)]
+                    shown = [at(world, (toolpack_of(part), *path)) for world in (initial, solved)]
                     if shown[0] == shown[1] is not None:
                         yield part, path
 
@@ -476,41 +474,6 @@ def _content(stage: Stage) -> tuple[bytes, ...]:
     """Get what a world consists of: where it is the same, so is the world."""
     snapshot = stage.snapshots[-1]
     return tuple([snapshot.blobs[part] for part in sorted(snapshot.parts)])
-
-
-def difference(one: Any, other: Any, asked: Container[str] = (), name: str = "") -> str:
-    """Say how two worlds differ.
-
-    Args:
-        asked: The names of members whose true and false are more than marks.
-        name: That of the member which both are.
-    """
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        found = {difference(one[key], other[key], asked, key) for key in one}
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        found = {difference(*pair, asked, name) for pair in zip(one, other, strict=True)}
-    elif type(one) is type(other) and one == other:
-        return EQUAL
-    else:
-        is_mark = isinstance(one, bool) and isinstance(other, bool) and name not in asked
-        return MARKS if is_mark else DIFFERENT
-    return next((each for each in (DIFFERENT, MARKS) if each in found), EQUAL)
-
-
-def marked(one: Any, other: Any, name: str = "") -> set[str]:
-    """Get the names of the members that are true in one of two worlds and false in the other."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return {each for key in one.keys() & other.keys() for each in marked(one[key], other[key], key)}
-    if isinstance(one, list) and isinstance(other, list):
-        return {each for pair in zip(one, other, strict=False) for each in marked(*pair, name)}
-    return {name} if isinstance(one, bool) and isinstance(other, bool) and one != other else set()
-
-
-def _at(world: Any, path: Sequence[str]) -> Any:
-    """Get what is at a place of a world; None if there is nothing, or it was ignored."""
-    for step in path:
-        world = world.get(step) if isinstance(world, dict) else None
-    return world
 
 
 def said(verdict: Verdict | None) -> Any:
