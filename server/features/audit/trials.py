@@ -9,12 +9,9 @@ The rule: each call and each evaluation has its deadline, and the main thread ru
 import contextlib
 import copy
 import importlib.util
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import FrameType
 from typing import Any
 
 import jsonpointer
@@ -31,6 +28,7 @@ from server.execution.runner import Means, opened
 from server.execution.views import view
 from server.execution.world import Snapshot
 from server.features.audit.attempts import Attempt, Calls
+from server.features.audit.deadlines import deadline
 from server.features.audit.values import leaves, spoken_in
 from server.features.audit.worlds import DIFFERENT, EQUAL, MARKS, at, difference, marked
 from server.features.tasks.evaluation import Evidence, Seen, evaluate, solve
@@ -302,7 +300,7 @@ class Trials:
             at=versions.__getitem__,
         )
         self._phase(f"the evaluator, after {what or 'the solution'}", self._deadline)
-        with _deadline(self._deadline):
+        with deadline(self._deadline):
             return evaluate(self.name, evidence, self._means)
 
     def minimal(self, results: Iterable[AttemptResult]) -> list[int]:
@@ -348,7 +346,7 @@ class Trials:
             plan.pin = _pin(made, stage.path)
         plan.compares = False
         self._phase(f"`{function}`", plan.timeout_seconds)
-        with _deadline(plan.timeout_seconds) as watched:
+        with deadline(plan.timeout_seconds) as watched:
             outcome = call(
                 plan, Snapshot(snapshot.parts, snapshot.blobs, live), self._means.codec, self._means.max_result_bytes
             )
@@ -497,34 +495,6 @@ def _pin(made: PlainCall, path: Sequence[Seen]) -> Pin:
     """Pin a call: it sees and draws the same wherever it stands, so that omitting another one makes no difference."""
     before = sum((each.call["function"], each.call["kwargs"]) == made[:2] for each in path if each.call)
     return Pin(1, f"{before} {dumps(made).decode()}", CLOCK_NS)
-
-
-# Deadlines
-
-
-class _Watched:
-    late = False
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float) -> Iterator[_Watched]:
-    """Raise `Interrupted` in the block after so many seconds; the block may catch it."""
-    watched = _Watched()
-    if threading.current_thread() is not threading.main_thread():
-        yield watched
-        return
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        watched.late = True
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield watched
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # Sessions

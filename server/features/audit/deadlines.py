@@ -1,0 +1,37 @@
+"""A deadline for toolpacks' code that runs on the main thread.
+
+The rule: a signal ends what is late, whatever it does.
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from server.errors import Interrupted
+
+
+class Watched:
+    late = False
+
+
+@contextlib.contextmanager
+def deadline(seconds: float) -> Iterator[Watched]:
+    """Raise `Interrupted` in the block after so many seconds; the block may catch it."""
+    watched = Watched()
+    if threading.current_thread() is not threading.main_thread():
+        yield watched
+        return
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        watched.late = True
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield watched
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
