@@ -104,13 +104,13 @@ def test_a_session_keeps_its_order(bench, gate):
     assert second.result(PATIENCE)["result"] == ["before", "after", "second"]
 
 
-@pytest.mark.parametrize("how", ["wait", "swallow", "block", "compute"])
+@pytest.mark.parametrize("how", ["wait", "swallow", "leave", "block", "compute"])
 def test_it_is_answered_at_its_deadline_and_changes_nothing(bench, gate, how):
     session_id = bench.create("pauses")
     envelope = bench.call(session_id, "hang", how=how, gate=gate)
     assert envelope["error"] == "TimeoutError: `hang` took longer than 0.3 s and was given up; nothing has changed."
     assert bench.result(session_id, "note", value="next") == ["next"]
-    if how in ("block", "swallow"):
+    if how in ("block", "swallow", "leave"):
         assert bench.sessions.queues.threads.stuck_threads() == 1
     if how == "block":  # until it has been seen for long enough
         wait_until(lambda: shares(bench, "hang") is False, "the verdict")

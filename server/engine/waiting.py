@@ -103,8 +103,9 @@ class Waiting:
             over += [job for job in self._waiting if job.is_cancelled()]
         taken = []
         for job in over:
-            settled = job.call is None or job.call.settled is not None
-            if job in self._waiting and not settled and job.is_over(now):
+            # Not once its coroutine has returned: what that has left may swallow its cancellation, and never end.
+            ended = job.call is None or job.call.ended
+            if job in self._waiting and not ended and job.is_over(now):
                 self._ending[job] = self._waiting.pop(job)
                 self._entries.pop(job)
                 self._cancel_at[job] = now

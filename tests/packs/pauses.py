@@ -55,7 +55,23 @@ async def hang(done: Done, how: str, gate: str) -> list[str]:
     :param gate: What ends it.
     """
     done.append(how)
+
+    async def swallow() -> None:
+        while not gates[gate].is_set():
+            try:
+                await opened(gate)
+            except asyncio.CancelledError:
+                seen.append("swallowed")
+
+    async def swallow_later() -> None:
+        await swallow()
+        seen.append("leave ended")
+        done.append("late")
+
+    task = asyncio.create_task(swallow_later()) if how == "leave" else None
     await asyncio.sleep(0.001)
+    if task is not None:  # it is cancelled when this returns, and doesn't end
+        return done
     try:
         while how == "block":
             time.sleep(0.01)  # noqa: ASYNC251
@@ -63,11 +79,8 @@ async def hang(done: Done, how: str, gate: str) -> list[str]:
                 break
         while how == "compute":
             pass
-        while how == "swallow" and not gates[gate].is_set():
-            try:
-                await opened(gate)
-            except asyncio.CancelledError:
-                seen.append("swallowed")
+        if how == "swallow":
+            await swallow()
         await opened(gate)
     finally:
         seen.append(f"{how} ended")
