@@ -54,6 +54,8 @@ def test_sql_reads_everything_and_changes_nothing(office):
     ):
         assert isinstance(office("sql", query=query), str), query
     assert office("sql", query="SELECT count(*) FROM product WHERE stock = 0")["rows"][0][0] < 10
+    long = "ValueError: The rows have more than 1000000 characters: ask for fewer or shorter ones."
+    assert office("sql", query="SELECT hex(zeroblob(400000)) FROM order_line") == long
 
 
 def test_the_shell_works_on_the_papers_and_reaches_nothing_else(office):

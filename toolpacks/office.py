@@ -19,6 +19,7 @@ from toolpacks._office_tasks import add_tasks
 
 Amount = Annotated[Decimal, Field(gt=0, max_digits=10, decimal_places=2)]
 MAX_ROWS = 200
+MAX_CHARACTERS = 1_000_000  # of all rows together
 
 
 class OfficeEnvironment(TaskEnvironment):
@@ -73,7 +74,15 @@ def sql(books: Books, query: str) -> Rows:
     :param query: The query.
     """
     cursor = books.execute(query)
-    rows = cursor.fetchmany(MAX_ROWS + 1)
+    rows: list[Any] = []
+    left = MAX_CHARACTERS
+    for row in cursor:
+        left -= sum(len(value) for value in row if isinstance(value, str | bytes))
+        if left < 0:
+            raise ValueError(f"The rows have more than {MAX_CHARACTERS} characters: ask for fewer or shorter ones.")
+        rows.append(row)
+        if len(rows) > MAX_ROWS:
+            break
     columns = [column[0] for column in cursor.description or ()]
     return Rows(columns=columns, rows=[list(row) for row in rows[:MAX_ROWS]], more=len(rows) > MAX_ROWS)
 
