@@ -12,6 +12,7 @@ from unittest import mock
 import server_process
 import serving
 from click.testing import CliRunner
+from patience import PATIENCE
 
 from server.cli import cli, main
 
@@ -23,7 +24,7 @@ def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str
         env=server_process.environment(**variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
 

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 
 import httpx
 import uvicorn
+from patience import PATIENCE
 
 from server.packs.catalog import Catalog
 from server.processes.listen import listen
 from server.service import Service
 from server.settings import Settings
 from server.web.app import create_app
-
-PATIENCE = 60.0
 
 
 class _Server(uvicorn.Server):

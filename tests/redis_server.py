@@ -53,7 +53,7 @@ def start(folder: Path, *arguments: str) -> Iterator[tuple[str, int]]:
         stdout=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120  # as `patience.PATIENCE`, which programs that use this file wouldn't find
         while True:
             assert process.poll() is None, "redis-server ended at once"
             try:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from unittest import mock
 
 import pytest
+from patience import PATIENCE
 
 from server.errors import RequestError
 from server.execution.views import thawed
@@ -36,8 +37,6 @@ FEATURES = load_features()
 CLIENTS_METHODS = clients_methods(all_methods(FEATURES))
 AGENTS_METHODS = agents_methods(all_methods(FEATURES))
 KEY = b"a key that only the tests know!!"
-PATIENCE = 60.0  # nothing that works takes so long, even on a machine that is busy with other tests
-
 
 CATALOG = load_catalog((PACKS,), FIXTURES)
 ledger: Any = sys.modules["toolpacks.ledger"]

@@ -16,6 +16,7 @@ import pytest
 import server_process
 import serving
 from command_line import invoke, run, run_here
+from patience import PATIENCE
 
 from server.cli.serve import banner
 from server.packs.loading import load_catalog
@@ -271,7 +272,7 @@ def test_serve_prints_where_it_listens_what_it_loaded_and_what_to_try(tmp_path):
         assert first == f"Toolpack Server listens on {server.url}, store memory:"
         assert "  vault: 4 functions (opt-in)" in rest
         assert rest[-2] == "Try:"
-        tried = subprocess.run(rest[-1], shell=True, capture_output=True, text=True, timeout=60, check=True)
+        tried = subprocess.run(rest[-1], shell=True, capture_output=True, text=True, timeout=PATIENCE, check=True)
         session = json.loads(tried.stdout)["result"]
         assert session["toolpacks"] == ["ledger", "bank"]
         here = invoke("call", "--url", server.url, "--session", session["session_id"], "add", "amount=4")

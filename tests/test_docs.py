@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from patience import PATIENCE
 from redis_server import free_port
 from serving import AGENTS_METHODS, CLIENTS_METHODS
 
@@ -100,20 +101,20 @@ def test_the_image_starts_with_tokens_and_is_healthy(tmp_path):
     assert python == "python"
     check = [sys.executable, *arguments]
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         surroundings = os.environ | {"TOOLPACK_PORT": port}
         while subprocess.run(check, check=False, env=surroundings, stderr=subprocess.DEVNULL).returncode:
             assert process.poll() is None, process.stdout.read()
             assert time.monotonic() < deadline
     finally:
         process.terminate()
-        printed, _ = process.communicate(timeout=60)
+        printed, _ = process.communicate(timeout=PATIENCE)
     assert "bank: " in printed
 
 
 def test_without_tokens_the_image_says_how_to_run_it(tmp_path):
     process = as_in_the_image(tmp_path)
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "docker run " in printed
     assert "TOOLPACK_TOKENS=" in printed

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 from ci import IN_CI, without
+from patience import PATIENCE
 
 import server.perturbations
 
@@ -63,7 +64,7 @@ def environment(**more):
 
 
 @contextmanager
-def serving(command, folder, seconds=60, **more):
+def serving(command, folder, seconds=PATIENCE, **more):
     """Run a line that ends with the server; give what it prints once it listens."""
     log = folder / "server.log"
     with log.open("w") as output:
@@ -116,7 +117,7 @@ def run_console(pairs, folder, port="8000"):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     printed = ended.stdout.replace(f"127.0.0.1:{port}", "127.0.0.1:8000").replace(str(folder.resolve()), HOME)
     outputs = printed.split(MARK + "\n")

@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+from patience import PATIENCE
 
 BEFORE = """
 import json, os, random, secrets, sys, time, uuid
@@ -44,7 +45,7 @@ def run(code, **environment):
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         env={"PATH": "", "PYTHONPATH": ":".join(filter(None, sys.path)), **environment},
     )
     assert ended.returncode == 0, ended.stderr

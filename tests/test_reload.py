@@ -12,6 +12,7 @@ import httpx
 import pytest
 import server_process
 import serving
+from patience import PATIENCE
 from serving import RpcError, wait_until
 
 from server.processes import watching
@@ -249,7 +250,7 @@ def test_a_start_that_cannot_work_is_said_in_one_sentence(tmp_path):
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE,
         )
         assert result.returncode == 1
         (line,) = result.stderr.splitlines()

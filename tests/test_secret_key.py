@@ -6,12 +6,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from patience import PATIENCE
 
 from server.errors import SettingsError
 from server.secret_key import secret_key
 from server.settings import Settings
-
-PATIENCE = 20.0
 
 
 def made(folder, **settings):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import serving
+from patience import PATIENCE
 from store_sessions import change, claim, commit, delete, existing, session, use_and_delete
 
 from server.errors import (
@@ -260,17 +261,17 @@ def test_sqlite_closes_the_connection_of_a_read_that_ends_after_it(tmp_path, mon
 
     def connect_with_a_pause(file):
         made.append(connect(file))
-        made[-1].create_function("pause", 0, lambda: began.set() or closed.wait(10))
+        made[-1].create_function("pause", 0, lambda: began.set() or closed.wait(PATIENCE))
         return made[-1]
 
     monkeypatch.setattr(SqliteFile, "_connect", connect_with_a_pause)
     file = SqliteFile(tmp_path / "read.db", exclusive=True)
     with ThreadPoolExecutor(1) as pool:
         read = pool.submit(file.read, "SELECT pause()")
-        assert began.wait(10)
+        assert began.wait(PATIENCE)
         file.close()
         closed.set()
-        assert read.result(10) == [(1,)]
+        assert read.result(PATIENCE) == [(1,)]
     assert len(made) == 2
     for connection in made:
         with pytest.raises(sqlite3.ProgrammingError, match="closed"):

@@ -14,6 +14,7 @@ import pytest
 import server_process
 import serving
 from http_server import running
+from patience import PATIENCE
 from serving import AGENTS_METHODS, CLIENTS_METHODS, PACKS, result_of
 
 from server import client as python_client
@@ -412,7 +413,7 @@ def test_only_a_listed_name_sees_in_the_metrics_what_others_call(tmp_path):
 def test_an_open_address_without_tokens_is_no_start(tmp_path, host):
     done = subprocess.run(
         server_process.command("serve", "--host", host, "--port", "0", "--data-dir", str(tmp_path)),
-        env=server_process.environment(), capture_output=True, text=True, timeout=60, check=False,
+        env=server_process.environment(), capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "can be reached from other machines, so tokens are needed" in done.stderr
@@ -470,7 +471,9 @@ def test_no_secret_is_ever_written(server, folder, ann, bob):
         f"{key}\r\n\r\n",
         f"POST {path} HTTP/1.1\r\nAuthorization: {ANN}\r\nX\r\n\r\n",
     ):
-        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10) as connection:
+        with socket.create_connection(
+            ("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=PATIENCE
+        ) as connection:
             connection.sendall(raw.encode())
             replies.append(connection.recv(65536))
     written = (folder / "server.log").read_text() + server.banner

@@ -20,8 +20,8 @@ import pytest
 import redis
 from faults.clients import Connection
 from faults.world import Server, is_alive, send_signal, wait_until
+from patience import PATIENCE
 
-PATIENCE = 60.0
 FORKS = 1000
 
 

@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE
+
 from server.packs.catalog import Catalog
 from server.service import Service
 from server.settings import Settings
 from server.web.app import create_app
 from server.web.http_server import HttpServer
 
-PATIENCE = 60.0
 TOKEN = "a-token-for-this-server"
 TESTS = str(Path(__file__).parent)
 
