@@ -11,22 +11,15 @@ from unittest import mock
 
 import server_process
 import serving
+import warm
 from click.testing import CliRunner
-from patience import PATIENCE
 
 from server.cli import cli, main
 
 
 def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command in its own process."""
-    return subprocess.run(
-        server_process.command(*map(str, arguments)),
-        env=server_process.environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    return warm.run(server_process.command(*map(str, arguments)), server_process.environment(**variables))
 
 
 def on_a_terminal(*arguments: object, status: int = 0) -> str:
@@ -44,7 +37,7 @@ def _on_a_terminal(stream: str, *arguments: object, status: int) -> tuple[str, s
     with tempfile.TemporaryFile() as other:
         try:
             streams: Any = {"stdout": other if stream == "stderr" else end, stream: end}
-            process = subprocess.Popen(
+            process = warm.Warm(
                 server_process.command(*map(str, arguments)), env=server_process.environment(COLUMNS="60"), **streams
             )
             os.close(end)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis_server
 import serving
+import warm
 
 from server.engine import queues, session_clock
 from server.sessions import manager
@@ -94,6 +95,12 @@ def page(window):
     assert window.run("return [window.ran, window.violations, window.problems]") == [0, [], []]
     assert window.run("return document.querySelectorAll('main :is(img, script, iframe)').length") == 0
     window.resize(1280)
+
+
+@pytest.fixture
+def cold(monkeypatch):
+    """Have processes of the command really started; see `warm`."""
+    monkeypatch.setattr(warm.Warm, "is_cold", True)
 
 
 @pytest.fixture

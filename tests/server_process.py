@@ -5,13 +5,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import serving
+import warm
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -32,7 +32,7 @@ def http_on(protocol: str, folder: Path) -> dict[str, str]:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-W", "error", "-m", "server", *arguments]
+    return [*warm.PROGRAM, *arguments]
 
 
 class Served:
@@ -60,7 +60,7 @@ class Served:
 def served(folder: Path, *arguments: str, **variables: str) -> Iterator[Served]:
     log = (folder / "server.log").open("a")
     flags = ["--port", "0", "--data-dir", str(folder), "--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
-    process = subprocess.Popen(
+    process = warm.Warm(
         command("serve", *flags, *arguments),
         env=environment(**variables),
         stdout=subprocess.PIPE,

@@ -304,6 +304,7 @@ def test_serve_refuses_in_one_sentence_what_cannot_work(tmp_path, arguments, sai
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("flags", [["--store", "memory:"], [], ["--workers", "2"]], ids=" ".join)
 def test_serving_gives_no_warning(tmp_path, flags):
     with server_process.served(tmp_path, *flags) as server:

@@ -14,6 +14,7 @@ import http_endpoint
 import mcp_endpoint
 import pytest
 import server_process
+import warm
 from mcp_endpoint import META, MODERN
 from serving import PATIENCE, wait_until
 
@@ -118,7 +119,7 @@ class Client:
 
 @contextlib.contextmanager
 def launched(*arguments, **variables):
-    process = subprocess.Popen(
+    process = warm.Warm(
         server_process.command("mcp", *arguments),
         env=server_process.environment(**variables),
         stdin=subprocess.PIPE,

@@ -54,6 +54,7 @@ def imported_modules(source):
             yield node.module.partition(".")[0]
 
 
+@pytest.mark.heavy  # as it needs all extras
 def test_what_is_imported_is_what_is_declared():
     files = [path for package in ("server", "toolpack_server", "toolpacks") for path in (ROOT / package).rglob("*.py")]
     modules = {name for path in files for name in imported_modules(path.read_text(encoding="utf-8"))}

@@ -90,6 +90,7 @@ def test_a_function_that_ends_a_server_without_a_supervisor_is_named_by_its_stat
         assert wait_until(lambda: words_of(tmp_path), "the last words")[-1].endswith("without a word, with status 3.")
 
 
+@pytest.mark.usefixtures("cold")  # the witness is found by the command line
 @pytest.mark.parametrize("store", [[], ["--store", "memory:"]])
 def test_a_server_that_stops_says_why_and_nobody_else_says_more(tmp_path, store):
     with server_process.served(tmp_path, *store) as server:

@@ -1,0 +1,178 @@
+"""The command `toolpack-server` in processes of its own that begin with the server's modules imported.
+
+Most of what the start of a command costs is imports, and the tests start hundreds. The rule: such a process is forked
+from one that has imported the server and done nothing else, as workers are, and behaves as if it had been started: its
+module, arguments, variables, folder, session, signals and standard streams are its own. Where variables are to change
+how Python itself starts, or anything else than the command is to be run, it really is started.
+"""
+
+import array
+import atexit
+import importlib
+import inspect
+import io
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from patience import PATIENCE
+
+PROGRAM = [sys.executable, "-W", "error", "-m", "server"]
+MODULES = ["server.cli.serve", "server.cli.look", "server.web.app", "server.features.mcp.command", "server.rpc.jsonrpc"]
+PIPES = ["p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"]
+DECIDES = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "TZ")  # the beginnings of such variables
+
+
+def decides(env: Mapping[str, str]) -> dict[str, str]:
+    """Get those variables that change how Python itself starts."""
+    return {name: env[name] for name in env if name.startswith(DECIDES)}
+
+
+class Warm(subprocess.Popen[Any]):
+    """As `subprocess.Popen`; the command may be that of the server."""
+
+    _origin: ClassVar["Origin | None"] = None
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    is_cold = False  # whether all are really started
+    forked = False
+
+    def _execute_child(self, args: Any, *others: Any) -> None:
+        given = inspect.signature(subprocess.Popen._execute_child).bind(self, args, *others).arguments
+        env = given["env"] if given["env"] is not None else dict(os.environ)
+        simple = not (given["executable"] or given["preexec_fn"] or given["shell"] or given["pass_fds"])
+        if self.is_cold or not simple or [*args][: len(PROGRAM)] != PROGRAM or sys.platform != "linux":
+            super()._execute_child(args, *others)
+            return
+        with self._lock:
+            if Warm._origin is None or Warm._origin.owner != os.getpid():
+                Warm._origin = Origin()
+        if Warm._origin.decided != decides(env):
+            super()._execute_child(args, *others)
+            return
+        streams = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
+        streams = [number if stream == -1 else stream for number, stream in enumerate(streams)]
+        asked = {"argv": [*args][len(PROGRAM) :], "env": env, "cwd": given["cwd"] or str(Path.cwd())}
+        asked["session"] = given["start_new_session"]
+        self.pid = Warm._origin.ask(asked, streams)
+        self.forked = self._child_created = True
+        self._close_pipe_fds(*(given[name] for name in PIPES))
+
+    def _internal_poll(self, *args: Any, **kwargs: Any) -> int | None:
+        if not self.forked:
+            return super()._internal_poll(*args, **kwargs)
+        if self.returncode is None and self._waitpid_lock.acquire(blocking=False):
+            try:
+                self._try_wait(os.WNOHANG)
+            finally:
+                self._waitpid_lock.release()
+        return self.returncode
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        if not self.forked:
+            return super()._try_wait(flags)
+        if self.returncode is not None:
+            return 0, 0
+        while (status := Warm._origin.ask({"ended": self.pid})) is None and not flags & os.WNOHANG:
+            time.sleep(0.005)
+        if status is None:
+            return 0, 0
+        self.returncode = os.waitstatus_to_exitcode(status)
+        return self.pid, status
+
+
+def run(command: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run`, with what it prints."""
+    with Warm(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            printed = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, *printed)
+
+
+class Origin:
+    """The process that forks, as the tests see it."""
+
+    def __init__(self) -> None:
+        self.owner, self._lock = os.getpid(), threading.Lock()
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        env = os.environ | {"PYTHONUNBUFFERED": "1"}
+        self.decided = decides(env)
+        command = [sys.executable, "-W", "error", __file__, str(theirs.fileno())]
+        self._process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], start_new_session=True)
+        theirs.close()
+        atexit.register(self.close)
+
+    def ask(self, asked: dict[str, Any], streams: Sequence[int] = ()) -> Any:
+        """Have a process forked, and get its id; or ask for the status of one, which is None while it lives."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))] if streams else []
+        with self._lock:
+            self._ours.sendmsg([json.dumps(asked).encode()], rights)
+            return json.loads(self._ours.recv(2**10))
+
+    def close(self) -> None:
+        self._ours.close()
+        if self.owner == os.getpid():
+            self._process.wait()
+
+
+def main(control: socket.socket) -> None:
+    """Fork what is asked for, and tell how it has ended; until the tests end."""
+    del sys.path[0]  # this folder
+    folder = Path(str(importlib.import_module("server").__file__)).parent / "features"
+    for name in [*MODULES, *(f"server.features.{each.parent.name}.feature" for each in folder.glob("*/feature.py"))]:
+        importlib.import_module(name)
+    while True:
+        message, streams, _, _ = socket.recv_fds(control, 2**20, 3)
+        if not message:
+            os._exit(0)
+        asked = json.loads(message)
+        if "ended" in asked:
+            # Only now is it reaped: until then it is what the system keeps of a process that has ended.
+            number, status = os.waitpid(asked["ended"], os.WNOHANG)
+            control.send(json.dumps(status if number else None).encode())
+            continue
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            become(asked, streams)
+        control.send(json.dumps(pid).encode())
+        for stream in streams:
+            os.close(stream)
+
+
+def become(asked: dict[str, Any], streams: list[int]) -> None:
+    """Be what was asked for."""
+    if asked["session"]:
+        os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    os.closerange(3, max(streams) + 1)
+    # What a stream knows of its file, as whether it can be sought in, it keeps.
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        raw, old = open(number, "wb", buffering=0, closefd=False), getattr(sys, name)  # noqa: SIM115
+        stream = io.TextIOWrapper(raw, old.encoding, old.errors, write_through=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    sys.argv = ["server", *asked["argv"]]
+    sys.path.insert(0, asked["cwd"])
+    runpy.run_module("server", run_name="__main__", alter_sys=True)
+    raise SystemExit
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
