@@ -239,7 +239,7 @@ def test_a_mistyped_variable_is_named(monkeypatch, tmp_path, name, said):
 )
 def test_other_variables_are_not(monkeypatch, name):
     monkeypatch.setenv(name, "x")
-    assert not [notice for notice in unknown_variables() if name in notice]
+    assert not [notice for notice in unknown_variables(()) if name in notice]
 
 
 # The arguments that functions are called with

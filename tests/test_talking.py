@@ -440,9 +440,9 @@ def test_the_client_waits_longer_for_what_waits_and_says_nothing_twice():
         requests.append((json.loads(request.content), request.extensions["timeout"]["read"]))
         if len(requests) == 1:
             raise httpx.ReadError("lost", request=request)
-        reply = {"jsonrpc": "2.0", "id": 1, "result": True}
-        is_batch = isinstance(requests[-1][0], list)
-        return httpx.Response(200, json=[reply, {**reply, "id": 2}] if is_batch else reply)
+        heard = {"jsonrpc": "2.0", "id": 1, "result": {"messages": [], "done": False}}
+        replies = {2: {**heard, "result": True}, 4: [heard, {**heard, "id": 2}]}
+        return httpx.Response(200, json=replies.get(len(requests), heard))
 
     with AgentClient("http://there/agents/x", transport=httpx.MockTransport(answer), timeout_seconds=10) as agent:
         agent.say("5?", to="seller")

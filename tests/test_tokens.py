@@ -270,7 +270,7 @@ AGENTS = [method.declared.name for method in AGENTS_METHODS]
 def test_an_agent_has_six_methods_and_no_word_about_others(server, ann):
     session = ann.rpc("create_session", toolpacks=["ledger"])
     agent = Client(server)
-    assert AGENTS == ["list_functions", "run_function", "say", "listen", "get_task", "submit_answer"]
+    assert AGENTS == ["list_functions", "run_function", "get_task", "submit_answer", "say", "listen"]
     for method in {method.declared.name for method in CLIENTS_METHODS} - {*AGENTS}:
         error = agent.post(session["agent_path"], request(method)).json()["error"]
         assert (error["code"], error["message"]) == (-32601, "Method not found")
