@@ -22,6 +22,7 @@ from server.settings import Settings
 from server.web.app import create_app
 from server.web.http_server import HttpServer
 
+IDLE_SECONDS = 3600  # that a connection stays open between two bursts
 TOKEN = "a-token-for-this-server"
 TESTS = str(Path(__file__).parent)
 
@@ -65,7 +66,8 @@ class Transport:
         self._closing = False
 
     def write(self, data: bytes) -> None:
-        self.answered(data)
+        if data:  # with h11, uvicorn writes nothing at the end of each response
+            self.answered(data)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
@@ -189,6 +191,7 @@ class WholeServer:
         self._gateway = self._app.state.gateway
         self._server = HttpServer(self._app, self.settings, self._gateway.connections)
         self._server.config.load()
+        self._server.config.timeout_keep_alive = IDLE_SECONDS
         driver = self.service.sessions.queues.threads.drive(self._server.loop_factory())
         self._loop, self._end, self._ready = driver.loop, asyncio.Event(), threading.Event()
         self._thread = threading.Thread(target=driver.run, args=[self._serve()], daemon=True)
