@@ -4,16 +4,18 @@ The rule: this package imports no web framework, so that a toolpack can be writt
 are imported when they are used: whoever imports a module of the server waits for that module alone.
 """
 
+from importlib import import_module
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from server.errors import ToolNotFoundError
+    from server.base.errors import ToolNotFoundError
     from server.features.parts.database import Database
     from server.features.parts.files import Files
     from server.features.tasks.rollouts import Check, Evaluation, Rollout
     from server.features.tasks.solutions import reached_solution
     from server.features.tasks.task import Task
+    from server.features.toolpack import Toolpack
     from server.functions.content import Content
     from server.functions_runtime import (
         Depends,
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
         TaskEnvironment,
         make_function,
     )
-    from server.toolpack import Toolpack
 
 __all__ = [
     "Check",
@@ -54,16 +55,20 @@ _MODULES = {
     "Files": "features.parts.files",
     "Rollout": "features.tasks.rollouts",
     "Task": "features.tasks.task",
-    "ToolNotFoundError": "errors",
-    "Toolpack": "toolpack",
+    "ToolNotFoundError": "base.errors",
+    "Toolpack": "features.toolpack",
     "reached_solution": "features.tasks.solutions",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in __all__ and name != "perturbations":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = resolve_name(f"server.{_MODULES.get(name, 'functions_runtime')}:{name}")
+    if name == "perturbations":
+        found = import_module("server.features.perturbations.authors")
+    else:
+        found = resolve_name(f"server.{_MODULES.get(name, 'functions_runtime')}:{name}")
+    globals()[name] = found
     return found
 
 

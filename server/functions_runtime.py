@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, PrivateAttr
 from pydantic_core import PydanticCustomError, ValidationError
 
-from server.errors import MAX_SHOWN, NoEnvironmentError, ToolNotFoundError, shown
+from server.base.errors import MAX_SHOWN, NoEnvironmentError, ToolNotFoundError, shown
 from server.functions.signatures import FunctionSignature, read_signature
 from server.functions.steps import Passed, Steps, awaited, run_steps
 

@@ -14,7 +14,8 @@ from typing import Any, Self
 
 from pydantic_core import to_jsonable_python
 
-from server.errors import CallError
+from server.base.errors import CallError
+from server.base.settings import Settings
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure
 from server.functions_runtime import FunctionCall
@@ -22,11 +23,10 @@ from server.packs.catalog import Catalog
 from server.packs.checks import initial_problem
 from server.packs.toolpack import Toolpack, as_made
 from server.rpc.caller import Caller
-from server.service import Service
 from server.sessions.calls import CallRequest
-from server.settings import Settings
 from server.snapshots.pickling import thaw
-from server.volumes import put_in
+from server.volumes.volume import put_in
+from server.wiring.service import Service
 
 _SETTINGS = {"store": "memory:", "log_calls": "off", "compare_read_only": True}
 _STOP_SECONDS = 10.0

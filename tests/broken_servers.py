@@ -1202,8 +1202,8 @@ BROKEN = [
     (limits.deep_json_is_refused, DiesOfDepth),
     (limits.nested_calls_have_a_limit, patched(calls, "MAX_NESTED_CALLS", MANY)),
     (limits.nested_calls_have_a_limit, patched("server.functions_runtime", "MAX_CALL_DEPTH", MANY)),
-    (limits.labels_have_a_limit, patched("server.parameters", "MAX_LABELS_BYTES", MANY)),
-    (limits.errors_are_short, patched("server.errors", "MAX_SHOWN", MANY)),
+    (limits.labels_have_a_limit, patched("server.protocol.parameters", "MAX_LABELS_BYTES", MANY)),
+    (limits.errors_are_short, patched("server.base.errors", "MAX_SHOWN", MANY)),
     # JSON-RPC 2.0
     (jsonrpc.what_is_no_json_is_refused, codes(-32700, -32600)),
     (jsonrpc.what_is_no_json_is_refused, patched("server.rpc.parsing", "loads", json.loads)),

@@ -10,11 +10,11 @@ import httpx
 import uvicorn
 from patience import PATIENCE
 
+from server.base.settings import Settings
 from server.packs.catalog import Catalog
 from server.processes.listen import listen
-from server.service import Service
-from server.settings import Settings
 from server.web.app import create_app
+from server.wiring.service import Service
 
 
 class _Server(uvicorn.Server):

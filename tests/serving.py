@@ -17,19 +17,19 @@ from unittest import mock
 import pytest
 from patience import PATIENCE
 
-from server.errors import RequestError
+from server.base.errors import RequestError
+from server.base.settings import Settings
 from server.execution.views import thawed
-from server.feature import Feature
-from server.installed import load_features
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
 from server.rpc.codes import describe, error_reply
 from server.rpc.method import agents_methods, clients_methods
-from server.service import Service, all_methods
-from server.settings import Settings
 from server.stores import open_store
 from server.stores.base import Counted
+from server.wiring.feature import Feature
+from server.wiring.installed import load_features
+from server.wiring.service import Service, all_methods
 
 PACKS = Path(__file__).parent / "packs"
 FIXTURES = ("ledger", "vault", "nasty", "halves")

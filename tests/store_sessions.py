@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import count
 
-from server.errors import (
+from server.base.errors import (
     MissingBlobError,
 )
 from server.stores.base import Commit, ForkPoint, Record, StoredSession

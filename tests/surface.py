@@ -26,23 +26,23 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, TypeAdapter
 from typing_extensions import Unpack, is_typeddict
 
+from server.base.settings import PREFIX, Settings
 from server.cli import cli
 from server.execution.failure import Failure
 from server.features.audit.command import FORMAT as AUDIT
 from server.features.mcp.messages import CALL_ID_KEY, VERSIONS
 from server.features.mcp.protocol import Mcp
 from server.features.replay.bundle_format import FORMAT as BUNDLES
-from server.installed import load_features
 from server.observability.metrics import Metrics
 from server.packs.catalog import Catalog
 from server.rpc.codes import CODES, FAILURE_CODES
 from server.rpc.method import agents_methods
-from server.service import OK, REFUSED, Service, all_methods, openrpc
-from server.settings import PREFIX, Settings
 from server.snapshots.seal import FORMAT as SNAPSHOTS
 from server.stores.redis.connection import SCHEMA as REDIS
 from server.stores.sqlite.file import VERSION as SQLITE
 from server.web.app import create_app
+from server.wiring.installed import load_features
+from server.wiring.service import OK, REFUSED, Service, all_methods, openrpc
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "schemas" / "released.json"
@@ -55,9 +55,13 @@ MODULES = (
     "server.client",
     "server.client.environments",
     "server.client.remote_runtime",
-    "server.errors",
-    "server.perturbations",
+    "server.features.api",
+    "server.features.api_http",
     "server.testing",
+    "toolpack_server",
+    "toolpack_server.environments",
+    "toolpack_server.perturbations",
+    "toolpack_server.testing",
 )
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 
@@ -420,7 +424,8 @@ def main(release: str | None) -> None:
     changelog = CHANGELOG.read_text(encoding="utf-8")
     told = told_breaks(changelog)
     found = [*breaks(Surface.read(kept["surface"]), now)]
-    untold = [(name, what) for name, what in found if not any(f"`{name}`" in entry for entry in told)]
+    names = {name: (f"`{name}`", f"`{name.rpartition('.')[0]}.*`") for name, _ in found}  # the latter: a whole module
+    untold = [(name, what) for name, what in found if not any(each in entry for entry in told for each in names[name])]
     for name, what in untold:
         click.echo(f"`{name}` {what}")
     if untold:

@@ -7,7 +7,7 @@ from agentdojo import functions_runtime as agentdojo
 from agentdojo.default_suites.v1.tools.banking_client import BankAccount, get_balance, send_money
 
 from server import EmptyEnv, FunctionsRuntime, TaskEnvironment, Toolpack, make_function
-from server.errors import RegistrationError
+from server.base.errors import RegistrationError
 from server.functions_runtime import is_ready
 
 pytestmark = with_agentdojo.HEAVY

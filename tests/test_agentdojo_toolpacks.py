@@ -9,7 +9,7 @@ import with_agentdojo
 from agentdojo.task_suite.load_suites import get_suites
 from agentdojo.task_suite.task_suite import TaskSuite
 
-from server.errors import InvalidParamsError
+from server.base.errors import InvalidParamsError
 from server.packs.loading import inspect_toolpacks, load_catalog
 from server.snapshots.comparison import difference
 

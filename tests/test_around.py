@@ -3,12 +3,12 @@
 import pytest
 from serving import Bench, RpcError
 
-from server.errors import InvalidParamsError, TooLargeError
+from server.base.errors import InvalidParamsError, TooLargeError
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure
-from server.feature import Feature
-from server.installed import load_features
 from server.sessions.operation import Around
+from server.wiring.feature import Feature
+from server.wiring.installed import load_features
 
 HEARD = b'"something else"'
 

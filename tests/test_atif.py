@@ -10,8 +10,8 @@ from test_tasks import CATALOG
 
 from server.features.tasks.atif import EMPTY, atif
 from server.features.tasks.trajectories import Messages
-from server.installed import load_features
-from server.service import all_record_kinds
+from server.wiring.installed import load_features
+from server.wiring.service import all_record_kinds
 
 KINDS = all_record_kinds(load_features())
 KNOWN = {

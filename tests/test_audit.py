@@ -8,6 +8,7 @@ import serving
 from command_line import invoke
 from serving import PACKS
 
+from server.base.settings import Settings
 from server.features.audit import processes
 from server.features.audit.auditing import Effort
 from server.features.audit.processes import audit_tasks, task_names
@@ -16,7 +17,6 @@ from server.features.audit.worlds import DIFFERENT, EQUAL, MARKS, difference
 from server.features.tasks.finding import all_tasks
 from server.packs.loading import load_catalog
 from server.processes import child
-from server.settings import Settings
 
 CATALOG = load_catalog((PACKS,), ("library",))
 LIBRARY = Settings(store="memory:", pack_dir=(PACKS,), packs=("library",))

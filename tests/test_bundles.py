@@ -14,7 +14,7 @@ from pydantic import BaseModel, PrivateAttr
 from serving import KEY, Bench, refused
 
 from server import Depends, TaskEnvironment, Toolpack
-from server.errors import MissingBlobError
+from server.base.errors import MissingBlobError
 from server.features.replay.bundle_format import FORMAT
 from server.packs.catalog import Catalog
 from server.snapshots.comparison import difference

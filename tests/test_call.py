@@ -6,7 +6,7 @@ import pytest
 import serving
 from serving import CATALOG, ledger
 
-from server.errors import ClassesChangedError, Interrupted, MissingBlobError, StateDamagedError
+from server.base.errors import ClassesChangedError, Interrupted, MissingBlobError, StateDamagedError
 from server.execution.call import call
 from server.execution.codec import Codec
 from server.execution.failure import Failure

@@ -5,10 +5,10 @@ import threading
 import pytest
 from serving import PATIENCE, ledger, wait_until
 
+from server.base.settings import Settings
 from server.engine import lanes
 from server.engine.lanes import Backlog, Lanes
 from server.engine.pace import Pace
-from server.settings import Settings
 
 
 def gate(name):

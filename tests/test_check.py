@@ -9,13 +9,13 @@ import serving
 from command_line import invoke
 
 from server import TaskEnvironment
-from server.errors import RegistrationError
+from server.base.errors import RegistrationError
+from server.base.settings import Settings, unknown_variables
 from server.features.checking import calls
 from server.features.checking.examples import example_arguments, known_values
 from server.functions_runtime import make_function
 from server.packs import checks
 from server.packs.loading import load_catalog
-from server.settings import Settings, unknown_variables
 
 WRONG = {file.stem: file for file in sorted((Path(__file__).parent / "wrong_toolpacks").glob("*.py"))}
 """Toolpacks that `check` finds fault with, but for `sound`."""

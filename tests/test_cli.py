@@ -18,9 +18,9 @@ import serving
 from command_line import invoke, run, run_here
 from patience import PATIENCE
 
+from server.base.settings import Settings
 from server.cli.serve import banner
 from server.packs.loading import load_catalog
-from server.settings import Settings
 
 FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault"]
 

@@ -17,11 +17,11 @@ from http_server import running
 from redis_server import free_port
 from serving import AGENTS_METHODS, CLIENTS_METHODS
 
+from server.base.errors import NoReplyError, ReplyError
 from server.client import AgentClient, AsyncAgentClient, AsyncClient, Client, batches
 from server.client import clients as client_module
 from server.client.methods import AgentMethods, ClientMethods
 from server.client.requests import method
-from server.errors import NoReplyError, ReplyError
 from server.packs.loading import load_catalog
 
 OK = {"jsonrpc": "2.0", "id": 1, "result": {"result": 1, "error": None}}
@@ -133,7 +133,7 @@ def test_there_is_a_method_with_the_same_parameters_for_every_one_of_the_server(
     ],
 )
 def test_help_shows_the_methods_with_their_signatures(kind, shown):
-    text = pydoc.plain(pydoc.render_doc(kind)).replace("server.results.", "").replace("typing.", "")
+    text = pydoc.plain(pydoc.render_doc(kind)).replace("server.protocol.results.", "").replace("typing.", "")
     # Python 3.13 and later break long lines.
     assert "".join(shown.split()) in "".join(line.removeprefix(" |") for line in text.splitlines()).replace(" ", "")
     assert str(inspect.signature(Client("http://there").get_session)).startswith("(session_id: str) -> ")

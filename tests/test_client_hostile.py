@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from test_client import OK, REPLAY, SESSION, Script
 
+from server.base.errors import ClientError, NoReplyError, ReplyError
 from server.client import AsyncClient, Client, exchange, rollouts
 from server.client import clients as client_module
 from server.client.environments import Environment
@@ -21,8 +22,7 @@ from server.client.exchange import RETRIES
 from server.client.methods import ClientMethods
 from server.client.requests import method
 from server.client.shapes import fits
-from server.errors import ClientError, NoReplyError, ReplyError
-from server.results import Record
+from server.protocol.results import Record
 
 METHODS = {name: each for name, each in vars(ClientMethods).items() if isinstance(each, method)}
 

@@ -6,8 +6,8 @@ import pytest
 import serving
 from serving import RpcError, ledger, wait_until
 
+from server.base.errors import OverloadedError
 from server.engine import commits, queues, session_clock
-from server.errors import OverloadedError
 from server.stores import open_store
 
 UNKNOWN = "It is not known whether the call was kept"

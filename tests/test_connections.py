@@ -8,9 +8,9 @@ import pytest
 from http_endpoint import HEAD, PING, answer, check_refusal, is_ended, request, served
 from serving import ledger, wait_until
 
-from server.errors import HttpRefusedError
+from server.base.errors import HttpRefusedError
+from server.base.settings import Settings
 from server.rpc.caller import Caller
-from server.settings import Settings
 from server.web.connections import STATE, Connections
 
 TOKENS = {"ann": "ann-secret", "bob": "bob-secret", "eve": "eve-secret"}

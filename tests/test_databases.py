@@ -15,7 +15,7 @@ from serving import PACKS, PATIENCE, Bench, refused, wait_until
 from shared_memory import SharedMemory
 
 from server import Database, Depends, Task, TaskEnvironment, Toolpack
-from server.errors import InvalidParamsError, RegistrationError
+from server.base.errors import InvalidParamsError, RegistrationError
 from server.features.executors import runner
 from server.features.parts import database as databases
 from server.features.parts.database_file import DatabaseFile
@@ -23,9 +23,9 @@ from server.features.replay.writers import has_kind
 from server.packs.catalog import Catalog
 from server.packs.checks import initial_problem
 from server.packs.loading import load_catalog
-from server.scratch import PREFIX, Scratch, remove_leftovers
 from server.testing import Session
-from server.volumes import Limits
+from server.volumes.scratch import PREFIX, Scratch, remove_leftovers
+from server.volumes.volume import Limits
 
 CATALOG = load_catalog((PACKS,), ("stall",))
 ALONE = "a session's database stands alone: ATTACH, DETACH and VACUUM INTO aren't possible"

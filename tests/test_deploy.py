@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from server.settings import Settings
+from server.base.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 RESOURCES = list(yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text(encoding="utf-8")))

@@ -12,9 +12,9 @@ from patience import PATIENCE
 from redis_server import free_port
 from serving import AGENTS_METHODS, CLIENTS_METHODS
 
+from server.base.settings import PREFIX, Settings
 from server.cli import cli
 from server.rpc import codes
-from server.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parent.parent
 PROTOCOL, OPERATE = ((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("protocol.md", "operate.md"))

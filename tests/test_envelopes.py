@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from serving import RpcError
 
 from server import Depends, TaskEnvironment, ToolNotFoundError, Toolpack
-from server.errors import MissingBlobError, OverloadedError, StateDamagedError
+from server.base.errors import MissingBlobError, OverloadedError, StateDamagedError
 from server.packs.catalog import Catalog
 
 pytestmark = serving.IN_BOTH

@@ -13,10 +13,10 @@ import server_process
 import serving
 from serving import refused
 
+from server.base.errors import RemoteFunctionError, ReplyError
 from server.client import Client
 from server.client.environments import Environment, submit_answers
 from server.client.text_environments import TextEnvironment
-from server.errors import RemoteFunctionError, ReplyError
 
 SAVE = "bank/save-300"
 RUN = {"run": "environments"}

@@ -32,7 +32,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, PrivateAttr, RootMo
 from pydantic_core import MultiHostUrl, TzInfo, Url
 from typing_extensions import TypeAliasType, TypedDict
 
-from server.errors import ClassesChangedError, RegistrationError, SnapshotError, StateDamagedError
+from server.base.errors import ClassesChangedError, RegistrationError, SnapshotError, StateDamagedError
 from server.snapshots.classes import ClassTable, fingerprint
 from server.snapshots.comparison import difference
 from server.snapshots.pickling import freeze, thaw

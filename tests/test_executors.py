@@ -13,8 +13,8 @@ import server_process
 import serving
 from serving import PACKS, PATIENCE, refused, wait_until
 
+from server.base.errors import StartError
 from server.engine import jobs, lanes, threads
-from server.errors import StartError
 from server.features.executors import pool
 from server.features.executors.system import parent_of
 from server.packs.loading import load_catalog

@@ -17,7 +17,7 @@ import pytest
 
 from server.features.parts import files_glob
 from server.features.perturbations.appearance import Appearance
-from server.perturbations.rules import read_rules
+from server.protocol.rules import read_rules
 
 ROOT = Path(__file__).parents[1]
 METHODS = {"match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split"}

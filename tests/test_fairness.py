@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import PATIENCE, RpcError, ledger, wait_until
 
+from server.base.errors import DeadlineError
+from server.base.settings import Settings
 from server.engine import jobs, pace, queues, threads
 from server.engine.lanes import Backlog, Lane, Lanes
 from server.engine.pace import QUICK_RUNS, SLOW_LOOKS, TRIALS, Pace
-from server.errors import DeadlineError
 from server.sessions import manager
-from server.settings import Settings
 
 
 @pytest.fixture

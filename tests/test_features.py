@@ -9,14 +9,14 @@ import click
 import pytest
 from serving import FEATURES, refused
 
-from server import installed
+from server.base.errors import SettingsError, StartError
 from server.cli import all_commands, cli, first_sentence
-from server.errors import SettingsError, StartError
-from server.feature import Feature
-from server.installed import GROUP, in_order, load_features
 from server.rpc.method import agents_methods, clients_methods
-from server.service import all_methods
 from server.web.app import create_app
+from server.wiring import installed
+from server.wiring.feature import Feature
+from server.wiring.installed import GROUP, in_order, load_features
+from server.wiring.service import all_methods
 
 
 def names(methods):
@@ -89,7 +89,7 @@ def test_commands_are_listed_with_what_they_do_without_being_imported():
         assert " ".join(cli.get_command(context, name).help.partition("\n\n")[0].split()) == first_sentence(path)
     program = (
         "import sys; from server.cli import cli; cli(['--help'], standalone_mode=False); "
-        "assert not {'pydantic', 'jsonrpcserver', 'server.service', 'server.feature'} & sys.modules.keys()"
+        "assert not {'pydantic', 'jsonrpcserver', 'server.wiring', 'server.rpc'} & sys.modules.keys()"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert re.findall(r"^  (\w+)  ", shown.partition("Commands:")[2], re.MULTILINE) == sorted(all_commands())

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import jsonpatch
 import pytest
 
-from server.errors import InvalidParamsError, RegistrationError
+from server.base.errors import InvalidParamsError, RegistrationError
 from server.features.parts import files_glob
 from server.features.parts.files import Files
 from server.features.parts.files_directory import Directory
 from server.features.parts.files_text import unified_diff
 from server.features.parts.files_tree import FileNode, FolderNode, LinkNode
-from server.volumes import Limits
+from server.volumes.volume import Limits
 
 SENTENCES = {
     "outside": (lambda files: files.read_text("../x"), "[Errno 13] the path leads out of the session's files: '../x'"),

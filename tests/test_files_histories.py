@@ -33,7 +33,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from server.features.parts.files import Files
 from server.features.parts.files_tree import FileNode, FolderNode, LinkNode, size_of, walk
 from server.packs.loading import load_catalog
-from server.volumes import Limits, VolumeMeans
+from server.volumes.volume import Limits, VolumeMeans
 
 load_catalog((serving.PACKS,), ("papers",))
 papers = sys.modules["toolpacks.papers"]

@@ -12,7 +12,7 @@ import serving
 
 from server.features.parts.files_directory import Directory
 from server.packs.loading import load_catalog
-from server.scratch import FULL_TEXT
+from server.volumes.scratch import FULL_TEXT
 
 pytestmark = serving.IN_BOTH
 

@@ -11,7 +11,7 @@ import server_process
 from redis_server import free_port
 from serving import wait_until
 
-from server.errors import SettingsError
+from server.base.errors import SettingsError
 from server.features.executors.sandbox import check_sandbox
 
 PACK = '''

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Bench, refused
 
-from server.installed import load_features
 from server.jsonio.strict import dumps
-from server.service import all_record_kinds
 from server.sessions.histories import RecordTree
 from server.stores import open_store
 from server.stores.base import Record
+from server.wiring.installed import load_features
+from server.wiring.service import all_record_kinds
 
 KINDS = all_record_kinds(load_features())
 

@@ -11,7 +11,7 @@ import pytest
 import serving
 
 from server import Task, Toolpack
-from server.errors import RegistrationError
+from server.base.errors import RegistrationError
 from server.features.checking.calls import Tried, try_functions
 from server.packs.catalog import Catalog
 from server.packs.checks import initial_problem

@@ -21,7 +21,7 @@ from server import (
     Toolpack,
     make_function,
 )
-from server.errors import RegistrationError
+from server.base.errors import RegistrationError
 from server.functions_runtime import is_ready
 
 

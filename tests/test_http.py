@@ -11,7 +11,7 @@ import server_process
 import serving
 from serving import RpcError, result_of
 
-from server.errors import SettingsError
+from server.base.errors import SettingsError
 from server.web.app import create_app
 
 BODY = b'{"jsonrpc": "2.0", "method": "list_sessions", "id": 1}'

@@ -15,7 +15,7 @@ import serving
 from hatchling.builders.wheel import WheelBuilder
 from serving import Bench, refused
 
-from server.errors import RegistrationError
+from server.base.errors import RegistrationError
 from server.packs.loading import load_catalog
 from server.packs.sources import GROUP, package_folders
 

@@ -6,10 +6,10 @@ import threading
 import pytest
 from serving import PATIENCE, wait_until
 
+from server.base.errors import Interrupted
 from server.engine import interruption
 from server.engine.interruption import Interruptible
 from server.engine.pool_thread import interruptible
-from server.errors import Interrupted
 from server.functions.coroutines import close_loop, run_coroutine
 
 

@@ -9,7 +9,7 @@ from fuzz.values import Target, bodies
 from hypothesis import HealthCheck, given, settings
 from serving import RpcError
 
-from server.errors import InvalidParamsError, OverloadedError
+from server.base.errors import InvalidParamsError, OverloadedError
 from server.rpc.caller import Caller
 from server.rpc.codes import describe
 from server.rpc.jsonrpc import JsonRpc

@@ -9,10 +9,10 @@ import serving
 from serving import RpcError, ledger, wait_until
 from shared_memory import SharedMemory
 
+from server.base.errors import OverloadedError
 from server.engine import leases, queues
 from server.engine.leases import DEAD_SECONDS, HEARTBEAT_SECONDS, Leases
 from server.engine.state import SessionState
-from server.errors import OverloadedError
 from server.stores import open_store
 from server.stores.base import Head, Lease, StoredSession
 

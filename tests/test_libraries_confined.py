@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import server_process
 
-from server.errors import SettingsError
+from server.base.errors import SettingsError
 from server.features.executors.sandbox import check_sandbox
 
 PACK = '''

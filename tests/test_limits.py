@@ -19,16 +19,16 @@ from serving import Bench, Clock, RpcError, ledger, refused, result_of, wait_unt
 from shared_memory import SharedMemory
 
 from server import Toolpack
-from server.cache import BoundedCache
+from server.base.cache import BoundedCache
+from server.base.errors import VersionNotRetainedError
+from server.base.settings import Settings
 from server.engine.state import SessionState
-from server.errors import VersionNotRetainedError
 from server.execution.codec import Codec
 from server.execution.initial import ENTRY_BYTES, InitialEnvironments
 from server.execution.initial import build as build_initial
 from server.packs.catalog import Catalog
 from server.rpc import parsing
 from server.sessions import factory, manager, quotas
-from server.settings import Settings
 
 WAIT_SECONDS = 0.4
 LIMITS = [name for name in Settings.model_fields if name.startswith("max_") or name.endswith("timeout_seconds")]

@@ -7,14 +7,14 @@ import pytest
 from pydantic import Field
 from serving import FEATURES, refused, result_of
 
-from server.errors import StartError
-from server.feature import Feature
-from server.parameters import SessionId
+from server.base.errors import StartError
+from server.protocol.parameters import SessionId
 from server.rpc.caller import Caller
 from server.rpc.client_code import client_code
 from server.rpc.method import Method
 from server.rpc.openrpc import openrpc_document
-from server.service import all_methods
+from server.wiring.feature import Feature
+from server.wiring.service import all_methods
 
 
 class TouchSession(Method, result=Literal[True], agents="Renew the session.", positional=("why",), repeatable=False):

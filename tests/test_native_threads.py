@@ -8,7 +8,7 @@ from ci import without
 from server_process import command, environment, served
 from serving import PATIENCE
 
-from server.errors import SettingsError
+from server.base.errors import SettingsError
 from server.features.executors.sandbox import check_sandbox
 
 pytestmark = pytest.mark.heavy

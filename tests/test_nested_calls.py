@@ -5,12 +5,12 @@ import contextlib
 import pytest
 from serving import IN_BOTH, PACKS, gate, refused
 
-from server.errors import InvalidParamsError
+from server.base.errors import InvalidParamsError
 from server.features.replay.bundle_format import record_of
-from server.installed import load_features
 from server.packs.loading import load_catalog
-from server.service import all_record_kinds
 from server.sessions.nested import MAX_NESTED_CALLS
+from server.wiring.installed import load_features
+from server.wiring.service import all_record_kinds
 
 pytestmark = IN_BOTH
 

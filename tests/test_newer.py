@@ -9,8 +9,8 @@ from serving import refused
 from test_stored import DATABASES
 
 from server.features.replay.seeding import SeedBeginning
-from server.installed import load_features
 from server.snapshots import seal
+from server.wiring.installed import load_features
 
 KINDS = [*DATABASES]
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import serving
 
-from server.errors import SettingsError
+from server.base.errors import SettingsError
 from server.features.executors import sandbox
 from server.packs.loading import load_catalog
 from toolpacks import _office_data

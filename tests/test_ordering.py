@@ -7,7 +7,7 @@ import pytest
 import serving
 from serving import RpcError, ledger, wait_until
 
-from server.errors import OverloadedError
+from server.base.errors import OverloadedError
 from server.stores import open_store
 
 pytestmark = serving.IN_BOTH

@@ -25,7 +25,7 @@ import pytest
 from ci import IN_CI, without
 from patience import PATIENCE
 
-import server.perturbations
+import toolpack_server.perturbations
 
 pytestmark = pytest.mark.heavy
 
@@ -374,8 +374,8 @@ def test_perturbations(folder):
         (folder / "perturbed.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
         assert run_console([(".venv/bin/python perturbed.py", "")], folder) == [printed]
     (variants,) = blocks("docs/perturbations.md", "Variants of tasks", "python")
-    toolpack = server.Toolpack("shop", server.TaskEnvironment)
-    exec(variants, {"toolpack": toolpack, "p": server.perturbations})
+    toolpack = toolpack_server.Toolpack("shop", toolpack_server.TaskEnvironment)
+    exec(variants, {"toolpack": toolpack, "p": toolpack_server.perturbations})
     assert [*toolpack.task_list.all()["pay-ann"].variants] == ["outage", "lost", "flaky", "rug-pull"]
 
 

@@ -27,11 +27,11 @@ from ci import IN_CI
 from http_server import RestartingTransport, running
 from pydantic_core import to_json
 
+from server.base.settings import Settings
 from server.client import Client
 from server.client.remote_runtime import RemoteRuntime
 from server.functions_runtime import error_text
 from server.packs.loading import load_catalog
-from server.settings import Settings
 from server.snapshots.comparison import difference
 from server.snapshots.pickling import thaw
 

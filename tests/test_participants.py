@@ -11,8 +11,8 @@ from market import CATALOG, PARTICIPANTS, TASK, Market, Played, bid, look, look_
 from serving import KEY, PACKS, Bench, refused
 
 from server import Task, Toolpack
+from server.base.errors import RegistrationError
 from server.cli.local import memory_settings
-from server.errors import RegistrationError
 from server.features.replay.bundle_format import pack as packed
 from server.features.replay.bundle_format import sealed, unpack
 from server.features.tasks.checks import check_tasks

@@ -10,14 +10,14 @@ import mcp_endpoint
 import pytest
 from serving import IN_BOTH, PACKS, PATIENCE, refused, wait_until
 
-from server import perturbations as p
-from server.errors import TooLargeError
+from server.base.errors import TooLargeError
 from server.features.mcp.protocol import Mcp
+from server.features.perturbations.altered import Chance, altered
 from server.features.perturbations.appearance import Appearance
 from server.features.tasks.variants import HEAD, losses, variants_table
 from server.packs.loading import load_catalog
-from server.perturbations.results import Chance, altered
-from server.perturbations.rules import read_rules
+from server.protocol.rules import read_rules
+from toolpack_server import perturbations as p
 
 pytestmark = IN_BOTH
 

@@ -15,7 +15,7 @@ from random import random as imported_random, choice, randint
 from secrets import token_hex
 from time import time as imported_time
 from uuid import uuid4
-from server.pins import Pin, pinned, start_ns
+from server.functions.pins import Pin, pinned, start_ns
 
 imported_now, imported_today = datetime.now, date.today
 PIN = Pin(tick=3, seed="a seed", now_ns=1_800_000_000 * 10**9)
@@ -215,5 +215,6 @@ def test_when_a_call_starts(clock, step, tick, expected):
 
 
 def test_pytest_is_not_imported():
-    code = "from server.pins import load_time_machine; load_time_machine(); print(json.dumps('pytest' in sys.modules))"
+    load = "from server.functions.pins import load_time_machine; load_time_machine()"
+    code = f"{load}; print(json.dumps('pytest' in sys.modules))"
     assert run(code) is False

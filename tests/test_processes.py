@@ -20,7 +20,8 @@ import uvicorn
 from redis_server import free_port
 from serving import wait_until
 
-from server.errors import SettingsError, StartError
+from server.base.errors import SettingsError, StartError
+from server.base.settings import Settings
 from server.observability.suspects import MOST, Suspects
 from server.packs.catalog import Catalog
 from server.packs.inventory import Inventory
@@ -32,7 +33,6 @@ from server.processes.listen import listen
 from server.processes.pipe import SERVING, STARTING, UNFIT, SupervisorPipe
 from server.processes.supervisor import HANG_SECONDS, LOADING_SECONDS, LOOK_SECONDS, MAX_PAUSE_SECONDS, Supervisor
 from server.processes.worker import OUTDATED, START_FAILED
-from server.settings import Settings
 from server.web.app import create_app
 
 PACK = '''

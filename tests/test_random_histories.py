@@ -15,7 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from server.cli.send import local
 from server.features.tasks.atif import atif
 from server.features.tasks.export import told_to
-from server.rights import AGENT
+from server.protocol.rights import AGENT
 from server.rpc.caller import Caller
 from server.stores import open_store
 

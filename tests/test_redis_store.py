@@ -14,7 +14,7 @@ import redis_server
 import serving
 from store_sessions import change, record_id, session, use_and_delete
 
-from server.errors import (
+from server.base.errors import (
     OverloadedError,
     SettingsError,
 )

@@ -12,7 +12,7 @@ import serving
 from serving import PACKS, refused
 
 from server import Depends, TaskEnvironment, Toolpack  # noqa: F401 - as authors do
-from server.errors import CallError, OverloadedError, RequestError, SnapshotError
+from server.base.errors import CallError, OverloadedError, RequestError, SnapshotError
 from server.execution import machine
 from server.execution.machine import machine_trouble
 from server.execution.refusals import REFUSALS, read_refusal, write_refusal

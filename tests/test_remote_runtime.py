@@ -10,9 +10,9 @@ from agentdojo.task_suite.load_suites import get_suites
 from http_server import running
 from pydantic import ValidationError
 
+from server.base.errors import EnvironmentDiffersError, RemoteFunctionError, ReplyError
 from server.client import Client, remote_runtime
 from server.client.remote_runtime import RemoteRuntime
-from server.errors import EnvironmentDiffersError, RemoteFunctionError, ReplyError
 from server.packs.loading import load_catalog
 from server.snapshots.comparison import difference
 

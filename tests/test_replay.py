@@ -11,7 +11,7 @@ import serving
 from serving import PATIENCE, Bench, refused, wait_until
 
 from server import Depends, TaskEnvironment, Toolpack
-from server.errors import OverloadedError
+from server.base.errors import OverloadedError
 from server.packs.catalog import Catalog
 from server.stores import open_store
 

@@ -10,8 +10,8 @@ from http_server import running
 from redis_server import free_port
 from serving import PACKS, PATIENCE, wait_until
 
+from server.base.errors import ReplyError
 from server.client import AsyncClient, rollouts
-from server.errors import ReplyError
 from server.packs.loading import load_catalog
 
 TASKS = ["chores/dishes", "chores/returns-true"]

@@ -17,11 +17,11 @@ import serving
 from ci import IN_CI
 from serving import KEY, PACKS
 
-from server.errors import SettingsError, StartError
+from server.base.errors import SettingsError, StartError
+from server.base.settings import Settings
 from server.features.executors import requirements, sandbox, system
-from server.installed import load_features
 from server.packs.loading import load_catalog
-from server.settings import Settings
+from server.wiring.installed import load_features
 
 CATALOG = load_catalog((PACKS,), ("rough",))
 DENIED = "PermissionError: "

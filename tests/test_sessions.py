@@ -15,7 +15,7 @@ import serving
 from serving import Bench, ledger, refused, wait_until
 
 from server import Depends, TaskEnvironment, Toolpack
-from server.errors import MissingBlobError, OverloadedError, VersionNotRetainedError
+from server.base.errors import MissingBlobError, OverloadedError, VersionNotRetainedError
 from server.packs.catalog import Catalog
 from server.sessions import manager
 from server.sessions.views import json_patch

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from server.errors import SettingsError
-from server.settings import Settings, load_settings
+from server.base.errors import SettingsError
+from server.base.settings import Settings, load_settings
 from server.web.auth import check_exposure
 
 

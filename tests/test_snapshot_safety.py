@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, PrivateAttr
 
-from server.errors import ClassesChangedError, StateDamagedError
+from server.base.errors import ClassesChangedError, StateDamagedError
 from server.snapshots import operators
 from server.snapshots.classes import ClassTable
 from server.snapshots.pickling import freeze, thaw

@@ -16,7 +16,7 @@ import serving
 from patience import PATIENCE
 from store_sessions import change, claim, commit, delete, existing, session, use_and_delete
 
-from server.errors import (
+from server.base.errors import (
     OverloadedError,
     SettingsError,
     StateDamagedError,

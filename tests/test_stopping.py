@@ -16,10 +16,10 @@ import server_process
 import serving
 from serving import wait_until
 
+from server.base.settings import Settings
 from server.engine.lanes import RESERVE_PER_KIND
 from server.processes.draining import LINGER_SECONDS
 from server.processes.supervisor import STOP_SECONDS
-from server.settings import Settings
 from server.web.bodies import NOT_READY
 
 PORT_SECONDS = 10  # what container engines wait before they kill

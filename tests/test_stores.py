@@ -18,7 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from shared_memory import SharedMemory
 from store_sessions import change, claim, commit, delete, delete_expired, existing, fork_of, numbers, record_id, session
 
-from server.errors import (
+from server.base.errors import (
     MissingBlobError,
     SessionNotFoundError,
     SettingsError,

@@ -18,10 +18,10 @@ import server_process
 import serving
 from serving import wait_until
 
-from server.errors import SettingsError
+from server.base.errors import SettingsError
+from server.base.secret_key import secret_key
+from server.base.settings import Settings
 from server.processes.supervisor import HANG_SECONDS
-from server.secret_key import secret_key
-from server.settings import Settings
 
 
 def workers(server):
@@ -229,8 +229,8 @@ def test_a_full_disk_leaves_no_half_written_key_behind(tmp_path, monkeypatch):
     def is_full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("server.secret_key.secrets.token_hex", lambda size: "k" * size)
-    monkeypatch.setattr("server.secret_key.Path.hardlink_to", is_full)
+    monkeypatch.setattr("server.base.secret_key.secrets.token_hex", lambda size: "k" * size)
+    monkeypatch.setattr("server.base.secret_key.Path.hardlink_to", is_full)
     with pytest.raises(SettingsError, match=r"No space left on device\. Make room") as refused:
         secret_key(Settings(data_dir=tmp_path))
     assert "TOOLPACK_SECRET_KEY" not in str(refused.value)  # with another key, nothing stored could be read

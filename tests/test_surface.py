@@ -13,8 +13,8 @@ from pydantic import Field, create_model
 from surface import Surface, Thing, breaks, told_breaks
 from typing_extensions import TypedDict, Unpack
 
-from server.installed import load_features
-from server.service import all_methods, openrpc
+from server.wiring.installed import load_features
+from server.wiring.service import all_methods, openrpc
 
 DOCUMENT = openrpc(all_methods(load_features()), load_features())
 
@@ -198,7 +198,7 @@ def test_breaks_of_signatures(before, now, found):
 
 def test_removed_names_methods_and_attributes_are_breaks_and_new_ones_are_none():
     class BaseError(ValueError):
-        __module__ = "server.errors"
+        __module__ = "server.base.errors"
 
         def close(self) -> None: ...
 
@@ -209,13 +209,13 @@ def test_removed_names_methods_and_attributes_are_breaks_and_new_ones_are_none()
             size: How large it is.
         """
 
-        __module__ = "server.errors"
+        __module__ = "server.base.errors"
 
         @property
         def colour(self) -> str: ...
 
     class OtherError(RuntimeError):
-        __module__ = "server.errors"
+        __module__ = "server.base.errors"
 
     found = set(breaks(python(It=KnownError, other=plain), python(It=OtherError)))
     assert {name for name, _ in found} == {

@@ -15,8 +15,8 @@ from test_tasks import CATALOG, DO, agent, begin
 
 from server.features.tasks.pass_rates import Rate, all_of, any_of
 from server.features.tasks.trajectories import messages
-from server.installed import load_features
-from server.service import all_record_kinds
+from server.wiring.installed import load_features
+from server.wiring.service import all_record_kinds
 
 KINDS = all_record_kinds(load_features())
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from serving import PACKS, Bench, refused
 
 from server import Toolpack
-from server.errors import RegistrationError
+from server.base.errors import RegistrationError
 from server.features.mcp.protocol import Mcp
 from server.features.tasks.evaluation import seen
 from server.features.tasks.task import Task

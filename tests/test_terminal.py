@@ -10,9 +10,9 @@ from http_server import running
 from hypothesis import given
 from hypothesis import strategies as some
 
+from server.base.terminal import echo, printable
 from server.client import Client
 from server.packs.loading import load_catalog
-from server.terminal import echo, printable
 
 # ESC, CSI of C1, a carriage return and a line that looks like the command's, marks of direction, an escape of Python's.
 HOSTILE = "a\x1b[2J\x9b1m\rb\u202ec\u2028d\n7 tasks: all passed\x00\U000e0041\\x1b"

@@ -14,7 +14,14 @@ import pytest
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from server import Depends, FunctionCall, Task, TaskEnvironment, Toolpack
-from server.errors import ReadOnlyError, RegistrationError, ReplyError, ResultError, SnapshotError, ToolNotFoundError
+from server.base.errors import (
+    ReadOnlyError,
+    RegistrationError,
+    ReplyError,
+    ResultError,
+    SnapshotError,
+    ToolNotFoundError,
+)
 from server.testing import Session
 
 ROOT = Path(__file__).parent.parent

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from serving import PATIENCE, RpcError, wait_until
 
+from server.base.errors import DeadlineError, OverloadedError
 from server.engine.together import MOST, Together
-from server.errors import DeadlineError, OverloadedError
 
 
 class Errands:

@@ -18,9 +18,9 @@ from patience import PATIENCE
 from serving import AGENTS_METHODS, CLIENTS_METHODS, PACKS, result_of
 
 from server import client as python_client
+from server.base.errors import HttpRefusedError, SettingsError
+from server.base.settings import Settings
 from server.cli.serve import serve
-from server.errors import HttpRefusedError, SettingsError
-from server.settings import Settings
 from server.web.auth import TokenGate, new_token
 
 ANN, BOB, FILED = "ann-s3cret-token", "bob-s3cret-token", "filed-s3cret-token"

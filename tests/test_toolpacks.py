@@ -9,11 +9,11 @@ import serving
 from pydantic import BaseModel
 
 from server import Depends, EmptyEnv, TaskEnvironment, Toolpack
-from server.errors import InvalidParamsError, RegistrationError
+from server.base.errors import InvalidParamsError, RegistrationError
 from server.packs.catalog import Catalog
 from server.packs.loading import inspect_toolpacks, load_catalog
 
-HEAD = '"""A pack."""\nfrom server import TaskEnvironment, Toolpack\nfrom server.errors import ToolpackUnavailable\n\n'
+HEAD = '"""P."""\nfrom server import TaskEnvironment, Toolpack\nfrom toolpack_server import ToolpackUnavailable\n\n'
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from server.features.parts import database_connection
 from server.features.parts.database_connection import open_connection
 from server.features.parts.database_file import DatabaseFile
 from server.packs.loading import load_catalog
-from server.scratch import LENT, Scratch
-from server.volumes import WorkingCopy
+from server.volumes.scratch import LENT, Scratch
+from server.volumes.volume import WorkingCopy
 
 # Where closing a file is what breaks, it is closed later, of which Python warns.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -16,11 +16,11 @@ from typing import Any
 
 from patience import PATIENCE
 
+from server.base.settings import Settings
 from server.packs.catalog import Catalog
-from server.service import Service
-from server.settings import Settings
 from server.web.app import create_app
 from server.web.http_server import HttpServer
+from server.wiring.service import Service
 
 IDLE_SECONDS = 3600  # that a connection stays open between two bursts
 TOKEN = "a-token-for-this-server"

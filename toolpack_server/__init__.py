@@ -28,13 +28,22 @@ if TYPE_CHECKING:
         make_function,
         reached_solution,
     )
+    from server.base.errors import (
+        CallError,
+        ClientError,
+        NoReplyError,
+        RemoteFunctionError,
+        ReplyError,
+        ToolpackServerError,
+        ToolpackUnavailable,
+    )
     from server.client import AgentClient, AsyncAgentClient, AsyncClient, Client, rollouts
-    from server.errors import ClientError, NoReplyError, RemoteFunctionError, ReplyError, ToolpackUnavailable
 
 __all__ = [
     "AgentClient",
     "AsyncAgentClient",
     "AsyncClient",
+    "CallError",
     "Check",
     "Client",
     "ClientError",
@@ -55,6 +64,7 @@ __all__ = [
     "TaskEnvironment",
     "ToolNotFoundError",
     "Toolpack",
+    "ToolpackServerError",
     "ToolpackUnavailable",
     "make_function",
     "reached_solution",
@@ -63,13 +73,21 @@ __all__ = [
 
 _OWN = Path(__file__).parent.parent / "server"
 _OF_CLIENT = {"AgentClient", "AsyncAgentClient", "AsyncClient", "Client", "rollouts"}
-_ERRORS = {"ClientError", "NoReplyError", "RemoteFunctionError", "ReplyError", "ToolpackUnavailable"}
+_ERRORS = {
+    "CallError",
+    "ClientError",
+    "NoReplyError",
+    "RemoteFunctionError",
+    "ReplyError",
+    "ToolpackServerError",
+    "ToolpackUnavailable",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "server.client" if name in _OF_CLIENT else "server.errors" if name in _ERRORS else "server"
+    module = "server.client" if name in _OF_CLIENT else "server.base.errors" if name in _ERRORS else "server"
     found = globals()[name] = getattr(_imported(module), name)
     return found
 

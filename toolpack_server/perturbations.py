@@ -1,5 +1,13 @@
-"""Functions that write rules of perturbations; see `server.perturbations`."""
+"""Functions that write rules of perturbations; see `server.protocol.rules`."""
 
-from server.perturbations import fails, injects, loses_answer, rate_limited, rug_pull, times_out, unavailable
+from server.features.perturbations.authors import (
+    fails,
+    injects,
+    loses_answer,
+    rate_limited,
+    rug_pull,
+    times_out,
+    unavailable,
+)
 
 __all__ = ["fails", "injects", "loses_answer", "rate_limited", "rug_pull", "times_out", "unavailable"]

@@ -15,8 +15,8 @@ from pkgutil import resolve_name
 
 import click
 
-from server.errors import ToolpackServerError
-from server.terminal import echo
+from server.base.errors import ToolpackServerError
+from server.base.terminal import echo
 
 FIRST_OF_FILES = 3  # the numbers below are those of the standard streams
 GROUP = "toolpack_server.commands"

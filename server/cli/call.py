@@ -11,16 +11,16 @@ from typing import Any
 
 import click
 
+from server.base.errors import CallError
+from server.base.terminal import echo
 from server.cli.local import memory_settings
 from server.cli.look import label
 from server.cli.options import packs_options, server_options
 from server.cli.send import Send, local, remote
-from server.errors import CallError
 from server.execution.call import Outcome
 from server.rpc.caller import Caller
-from server.service import Service
 from server.sessions.calls import CallRequest
-from server.terminal import echo
+from server.wiring.service import Service
 
 Step = tuple[str, dict[str, Any]]
 """The name of a function, and its arguments."""

@@ -5,8 +5,8 @@ The rule: what is printed is what `GET /openrpc.json` says under `x-features`.
 
 import click
 
-from server.installed import described, load_features
-from server.terminal import echo
+from server.base.terminal import echo
+from server.wiring.installed import described, load_features
 
 
 @click.command()

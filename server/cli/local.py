@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from server.base.errors import StoreInUseError
+from server.base.settings import Settings, load_settings
 from server.cli.options import server_options
 from server.cli.send import Send, local, remote
-from server.errors import StoreInUseError
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
-from server.settings import Settings, load_settings
 from server.stores import open_store
 
 if TYPE_CHECKING:
-    from server.service import Service
+    from server.wiring.service import Service
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ def memory_settings(pack_dir: tuple[Path, ...], packs: str | None, **others: Any
 def _stored(
     store: str | None, data_dir: Path | None, pack_dir: tuple[Path, ...] | None, packs: str | None
 ) -> Iterator["Service"]:
-    from server.service import Service  # noqa: PLC0415 - imports the whole server
+    from server.wiring.service import Service  # noqa: PLC0415 - imports the whole server
 
     settings = load_settings(
         store=store, data_dir=data_dir, pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning"

@@ -12,12 +12,12 @@ from typing import Any
 
 import click
 
+from server.base.terminal import echo, printable
 from server.cli.local import look_at, look_options
 from server.cli.options import packs_options
 from server.cli.send import Send
 from server.sessions.identity import DIGITS
 from server.sessions.record_kinds import short
-from server.terminal import echo, printable
 
 MOST_AT_ONCE = 1000
 FORMS = "On a terminal the output is for people, elsewhere (in a pipe or a file) it is JSON."
@@ -157,8 +157,8 @@ def _sessions_text(found: list[Any]) -> str:
 
 
 def _trace_text(found: list[Any]) -> str:
-    from server.installed import load_features  # noqa: PLC0415 - imports the whole server
-    from server.service import all_record_kinds  # noqa: PLC0415
+    from server.wiring.installed import load_features  # noqa: PLC0415 - imports the whole server
+    from server.wiring.service import all_record_kinds  # noqa: PLC0415
 
     kinds, width = all_record_kinds(load_features()), _width()
     lines = [f"{each.get('place', each['index']):>4}  {kinds[each['kind']].text(each, width)}" for each in found]

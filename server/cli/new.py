@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import click
 
+from server.base.terminal import echo
 from server.packs.sources import GROUP, NAMESPACE, OWN
-from server.terminal import echo
 
 PACKS, TESTS = "packs", "tests"
 

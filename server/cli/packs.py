@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
+from server.base.settings import load_settings
+from server.base.terminal import echo
 from server.cli.options import packs_options, server_options
 from server.cli.send import Send, remote
 from server.packs.formats import native
 from server.packs.loading import load_catalog
-from server.settings import load_settings
-from server.terminal import echo
 
 
 @click.command("list")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from server.terminal import echo
+from server.base.terminal import echo
 
 TELL_SECONDS = 10.0  # between lines
 

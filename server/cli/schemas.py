@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from server.installed import load_features
+from server.base.terminal import echo
 from server.packs.loading import load_catalog
 from server.rpc.client_code import client_code
 from server.rpc.openrpc import envelope_schema, toolpack_schema
-from server.service import all_methods, openrpc
-from server.terminal import echo
+from server.wiring.installed import load_features
+from server.wiring.service import all_methods, openrpc
 
 BUNDLED = ("bank", "workspace")  # their schemas are in the repository: these toolpacks need no optional package
 CLIENT = Path(__file__).parents[1] / "client" / "methods.py"

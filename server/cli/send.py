@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from server.errors import ReplyError, RequestError
+from server.base.errors import ReplyError, RequestError
 
 if TYPE_CHECKING:
     from server.rpc.caller import Caller
-    from server.service import Service
+    from server.wiring.service import Service
 
 REDIRECTS = {301, 302, 303, 307, 308}
 MAX_REPLY_BYTES = 2**28  # four times what a server sends unless its settings say otherwise
@@ -54,9 +54,9 @@ def remote(url: str, token: str | None) -> Send:
     # What only this needs is imported here.
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
 
-    from server.installed import load_features  # noqa: PLC0415
     from server.rpc.method import agents_methods, clients_methods  # noqa: PLC0415
-    from server.service import all_methods  # noqa: PLC0415
+    from server.wiring.installed import load_features  # noqa: PLC0415
+    from server.wiring.service import all_methods  # noqa: PLC0415
 
     adapter = functools.cache(TypeAdapter)  # to build one takes longer than a request
     opener = urllib.request.build_opener(_NoRedirects)

@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
+from server.base.errors import SettingsError
+from server.base.settings import Settings, load_settings, unknown_variables
+from server.base.terminal import echo
 from server.cli.options import packs_options
 from server.cli.shadowing import shadowing_files
-from server.errors import SettingsError
-from server.installed import feature_variables, load_features
 from server.observability.log import configure_logging
 from server.packs.inventory import Inventory
 from server.packs.sources import package_folders
@@ -25,11 +26,10 @@ from server.processes.reload import Reloader
 from server.processes.supervisor import Supervisor
 from server.processes.witness import witnessed
 from server.processes.worker import run_worker, share_memory_between_threads
-from server.service import Service, stores
-from server.settings import Settings, load_settings, unknown_variables
 from server.stores import opener
-from server.terminal import echo
 from server.web.auth import check_exposure
+from server.wiring.installed import feature_variables, load_features
+from server.wiring.service import Service, stores
 
 
 @click.command()

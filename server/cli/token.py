@@ -5,7 +5,7 @@ The rule: the token is printed once, on standard error, and never stored; standa
 
 import click
 
-from server.terminal import echo
+from server.base.terminal import echo
 from server.web.auth import new_token
 
 

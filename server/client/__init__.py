@@ -13,7 +13,7 @@ from server.client.batches import Reply
 from server.client.clients import AgentClient, AsyncAgentClient, AsyncClient, Client
 from server.client.requests import Request
 from server.client.rollouts import RolloutResult, rollouts
-from server.results import (
+from server.protocol.results import (
     CallRecord,
     Envelope,
     Export,

@@ -6,10 +6,10 @@ The rule: a batch has the methods of its client, and each returns a `Reply`, whi
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Self, TypeVar
 
+from server.base.errors import ClientError, NoReplyError
 from server.client.exchange import checked, reply_error
 from server.client.methods import AgentMethods, ClientMethods
 from server.client.requests import Request
-from server.errors import ClientError, NoReplyError
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from server.client.batches import AgentBatch, AsyncAgentBatch, AsyncBatch, Batch
 from server.client.exchange import RETRIES, Failed, HttpAnswer, Outage, ReplyBody, exchange, no_json_rpc, reply_error
 from server.client.methods import AgentMethods, ClientMethods
 from server.client.requests import Request
-from server.results import Session
+from server.protocol.results import Session
 
 T = TypeVar("T")
 

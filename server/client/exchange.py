@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
+from server.base.errors import NoReplyError, ReplyError
 from server.client.requests import Request
-from server.errors import NoReplyError, ReplyError
 
 T = TypeVar("T")
 

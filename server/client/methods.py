@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from server.client.requests import requests
-from server.results import (
+from server.protocol.results import (
     AgentTask,
     AnswerRecord,
     Bundle,

@@ -29,9 +29,9 @@ except ImportError as error:
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
-from server import errors
+from server.base import errors
+from server.base.errors import EnvironmentDiffersError, NoReplyError, RemoteFunctionError, ReplyError
 from server.client import Client
-from server.errors import EnvironmentDiffersError, NoReplyError, RemoteFunctionError, ReplyError
 from server.functions_runtime import error_text
 from server.jsonio.revive import revive
 from server.snapshots.classes import ClassTable, fingerprint

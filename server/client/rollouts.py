@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.client.clients import AsyncAgentClient, AsyncClient
-from server.results import Session, Verdict
+from server.protocol.results import Session, Verdict
 
 Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]
 """Plays the agent in one session; see `rollouts`."""

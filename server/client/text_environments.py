@@ -10,8 +10,8 @@ import math
 import re
 from typing import Any, Self
 
+from server.base.errors import RemoteFunctionError
 from server.client.environments import Environment, as_text
-from server.errors import RemoteFunctionError
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _GUIDE = """\

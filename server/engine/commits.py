@@ -8,9 +8,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from server.base.errors import OverloadedError
+from server.base.settings import Settings
 from server.engine.state import CLOSED, SessionState
-from server.errors import OverloadedError
-from server.settings import Settings
 from server.stores.base import Commit, SessionStore
 
 log = logging.getLogger("toolpack_server")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from server.errors import Interrupted
+from server.base.errors import Interrupted
 from server.functions.coroutines import wake_loop
 
 _WAIT_SECONDS = 0.0005

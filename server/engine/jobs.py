@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, Literal, Protocol
 
-from server.engine.state import Result, SessionState
-from server.errors import (
+from server.base.errors import (
     CallError,
     DeadlineError,
     HeavyReadError,
@@ -23,6 +22,7 @@ from server.errors import (
     StateDamagedError,
     without_frames,
 )
+from server.engine.state import Result, SessionState
 from server.functions.shared_loop import SharedCall
 from server.functions.steps import Awaiting, Steps
 

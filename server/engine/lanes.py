@@ -9,9 +9,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable
 from operator import attrgetter
 
+from server.base.settings import Settings
 from server.engine.jobs import Job
 from server.engine.pace import Pace
-from server.settings import Settings
 
 COMPUTING = 2  # functions at the same time: more would only take the interpreter from each other and from the others
 # At the same time, of all owners; one owner has at most half of them, so that it can't keep the others out.

@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
+from server.base.errors import OverloadedError
 from server.engine.jobs import Job
 from server.engine.state import CLOSED, SessionState
-from server.errors import OverloadedError
 from server.stores.base import Head, Lease, SessionStore, SharedStore
 
 log = logging.getLogger("toolpack_server")

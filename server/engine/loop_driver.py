@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from server.base.errors import Interrupted
 from server.engine.jobs import Job, deliver, deliver_here
 from server.engine.pool_thread import PoolThread
-from server.errors import Interrupted
 
 WAKE_SECONDS = 1.0  # if the system hands a signal to another thread, its handler runs when the main thread wakes up
 

@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from server.doing import keep_in
+from server.base.doing import keep_in
+from server.base.errors import Interrupted
 from server.engine.interruption import Interruptible
 from server.engine.jobs import Job
-from server.errors import Interrupted
 from server.functions.coroutines import Sighting, close_loop, seen
 
 log = logging.getLogger("toolpack_server")

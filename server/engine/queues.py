@@ -19,7 +19,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.cache import BoundedCache
+from server.base.cache import BoundedCache
+from server.base.errors import InternalError, MissingBlobError, OverloadedError, RequestError, SessionNotFoundError
+from server.base.settings import Settings
 from server.engine.commits import Committer, Measure
 from server.engine.jobs import Errand, Job, Operation
 from server.engine.leases import HEARTBEAT_SECONDS, AcquireTogether, Leases
@@ -27,10 +29,8 @@ from server.engine.pool_thread import interruptible
 from server.engine.session_clock import SessionClock
 from server.engine.state import CLOSED, Result, SessionState
 from server.engine.threads import Threads
-from server.errors import InternalError, MissingBlobError, OverloadedError, RequestError, SessionNotFoundError
 from server.functions.leftovers import resumed, suspended
 from server.functions.steps import Settled, Steps, settle
-from server.settings import Settings
 from server.stores.base import Commit, Head, SessionStore
 
 log = logging.getLogger("toolpack_server")

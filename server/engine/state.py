@@ -40,9 +40,9 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from server.base.times import expiry
 from server.stores.base import Commit, Head, Record, StoredSession
-from server.times import expiry
-from server.volumes import live_name
+from server.volumes.volume import live_name
 
 LIVE_FACTOR = 8  # a live environment takes about this many times the bytes of its snapshot
 STATE_BYTES = 8192

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
+from server.base.settings import Settings
 from server.engine.jobs import Job, deliver
 from server.engine.lanes import Backlog, Lanes
 from server.engine.loop_driver import LoopDriver
@@ -27,7 +28,6 @@ from server.engine.pool_thread import SECOND_LOOK, PoolThread
 from server.engine.waiting import Waiting
 from server.functions.coroutines import Sighting, seen
 from server.functions.leftovers import leftover_threads
-from server.settings import Settings
 
 log = logging.getLogger("toolpack_server")
 

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from server.base.errors import DeadlineError
 from server.engine.jobs import Errand
-from server.errors import DeadlineError
 
 MOST = 256  # at once
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from server.base.errors import Interrupted
 from server.engine.jobs import Job
 from server.engine.pace import LOOK_SECONDS, Pace
-from server.errors import Interrupted
 from server.functions.shared_loop import SharedCall, SharedLoop
 
 log = logging.getLogger("toolpack_server")

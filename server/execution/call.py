@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.errors import InternalSignal, OverloadedError, RequestError, TooLargeError
+from server.base.errors import InternalSignal, OverloadedError, RequestError, TooLargeError
 from server.execution.codec import PlainCodec
 from server.execution.failure import CallFailure, Failure
 from server.execution.machine import machine_trouble
@@ -17,9 +17,9 @@ from server.execution.runtime import Plan
 from server.execution.volumes import Volumes
 from server.execution.world import PromiseCheck, Snapshot, World
 from server.functions.content import check_content
+from server.functions.pins import pinned
 from server.functions.steps import Passed, Steps, run_steps
 from server.jsonio.view import to_json
-from server.pins import pinned
 from server.snapshots.digest import Entries, part_entries
 
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel
 
-from server.cache import BoundedCache
-from server.errors import ClassesChangedError, SnapshotError, TooLargeError
+from server.base.cache import BoundedCache
+from server.base.errors import ClassesChangedError, SnapshotError, TooLargeError
 from server.execution.parts import SEPARATOR as PART_SEPARATOR
 from server.execution.parts import divide, toolpack_of
 from server.packs.catalog import Catalog
 from server.snapshots.pickling import freeze, thaw
 from server.snapshots.seal import seal, unseal
-from server.volumes import Limits, VolumeMeans, first_piece, part_name, take_out
+from server.volumes.volume import Limits, VolumeMeans, first_piece, part_name, take_out
 
 KNOWN_EXACT = 256
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from pydantic_core import ValidationError
 
-from server.errors import TooLargeError, ToolNotFoundError, shown
+from server.base.errors import TooLargeError, ToolNotFoundError, shown
 from server.functions.tracebacks import traceback_text
 from server.functions_runtime import MAX_LISTED_ERRORS, error_message
 from server.jsonio.strict import dumps

@@ -8,14 +8,14 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.cache import BoundedCache
-from server.errors import SnapshotError
+from server.base.cache import BoundedCache
+from server.base.errors import SnapshotError
 from server.execution.codec import PlainCodec
 from server.execution.parts import environments
+from server.functions.pins import Pin, pinned
 from server.jsonio.strict import dumps
-from server.pins import Pin, pinned
 from server.snapshots.comparison import difference
-from server.volumes import is_piece
+from server.volumes.volume import is_piece
 
 Built = dict[str, tuple[str, bytes]]
 """The blob id and the bytes of each part of an environment."""

@@ -13,8 +13,9 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import orjson
 from typing_extensions import override
 
-from server.cache import BoundedCache
-from server.errors import MAX_SHOWN, ExecutorLostError, ResultError, shown
+from server.base.cache import BoundedCache
+from server.base.errors import MAX_SHOWN, ExecutorLostError, ResultError, shown
+from server.base.terminal import printable
 from server.execution.call import Outcome, call, call_steps
 from server.execution.codec import Codec, PlainCodec
 from server.execution.failure import OF_CALLS, CallFailure, Failure
@@ -38,13 +39,12 @@ from server.execution.volumes import Stored, stored_volumes
 from server.execution.world import PromiseCheck, Snapshot
 from server.functions.content import check_content
 from server.functions.leftovers import Watch
+from server.functions.pins import Pin
 from server.functions.steps import Steps, run_steps
 from server.functions.tracebacks import MAX_CHARACTERS
 from server.jsonio.strict import Fragment, dumps, loads
-from server.pins import Pin
 from server.snapshots.digest import Entries
-from server.terminal import printable
-from server.volumes import SLOTS, Limits, is_piece
+from server.volumes.volume import SLOTS, Limits, is_piece
 
 LIVE_BYTES = 4 * 2**20  # of snapshots that an executor keeps; the environments take four to eight times as much
 RUNTIMES = 256

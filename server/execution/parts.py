@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from server.packs.toolpack import Toolpack
 from server.snapshots.graph import holders
-from server.volumes import is_piece, volume_of
+from server.volumes.volume import is_piece, volume_of
 
 SEPARATOR = "/"
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from server.errors import CallError, RequestError
+from server.base.errors import CallError, RequestError
 
 MAX_TEXT = 16_384
 

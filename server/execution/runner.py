@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from server.errors import ExecutorLostError
+from server.base.errors import ExecutorLostError
 from server.execution.codec import Codec, PlainCodec
 from server.execution.world import Snapshot
 from server.functions.steps import Steps
-from server.volumes import is_piece
+from server.volumes.volume import is_piece
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

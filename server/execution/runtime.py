@@ -13,16 +13,16 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from server.errors import ReadOnlyError
+from server.base.errors import ReadOnlyError
 from server.execution.nested import NestedCall, has_nested, read_nested
 from server.execution.parts import footprint
 from server.execution.promises import Promises
 from server.execution.world import PromiseCheck, World
 from server.functions.content import is_content
+from server.functions.pins import Pin
 from server.functions.steps import Awaiting, Passed, Steps
 from server.functions_runtime import FunctionCall, FunctionsRuntime
 from server.packs.pack_function import PackFunction, is_offered
-from server.pins import Pin
 
 Footprint = Mapping[str, frozenset[str] | None]
 """For each toolpack, the attributes of its environment that a call uses; None means unknown."""

@@ -18,7 +18,7 @@ from server.jsonio.strict import Fragment, dumps
 from server.jsonio.view import to_json
 from server.snapshots.digest import Entries, part_entries
 from server.snapshots.pickling import freeze
-from server.volumes import Volume, is_piece
+from server.volumes.volume import Volume, is_piece
 
 
 class Pointed(NamedTuple):

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from server.errors import SnapshotError
+from server.base.errors import SnapshotError
 from server.execution.codec import PlainCodec
 from server.snapshots.digest import Entries
-from server.volumes import (
+from server.volumes.volume import (
     SEPARATOR,
     SLOTS,
     Chain,

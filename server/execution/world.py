@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, RootModel
 
-from server.errors import ResultError, SnapshotError
+from server.base.errors import ResultError, SnapshotError
 from server.execution.codec import PlainCodec
 from server.execution.parts import besides_volumes, emptied, merge, parts_of, wanted
 from server.execution.volumes import READ_ONLY, Volumes, stored_volumes

@@ -3,7 +3,7 @@
 The rule: nothing is defined here. The server's own features import from here what they can.
 """
 
-from server.errors import (
+from server.base.errors import (
     HttpRefusedError,
     InternalError,
     InvalidParamsError,
@@ -13,9 +13,9 @@ from server.errors import (
     SessionNotFoundError,
     SettingsError,
 )
+from server.base.settings import FeatureSettings
 from server.execution.failure import CallFailure
-from server.feature import Feature
-from server.parameters import CallId, ForkRequest, Parameters, SessionId, SessionRequest
+from server.protocol.parameters import CallId, ForkRequest, Parameters, SessionId, SessionRequest
 from server.rpc.caller import Caller
 from server.rpc.method import App, Method
 from server.rpc.methods import CreateSession, ForkSession, ListSessions
@@ -24,9 +24,9 @@ from server.sessions.context import SessionContext
 from server.sessions.filters import SessionFilter
 from server.sessions.operation import Around, Effect, SessionOperation
 from server.sessions.record_kinds import RecordKind, RecordLine, Shown
-from server.settings import FeatureSettings
 from server.stores.base import SessionStore
-from server.volumes import Volume
+from server.volumes.volume import Volume
+from server.wiring.feature import Feature
 
 FEATURE_API = 1
 """The number of this interface: one that takes something away, or changes what it means, has the next."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import AfterValidator, AnyUrl, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from server.errors import ResultError, shown
+from server.base.errors import ResultError, shown
 
 
 def _is_base64(text: str) -> str:

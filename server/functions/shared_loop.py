@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
 from typing import Any, NoReturn
 
-from server.forked import in_forked
+from server.base.forked import in_forked
 from server.functions.coroutines import CallLoop
 from server.functions.leftovers import LoopExecutor
 from server.functions.steps import Settled

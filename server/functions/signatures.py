@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from server.errors import RegistrationError
-from server.volumes import Volume
+from server.base.errors import RegistrationError
+from server.volumes.volume import Volume
 
 NEEDED = object()
 """Marks an option that may be left out, and without which a method that prepares the environment isn't called."""

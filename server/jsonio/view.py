@@ -21,8 +21,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import SchemaSerializer, core_schema
 
-from server.errors import PlainObjectError, ResultError
-from server.volumes import Volume
+from server.base.errors import PlainObjectError, ResultError
+from server.volumes.volume import Volume
 
 _SCALARS = (str, int, float, bool, type(None))
 _PLAIN = frozenset(_SCALARS)  # types of which an item needs no copy, and no further look

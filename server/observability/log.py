@@ -18,11 +18,11 @@ import traceback
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
+from server.base.terminal import printable
+from server.base.times import timestamp
 from server.jsonio.strict import Fragment, dumps
 from server.observability.request_ids import request_id
 from server.observability.trace_context import TraceContext, trace_context
-from server.terminal import printable
-from server.times import timestamp
 
 Style = Literal["auto", "json", "text", "off"]
 

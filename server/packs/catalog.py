@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from pydantic import BaseModel
 
-from server.errors import InvalidParamsError, shown
+from server.base.errors import InvalidParamsError, shown
 from server.packs.inventory import Entry, Inventory
 from server.packs.names import ambiguous_names, called_names, without_dots
 from server.packs.pack_function import PackFunction

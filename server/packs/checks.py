@@ -8,7 +8,7 @@ import traceback
 
 from pydantic import BaseModel
 
-from server.errors import InvalidParamsError, RegistrationError, ResultError, SnapshotError
+from server.base.errors import InvalidParamsError, RegistrationError, ResultError, SnapshotError
 from server.jsonio.view import to_json
 from server.packs.catalog import Catalog
 from server.packs.patience import Impatience, patience
@@ -16,7 +16,7 @@ from server.packs.registration import place
 from server.packs.toolpack import Toolpack
 from server.snapshots.comparison import difference
 from server.snapshots.pickling import freeze, thaw
-from server.volumes import Limits, take_out
+from server.volumes.volume import Limits, take_out
 
 BUILD_SECONDS = 10.0
 

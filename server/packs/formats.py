@@ -12,7 +12,7 @@ from server.packs.names import without_dots
 from server.packs.pack_function import PackFunction
 from server.packs.sources import Source
 from server.packs.toolpack import Toolpack
-from server.volumes import Volume
+from server.volumes.volume import Volume
 
 
 def parameters_schema(function: PackFunction) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
-from server.errors import RegistrationError, shown
+from server.base.errors import RegistrationError, shown
 from server.functions_runtime import MAX_LISTED_ERRORS, is_ready, make_function
-from server.volumes import Volume
+from server.volumes.volume import Volume
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 

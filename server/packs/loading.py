@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from server.errors import RegistrationError, ToolpackUnavailable
+from server.base.errors import RegistrationError, ToolpackUnavailable
 from server.functions_runtime import error_text
 from server.packs.catalog import Catalog, ambiguous
 from server.packs.checks import initial_problem

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from server.errors import RegistrationError
+from server.base.errors import RegistrationError
 from server.functions_runtime import error_text
 
 # While a list is set here, problems are appended to it instead of being raised, so that all are found.

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from server.errors import RegistrationError
+from server.base.errors import RegistrationError
 
 NAMESPACE = "toolpacks"
 GROUP = "toolpack_server.toolpacks"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 
 from pydantic import BaseModel, RootModel, ValidationError
 
-from server.errors import InvalidParamsError, RegistrationError, shown
+from server.base.errors import InvalidParamsError, RegistrationError, shown
 from server.functions_runtime import EmptyEnv, error_text, is_ready, make_function
 from server.jsonio.strict import dumps
 from server.packs.given import (
@@ -24,7 +24,7 @@ from server.packs.given import (
 )
 from server.packs.pack_function import PackFunction
 from server.packs.registration import caller_description, caller_place, located
-from server.volumes import Volume
+from server.volumes.volume import Volume
 
 Plain = TypeVar("Plain", bound=Callable[..., Any])
 Registered = TypeVar("Registered")

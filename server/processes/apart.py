@@ -13,12 +13,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from server.errors import RegistrationError, StartError
+from server.base.errors import RegistrationError, StartError
+from server.base.settings import Settings
 from server.packs.catalog import Catalog
 from server.packs.inventory import Inventory
 from server.packs.loading import load_catalog
 from server.processes.child import Child, follow, handle_stop
-from server.settings import Settings
 
 
 class Loaded(NamedTuple):

@@ -17,7 +17,7 @@ from types import FrameType
 
 from starlette.types import ASGIApp
 
-from server.forked import in_forked, let_go
+from server.base.forked import in_forked, let_go
 from server.processes.child import handle_stop
 from server.processes.pipe import SupervisorPipe
 from server.web.endpoints import Gateway

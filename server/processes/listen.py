@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 
-from server.errors import SettingsError
+from server.base.errors import SettingsError
 
 BACKLOG = 4096  # connections that aren't accepted yet; the system may allow fewer (net.core.somaxconn)
 

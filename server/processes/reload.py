@@ -18,13 +18,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
 
-from server.errors import StartError
+from server.base.errors import StartError
+from server.base.settings import Settings
+from server.base.terminal import echo
 from server.processes.apart import Loaded, load
 from server.processes.child import Child, follow, handle_stop
 from server.processes.supervisor import STOP_SECONDS
 from server.processes.watching import FileWatch
-from server.settings import Settings
-from server.terminal import echo
 
 LOOK_SECONDS = 0.5
 TICK_SECONDS = 0.25

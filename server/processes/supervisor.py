@@ -16,16 +16,16 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from types import FrameType
 
-from server.errors import StartError
+from server.base.errors import StartError
+from server.base.secret_key import secret_key
+from server.base.settings import Settings
 from server.observability.metrics import GAUGES
 from server.packs.inventory import Inventory
 from server.processes.activity import Activity
 from server.processes.child import Child, handle_stop
 from server.processes.pipe import ENDED, FAILED, HOLDER, HURRY, RETIRE, SERVING, UNFIT
 from server.processes.worker import OUTDATED, START_FAILED, supervised_worker
-from server.secret_key import secret_key
-from server.service import create_metrics
-from server.settings import Settings
+from server.wiring.service import create_metrics
 
 log = logging.getLogger("toolpack_server")
 

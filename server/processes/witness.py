@@ -15,8 +15,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from server.base.settings import Settings
 from server.observability.log import configure_logging
-from server.settings import Settings
 
 log = logging.getLogger("toolpack_server")
 

@@ -15,7 +15,8 @@ import signal
 import socket
 from multiprocessing.connection import Connection
 
-from server.errors import StartError
+from server.base.errors import StartError
+from server.base.settings import Settings
 from server.observability.metrics import Metrics
 from server.packs.inventory import Inventory
 from server.packs.loading import load_catalog
@@ -23,9 +24,8 @@ from server.packs.spawned import let_spawned_import
 from server.processes.child import follow
 from server.processes.draining import DrainingServer
 from server.processes.pipe import SupervisorPipe
-from server.service import Service
-from server.settings import Settings
 from server.web.app import create_app
+from server.wiring.service import Service
 
 log = logging.getLogger("toolpack_server")
 

@@ -6,10 +6,10 @@ the call, like wrong arguments; it doesn't refuse the request.
 
 from typing import Any
 
-from server.errors import InvalidParamsError, TooLargeError
+from server.base.errors import InvalidParamsError, TooLargeError
+from server.base.settings import Settings
 from server.jsonio.strict import loads
 from server.rpc.limits import has_more_values, is_deeper
-from server.settings import Settings
 
 
 def read_arguments(text: str, settings: Settings) -> tuple[dict[str, Any], str | None]:

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
-from server.errors import OverloadedError
-from server.rights import AGENT, CLIENT
+from server.base.errors import OverloadedError
+from server.protocol.rights import AGENT, CLIENT
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ and a sentence in `data.detail`; ours have a sentence as their message.
 import logging
 from typing import Any
 
-from server import errors
+from server.base import errors
 from server.execution.failure import CallFailure, Failure
 from server.jsonio.strict import dumps
 

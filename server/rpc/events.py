@@ -7,7 +7,7 @@ declares.
 import time
 from typing import Any
 
-from server.errors import ToolpackServerError
+from server.base.errors import ToolpackServerError
 from server.observability.log import event, shown_id
 from server.rpc.caller import Caller
 from server.rpc.method import App, Method

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from server.errors import OverloadedError
-from server.settings import Settings
+from server.base.errors import OverloadedError
+from server.base.settings import Settings
 
 Refusal = Callable[[str], Exception]
 """Makes an exception of its text."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from server import errors
-from server.errors import StartError
+from server.base import errors
+from server.base.errors import StartError
 from server.jsonio.strict import dumps
 from server.observability.tracing import AskedBy, asked_by
 from server.rpc.caller import Caller

@@ -4,7 +4,7 @@ The rule: a list that many sessions share is written once and kept, up to a limi
 address has.
 """
 
-from server.cache import BoundedCache
+from server.base.cache import BoundedCache
 from server.jsonio.strict import Fragment, dumps
 from server.packs.formats import FORMATS, described
 from server.rpc.caller import Caller

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
+from server.base.settings import FeatureSettings, Settings
 from server.execution.call import Outcome
 from server.jsonio.strict import Fragment
 from server.observability.tracing import Tracer
-from server.parameters import Parameters
+from server.protocol.parameters import Parameters
 from server.rpc.caller import Caller
 from server.rpc.in_flight import BytesInFlight
 from server.rpc.listings import Listings
@@ -20,7 +21,6 @@ from server.rpc.parsing import Parser
 from server.sessions.calls import CallRequest
 from server.sessions.context import SessionContext
 from server.sessions.manager import SessionManager
-from server.settings import FeatureSettings, Settings
 
 F = TypeVar("F")
 S = TypeVar("S", bound=FeatureSettings)

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.errors import CallFailedError
+from server.base.errors import CallFailedError
 from server.execution.call import Outcome
 from server.jsonio.strict import Fragment, dumps
 from server.observability.log import shown_id
-from server.parameters import (
+from server.protocol.parameters import (
     MAX_CALL_ID,
     MAX_COUNT,
     CallId,
@@ -24,7 +24,7 @@ from server.parameters import (
     SessionRequest,
     Version,
 )
-from server.results import Envelope, Export, FunctionList, Json, Record, Session, ToolpackDescription
+from server.protocol.results import Envelope, Export, FunctionList, Json, Record, Session, ToolpackDescription
 from server.rpc.arguments import read_arguments
 from server.rpc.caller import Caller
 from server.rpc.limits import QUICK_BYTES

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from server.packs.formats import native
 from server.packs.toolpack import Toolpack
-from server.results import Envelope
+from server.protocol.results import Envelope
 from server.rpc.codes import CODES, FAILURE_CODES, STANDARD
 from server.rpc.method import Method, agents_methods, clients_methods
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from server.errors import TooLargeError
+from server.base.errors import TooLargeError
+from server.base.settings import Settings
 from server.jsonio.strict import loads
 from server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR, Described, describe, standard
 from server.rpc.limits import QUICK_BYTES, has_more_values, is_deeper, parsed_bytes
-from server.settings import Settings
 
 Compute = Callable[[Callable[[], Any], str, str], Awaitable[Any]]
 """Does work that takes much of the processor, for an owner and of a kind, without blocking the event loop."""

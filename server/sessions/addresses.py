@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from server.errors import InvalidParamsError, shown
+from server.base.errors import InvalidParamsError, shown
 from server.packs.pack_function import PackFunction, is_offered
-from server.parameters import Parameters
-from server.rights import AGENT, PARTICIPANTS, Participants
+from server.protocol.parameters import Parameters
+from server.protocol.rights import AGENT, PARTICIPANTS, Participants
 from server.sessions.recipes import Recipe
 from server.stores.base import Head, StoredSession
 

@@ -7,8 +7,8 @@ change a request one after the other, in the order of their parameters.
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from server.parameters import ForkRequest, SessionRequest
-from server.pins import Pin
+from server.functions.pins import Pin
+from server.protocol.parameters import ForkRequest, SessionRequest
 from server.stores.base import Head, StoredSession
 
 

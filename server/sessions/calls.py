@@ -12,10 +12,10 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
 
-from server import results
+from server.base.errors import MAX_SHOWN, ExecutorLostError, TooLargeError, VersionConflictError
+from server.base.terminal import printable
 from server.engine.jobs import StartClock
 from server.engine.state import Result, SessionState
-from server.errors import MAX_SHOWN, ExecutorLostError, TooLargeError, VersionConflictError
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure, Failure
 from server.execution.nested import NestedCall
@@ -26,7 +26,8 @@ from server.functions.steps import Steps
 from server.jsonio.cutting import cut_if_longer
 from server.jsonio.strict import Fragment, dumps
 from server.observability.suspects import LIMIT
-from server.rights import CLIENT
+from server.protocol import results
+from server.protocol.rights import CLIENT
 from server.sessions.context import SessionContext
 from server.sessions.nested import MAX_NESTED_CALLS, NestedRecord
 from server.sessions.operation import Effect, SessionOperation
@@ -35,8 +36,7 @@ from server.sessions.recipes import Recipe
 from server.sessions.record_kinds import Count, RecordKind, RecordLine, Shown, short
 from server.sessions.records import cut_arguments, cut_error
 from server.stores.base import Record
-from server.terminal import printable
-from server.volumes import is_piece
+from server.volumes.volume import is_piece
 
 LARGE_ARGUMENTS = 4096  # bytes
 COMPARING_SECONDS = 60.0  # that a comparison may take, whatever the call's deadline

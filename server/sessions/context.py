@@ -8,20 +8,21 @@ from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
-from server.doing import doing
+from server.base.doing import doing
+from server.base.errors import ClassesChangedError, StateDamagedError, shown
+from server.base.settings import Settings
 from server.engine.state import SessionState
-from server.errors import ClassesChangedError, StateDamagedError, shown
 from server.execution.codec import Codec
 from server.execution.initial import InitialEnvironments
 from server.execution.operations import BuildEnvironment, ParseEnvironment
 from server.execution.promises import Promises
 from server.execution.runner import Runner, RunnerOperation
 from server.execution.runtime import SessionRuntime
+from server.functions.pins import Pin
 from server.observability.running import RunningFunctions
 from server.packs.catalog import Catalog
 from server.packs.registration import place
-from server.parameters import SessionRequest
-from server.pins import Pin
+from server.protocol.parameters import SessionRequest
 from server.sessions.addresses import Addresses
 from server.sessions.beginnings import Beginning
 from server.sessions.filters import SessionFilter
@@ -31,7 +32,6 @@ from server.sessions.quotas import Quotas
 from server.sessions.recipes import FORK, REPLAYS, Recipe, details_of
 from server.sessions.record_kinds import RecordKinds
 from server.sessions.records import Records
-from server.settings import Settings
 from server.stores.base import SessionStore, StoredSession
 
 T = TypeVar("T")

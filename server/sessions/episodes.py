@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
+from server.base.errors import EpisodeOverError, InvalidParamsError
 from server.engine.jobs import StartClock
 from server.engine.state import SessionState
-from server.errors import EpisodeOverError, InvalidParamsError
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure, Failure
 from server.jsonio.strict import loads
-from server.rights import AGENT, CLIENT
+from server.protocol.rights import AGENT, CLIENT
 from server.sessions.addresses import Address
 from server.sessions.calls import CallOperation, wrong_arguments
 from server.sessions.context import SessionContext

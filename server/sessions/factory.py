@@ -11,10 +11,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from server.cache import BoundedCache
-from server.engine.session_clock import SessionClock
-from server.engine.state import SessionState
-from server.errors import (
+from server.base.cache import BoundedCache
+from server.base.errors import (
     CallIdReusedError,
     ClassesChangedError,
     InvalidParamsError,
@@ -23,9 +21,12 @@ from server.errors import (
     TooLargeError,
     shown,
 )
+from server.base.times import expiry
+from server.engine.session_clock import SessionClock
+from server.engine.state import SessionState
 from server.jsonio.strict import dumps
-from server.parameters import ForkRequest, SessionRequest
-from server.results import Session
+from server.protocol.parameters import ForkRequest, SessionRequest
+from server.protocol.results import Session
 from server.sessions.context import SessionContext
 from server.sessions.identity import DIGITS, Creation
 from server.sessions.quotas import OWN_SHARE
@@ -33,8 +34,7 @@ from server.sessions.reader import SessionReader
 from server.sessions.recipes import Recipe, stored_details
 from server.sessions.views import session_view
 from server.stores.base import ForkPoint, Head, History, Record, StoredSession
-from server.times import expiry
-from server.volumes import is_piece
+from server.volumes.volume import is_piece
 
 RECOUNT_SECONDS = 1.0
 OWN_SESSIONS = 10  # that a worker may add, however few its share of the limit is

@@ -5,7 +5,7 @@ The rule: a filter that a request doesn't ask for costs nothing.
 
 from collections.abc import Callable
 
-from server.parameters import Parameters
+from server.protocol.parameters import Parameters
 from server.stores.base import StoredSession
 
 

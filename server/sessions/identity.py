@@ -17,9 +17,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from server.errors import SessionNotFoundError, StateDamagedError
+from server.base.errors import SessionNotFoundError, StateDamagedError
 from server.jsonio.strict import dumps
-from server.rights import AGENT
+from server.protocol.rights import AGENT
 from server.sessions.addresses import participants_of
 from server.snapshots.seal import KeyedHash
 from server.stores.base import StoredSession

@@ -13,21 +13,21 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
-from server.engine.commits import Measure
-from server.engine.jobs import NOTHING_CHANGED, Errand
-from server.engine.queues import Queues
-from server.engine.together import Together
-from server.errors import (
+from server.base.errors import (
     DeadlineError,
     HeavyReadError,
     InternalError,
     RequestError,
     SessionNotFoundError,
 )
+from server.engine.commits import Measure
+from server.engine.jobs import NOTHING_CHANGED, Errand
+from server.engine.queues import Queues
+from server.engine.together import Together
 from server.execution.call import Outcome
 from server.observability.tracing import CallTrace
-from server.parameters import ForkRequest, SessionRequest
-from server.results import Session
+from server.protocol.parameters import ForkRequest, SessionRequest
+from server.protocol.results import Session
 from server.sessions.addresses import Address
 from server.sessions.calls import CallOperation, CallRequest
 from server.sessions.context import SessionContext

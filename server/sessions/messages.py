@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
+from server.base.errors import AnsweredError, InvalidParamsError, TooLargeError, shown
 from server.engine.jobs import StartClock
 from server.engine.state import SessionState
-from server.errors import AnsweredError, InvalidParamsError, TooLargeError, shown
 from server.jsonio.strict import dumps
-from server.results import SaidMessage
-from server.rights import AGENT, CLIENT
+from server.protocol.results import SaidMessage
+from server.protocol.rights import AGENT, CLIENT
 from server.sessions.context import SessionContext
 from server.sessions.episodes import Episodes
 from server.sessions.operation import Effect, SessionOperation

@@ -7,7 +7,7 @@ whole call has ended.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.errors import MAX_SHOWN
+from server.base.errors import MAX_SHOWN
 from server.execution.nested import NestedCall
 from server.jsonio.cutting import cut_if_longer
 from server.jsonio.strict import Fragment, dumps

@@ -9,17 +9,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from server.base.errors import DeadlineError, TooLargeError
+from server.base.times import timestamp
 from server.engine.jobs import StartClock
 from server.engine.state import NONE, Result, SessionState, added_bytes
-from server.errors import DeadlineError, TooLargeError
 from server.functions.steps import Steps
 from server.observability.trace_context import trace_context
 from server.observability.tracing import CallTrace
-from server.rights import CLIENT, PARTICIPANTS
+from server.protocol.rights import CLIENT, PARTICIPANTS
 from server.sessions.context import SessionContext
 from server.sessions.records import request_digest, stored_call_id
 from server.stores.base import Record, StoredSession
-from server.times import timestamp
 
 
 class Effect:

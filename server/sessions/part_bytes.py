@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from server.engine.state import NONE
 from server.stores.base import SessionStore
-from server.volumes import is_piece
+from server.volumes.volume import is_piece
 
 
 class PartBytes(dict[str, bytes]):

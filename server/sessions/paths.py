@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from server.cache import BoundedCache
-from server.errors import SessionNotFoundError, StateDamagedError
+from server.base.cache import BoundedCache
+from server.base.errors import SessionNotFoundError, StateDamagedError
 from server.jsonio.strict import loads
 from server.sessions.histories import RecordTree
 from server.sessions.identity import Identities

@@ -9,9 +9,9 @@ import threading
 import time
 from dataclasses import dataclass
 
+from server.base.errors import TooLargeError
+from server.base.settings import Settings
 from server.engine.state import SessionState
-from server.errors import TooLargeError
-from server.settings import Settings
 from server.stores.base import SessionStore
 
 RECOUNT_SECONDS = 10.0

@@ -12,10 +12,8 @@ from itertools import islice
 
 import jsonpointer
 
-from server.cache import BoundedCache
-from server.engine.session_clock import SessionClock
-from server.engine.state import SessionState
-from server.errors import (
+from server.base.cache import BoundedCache
+from server.base.errors import (
     HeavyReadError,
     InvalidParamsError,
     MissingBlobError,
@@ -24,6 +22,9 @@ from server.errors import (
     StateDamagedError,
     shown,
 )
+from server.base.times import expiry
+from server.engine.session_clock import SessionClock
+from server.engine.state import SessionState
 from server.execution.operations import (
     ExportEnvironments,
     ExportVolumes,
@@ -37,8 +38,8 @@ from server.execution.views import Pointed
 from server.execution.volumes import volume_pointers
 from server.execution.world import Snapshot
 from server.jsonio.strict import Fragment, dumps, loads
-from server.results import Export, Json, Session
-from server.rights import AGENT
+from server.protocol.results import Export, Json, Session
+from server.protocol.rights import AGENT
 from server.sessions.context import SessionContext
 from server.sessions.part_bytes import PartBytes
 from server.sessions.recipes import Recipe
@@ -46,8 +47,7 @@ from server.sessions.views import json_patch, session_view
 from server.snapshots.seal import FORMAT
 from server.stores.base import Head, StoredSession
 from server.stores.history import fitting
-from server.times import expiry
-from server.volumes import is_piece
+from server.volumes.volume import is_piece
 
 RECORDS_AT_ONCE = 16  # read from the store; each can be large
 SESSIONS_AT_ONCE = 100

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.parameters import MAX_CALL_ID
-from server.results import SaidMessage
-from server.terminal import printable
+from server.base.terminal import printable
+from server.protocol.parameters import MAX_CALL_ID
+from server.protocol.results import SaidMessage
 
 Count = Annotated[int, Field(ge=0)]
 Shown = Mapping[str, Any]

@@ -12,10 +12,10 @@ import hmac
 from collections.abc import Mapping
 from typing import Any
 
-from server.errors import CallIdReusedError, StateDamagedError
+from server.base.errors import CallIdReusedError, StateDamagedError
 from server.jsonio.cutting import cut, cut_if_longer
 from server.jsonio.strict import Fragment, dumps, loads
-from server.rights import CLIENT
+from server.protocol.rights import CLIENT
 from server.snapshots.seal import KeyedHash
 from server.stores.base import Record
 from server.stores.records import new_record_id

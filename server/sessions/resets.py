@@ -6,16 +6,16 @@ The rule: records and call_ids stay; nothing of the history is rewritten.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from server.base.errors import ClassesChangedError, MissingBlobError
 from server.engine.jobs import StartClock
 from server.engine.state import SessionState
-from server.errors import ClassesChangedError, MissingBlobError
 from server.execution.parts import emptied, toolpack_of
 from server.sessions.context import SessionContext
 from server.sessions.operation import Effect, SessionOperation
 from server.sessions.recipes import Recipe, details_of
 from server.sessions.record_kinds import Count, RecordKind, RecordLine, Shown
 from server.stores.base import Record, StoredSession
-from server.volumes import VOID, is_piece
+from server.volumes.volume import VOID, is_piece
 
 
 class ResetOperation(SessionOperation):

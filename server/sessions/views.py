@@ -10,11 +10,11 @@ from typing import Any, cast
 import jsonpatch
 import jsonpointer
 
+from server.base.times import timestamp
 from server.jsonio.strict import dumps
-from server.results import Session
+from server.protocol.results import Session
 from server.sessions.recipes import Recipe, details_of
 from server.stores.base import StoredSession
-from server.times import timestamp
 
 
 def session_view(

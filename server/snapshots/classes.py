@@ -23,10 +23,10 @@ import pydantic
 import typing_extensions
 from pydantic import networks
 
-from server.errors import RegistrationError
+from server.base.errors import RegistrationError
 from server.snapshots.layouts import Layout, layout_of
 from server.snapshots.plain_types import PLAIN_TYPES
-from server.volumes import Volume
+from server.volumes.volume import Volume
 
 _PYDANTIC_VALUES = (
     *(pydantic.SecretStr, pydantic.SecretBytes, pydantic.Secret, pydantic.ByteSize),

@@ -17,11 +17,11 @@ from datetime import UTC, timezone
 from enum import Enum, Flag
 from typing import Any, NoReturn, Protocol
 
-from server.errors import CycleError, UnsupportedObjectError
+from server.base.errors import CycleError, UnsupportedObjectError
 from server.snapshots.classes import ClassTable
 from server.snapshots.layouts import UNSET, Layout, layout_of
 from server.snapshots.plain_types import FACTORIES, PLAIN, Plain
-from server.volumes import Volume
+from server.volumes.volume import Volume
 
 
 class WriteProgress(Protocol):

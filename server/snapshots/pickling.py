@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from pydantic import RootModel
 
-from server.errors import CycleError, SnapshotError, StateDamagedError, UnsupportedObjectError
+from server.base.errors import CycleError, SnapshotError, StateDamagedError, UnsupportedObjectError
 from server.snapshots.classes import ClassTable
 from server.snapshots.graph import holders, walk
 from server.snapshots.operators import OperatorTable, operators_of

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import MultiHostUrl, TzInfo, Url
 
-from server.errors import UnsupportedObjectError
+from server.base.errors import UnsupportedObjectError
 
 
 class Plain(NamedTuple):

@@ -9,7 +9,7 @@ import hmac
 import re
 from collections.abc import Iterable
 
-from server.errors import ClassesChangedError, StateDamagedError
+from server.base.errors import ClassesChangedError, StateDamagedError
 
 FORMAT = "toolpack-snapshot-1"
 """The name of the snapshot format."""

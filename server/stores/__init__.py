@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pkgutil import resolve_name
 from types import MappingProxyType
 
-from server.errors import SettingsError
-from server.store_url import StoreUrl
+from server.base.errors import SettingsError
+from server.base.store_url import StoreUrl
 from server.stores.base import SessionStore
 
 __all__ = ["SessionStore", "open_store", "opener"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from server.errors import StateDamagedError
+from server.base.errors import StateDamagedError
 
 RECIPE_CACHE_BYTES = 8 * 2**20  # of recipes, which never change; sessions that are listed together share them
 

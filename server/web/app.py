@@ -14,16 +14,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.errors import HttpRefusedError, StartError
+from server.base.errors import HttpRefusedError, StartError
 from server.observability.request_ids import accept_request_id
 from server.observability.trace_context import accept_trace_headers, trace_context
-from server.service import Service
 from server.web.auth import check_exposure
 from server.web.bodies import HEADERS, check_headers
 from server.web.console import console_routes
 from server.web.endpoints import AgentEndpoint, Endpoint, Gateway, RpcEndpoint
 from server.web.refusals import refusal_response, refuse, refused
 from server.web.status import status_routes
+from server.wiring.service import Service
 
 KEY = "/{key}"  # with which the path of agents' addresses ends
 

@@ -12,8 +12,8 @@ import secrets
 from collections.abc import Mapping
 from functools import lru_cache
 
-from server.errors import HttpRefusedError, SettingsError
-from server.settings import Settings
+from server.base.errors import HttpRefusedError, SettingsError
+from server.base.settings import Settings
 
 NOBODY = "nobody"  # the name whose token leads to the sessions that were created without tokens
 

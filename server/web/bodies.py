@@ -8,7 +8,7 @@ import asyncio
 
 from starlette.types import Receive, Scope
 
-from server.errors import HttpRefusedError
+from server.base.errors import HttpRefusedError
 from server.rpc.in_flight import Reservation
 
 SECURITY_HEADERS = (b"host", b"origin", b"authorization", b"content-type", b"content-length", b"transfer-encoding")

@@ -10,9 +10,9 @@ from typing import NoReturn, Protocol
 
 from starlette.types import Scope
 
-from server.errors import HttpRefusedError
+from server.base.errors import HttpRefusedError
+from server.base.settings import PREFIX, Settings
 from server.rpc.caller import Caller
-from server.settings import PREFIX, Settings
 
 RESERVED = 10  # one in so many connections: for owners that hold none, and for whoever isn't known yet
 STATE = "connection"  # where `scope["state"]` has a request's connection

@@ -14,19 +14,19 @@ from typing import Protocol, Self
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
-from server.errors import HttpRefusedError, InternalError, RequestError
+from server.base.errors import HttpRefusedError, InternalError, RequestError
+from server.base.settings import PREFIX
 from server.observability.request_ids import request_id
 from server.rpc.caller import Caller
 from server.rpc.codes import describe, error_reply
 from server.rpc.in_flight import Reservation
 from server.rpc.jsonrpc import JsonRpc
-from server.service import Service
-from server.settings import PREFIX
 from server.web.auth import NOBODY, TokenGate
 from server.web.bodies import HEADERS, NOT_READY, no_memory, read_body
 from server.web.connections import Connections
 from server.web.faults import LoopFaults
 from server.web.refusals import PIECE_BYTES, refusal, refuse, refused, send_response
+from server.wiring.service import Service
 
 log = logging.getLogger("toolpack_server")
 

@@ -15,12 +15,12 @@ from urllib.parse import parse_qsl
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.errors import HttpRefusedError, ReplyError
+from server.base.errors import HttpRefusedError, ReplyError
+from server.base.settings import PREFIX
 from server.jsonio.strict import loads
 from server.observability.request_ids import request_id
 from server.rpc.caller import Caller
 from server.rpc.method import App
-from server.settings import PREFIX
 from server.web.bodies import HEADERS, read_body
 from server.web.endpoints import CUT_OFF, Gateway, client_left
 from server.web.refusals import HINTS, refusal_response, refused

@@ -21,7 +21,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from server.settings import Settings
+from server.base.settings import Settings
 from server.web.connections import STATE, Connections
 from server.web.endpoints import CLIENT_ENDED
 from server.web.refusals import refusal, refused

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from starlette.responses import Response
 from starlette.types import Scope, Send
 
-from server.errors import HttpRefusedError
+from server.base.errors import HttpRefusedError
 from server.jsonio.strict import dumps
 from server.observability.log import event
 

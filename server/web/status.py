@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from server.errors import InternalError, RequestError
+from server.base.errors import InternalError, RequestError
 from server.jsonio.strict import dumps
 from server.web.bodies import NOT_READY
 from server.web.endpoints import Gateway

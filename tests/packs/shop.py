@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from server import Depends, Rollout, TaskEnvironment, Toolpack
-from server import perturbations as p
+from toolpack_server import perturbations as p
 
 
 class Till(BaseModel):

@@ -24,7 +24,7 @@ from server.features.audit.values import (
 )
 from server.features.tasks.solutions import PlainCall
 from server.jsonio.strict import dumps
-from server.rights import AGENT
+from server.protocol.rights import AGENT
 
 Calls = tuple[PlainCall, ...]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from server.errors import Interrupted, RequestError
+from server.base.errors import Interrupted, RequestError
 from server.execution.views import thawed
 from server.execution.world import Snapshot
 from server.features.audit.attempts import Calls, Solved, attempts
@@ -23,7 +23,7 @@ from server.jsonio.strict import dumps, loads
 from server.packs.formats import native
 from server.packs.pack_function import PackFunction
 from server.packs.toolpack import Toolpack, as_made
-from server.service import Service
+from server.wiring.service import Service
 
 
 class Effort(NamedTuple):

@@ -15,13 +15,13 @@ from typing import Any
 import click
 import jsonpointer
 
+from server.base.errors import ToolpackServerError, shown
+from server.base.settings import Settings, load_settings
+from server.base.terminal import echo
 from server.cli.options import packs_options
 from server.cli.progress import progress
-from server.errors import ToolpackServerError, shown
 from server.features.audit.auditing import Effort
 from server.features.audit.processes import HashSeeds, Report, audit_tasks, task_names
-from server.settings import Settings, load_settings
-from server.terminal import echo
 
 FORMAT = "audit-1"
 UNSTABLE = "processes with other hash seeds give other verdicts or metrics: the evaluator goes by the order of a set"

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from server.errors import Interrupted
+from server.base.errors import Interrupted
 
 
 class Watched:

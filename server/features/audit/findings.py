@@ -11,8 +11,8 @@ from typing import Any
 from server.features.audit.attempts import Attempt, Calls
 from server.features.audit.trials import AttemptResult
 from server.features.audit.worlds import DIFFERENT, EQUAL, MARKS
-from server.results import Verdict
-from server.rights import AGENT
+from server.protocol.results import Verdict
+from server.protocol.rights import AGENT
 
 SEVERAL = 2  # agents that call at random; a single one may be lucky
 

@@ -20,7 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from server.errors import EvaluationError, StartError
+from server.base.errors import EvaluationError, StartError
+from server.base.settings import Settings, load_settings
 from server.features.audit.auditing import Auditor, Effort, report
 from server.features.audit.findings import AuditFinding
 from server.features.checking.command import IN_MEMORY
@@ -29,8 +30,7 @@ from server.features.tasks.task import SEPARATOR
 from server.packs.loading import load_catalog
 from server.processes.apart import run_apart
 from server.processes.child import Child, follow
-from server.service import Service
-from server.settings import Settings, load_settings
+from server.wiring.service import Service
 
 MEMORY = 2 * 2**30  # that the audit of tasks may take, where the settings don't say how much
 GRACE_SECONDS = 5.0  # after a deadline at which the process itself should have ended what was late

@@ -18,7 +18,7 @@ import jsonpointer
 from pydantic import BaseModel
 from typing_extensions import override
 
-from server.errors import EvaluationError, Interrupted, ReplyError, RequestError
+from server.base.errors import EvaluationError, Interrupted, ReplyError, RequestError
 from server.execution.call import call
 from server.execution.codec import Codec, PlainCodec
 from server.execution.failure import Failure
@@ -35,16 +35,16 @@ from server.features.tasks.evaluation import Evidence, Seen, evaluate, solve
 from server.features.tasks.service import Tasks
 from server.features.tasks.solutions import PlainCall
 from server.features.tasks.task import Task
+from server.functions.pins import Pin
 from server.jsonio.strict import dumps, loads
 from server.packs.pack_function import PackFunction, is_offered
-from server.pins import Pin
-from server.results import Verdict
-from server.rights import AGENT
+from server.protocol.results import Verdict
+from server.protocol.rights import AGENT
 from server.rpc.caller import Caller
-from server.service import Service
 from server.sessions.addresses import Address
 from server.sessions.calls import CallRequest
-from server.volumes import is_piece
+from server.volumes.volume import is_piece
+from server.wiring.service import Service
 
 KEPT_WORLDS = 50  # of one task, as JSON
 MOST_CONTAINERS, MOST_DEEP = 50, 4  # of a world, and how many names lead to one

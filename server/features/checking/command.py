@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from server.base.settings import Settings, load_settings, unknown_variables
+from server.base.terminal import echo
 from server.cli.options import packs_options
 from server.cli.shadowing import shadowing_files
 from server.features.checking.calls import Tried, try_functions
@@ -20,13 +22,11 @@ from server.features.checking.findings import Finding
 from server.features.checking.notes import notes_on
 from server.features.checking.writes import writes
 from server.features.tasks.checks import check_tasks
-from server.installed import feature_variables
 from server.packs.catalog import Catalog
 from server.packs.loading import inspect_toolpacks, load_catalog
 from server.packs.registration import place, qualified_name
 from server.processes.apart import run_apart
-from server.settings import Settings, load_settings, unknown_variables
-from server.terminal import echo
+from server.wiring.installed import feature_variables
 
 IN_MEMORY = {"store": "memory:", "log_calls": "off", "log_level": "error", "isolation": "thread", "workers": 1}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from pydantic import ValidationError
 
-from server.errors import InvalidParamsError
+from server.base.errors import InvalidParamsError
 from server.packs.checks import BUILD_SECONDS, requires
 from server.packs.patience import Impatience, patience
 from server.packs.registration import place

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from server.errors import InvalidParamsError, SnapshotError, TooLargeError
+from server.base.errors import InvalidParamsError, SnapshotError, TooLargeError
 from server.execution.call import Outcome, call
 from server.execution.codec import PlainCodec
 from server.execution.initial import Built, build
@@ -32,8 +32,8 @@ from server.packs.catalog import Catalog
 from server.packs.pack_function import PackFunction
 from server.packs.registration import place, qualified_name
 from server.packs.toolpack import Toolpack
-from server.scratch import Scratch
-from server.volumes import Limits, Volume, VolumeMeans, is_piece
+from server.volumes.scratch import Scratch
+from server.volumes.volume import Limits, Volume, VolumeMeans, is_piece
 
 MAX_BYTES = 32 * 2**20
 MAX_RESULT_BYTES = 2**20

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, Self
 
-from server.errors import RegistrationError
+from server.base.errors import RegistrationError
 from server.features.classes.signatures import read_loosely
 from server.functions_runtime import Depends, Function, error_text, function_of
 from server.packs.registration import located

@@ -12,7 +12,7 @@ import docstring_parser
 from pydantic import BaseModel, Field
 from pydantic_core import to_jsonable_python
 
-from server.errors import RegistrationError
+from server.base.errors import RegistrationError
 from server.functions.signatures import (
     NEEDED,
     FunctionSignature,

@@ -10,9 +10,9 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from server.errors import ExecutorGoneError, TooLargeError
+from server.base.errors import ExecutorGoneError, TooLargeError
+from server.base.forked import let_go
 from server.execution.runner import Frame
-from server.forked import let_go
 from server.jsonio.strict import dumps, loads
 from server.rpc.limits import has_more_values
 

@@ -22,7 +22,9 @@ from typing import Any
 
 import orjson
 
-from server.errors import ExecutorGoneError, StartError, shown
+from server.base.errors import ExecutorGoneError, StartError, shown
+from server.base.settings import PREFIX
+from server.base.terminal import printable
 from server.execution.runner import Frame
 from server.features.executors import system
 from server.features.executors.channel import Channel
@@ -31,8 +33,6 @@ from server.features.executors.output import Output
 from server.features.executors.zygote import MAX_CONFIGURATION
 from server.jsonio.strict import dumps, loads
 from server.packs.inventory import Inventory
-from server.settings import PREFIX
-from server.terminal import printable
 
 log = logging.getLogger("toolpack_server")
 

@@ -18,20 +18,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from server.errors import ExecutorGoneError, StartError, TooLargeError
+from server.base.errors import ExecutorGoneError, StartError, TooLargeError
+from server.base.forked import in_forked
 from server.execution.codec import PlainCodec
 from server.execution.runner import RunnerOperation
 from server.features.executors import system
 from server.features.executors.channel import MAX_HEAD_BYTES, Channel
 from server.features.executors.sandbox import Sandbox
 from server.features.executors.work import Work, refused
-from server.forked import in_forked
 from server.functions.coroutines import keep_main_loop
 from server.functions.leftovers import Watch
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
-from server.scratch import Scratch
-from server.volumes import Limits, Volume, VolumeMeans
+from server.volumes.scratch import Scratch
+from server.volumes.volume import Limits, Volume, VolumeMeans
 
 
 @dataclass

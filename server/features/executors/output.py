@@ -7,7 +7,7 @@ server's, or cut the file. Of each request a limited part is kept; the rest is r
 import os
 import select
 
-from server.terminal import printable
+from server.base.terminal import printable
 
 MAX_BYTES = 16_384  # of what is printed during one request
 PAUSE_SECONDS = 0.01  # between two looks at an executor that prints more than that

@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Iterator
 
+from server.base.errors import ExecutorGoneError, Interrupted, OverloadedError, StartError
+from server.base.settings import Settings
 from server.engine.lanes import SPARE_EXECUTORS
-from server.errors import ExecutorGoneError, Interrupted, OverloadedError, StartError
 from server.features.executors.child import ExecutorProcess, Zygote
 from server.observability.metrics import Metrics
-from server.settings import Settings
 
 log = logging.getLogger("toolpack_server")
 

@@ -6,8 +6,8 @@ package is imported where there are no executors.
 
 import sys
 
-from server.errors import SettingsError
-from server.settings import Settings
+from server.base.errors import SettingsError
+from server.base.settings import Settings
 
 
 def check_isolation(settings: Settings) -> None:

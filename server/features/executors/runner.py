@@ -12,13 +12,15 @@ from functools import partial
 from traceback import format_tb
 from typing import Any, Protocol, TypeVar
 
-from server.errors import (
+from server.base.errors import (
     ExecutorGoneError,
     ExecutorLostError,
     InternalError,
     OverloadedError,
     shown,
 )
+from server.base.settings import Settings
+from server.base.terminal import printable
 from server.execution.codec import Codec
 from server.execution.refusals import MAX_TEXT, read_refusal
 from server.execution.runner import Frame, Means, RunnerOperation
@@ -28,8 +30,7 @@ from server.features.executors.pool import Pool
 from server.functions.steps import Steps
 from server.observability.metrics import Metrics
 from server.observability.tracing import running_trace
-from server.settings import Settings
-from server.terminal import printable
+from server.volumes.volume import Limits
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ def start_executors(
         volumes=[f"{kind.__module__}:{kind.__qualname__}" for kind in codec.volumes.kinds.values()]
         if codec.volumes
         else [],
-        limits=[*settings.volume_limits],
+        limits=[*Limits.of(settings)],
         scratch_dir=str(settings.scratch_dir.resolve()) if settings.scratch_dir else None,
         scratch_bytes=settings.scratch_bytes // settings.executors,
         memory_bytes=settings.executor_memory_bytes,

@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from server.errors import SettingsError
+from server.base.errors import SettingsError
 from server.features.executors import system, system_calls
 
 SIGNALS_VERSION = 6  # of Landlock: the first that can hold signals back; Linux 6.12

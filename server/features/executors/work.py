@@ -10,7 +10,7 @@ from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
-from server.errors import CallError, RequestError
+from server.base.errors import CallError, RequestError
 from server.execution.codec import PlainCodec
 from server.execution.refusals import write_refusal
 from server.execution.runner import Frame, Means, RunnerOperation

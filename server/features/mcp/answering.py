@@ -7,7 +7,7 @@ has a function of its name, that one is meant.
 from collections.abc import Mapping
 from typing import Any
 
-from server.errors import AnsweredError
+from server.base.errors import AnsweredError
 from server.features.mcp.results import tool_error
 from server.jsonio.strict import dumps
 from server.rpc.caller import Caller

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
+from server.base.settings import load_settings
 from server.cli.options import packs_options
 from server.features.mcp.stdio.bridge import carry
 from server.features.mcp.stdio.lines import take_standard_streams
 from server.features.mcp.stdio.local import converse
 from server.observability.log import configure_logging
 from server.packs.loading import load_catalog
-from server.settings import load_settings
 
 
 @click.command()

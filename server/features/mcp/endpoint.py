@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from server.errors import HttpRefusedError, InternalError, McpRefusedError, OverloadedError, RequestError
+from server.base.errors import HttpRefusedError, InternalError, McpRefusedError, OverloadedError, RequestError
+from server.base.settings import PREFIX
 from server.features.mcp.event_stream import EventStream, event
 from server.features.mcp.headers import HeaderCheck, check_once, cross_origin, preflight, version_of
 from server.features.mcp.messages import McpMessage
@@ -22,7 +23,6 @@ from server.rpc.caller import Caller
 from server.rpc.codes import describe
 from server.rpc.in_flight import Reservation
 from server.rpc.limits import QUICK_BYTES
-from server.settings import PREFIX
 from server.web.bodies import HEADERS, no_memory, read_body
 from server.web.endpoints import CUT_OFF, Gateway
 from server.web.refusals import NO_CONTENT, PIECE_BYTES, refusal, refused, send_response

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from server.errors import HttpRefusedError, shown
+from server.base.errors import HttpRefusedError, shown
 from server.features.mcp.marks import Path
 from server.features.mcp.messages import HEADER_MISMATCH, NAMING, VERSION_KEY, McpMessage
 from server.web.auth import names_loopback

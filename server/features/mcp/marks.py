@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from server.errors import RegistrationError
+from server.base.errors import RegistrationError
 
 MARK = "x-mcp-header"
 TYPES = ("string", "integer", "boolean")

@@ -9,7 +9,7 @@ The rule: pure. A message that is refused raises an error, which says why.
 from dataclasses import dataclass
 from typing import Any
 
-from server.errors import McpRefusedError, shown
+from server.base.errors import McpRefusedError, shown
 from server.jsonio.strict import dumps
 from server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, Described
 

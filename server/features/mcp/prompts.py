@@ -7,7 +7,7 @@ only, so one of the system comes as one of the user.
 from collections.abc import Sequence
 from typing import Any
 
-from server.errors import InvalidParamsError
+from server.base.errors import InvalidParamsError
 from server.features.mcp.messages import McpMessage
 from server.jsonio.strict import dumps
 from server.rpc.caller import Caller

@@ -6,7 +6,7 @@ is the caller's; whatever a client says of sessions is ignored.
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from server.errors import InvalidParamsError, McpRefusedError
+from server.base.errors import InvalidParamsError, McpRefusedError
 from server.execution.failure import Failure
 from server.features.mcp.answering import NAME as SUBMIT_ANSWER
 from server.features.mcp.answering import Answering
@@ -28,7 +28,7 @@ from server.features.mcp.tools import Tools
 from server.jsonio.strict import dumps
 from server.observability.trace_context import TRACEPARENT, accept_trace_members
 from server.observability.tracing import AskedBy, asked_by
-from server.parameters import MAX_CALL_ID
+from server.protocol.parameters import MAX_CALL_ID
 from server.rpc.caller import Caller
 from server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR
 from server.rpc.jsonrpc import Reserve, reply_too_large

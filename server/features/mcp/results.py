@@ -7,7 +7,7 @@ from enum import Enum
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from server.errors import McpRefusedError
+from server.base.errors import McpRefusedError
 from server.execution.call import Outcome
 from server.features.mcp.messages import McpMessage
 from server.jsonio.strict import dumps

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from server.errors import AnsweredError, InvalidParamsError, TooLargeError
+from server.base.errors import AnsweredError, InvalidParamsError, TooLargeError
 from server.features.mcp.results import tool_error, tool_value
 from server.jsonio.strict import dumps
 from server.rpc.caller import Caller

@@ -11,10 +11,10 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, Field
 from typing_extensions import override
 
-from server.errors import InvalidParamsError, shown
+from server.base.errors import InvalidParamsError, shown
 from server.packs.pack_function import is_offered
-from server.parameters import SessionRequest
-from server.rights import PARTICIPANTS, Participants, check_kept, check_rights, written_out
+from server.protocol.parameters import SessionRequest
+from server.protocol.rights import PARTICIPANTS, Participants, check_kept, check_rights, written_out
 from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
 

@@ -9,8 +9,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from server.features.participants.talking import Talking
-from server.parameters import MAX_COUNT, CallId, Parameters
-from server.results import HeardMessages
+from server.protocol.parameters import MAX_COUNT, CallId, Parameters
+from server.protocol.results import HeardMessages
 from server.rpc.caller import Caller
 from server.rpc.method import App, Method
 from server.sessions.addresses import Address, AddressTool

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from server.errors import InvalidParamsError
+from server.base.errors import InvalidParamsError
 from server.features.participants.waiting import Waits
 from server.jsonio.strict import dumps, loads
-from server.results import HeardMessage, HeardMessages
+from server.protocol.results import HeardMessage, HeardMessages
 from server.rpc.method import App
 from server.sessions.episodes import Episodes
 from server.sessions.messages import ALONE, SayOperation

@@ -19,15 +19,15 @@ from typing import Any, ClassVar, Self, cast
 import orjson
 from typing_extensions import override
 
-from server.errors import InvalidParamsError, ResultError, shown
+from server.base.errors import InvalidParamsError, ResultError, shown
 from server.features.parts import database_views
 from server.features.parts.beside import beside_caller
 from server.features.parts.database_connection import FULL, READ_ONLY, SessionConnection, explained, open_connection
 from server.features.parts.database_file import MAGIC, WAL_VERSION, DatabaseFile, normal_pages, set_versions, sizes_of
 from server.features.parts.database_trees import Ranges, Roots, Tree, changed_ranges
 from server.features.parts.database_views import Reading
-from server.scratch import Scratch
-from server.volumes import Body, Key, Limits, Volume, VolumeMeans
+from server.volumes.scratch import Scratch
+from server.volumes.volume import Body, Key, Limits, Volume, VolumeMeans
 
 Fill = Callable[[sqlite3.Connection], Any]
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from server.errors import InvalidParamsError
+from server.base.errors import InvalidParamsError
 from server.features.parts.database_trees import Ranges, Roots, Tree
 
 AT_ONCE = 500  # rows that are compared together

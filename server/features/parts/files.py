@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path as RealPath
 from typing import Any, ClassVar, Self
 
-from server.errors import InvalidParamsError, OverloadedError, RegistrationError, shown
+from server.base.errors import InvalidParamsError, OverloadedError, RegistrationError, shown
 from server.features.parts import files_json, files_pieces
 from server.features.parts.beside import beside_caller
 from server.features.parts.files_directory import Directory, read_folder
@@ -46,8 +46,8 @@ from server.features.parts.files_tree import (
     with_changes,
 )
 from server.features.parts.files_working import FilesCopy
-from server.scratch import FULL_TEXT, is_full
-from server.volumes import Body, Key, Limits, Volume, VolumeMeans
+from server.volumes.scratch import FULL_TEXT, is_full
+from server.volumes.volume import Body, Key, Limits, Volume, VolumeMeans
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 

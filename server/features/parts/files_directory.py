@@ -34,7 +34,7 @@ from server.features.parts.files_tree import (
     walk,
     with_changes,
 )
-from server.volumes import Limits
+from server.volumes.volume import Limits
 
 T = TypeVar("T")
 

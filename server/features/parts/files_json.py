@@ -9,7 +9,7 @@ import errno
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from server.errors import shown
+from server.base.errors import shown
 from server.features.parts.files_directory import check_links
 from server.features.parts.files_paths import check_length, check_name, from_shown, text_of, to_shown
 from server.features.parts.files_text import unified_diff

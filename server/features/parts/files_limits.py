@@ -6,7 +6,7 @@ The rule: whoever makes a tree larger asks here before it is used. A tree that i
 import errno
 
 from server.features.parts.files_tree import NOTHING, Size
-from server.volumes import Limits
+from server.volumes.volume import Limits
 
 
 def check_size(size: Size, limits: Limits, before: Size = NOTHING) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from server.errors import shown
+from server.base.errors import shown
 from server.features.parts.files_tree import EMPTY, SEPARATOR, FolderNode, LinkNode, Node
 
 MAX_CHARACTERS = 1024

@@ -21,7 +21,7 @@ from server.features.parts.files_tree import (
     walk,
     with_changes,
 )
-from server.volumes import Body, Key
+from server.volumes.volume import Body, Key
 
 ENTRY_BYTES = 32  # about what an entry takes beside its path and its content
 

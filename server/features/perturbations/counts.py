@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from server.features.perturbations.session_rules import Functions
 from server.jsonio.strict import loads
-from server.rights import AGENT
+from server.protocol.rights import AGENT
 from server.sessions.paths import Paths
 from server.sessions.recipes import details_of
 from server.sessions.record_kinds import RecordKind, RecordKinds, Shown

@@ -13,24 +13,24 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
+from server.base.errors import ResultError, TooLargeError
 from server.engine.jobs import StartClock
 from server.engine.pool_thread import interruptible
 from server.engine.state import SessionState
-from server.errors import ResultError, TooLargeError
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure, Failure
 from server.execution.runtime import Plan
+from server.features.perturbations.altered import Chance, altered, too_large
 from server.features.perturbations.appearance import Appearance
 from server.features.perturbations.counts import COUNTS, NAME, UNKNOWN, Counts, counts_at
 from server.features.perturbations.session_rules import Call, Decision, Functions, SessionRules
 from server.functions.content import check_content
+from server.functions.pins import SECOND_NS
 from server.functions_runtime import not_found
 from server.jsonio.cutting import cut_if_longer
 from server.jsonio.strict import Fragment, dumps, loads
 from server.packs.names import without_dots
-from server.perturbations.results import Chance, altered, too_large
-from server.pins import SECOND_NS
-from server.rights import AGENT
+from server.protocol.rights import AGENT
 from server.sessions.addresses import View
 from server.sessions.calls import CallOperation, CallRequest, heard
 from server.sessions.context import SessionContext

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from server.features.perturbations.appearance import Appearance
 from server.packs.names import without_dots
 from server.packs.pack_function import PackFunction
-from server.perturbations.rules import INSTEAD, OF_LISTS, OF_NESTED, Rule, read_rules
+from server.protocol.rules import INSTEAD, OF_LISTS, OF_NESTED, Rule, read_rules
 
 VIEWS = 100
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import Field
 
-from server.errors import (
+from server.base.errors import (
     ClassesChangedError,
     InvalidParamsError,
     MissingBlobError,
@@ -38,8 +38,8 @@ from server.features.replay.bundle_format import (
     unpack,
 )
 from server.jsonio.strict import Fragment, dumps, loads
-from server.parameters import CallId, Labels, Parameters, TtlSeconds
-from server.results import Session
+from server.protocol.parameters import CallId, Labels, Parameters, TtlSeconds
+from server.protocol.results import Session
 from server.rpc.in_flight import Reservation
 from server.rpc.limits import has_more_values, is_deeper, parsed_bytes
 from server.sessions.context import SessionContext

@@ -14,16 +14,16 @@ from typing import Any
 
 import click
 
+from server.base.errors import RequestError
+from server.base.terminal import printable
 from server.cli.local import look_at, look_options, memory_settings
 from server.cli.look import FORMS, show, whole_id
 from server.cli.options import packs_options
 from server.cli.progress import progress
 from server.cli.send import Send, local
-from server.errors import RequestError
 from server.features.replay.bundle_format import read_line, sealed, unpack
 from server.rpc.caller import Caller
-from server.service import Service
-from server.terminal import printable
+from server.wiring.service import Service
 
 LIMIT = 100_000
 HEAD_BYTES = 2**26  # more than a request may have

@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from server.cache import BoundedCache
+from server.base.cache import BoundedCache
 from server.execution.operations import ReadEnvironments, read_entries
 from server.execution.parts import toolpack_of
 from server.execution.runner import Frame, Means, Runner

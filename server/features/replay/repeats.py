@@ -10,9 +10,9 @@ from typing import Any
 
 from typing_extensions import override
 
+from server.base.errors import ExecutorLostError, TooLargeError, shown
 from server.engine.jobs import StartClock
 from server.engine.state import SessionState
-from server.errors import ExecutorLostError, TooLargeError, shown
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure, Failure
 from server.functions.steps import Steps

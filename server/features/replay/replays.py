@@ -13,16 +13,22 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-from server.errors import ClassesChangedError, InvalidParamsError, OverloadedError, RequestError, SessionNotFoundError
+from server.base.errors import (
+    ClassesChangedError,
+    InvalidParamsError,
+    OverloadedError,
+    RequestError,
+    SessionNotFoundError,
+)
 from server.execution.call import Outcome
 from server.execution.failure import Failure
 from server.features.replay.repeats import CopyOperation, Repeated, RepeatedCall, RepeatedReset, UnrunCall
 from server.features.replay.writers import has_kind, other_writers
 from server.jsonio.cutting import cut
 from server.jsonio.strict import Fragment, dumps, loads
-from server.parameters import ForkRequest
-from server.results import Difference, Replay, Session, Versions
-from server.rights import CLIENT
+from server.protocol.parameters import ForkRequest
+from server.protocol.results import Difference, Replay, Session, Versions
+from server.protocol.rights import CLIENT
 from server.sessions.calls import CallRequest, heard
 from server.sessions.context import SessionContext
 from server.sessions.identity import Creation
@@ -30,7 +36,7 @@ from server.sessions.manager import SessionManager
 from server.sessions.recipes import REPLAYS, Recipe, began_as_fork, details_of
 from server.sessions.records import cut_error
 from server.stores.base import StoredSession
-from server.volumes import is_piece
+from server.volumes.volume import is_piece
 
 AT_ONCE = 2  # replays of one owner that a worker runs
 RECORDS_AT_ONCE = 100

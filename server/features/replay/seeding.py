@@ -15,8 +15,8 @@ from server.engine.state import SessionState
 from server.features.replay.digests import StateDigests
 from server.features.replay.seeds import REAL, Seeds
 from server.features.replay.writers import WRITTEN_BY, noted_writers
-from server.parameters import ForkRequest, SessionRequest
-from server.pins import Pin
+from server.functions.pins import Pin
+from server.protocol.parameters import ForkRequest, SessionRequest
 from server.sessions.beginnings import Beginning
 from server.sessions.calls import CallOperation
 from server.sessions.context import SessionContext

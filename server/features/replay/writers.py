@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from server.sessions.context import SessionContext
-from server.volumes import is_piece, kind_of
+from server.volumes.volume import is_piece, kind_of
 
 WRITTEN_BY = "written_by"  # among the details of a session
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 from pydantic import Field
 from typing_extensions import override
 
-from server.errors import InvalidParamsError
+from server.base.errors import InvalidParamsError
 from server.features.tasks.finding import find_task
 from server.features.tasks.task import Task
-from server.parameters import SessionRequest
-from server.rights import PARTICIPANTS, laid_over
+from server.protocol.parameters import SessionRequest
+from server.protocol.rights import PARTICIPANTS, laid_over
 from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
 

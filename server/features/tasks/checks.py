@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
+from server.base.errors import EvaluationError
+from server.base.settings import Settings
 from server.cli.progress import progress
 from server.cli.send import local
-from server.errors import EvaluationError
 from server.execution.nested import read_nested
 from server.features.tasks.finding import tasks_of
 from server.features.tasks.task import SEPARATOR, Task
@@ -22,10 +23,9 @@ from server.packs.catalog import Catalog
 from server.packs.pack_function import is_offered
 from server.packs.registration import place
 from server.packs.toolpack import Toolpack
-from server.results import Session, Verdict
+from server.protocol.results import Session, Verdict
 from server.rpc.caller import Caller
-from server.service import Service
-from server.settings import Settings
+from server.wiring.service import Service
 
 UNSTABLE = (
     "a second evaluation gives another verdict: its evaluator isn't pure. It must neither look at the clock, nor draw "

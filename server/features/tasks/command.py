@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import click
 
+from server.base.terminal import echo, printable
 from server.cli.local import look_at, look_options
 from server.cli.look import label, whole_trace
 from server.cli.options import packs_options
@@ -23,8 +24,7 @@ from server.features.tasks.report import RunsPage
 from server.features.tasks.trajectories import said, trajectory
 from server.features.tasks.validity import no_reward
 from server.features.tasks.variants import Losses, losses, variants_table
-from server.rights import AGENT
-from server.terminal import echo, printable
+from server.protocol.rights import AGENT
 
 _AT_ONCE = 25  # sessions
 

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from server.errors import (
+from server.base.errors import (
     EvaluationError,
     Interrupted,
     InvalidParamsError,
@@ -36,10 +36,10 @@ from server.features.tasks.task import Task
 from server.functions.coroutines import run_coroutine
 from server.functions_runtime import error_text
 from server.packs.toolpack import as_made
-from server.results import SaidMessage, Solution, Verdict
+from server.protocol.results import SaidMessage, Solution, Verdict
 from server.sessions.paths import PathRecord
 from server.sessions.record_kinds import RecordKinds
-from server.volumes import is_piece
+from server.volumes.volume import is_piece
 
 log = logging.getLogger("toolpack_server")
 

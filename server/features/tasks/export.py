@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import click
 
+from server.base.terminal import echo
 from server.cli.local import look_at, look_options
 from server.cli.look import whole_id, whole_trace
 from server.cli.options import packs_options
 from server.cli.send import Send
 from server.features.tasks.atif import atif
 from server.features.tasks.trajectories import Messages, messages, offered_tools, participants_messages
-from server.installed import load_features
-from server.rights import AGENT
-from server.service import all_record_kinds
-from server.terminal import echo
+from server.protocol.rights import AGENT
+from server.wiring.installed import load_features
+from server.wiring.service import all_record_kinds
 
 FORMATS = ("openai", "atif")
 

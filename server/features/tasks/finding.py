@@ -6,7 +6,7 @@ The rule: the order of tasks is fixed. Whatever finds them may run a toolpack's 
 from collections.abc import Sequence
 from typing import cast
 
-from server.errors import InvalidParamsError, shown
+from server.base.errors import InvalidParamsError, shown
 from server.features.tasks.task import SEPARATOR, Task, TaskAuthor, TaskList
 from server.packs.catalog import Catalog
 from server.packs.toolpack import Toolpack

@@ -8,13 +8,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from server.errors import RequestError
+from server.base.errors import RequestError
 from server.features.tasks.runs import Runs
 from server.features.tasks.service import Tasks, Wanted
 from server.features.tasks.summaries import Summaries
 from server.features.tasks.validity import evaluation_failure
-from server.parameters import MAX_COUNT, CallId, Labels, Limit, SessionId, Version
-from server.results import AgentTask, Evaluations, Json, SessionSummaries, Solution, TaskDescription, TaskPage, Verdict
+from server.protocol.parameters import MAX_COUNT, CallId, Labels, Limit, SessionId, Version
+from server.protocol.results import (
+    AgentTask,
+    Evaluations,
+    Json,
+    SessionSummaries,
+    Solution,
+    TaskDescription,
+    TaskPage,
+    Verdict,
+)
 from server.rpc.caller import Caller
 from server.rpc.method import App, Method
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from typing_extensions import override
 
+from server.base.errors import AnsweredError, InvalidParamsError
 from server.engine.jobs import StartClock
 from server.engine.state import SessionState
-from server.errors import AnsweredError, InvalidParamsError
-from server.rights import CLIENT, PARTICIPANTS
+from server.protocol.rights import CLIENT, PARTICIPANTS
 from server.sessions.context import SessionContext
 from server.sessions.episodes import Episodes
 from server.sessions.messages import Note

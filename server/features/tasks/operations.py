@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from pydantic import TypeAdapter
 from typing_extensions import override
 
-from server.errors import EvaluationError, RequestError, VersionNotRetainedError, shown
+from server.base.errors import EvaluationError, RequestError, VersionNotRetainedError, shown
 from server.execution.codec import Codec
 from server.execution.runner import (
     Ask,
@@ -23,7 +23,7 @@ from server.execution.runner import (
 )
 from server.execution.world import Snapshot
 from server.features.tasks.evaluation import Evidence, Seen, evaluate, solve
-from server.results import Solution, Verdict
+from server.protocol.results import Solution, Verdict
 
 T = TypeVar("T")
 

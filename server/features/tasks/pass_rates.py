@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import comb
 from typing import Any, NamedTuple
 
-from server.terminal import printable
+from server.base.terminal import printable
 
 
 class Rate(NamedTuple):

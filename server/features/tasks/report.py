@@ -16,13 +16,13 @@ from typing import Any
 
 import click
 
+from server.base.terminal import printable
+from server.base.times import timestamp
 from server.cli.look import whole_trace
 from server.cli.send import Send
 from server.features.tasks.verdicts import VerdictKind
-from server.installed import load_features
-from server.service import all_record_kinds
-from server.terminal import printable
-from server.times import timestamp
+from server.wiring.installed import load_features
+from server.wiring.service import all_record_kinds
 
 CONSOLE = Path(__file__).parents[2] / "console"
 ENTRY = Path(__file__).with_suffix(".js")

@@ -12,11 +12,11 @@ from functools import cached_property
 from numbers import Number
 from typing import Any, Generic, TypeVar
 
-from server.errors import RewardError
+from server.base.errors import RewardError
 from server.jsonio.strict import loads
 from server.jsonio.view import to_json
-from server.results import Json, TaskCheck, Verdict
-from server.rights import CLIENT
+from server.protocol.results import Json, TaskCheck, Verdict
+from server.protocol.rights import CLIENT
 
 E = TypeVar("E")
 

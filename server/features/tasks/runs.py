@@ -8,12 +8,12 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
-from server.errors import OverloadedError, RequestError, SessionNotFoundError
+from server.base.errors import OverloadedError, RequestError, SessionNotFoundError
 from server.features.tasks.pass_rates import rates
 from server.features.tasks.service import Tasks
 from server.features.tasks.validity import evaluation_failure
 from server.jsonio.strict import dumps
-from server.results import Evaluations, Session
+from server.protocol.results import Evaluations, Session
 from server.rpc.method import App
 from server.sessions.reader import SessionReader
 

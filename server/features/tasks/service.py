@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from server.errors import (
+from server.base.errors import (
     ClassesChangedError,
     EvaluationError,
     InvalidParamsError,
@@ -28,7 +28,7 @@ from server.features.tasks.validity import machine_failure, no_reward
 from server.features.tasks.verdicts import VerdictOperation
 from server.jsonio.strict import dumps
 from server.packs.toolpack import Toolpack
-from server.results import AgentTask, Solution, TaskDescription, TaskPage, Verdict, VerdictFailure
+from server.protocol.results import AgentTask, Solution, TaskDescription, TaskPage, Verdict, VerdictFailure
 from server.rpc.method import App
 from server.sessions.addresses import Address, participants_of
 from server.sessions.episodes import Episodes, Progress

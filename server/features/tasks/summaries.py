@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from server.errors import StateDamagedError
+from server.base.errors import StateDamagedError
 from server.features.tasks.runs import variant_of
 from server.features.tasks.verdicts import recorded_verdict
 from server.jsonio.strict import dumps, loads
-from server.results import Session, SessionOutline, SessionSummaries, SessionSummary, Verdict
+from server.protocol.results import Session, SessionOutline, SessionSummaries, SessionSummary, Verdict
 from server.rpc.method import App
 
 _AT_ONCE = 50  # sessions that are listed

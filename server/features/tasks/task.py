@@ -15,16 +15,16 @@ from typing import Any, Self, TypeVar
 
 from typing_extensions import TypedDict, Unpack, override
 
-from server.doing import doing
-from server.errors import EvaluationError, InvalidParamsError, RegistrationError, ResultError, shown
+from server.base.doing import doing
+from server.base.errors import EvaluationError, InvalidParamsError, RegistrationError, ResultError, shown
 from server.features.tasks.rollouts import Evaluator
 from server.features.tasks.solutions import check_callers, plain_calls
 from server.functions_runtime import error_text
 from server.jsonio.strict import dumps
 from server.packs.registration import located
 from server.packs.toolpack import Toolpack
-from server.perturbations.rules import read_rules
-from server.rights import AGENT, check_rights, is_prompt, laid_over
+from server.protocol.rights import AGENT, check_rights, is_prompt, laid_over
+from server.protocol.rules import read_rules
 
 log = logging.getLogger("toolpack_server")
 
@@ -80,7 +80,8 @@ class Task:
         data: Anything for the evaluator, which nobody else sees. Each evaluation gets its own copy, by `copy.deepcopy`.
         nop_passes: An agent that does nothing is right.
         timeout_seconds: The evaluator's deadline, in seconds; None: that of a call.
-        variants: Rules of perturbations by name, to try the task with; `server.perturbations` has functions for them.
+        variants: Rules of perturbations by name, to try the task with; `toolpack_server.perturbations` has functions
+            for them.
 
     Raises:
         RegistrationError: One of these can't be used.

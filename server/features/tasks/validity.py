@@ -7,7 +7,7 @@ has too much to do, or never will be, as there is no such session, is an error a
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from server.errors import (
+from server.base.errors import (
     ClassesChangedError,
     DeadlineError,
     EvaluationError,
@@ -17,8 +17,8 @@ from server.errors import (
     VersionNotRetainedError,
 )
 from server.execution.failure import Failure
-from server.results import Verdict, VerdictFailure
-from server.rights import CLIENT
+from server.protocol.results import Verdict, VerdictFailure
+from server.protocol.rights import CLIENT
 
 Kind = Literal["evaluator", "deadline", "world"]
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import override
 
+from server.base.errors import OverloadedError, TooLargeError
 from server.engine.jobs import StartClock
 from server.engine.state import SessionState
-from server.errors import OverloadedError, TooLargeError
 from server.jsonio.strict import dumps, loads
-from server.parameters import Parameters
-from server.results import Verdict
+from server.protocol.parameters import Parameters
+from server.protocol.results import Verdict
 from server.sessions.context import SessionContext
 from server.sessions.filters import SessionFilter
 from server.sessions.operation import Effect, SessionOperation

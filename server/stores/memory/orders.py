@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from server.errors import SessionNotFoundError
+from server.base.errors import SessionNotFoundError
 from server.stores.base import StoredSession
 
 

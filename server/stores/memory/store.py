@@ -12,7 +12,7 @@ from itertools import chain, islice
 
 import orjson
 
-from server.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
+from server.base.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
 from server.stores.base import HELD_SECONDS, NO_HISTORY, Commit, Counted, Head, History, Record, StoredSession
 from server.stores.history import Change, Tip, fitting, follows, parts_at, to_note, trim
 from server.stores.memory.orders import Orders

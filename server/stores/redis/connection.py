@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from server.errors import OverloadedError, SettingsError
+from server.base.errors import OverloadedError, SettingsError
 
 try:
     import redis

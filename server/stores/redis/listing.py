@@ -7,7 +7,7 @@ id, and the sessions of all owners newest first, are read whole.
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from server.errors import SessionNotFoundError
+from server.base.errors import SessionNotFoundError
 from server.stores.redis.connection import RedisConnection
 
 

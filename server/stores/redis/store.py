@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from server.cache import BoundedCache
-from server.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
+from server.base.cache import BoundedCache
+from server.base.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
 from server.stores.base import (
     HELD_SECONDS,
     NO_HISTORY,

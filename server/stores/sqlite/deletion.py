@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from server.errors import OverloadedError
+from server.base.errors import OverloadedError
 from server.stores.base import HELD_SECONDS, Counted
 from server.stores.history import fitting, to_note
 from server.stores.sqlite import statements as sql

@@ -18,9 +18,9 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from server.errors import OverloadedError, SettingsError
-from server.forked import descriptors_of, in_forked, let_go
-from server.store_url import SQLITE
+from server.base.errors import OverloadedError, SettingsError
+from server.base.forked import descriptors_of, in_forked, let_go
+from server.base.store_url import SQLITE
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.checkpoints import OWN_CHECKPOINT_PAGES, Checkpoints, checkpoint
 from server.stores.sqlite.lock import lock, open_private

@@ -6,7 +6,7 @@ The rule: a page is one statement that follows one index, so its time doesn't gr
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from server.errors import SessionNotFoundError
+from server.base.errors import SessionNotFoundError
 from server.stores.rows import load
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.file import SqliteFile

@@ -10,7 +10,7 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from server.errors import SettingsError, StoreInUseError, shown
+from server.base.errors import SettingsError, StoreInUseError, shown
 
 
 def lock(path: Path, *, exclusive: bool) -> FileIO:

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import orjson
 
-from server.errors import MissingBlobError, SessionNotFoundError
+from server.base.errors import MissingBlobError, SessionNotFoundError
 from server.stores.base import History, StoredSession
 from server.stores.sqlite import statements as sql
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from server.cache import BoundedCache
-from server.errors import MissingBlobError, RowGoneError, SessionNotFoundError, VersionNotRetainedError
+from server.base.cache import BoundedCache
+from server.base.errors import MissingBlobError, RowGoneError, SessionNotFoundError, VersionNotRetainedError
 from server.stores.base import NO_HISTORY, Commit, Counted, ForkPoint, Head, History, Lease, Record, StoredSession
 from server.stores.history import Change, fitting, trim
 from server.stores.rows import RECIPE_CACHE_BYTES, digest, load

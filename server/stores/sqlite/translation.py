@@ -6,7 +6,7 @@ damaged; what only a bug of ours can cause stays what it is.
 
 import sqlite3
 
-from server.errors import OverloadedError, StateDamagedError
+from server.base.errors import OverloadedError, StateDamagedError
 
 
 def is_busy(error: sqlite3.OperationalError) -> bool:

@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from server.errors import McpRefusedError, OverloadedError, SettingsError
+from server.base.errors import McpRefusedError, OverloadedError, SettingsError
+from server.base.settings import Settings
 from server.features.mcp.headers import encoded, parameter_headers
 from server.features.mcp.marks import Path, header_parameters
 from server.features.mcp.messages import CALL_ID_KEY, VERSION_KEY, McpMessage, read_message
@@ -27,7 +28,6 @@ from server.features.mcp.stdio.conversation import Conversation
 from server.features.mcp.stdio.lines import LineReader, LineWriter
 from server.jsonio.strict import dumps, loads
 from server.rpc.codes import CODES, ERROR_INTERNAL_ERROR, ERROR_PARSE_ERROR, error_reply
-from server.settings import Settings
 
 AWAY_SECONDS = 15.0  # how long a server that doesn't answer is asked again
 PAUSE_SECONDS = 0.2

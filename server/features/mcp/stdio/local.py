@@ -5,16 +5,16 @@ The rule: it lives as long as the conversation, and nothing of it is kept.
 
 from collections.abc import Sequence
 
-from server.errors import ReplyError, StartError
+from server.base.errors import ReplyError, StartError
+from server.base.settings import Settings
 from server.features.mcp.messages import McpMessage
 from server.features.mcp.protocol import Mcp
 from server.features.mcp.stdio.conversation import Conversation
 from server.features.mcp.stdio.lines import LineReader, LineWriter
 from server.packs.catalog import Catalog
-from server.parameters import MAX_TTL_SECONDS
+from server.protocol.parameters import MAX_TTL_SECONDS
 from server.rpc.caller import Caller
-from server.service import Service
-from server.settings import Settings
+from server.wiring.service import Service
 
 
 async def converse(settings: Settings, catalog: Catalog, source: int, sink: int) -> None:

@@ -13,15 +13,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any, TypeVar, cast
 
+from server.base.errors import InternalError, ReplyError, RequestError, SettingsError
+from server.base.secret_key import secret_key
+from server.base.settings import FeatureSettings, Settings, read_settings
 from server.engine.pool_thread import here, interruptible
-from server.errors import InternalError, ReplyError, RequestError, SettingsError
 from server.execution.call import Outcome
 from server.execution.codec import Codec
 from server.execution.failure import Failure
 from server.execution.operations import OPERATIONS
 from server.execution.runner import LocalRunner, Means, Runner
-from server.feature import Feature
-from server.installed import described, in_order, load_features
 from server.jsonio.strict import Fragment, dumps, loads
 from server.observability.log import CallLog, EndedCall
 from server.observability.metrics import Metrics
@@ -38,8 +38,6 @@ from server.rpc.method import Method, agents_methods, clients_methods
 from server.rpc.methods import METHODS, CreateSession
 from server.rpc.openrpc import openrpc_document
 from server.rpc.parsing import Parser
-from server.scratch import Scratch, remove_leftovers
-from server.secret_key import secret_key
 from server.sessions.calls import CallKind, CallRequest
 from server.sessions.context import SessionContext
 from server.sessions.episodes import Episodes
@@ -47,10 +45,12 @@ from server.sessions.manager import SessionManager
 from server.sessions.messages import MessageKind
 from server.sessions.record_kinds import RecordKinds
 from server.sessions.resets import ResetKind
-from server.settings import FeatureSettings, Settings, read_settings
 from server.stores import open_store
 from server.stores.base import SessionStore
-from server.volumes import VolumeMeans
+from server.volumes.scratch import Scratch, remove_leftovers
+from server.volumes.volume import Limits, VolumeMeans
+from server.wiring.feature import Feature
+from server.wiring.installed import described, in_order, load_features
 
 T = TypeVar("T")
 F = TypeVar("F", bound=FeatureSettings)
@@ -152,7 +152,7 @@ class Service:
         self.scratch = Scratch(settings.scratch_dir, settings.scratch_bytes)
         remove_leftovers(settings.scratch_dir)
         volumes = VolumeMeans(
-            {kind.kind: kind for feature in loaded for kind in feature.volumes}, self.scratch, settings.volume_limits
+            {kind.kind: kind for feature in loaded for kind in feature.volumes}, self.scratch, Limits.of(settings)
         )
         self.codec = Codec(catalog, key, settings.max_environment_bytes, volumes)
         self.runner = create_runner(settings, self.codec, self.metrics, loaded)

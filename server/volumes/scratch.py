@@ -19,9 +19,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
-from server.errors import OverloadedError
-from server.forked import in_forked, let_go
-from server.volumes import WorkingCopy
+from server.base.errors import OverloadedError
+from server.base.forked import in_forked, let_go
+from server.volumes.volume import WorkingCopy
 
 log = logging.getLogger("toolpack_server")
 

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import jsonpointer
 
-from server.errors import TooLargeError
+from server.base.errors import TooLargeError
 from server.jsonio.strict import dumps
-from server.perturbations.rules import Rule
+from server.protocol.rules import Rule
 
 FIXED_IN_CONTENT = frozenset({"type", "data", "blob", "mimeType", "uri"})
 """Members of MCP's content blocks that say what a block is; no effect on texts changes them."""

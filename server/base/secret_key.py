@@ -12,8 +12,8 @@ import re
 import secrets
 from pathlib import Path
 
-from server.errors import SettingsError
-from server.settings import Settings
+from server.base.errors import SettingsError
+from server.base.settings import Settings
 
 KEY = re.compile(r"[0-9A-Fa-f]{32,}")
 

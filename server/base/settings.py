@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from server.errors import SettingsError
-from server.store_url import SQLITE, StoreUrl
-from server.volumes import Limits
+from server.base.errors import SettingsError
+from server.base.store_url import SQLITE, StoreUrl
 
 PREFIX = "TOOLPACK_"
 BOM = "\ufeff"  # some editors put it at the start of a file, and so into a variable that is read from one
@@ -231,12 +230,6 @@ class Settings(_FromEnvironment):
     def store_url(self) -> StoreUrl:
         """The store's URL, with its default filled in."""
         return StoreUrl(self.store or f"{SQLITE}{self.data_dir / 'sessions.db'}")
-
-    @property
-    def volume_limits(self) -> Limits:
-        return Limits(
-            self.max_database_bytes, self.max_files_bytes, self.max_files, self.max_view_rows, self.timeout_seconds
-        )
 
     def share(self, total: int) -> int:
         """How much of something one owner may have: half of it, unless there is but one owner."""

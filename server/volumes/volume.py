@@ -46,7 +46,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 import orjson
 from pydantic_core import CoreSchema, core_schema
 
-from server.errors import StateDamagedError
+from server.base.errors import StateDamagedError
+from server.base.settings import Settings
 
 MAX_PIECES = 7
 SEPARATOR = ":"
@@ -97,6 +98,16 @@ class Limits(NamedTuple):
     files: int = 20_000
     view_rows: int = 1000
     view_seconds: float = 30
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(
+            settings.max_database_bytes,
+            settings.max_files_bytes,
+            settings.max_files,
+            settings.max_view_rows,
+            settings.timeout_seconds,
+        )
 
 
 class WorkingCopy(ABC):

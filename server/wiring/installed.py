@@ -11,9 +11,9 @@ from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from server.errors import SettingsError, StartError
-from server.feature import Feature
-from server.settings import PREFIX, split_list
+from server.base.errors import SettingsError, StartError
+from server.base.settings import PREFIX, split_list
+from server.wiring.feature import Feature
 
 GROUP = "toolpack_server.features"
 """The group of entry points by which a distribution names its features."""

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from server.errors import InvalidParamsError, shown
+from server.base.errors import InvalidParamsError, shown
 from server.jsonio.strict import dumps
-from server.parameters import MAX_COUNT
+from server.protocol.parameters import MAX_COUNT
 
 AGENT = "agent"
 CLIENT = "client"  # stands for whoever sends requests to `/rpc`, which is no participant

@@ -7,16 +7,16 @@ adds what its class attributes say; a server without it lacks that and nothing e
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from server.base.settings import FeatureSettings, Settings
 from server.execution.runner import RunnerOperation
-from server.parameters import Parameters
+from server.protocol.parameters import Parameters
 from server.rpc.method import App, Method
 from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
 from server.sessions.filters import SessionFilter
 from server.sessions.operation import Around
 from server.sessions.record_kinds import RecordKind
-from server.settings import FeatureSettings, Settings
-from server.volumes import Volume
+from server.volumes.volume import Volume
 
 
 class Feature:
