@@ -14,13 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from patience import PATIENCE
-
 from server.base.settings import Settings
 from server.packs.catalog import Catalog
 from server.web.app import create_app
 from server.web.http_server import HttpServer
 from server.wiring.service import Service
+from tests.patience import PATIENCE
 
 IDLE_SECONDS = 3600  # that a connection stays open between two bursts
 TOKEN = "a-token-for-this-server"
