@@ -1,6 +1,6 @@
 """`toolpack-server new`: writes a toolpack to start from, and a test of it that passes; or a package with both.
 
-The rule: no file is ever overwritten.
+The rule: no file is ever overwritten. What is written are the files in `templates/`, with the names filled in.
 """
 
 import importlib.util
@@ -10,6 +10,7 @@ import shutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from string import Template
 from typing import NamedTuple
 
 import click
@@ -19,219 +20,7 @@ from server.packs.sources import GROUP, NAMESPACE, OWN
 
 PACKS, TESTS = "packs", "tests"
 
-_TOOLPACK = '''"""A list of things to do: look at it, add to it, tick off what is done."""
-
-from typing import Annotated
-
-from pydantic import BaseModel
-
-from toolpack_server import Depends, TaskEnvironment, Toolpack
-
-
-class Item(BaseModel):
-    text: str
-    done: bool = False
-
-
-class ToDo(TaskEnvironment):
-    items: list[Item] = []
-
-
-def open_list(first: str = "buy milk") -> ToDo:
-    """Open a list.
-
-    Args:
-        first: The text of its first item.
-    """
-    return ToDo(items=[Item(text=first)])
-
-
-toolpack = Toolpack("{name}", open_list)
-
-Items = Annotated[list[Item], Depends("items")]
-
-
-@toolpack.function(read_only=True)
-def list_items(items: Items) -> list[Item]:
-    """List everything that there is to do."""
-    return items
-
-
-@toolpack.function
-def add_item(items: Items, text: str) -> int:
-    """Add something to do, and get its number.
-
-    Args:
-        text: What there is to do.
-    """
-    items.append(Item(text=text))
-    return len(items)
-
-
-@toolpack.function
-def tick_off(items: Items, number: int) -> Item:
-    """Tick something off.
-
-    Args:
-        number: The number of the item; the first is 1.
-    """
-    if not 1 <= number <= len(items):
-        raise ValueError(f"there is no item {{number}}: the list has {{len(items)}}")
-    items[number - 1].done = True
-    return items[number - 1]
-'''
-
-_TEST = '''"""The toolpack `{name}`, called as agents call it."""
-
-import pytest
-from {module} import toolpack
-
-
-@pytest.fixture
-def session(toolpack_session):
-    return toolpack_session(toolpack, options={{"{name}": {{"first": "write a toolpack"}}}})
-
-
-def test_items_are_added_and_ticked_off(session):
-    assert session.run("add_item", text="serve it") == 2
-    session.run("tick_off", number=1)
-    assert session.run("list_items") == [
-        {{"text": "write a toolpack", "done": True}},
-        {{"text": "serve it", "done": False}},
-    ]
-    assert session.version == 2
-
-
-def test_a_call_that_fails_changes_nothing(session):
-    with pytest.raises(ValueError, match="there is no item 2"):
-        session.run("tick_off", number=2)
-    assert session.diff() == []
-'''
-
-_WITH_DATABASE = '''"""A shop with a database: look at its products, and order some."""
-
-import sqlite3
-from typing import Annotated, Any
-
-from toolpack_server import Database, Depends, TaskEnvironment, Toolpack
-
-SCHEMA = """
-CREATE TABLE product (id INTEGER PRIMARY KEY, name TEXT NOT NULL, stock INTEGER NOT NULL CHECK (stock >= 0));
-CREATE TABLE orders (id INTEGER PRIMARY KEY, product INTEGER NOT NULL REFERENCES product, quantity INTEGER NOT NULL);
-INSERT INTO product VALUES (1, 'pen', 10), (2, 'notebook', 5);
-"""
-
-
-class Shop(TaskEnvironment):
-    db: Database = Database(SCHEMA, foreign_keys=True)
-
-
-toolpack = Toolpack("{name}", Shop)
-
-Db = Annotated[sqlite3.Connection, Depends("db")]
-
-
-@toolpack.function(read_only=True)
-def list_products(db: Db) -> list[dict[str, Any]]:
-    """List all products, with how many are in stock."""
-    db.row_factory = sqlite3.Row
-    return [dict(row) for row in db.execute("SELECT id, name, stock FROM product ORDER BY id")]
-
-
-@toolpack.function(read_only=True)
-def count_orders(db: Db) -> int:
-    """Count the orders."""
-    return db.execute("SELECT count(*) FROM orders").fetchone()[0]
-
-
-@toolpack.function
-def place_order(db: Db, product: int, quantity: int) -> int:
-    """Place an order, and get its number.
-
-    Args:
-        product: The number of the product.
-        quantity: How many.
-    """
-    if quantity < 1:
-        raise ValueError(f"{{quantity}} can't be ordered: order at least 1")
-    db.execute("UPDATE product SET stock = stock - ? WHERE id = ?", (quantity, product))
-    cursor = db.execute("INSERT INTO orders (product, quantity) VALUES (?, ?)", (product, quantity))
-    return cursor.lastrowid
-'''
-
-_TEST_WITH_DATABASE = '''"""The toolpack `{name}`, called as agents call it."""
-
-import sqlite3
-
-import pytest
-from {module} import toolpack
-
-
-@pytest.fixture
-def session(toolpack_session):
-    return toolpack_session(toolpack)
-
-
-def test_an_order_reduces_the_stock(session):
-    assert session.run("place_order", product=1, quantity=3) == 1
-    assert session.run("list_products")[0] == {{"id": 1, "name": "pen", "stock": 7}}
-    assert session.version == 1
-
-
-@pytest.mark.parametrize(("product", "quantity"), [(1, 11), (3, 1)], ids=["out of stock", "unknown"])
-def test_an_order_that_fails_changes_nothing(session, product, quantity):
-    with pytest.raises(sqlite3.IntegrityError):
-        session.run("place_order", product=product, quantity=quantity)
-    assert session.run("count_orders") == 0
-    assert session.diff() == []
-'''
-
-
-_PYPROJECT = """[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "{distribution}"
-version = "0.1.0"
-description = "The toolpack {name} for Toolpack Server."
-readme = "README.md"
-requires-python = ">=3.11"
-dependencies = ["{own}>={version}"]
-
-[project.optional-dependencies]
-test = ["pytest>=8"]
-
-# What a server finds when this is installed: the name of the toolpack, and the module that has it.
-[project.entry-points."{group}"]
-{name} = "{module}"
-
-[tool.hatch.build.targets.wheel]
-packages = ["src/{module}"]
-"""
-
-_README = """# {distribution}
-
-The toolpack `{name}` for Toolpack Server. Install it into the environment that has the server, with `[test]` for its
-tests too, and run these:
-
-```sh
-{commands}
-```
-
-`toolpack-server list` shows it with its version. This writes a wheel into `dist`, to be installed elsewhere:
-
-```sh
-{wheel}
-```
-"""
-
-_TEST_OF_PACKAGE = """
-
-def test_the_server_finds_the_installed_package():
-    (found,) = entry_points(group="{group}", name="{name}")
-    assert found.load().toolpack is toolpack
-"""
+_TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Project(NamedTuple):
@@ -306,24 +95,25 @@ def _package(name: str, directory: Path, *, database: bool) -> Project:
             f"{here}toolpack-server serve --packs {name}",
         ]
 
-    readme = _README.format(
-        **names, commands="\n".join(commands("", Path())), wheel="python -m pip wheel -q --no-deps --wheel-dir dist ."
-    )
+    names |= {"version": version(OWN), "commands": "\n".join(commands("", Path()))}
     texts = {
-        folder / "pyproject.toml": _PYPROJECT.format(**names, version=version(OWN)),
-        folder / "README.md": readme,
+        folder / "pyproject.toml": _filled("pyproject.toml", **names),
+        folder / "README.md": _filled("README.md", **names),
         folder / "src" / module / "__init__.py": toolpack,
-        folder / TESTS / f"test_{name}.py": test + _TEST_OF_PACKAGE.format(**names),
+        folder / TESTS / f"test_{name}.py": test + _filled("test_installed.py", **names),
     }
     return Project(texts, commands(_folder_of_commands(), folder))
 
 
 def _texts(name: str, module: str, *, database: bool) -> tuple[str, str, str]:
     """Get the text of a toolpack, that of its test, and a function to call first."""
-    toolpack, test, first_call = (
-        (_WITH_DATABASE, _TEST_WITH_DATABASE, "list_products") if database else (_TOOLPACK, _TEST, "list_items")
-    )
-    return toolpack.format(name=name), test.format(name=name, module=module), first_call
+    template, first_call = ("shop.py", "list_products") if database else ("list.py", "list_items")
+    return _filled(template, name=name), _filled(f"test_{template}", name=name, module=module), first_call
+
+
+def _filled(template: str, **names: str) -> str:
+    """Get the text of a template, whose `${name}` stand for these names."""
+    return Template((_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")).substitute(names)
 
 
 def _folder_of_commands() -> str:
