@@ -3,6 +3,7 @@
 The rule: nothing is defined here.
 """
 
+from server.web.endpoints import Gateway
 from server.web.feature_endpoint import FeatureEndpoint, FeatureRequest
 
-__all__ = ["FeatureEndpoint", "FeatureRequest"]
+__all__ = ["FeatureEndpoint", "FeatureRequest", "Gateway"]

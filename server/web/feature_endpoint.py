@@ -31,6 +31,10 @@ STATUS = {-32601: 404, -32602: 400, -32001: 404, -32006: 503, -32007: 413, -3201
 BODILESS = {"GET", "HEAD", "DELETE"}
 
 
+def has_no_body(headers: Mapping[bytes, bytes]) -> bool:
+    return headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureRequest:
     """A request to a feature's path.
@@ -93,6 +97,14 @@ class FeatureEndpoint:
         """
         raise NotImplementedError
 
+    def credentials(self, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+        """Get the headers of a request with its token as a bearer token, for a protocol that sends it in another."""
+        return headers
+
+    def is_ready(self) -> bool:
+        """Whether requests are answered: the server neither starts nor stops."""
+        return self._gateway.ready
+
     def refusal(self, status: int, message: str) -> Response:
         """Write a refusal as the feature's protocol does."""
         return refusal_response(status, message)
@@ -104,13 +116,13 @@ class FeatureEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = scope[HEADERS]
         try:
-            owner = self._gateway.gate.owner(headers) if self.needs_token else ""
+            owner = self._gateway.gate.owner(self.credentials(headers)) if self.needs_token else ""
             if not self.needs_token:
                 self._gateway.gate.check_origin(headers)
             caller = Caller(owner, left=partial(client_left, scope, receive))
             with self._gateway.admitted(scope, caller) as reservation:
                 body = b""
-                if scope["method"] not in BODILESS:
+                if scope["method"] not in BODILESS and not has_no_body(headers):
                     body = await read_body(headers, receive, reservation, *self._limit)
                 self._gateway.check_ready()
                 self._gateway.answering += 1
