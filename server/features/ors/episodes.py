@@ -183,8 +183,13 @@ class Episodes:
         return _tools(listed["result"])
 
     async def tools_of(self, caller: Caller, env: str) -> dict[str, Any]:
-        """Get the tools of a toolpack, before there is an episode."""
-        listed = await self._app.request(caller, "list_functions", {"toolpacks": [env], "format": "mcp"})
+        """Get the tools of a toolpack, before there is an episode: of a session that ends at once."""
+        session = await self._app.request(caller, "create_session", {"toolpacks": [env], "ttl_seconds": 60})
+        params = {"session_id": session["session_id"]}
+        try:
+            listed = await self._app.request(caller, "list_functions", {**params, "format": "mcp"})
+        finally:
+            await self._app.request(caller, "close_session", params)
         return _tools(listed["result"])
 
     async def call(self, caller: Caller, episode: Episode, tool: str, given: Mapping[str, Any], call_id: str) -> Any:
