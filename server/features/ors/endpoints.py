@@ -5,22 +5,77 @@ overload, or a server that starts or stops, is 503, which clients repeat, and ne
 """
 
 import asyncio
+import base64
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from server.features.api import HttpRefusedError, ReplyError
 from server.features.api_http import FeatureEndpoint, FeatureRequest, Gateway
-from server.features.ors.episodes import Episodes
+from server.features.ors.episodes import ALL, OrsEpisodes, TaskSpec, block_of
 
 SIGN_SECONDS = 10.0  # between two signs of life; clients give up after 30 s of silence
-CHUNK = 64 * 1024  # characters of a result in one event
-STREAM = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+CHUNK = 32 * 1024  # bytes of a result in one event; clients read lines of up to 128 KiB
 MAX_ID = 64
+UNAVAILABLE = 503
+CLIENTS_OWN = {"api_key", "OPENREWARD_API_KEY"}  # secrets that the SDK sends by itself: the token, once more
+SPLIT_TYPES = {"train": "train", "validation": "validation"}
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class OrsBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CreateBody(OrsBody):
+    """What begins an episode: `task_spec`, or `split` and `index`."""
+
+    env_name: str | None = None
+    task_spec: TaskSpec | None = None
+    split: str | None = None
+    index: int | None = None
+    toolset_name: None = None
+
+
+class SplitBody(OrsBody):
+    split: str = ALL
+
+
+class TaskBody(SplitBody):
+    index: int
+
+
+class RangeBody(SplitBody):
+    start: int | None = None
+    stop: int | None = None
+
+
+class CallBody(OrsBody):
+    name: str
+    input: dict[str, Any]
+    task_id: Annotated[str, Field(min_length=1, max_length=MAX_ID)] | None = None
+
+
+class NoBody(OrsBody):
+    env: dict[str, Any] = Field(default_factory=dict, max_length=0)
+
+
+def _body(kind: type[M], request: FeatureRequest) -> M:
+    given = request.json()
+    try:
+        return kind.model_validate({} if given is None else given)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, problem["loc"])) or "The body"
+        known = ", ".join(kind.model_fields)
+        raise HttpRefusedError(400, f"{place}: {problem['msg']}. The body may have {known}.") from None
 
 
 class OrsEndpoint(FeatureEndpoint):
@@ -28,42 +83,49 @@ class OrsEndpoint(FeatureEndpoint):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
-        self.episodes = Episodes(self.app)
+        self.episodes = self.app.feature(OrsEpisodes)
 
     def credentials(self, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
         key = headers.get(b"x-api-key")
-        return (
-            headers if key is None or b"authorization" in headers else {**headers, b"authorization": b"Bearer " + key}
-        )
+        if key is None or b"authorization" in headers:
+            return headers
+        return {**headers, b"authorization": b"Bearer " + key}
 
     def refusal(self, status: int, message: str) -> Response:
-        starting = {"x-backend-state": "starting"} if status == 503 and not self.is_ready() else {}  # noqa: PLR2004
+        starting = {"x-backend-state": "starting"} if status == UNAVAILABLE and not self.is_ready() else {}
         return JSONResponse({"detail": message}, status, starting)
 
     def status_of(self, error: ReplyError) -> int:
-        status = super().status_of(error)
-        return 503 if status >= 500 else status  # noqa: PLR2004
+        """Get a status that no client takes for an error of this server's code."""
+        return min(super().status_of(error), UNAVAILABLE)
 
-
-def _body(request: FeatureRequest, **types: Any) -> dict[str, Any]:
-    """Get the members of a request's body, of these types; one that may be missing is None then."""
-    given = request.json()
-    if not isinstance(given, dict):
-        raise HttpRefusedError(400, f"The body must be a JSON object with {', '.join(types)}.")
-    for name, kind in types.items():
-        if not isinstance(given.get(name), kind) or isinstance(given.get(name), bool):
-            raise HttpRefusedError(400, f"{name}: it is missing, or of another type than the protocol's.")
-    return given
+    async def env(self, request: FeatureRequest, name: str | None = None) -> str:
+        """Get the toolpack that stands before the path, or in a header as the SDK's name of an environment."""
+        hint = request.headers.get("x-deployment", "").rpartition("/")[2]
+        return await self.episodes.environment(request.caller, request.path.get("env", name), hint)
 
 
 def _episode_id(request: FeatureRequest) -> str:
-    sid = request.headers.get("x-session-id", "")
-    if len(sid) > MAX_ID:
-        raise HttpRefusedError(400, f"X-Session-ID: at most {MAX_ID} characters.")
+    sid = request.headers.get("x-session-id", "").strip()
+    if not 0 < len(sid) <= MAX_ID:
+        raise HttpRefusedError(
+            400,
+            f"Which episode? Send the header X-Session-ID, of at most {MAX_ID} characters, from POST /create_session.",
+        )
     return sid
 
 
-class Health(OrsEndpoint):
+def _check_secrets(request: FeatureRequest) -> None:
+    given = request.headers.get("x-secrets", "")
+    try:
+        names = set(json.loads(base64.b64decode(given, validate=True))) if given else set()
+    except (ValueError, TypeError, RecursionError):
+        names = {"it"}
+    if not names <= CLIENTS_OWN:
+        raise HttpRefusedError(400, "X-Secrets: the environments of this server take no secrets: send none.")
+
+
+class HealthEndpoint(OrsEndpoint):
     verbs = ("GET",)
     needs_token = False
 
@@ -71,7 +133,7 @@ class Health(OrsEndpoint):
         return JSONResponse({"status": "ok"})
 
 
-class Version(OrsEndpoint):
+class VersionEndpoint(OrsEndpoint):
     verbs = ("GET",)
     needs_token = False
 
@@ -79,193 +141,195 @@ class Version(OrsEndpoint):
         return JSONResponse({"version": f"toolpack-server {version('toolpack-server')}", "build_sha": None})
 
 
-class Environments(OrsEndpoint):
+class EnvironmentsEndpoint(OrsEndpoint):
     verbs = ("GET",)
 
     async def answer(self, request: FeatureRequest) -> Response:
         return JSONResponse(await self.episodes.environments(request.caller))
 
 
-class NewId(OrsEndpoint):
+class NewIdEndpoint(OrsEndpoint):
     """Gives an episode's id, before there is an episode."""
 
-    async def answer(self, request: FeatureRequest) -> Response:  # noqa: ARG002
-        return StreamingResponse(_events([("task_id", uuid.uuid4().hex), ("end", "")]), headers=STREAM, media_type=SSE)
+    async def answer(self, request: FeatureRequest) -> Response:
+        _check_secrets(request)
+        _body(NoBody, request)
+        return _stream(_events([("task_id", uuid.uuid4().hex), ("end", "")]))
 
 
-class OldId(OrsEndpoint):
+class OldIdEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
         return JSONResponse({"sid": _episode_id(request)})
 
 
-class Create(OrsEndpoint):
-    """Begins an episode: `task_spec`, or `split` and `index`."""
-
+class CreateEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
-        if request.headers.get("x-secrets", "") not in {"", "{}"}:
-            raise HttpRefusedError(400, "X-Secrets: the environments of this server take no secrets: omit it.")
-        body, sid, none = request.json(), _episode_id(request), type(None)
-        if not sid:
-            raise HttpRefusedError(400, "Which episode? Send the header X-Session-ID, as POST /create_session gave it.")
-        body = _body(request, env_name=(str, none), task_spec=(dict, none), split=(str, none), index=(int, none))
-        spec = body.get("task_spec")
-        if (spec is None) == (body.get("index") is None):
+        _check_secrets(request)
+        sid, body = _episode_id(request), _body(CreateBody, request)
+        spec = body.task_spec
+        if (spec is None) == (body.index is None):
             raise HttpRefusedError(400, "Provide either task_spec, or index with a split, not both and not neither.")
-        if body.get("toolset_name") is not None:
-            raise HttpRefusedError(400, "toolset_name: an episode has the tools of its task and no others: omit it.")
         if spec is None:
-            env = await self.episodes.environment(request.caller, body.get("env_name"))
-            spec = await self.episodes.task(request.caller, env, body.get("split") or "all", body["index"])
+            env = await self.env(request, body.env_name)
+            found = await self.episodes.task(request.caller, env, body.split or ALL, body.index or 0)
+            spec = TaskSpec.model_validate(found)
         await self.episodes.create(request.caller, sid, spec)
         return JSONResponse({"sid": sid})
 
 
-class Ping(OrsEndpoint):
-    """Says whether an episode is there; it lives for its TTL after its last call."""
-
+class PingEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
-        sid = _episode_id(request)
-        self.episodes.forget(request.caller, sid)
-        await self.episodes.find(request.caller, sid)
+        await self.episodes.renew(request.caller, _episode_id(request))
         return JSONResponse({"status": "ok"})
 
 
-class Delete(OrsEndpoint):
+class DeleteEndpoint(OrsEndpoint):
     """Ends an episode: one without an answer is evaluated. It is kept, for whoever looks at runs, until it expires."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         sid = _episode_id(request)
         try:
-            episode = await self.episodes.find(request.caller, sid)
+            await self.episodes.end(request.caller, sid)
         except HttpRefusedError as error:
-            if error.status != 404:  # noqa: PLR2004
+            if error.status != 404:  # noqa: PLR2004 - an HTTP status
                 raise
-        else:
-            await self.episodes.end(request.caller, episode)
         return JSONResponse({"sid": sid})
 
 
-class _OfEnvironment(OrsEndpoint):
-    """A path that is about a toolpack, which stands before it, or is the only one with tasks."""
-
-    async def env(self, request: FeatureRequest) -> str:
-        return await self.episodes.environment(request.caller, request.path.get("env"))
-
-
-class Tools(_OfEnvironment):
+class ToolsEndpoint(OrsEndpoint):
     verbs = ("GET",)
 
     async def answer(self, request: FeatureRequest) -> Response:
         return JSONResponse(await self.episodes.tools_of(request.caller, await self.env(request)))
 
 
-class Splits(_OfEnvironment):
+class SplitsEndpoint(OrsEndpoint):
     verbs = ("GET",)
 
     async def answer(self, request: FeatureRequest) -> Response:
         names = await self.episodes.splits(request.caller, await self.env(request))
-        kinds = {"train": "train", "validation": "validation"}
-        return JSONResponse([{"name": name, "type": kinds.get(name, "test")} for name in names])
+        return JSONResponse([{"name": name, "type": SPLIT_TYPES.get(name, "test")} for name in names])
 
 
-class Tasks(_OfEnvironment):
+class TasksEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
-        env, body = await self.env(request), _body(request, split=str)
-        return JSONResponse({"tasks": await self.episodes.tasks(request.caller, env, body["split"]), "env_name": env})
+        env, body = await self.env(request), _body(SplitBody, request)
+        return JSONResponse({"tasks": await self.episodes.tasks(request.caller, env, body.split), "env_name": env})
 
 
-class NumTasks(_OfEnvironment):
+class NumTasksEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
-        env, body = await self.env(request), _body(request, split=str)
-        return JSONResponse({"num_tasks": len(await self.episodes.tasks(request.caller, env, body["split"]))})
+        env, body = await self.env(request), _body(SplitBody, request)
+        return JSONResponse({"num_tasks": len(await self.episodes.tasks(request.caller, env, body.split))})
 
 
-class Task(_OfEnvironment):
+class TaskEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
-        env, body = await self.env(request), _body(request, split=str, index=int)
-        task = await self.episodes.task(request.caller, env, body["split"], body["index"])
+        env, body = await self.env(request), _body(TaskBody, request)
+        task = await self.episodes.task(request.caller, env, body.split, body.index)
         return JSONResponse({"task": task, "env_name": env})
 
 
-class TaskRange(_OfEnvironment):
+class TaskRangeEndpoint(OrsEndpoint):
+    """Gets a slice of a split's tasks, as Python's slices are."""
+
     async def answer(self, request: FeatureRequest) -> Response:
-        none = type(None)
-        env, body = await self.env(request), _body(request, split=str, start=(int, none), stop=(int, none))
-        tasks = await self.episodes.tasks(request.caller, env, body["split"])
-        return JSONResponse({"tasks": tasks[body.get("start") : body.get("stop")], "env_name": env})
+        env, body = await self.env(request), _body(RangeBody, request)
+        tasks = await self.episodes.tasks(request.caller, env, body.split)
+        return JSONResponse({"tasks": tasks[body.start : body.stop], "env_name": env})
 
 
-class Prompt(OrsEndpoint):
+class PromptEndpoint(OrsEndpoint):
+    """Gets the prompt as blocks: of one that is a conversation its texts, each with who says it."""
+
     verbs = ("GET",)
 
     async def answer(self, request: FeatureRequest) -> Response:
         episode = await self.episodes.find(request.caller, _episode_id(request))
-        return JSONResponse(await self.episodes.prompt(episode))
+        prompt = await self.episodes.prompt(request.caller, episode)
+        lone = len(prompt) == 1 and prompt[0]["role"] == "user"
+        texts = [each["content"] if lone else f"{each['role']}: {each['content']}" for each in prompt]
+        return JSONResponse([block_of(text) for text in texts])
 
 
-class TaskTools(OrsEndpoint):
+class MessagesEndpoint(OrsEndpoint):
+    """Gets the prompt as messages."""
+
     verbs = ("GET",)
 
     async def answer(self, request: FeatureRequest) -> Response:
         episode = await self.episodes.find(request.caller, _episode_id(request))
-        return JSONResponse(await self.episodes.tools(episode))
+        prompt = await self.episodes.prompt(request.caller, episode)
+        return JSONResponse(
+            [{"role": each["role"], "blocks": [block_of(each["content"])], "detail": None} for each in prompt]
+        )
 
 
-class Messages(OrsEndpoint):
+class TaskToolsEndpoint(OrsEndpoint):
     verbs = ("GET",)
 
-    async def answer(self, request: FeatureRequest) -> Response:  # noqa: ARG002
-        raise HttpRefusedError(404, "Prompts are at /prompt here: ask there.")
+    async def answer(self, request: FeatureRequest) -> Response:
+        episode = await self.episodes.find(request.caller, _episode_id(request))
+        return JSONResponse(await self.episodes.tools(request.caller, episode))
 
 
-class ScoreGroup(OrsEndpoint):
+class ScoreGroupEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:  # noqa: ARG002
         raise HttpRefusedError(404, "Groups aren't scored here: each episode has a reward of its own.")
 
 
-class Call(OrsEndpoint):
+class CallEndpoint(OrsEndpoint):
     """Calls a tool, once for a `task_id`: the stream begins with it, and one that broke is resumed by it."""
 
     async def answer(self, request: FeatureRequest) -> Response:
-        body = _body(request, name=str, input=dict, task_id=(str, type(None)))
-        task_id = body.get("task_id") or uuid.uuid4().hex
-        if len(task_id) > MAX_ID:
-            raise HttpRefusedError(400, f"task_id: at most {MAX_ID} characters.")
-        sid = _episode_id(request)
+        sid, body = _episode_id(request), _body(CallBody, request)
         episode = await self.episodes.find(request.caller, sid)
+        task_id = body.task_id or uuid.uuid4().hex
+        asked = request.caller, episode, body.name, body.input, task_id
+        work = partial(self.episodes.call, *asked, again=body.task_id is not None)
+        return _stream(self._answered(task_id, work, request, sid))
 
-        async def events() -> AsyncIterator[bytes]:
-            yield _event("task_id", task_id)
-            call = asyncio.ensure_future(
-                self.episodes.call(request.caller, episode, body["name"], body["input"], f"ors-{task_id}")
-            )
-            try:
-                while not (await asyncio.wait({call}, timeout=SIGN_SECONDS))[0]:
-                    yield b": still running\n\n"
-                text = json.dumps(call.result(), ensure_ascii=False)
-            except ReplyError as error:
-                if self.status_of(error) == 503:  # noqa: PLR2004 - the client resumes a stream that ends early
-                    return
+    async def _answered(
+        self, task_id: str, work: Callable[[], Coroutine[Any, Any, Any]], request: FeatureRequest, sid: str
+    ) -> AsyncIterator[bytes]:
+        """Give the id before the call begins, signs of life while it runs, and its result in pieces.
+
+        A stream that ends without a result is resumed by the client, as after a lost connection.
+        """
+        yield _event("task_id", task_id)
+        doing = asyncio.ensure_future(work())
+        try:
+            while not (await asyncio.wait({doing}, timeout=SIGN_SECONDS))[0]:
+                yield b": still running\n\n"
+            pieces = _pieces(doing.result())
+        except ReplyError as error:
+            if self.status_of(error) != UNAVAILABLE:
                 self.episodes.forget(request.caller, sid)
-                yield _event("error", error.message)
-                return
-            finally:
-                call.cancel()
-            while len(text) > CHUNK:
-                yield _event("chunk", text[:CHUNK])
-                text = text[CHUNK:]
-            yield _event("end", text)
-
-        return StreamingResponse(events(), headers=STREAM, media_type=SSE)
+                yield _event("error", error.data.get("detail") or error.message)
+            return
+        finally:
+            doing.cancel()
+        for piece in pieces[:-1]:
+            yield _event("chunk", piece)
+        yield _event("end", pieces[-1])
 
 
-SSE = "text/event-stream"
+def _stream(events: AsyncIterator[bytes]) -> Response:
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    return StreamingResponse(events, headers=headers, media_type="text/event-stream")
 
 
 def _event(name: str, data: str) -> bytes:
-    return f"event: {name}\ndata: {data}\n\n".encode()
+    return f"event: {name}\ndata: {' '.join(data.splitlines())}\n\n".encode()
 
 
 async def _events(events: list[tuple[str, str]]) -> AsyncIterator[bytes]:
     for name, data in events:
         yield _event(name, data)
+
+
+def _pieces(result: Any) -> list[str]:
+    """Divide a result's JSON among events; clients remove spaces at the beginning of each, so none begins with one."""
+    text = json.dumps(result, separators=(",", ":"))  # so that spaces are in strings only
+    pieces = [text[at : at + CHUNK] for at in range(0, len(text), CHUNK)]
+    return ["\\u0020" + piece[1:] if piece[0] == " " else piece for piece in pieces]

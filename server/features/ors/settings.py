@@ -11,4 +11,6 @@ class OrsSettings(FeatureSettings, feature="ors"):
     rewards: Literal["end", "each"] = Field(
         "end", description="When episodes of ORS get rewards: once, at their end, or with each call, so far."
     )
-    ttl_seconds: float = Field(3600, gt=0, description="How long an episode of ORS lives after its last call.")
+    ttl_seconds: float = Field(
+        3600, gt=0, le=315_360_000, description="How long an episode of ORS lives after its last call or ping."
+    )
