@@ -301,7 +301,7 @@ def test_a_connection_that_cant_be_opened_locks_nothing(tmp_path, monkeypatch):
         made.commit()
     file = DatabaseFile(Scratch(tmp_path, 10), tmp_path / "database", foreign_keys=False)
     with monkeypatch.context() as breaking:
-        breaking.setattr(database_connection, "pin_functions", lambda connection: connection.execute("nonsense"))
+        breaking.setattr(database_connection, "pin_functions", lambda connection, _: connection.execute("nonsense"))
         with pytest.raises(sqlite3.OperationalError) as kept:  # whoever has the error has the connection
             open_connection(file, 10**6, read_only=False, pinned=True)
     with contextlib.closing(sqlite3.connect(file.path, timeout=0)) as other:

@@ -141,7 +141,9 @@ def local(service: "Service", caller: "Caller") -> Send:
 
 
 def _read(reply: Any) -> bytes:
-    content: bytes = reply.read(MAX_REPLY_BYTES + 1)
+    # Of a length that it knows, a read of so many bytes at most doesn't notice that some are missing.
+    is_bounded = reply.length is not None and reply.length <= MAX_REPLY_BYTES
+    content: bytes = reply.read() if is_bounded else reply.read(MAX_REPLY_BYTES + 1)
     if len(content) > MAX_REPLY_BYTES:
         raise click.ClickException(f"the answer is longer than {MAX_REPLY_BYTES} bytes: is this a Toolpack Server?")
     return content
