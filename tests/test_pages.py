@@ -35,6 +35,8 @@ PAGES = {
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CHANGELOG.md"]
 }
 MARK = "-- the next command --"
+# What a long command says of itself, if it takes longer than ten seconds.
+HOW_FAR = re.compile(r"^(?:Evaluating|Checking tasks|Auditing tasks|Replaying): \d+ of \d+\n", re.MULTILINE)
 HOME = "/home/ann/project"  # how the pages write the folder that a reader is in
 
 
@@ -119,7 +121,8 @@ def run_console(pairs, folder, port="8000"):
         text=True,
         timeout=PATIENCE,
     )
-    printed = ended.stdout.replace(f"127.0.0.1:{port}", "127.0.0.1:8000").replace(str(folder.resolve()), HOME)
+    printed = HOW_FAR.sub("", ended.stdout)
+    printed = printed.replace(f"127.0.0.1:{port}", "127.0.0.1:8000").replace(str(folder.resolve()), HOME)
     outputs = printed.split(MARK + "\n")
     assert len(outputs) == len(pairs) + 1
     return [output if not output or output.endswith("\n") else output + "\n" for output in outputs[:-1]]
