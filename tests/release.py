@@ -107,6 +107,13 @@ def check_wheel(wheel: Path, source: Path) -> None:
     check(not differing, f"{wheel.name} lacks, or has besides: {', '.join(sorted(differing))}")
 
 
+def extras_of_image() -> str:
+    """Get the extras that the Dockerfile installs."""
+    found = re.search(r"\.whl\)\[([\w,]+)\]", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    check(found, "the Dockerfile installs the wheel in another way than is looked for here")
+    return found[1]
+
+
 def bill(tools: Path, source: Path, environment: Environment, file: Path) -> Path:
     """Make the SBOM of what is installed in an environment, which is validated on the way."""
     flags = ["--validate", "--output-reproducible", "--of", "JSON", "--mc-type", "application"]
@@ -224,7 +231,11 @@ def main() -> None:
         files.append(bill(tools, source, alone, folder / f"toolpack_server-{version}.cdx.json"))
         check_bill(files[-1], alone)
         compare(files[-1:], [bill(tools, again, of_sdist, folder / "elsewhere" / files[-1].name)])
-        print("The SBOM is valid, and came out the same twice.")
+        in_image = Environment(folder / "in-image", tools / "pip")
+        in_image.install(f"{wheel}[{extras_of_image()}]")
+        files.append(bill(tools, source, in_image, folder / f"toolpack_server-{version}.image.cdx.json"))
+        check_bill(files[-1], in_image)
+        print("The SBOM is valid, and came out the same twice; that of the image, with its extras, is valid, too.")
 
         check_serving(alone, version, source)
         check_package(alone)

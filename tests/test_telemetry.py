@@ -143,7 +143,7 @@ def test_what_the_client_does_not_sample_is_measured_only(receiver, bench):
 
     async def call_within(text):
         calls.trace_context.set(calls.TraceContext(TRACE, SPAN, sampled=False))
-        await server.wiring.service.request(Caller(), "run_function", {"session_id": session_id, "function": text})
+        await server.service.request(Caller(), "run_function", {"session_id": session_id, "function": text})
 
     server._run(call_within("total"))
     serving.wait_until(lambda: "gen_ai.execute_tool.duration" in receiver.metrics, "the metrics")
@@ -334,7 +334,7 @@ def test_the_variables_say_where_to():
 
 def test_what_can_t_be_kept_is_said_and_calls_go_on(bench, caplog):
     server = bench(variables={"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
-    assert server.wiring.service.tracer is None
+    assert server.service.tracer is None
     assert "There is no telemetry: OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'" in caplog.text
     assert server.result(server.create(), "total") == 0
 
