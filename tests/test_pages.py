@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import test_ors_clients
 from ci import IN_CI, without
 from patience import PATIENCE
 
@@ -362,6 +363,16 @@ def test_an_environment_for_trainers(folder):
         assert run_console([(".venv/bin/python environment.py", "")], folder) == [printed]
 
 
+def test_an_episode_of_ors(folder):
+    test_ors_clients.needs("openreward")
+    (program,) = blocks("docs/trainers.md", "ORS", "python")
+    (printed,) = blocks("docs/trainers.md", "ORS", "text")
+    assert len(program.splitlines()) <= 10
+    with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
+        (folder / "play.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+        assert run_console([(f"{test_ors_clients.PYTHON} play.py", "")], folder) == [printed]
+
+
 def test_rollouts_for_training(folder):
     (program,) = blocks("docs/training.md", "A training loop", "python")
     (printed,) = blocks("docs/training.md", "A training loop", "text")
@@ -476,6 +487,7 @@ RUN = {
     ("docs/protocol.md", "Examples"),
     ("docs/training.md", "A training loop"),
     ("docs/training.md", "An environment"),
+    ("docs/trainers.md", "ORS"),  # where the SDK is installed
     ("docs/perturbations.md", "In one sitting"),
     ("docs/perturbations.md", "Variants of tasks"),
     ("docs/replay.md", "Replay a session"),
@@ -511,6 +523,7 @@ def test_every_code_block_is_run_or_named_here():
     assert {place for place in places if blocks(*place, "sh", "console", "python")} == RUN | NOT_RUN
     printed = {("README.md", "Start"), ("docs/client.md", "A tree search"), ("docs/training.md", "A training loop")}
     printed.add(("docs/training.md", "An environment"))
+    printed.add(("docs/trainers.md", "ORS"))
     printed.add(("docs/toolpacks.md", "Packages"))
     printed |= {("docs/perturbations.md", "In one sitting"), ("docs/perturbations.md", "Variants of tasks")}
     assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed
