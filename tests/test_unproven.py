@@ -45,6 +45,7 @@ class World:
     def __init__(self, bench, session):
         self.bench, self.session = bench, session
         self.entries, self.files, self.notes, self.number = [], {"first": "0"}, [], 0
+        self.why = None  # the error of the last call
 
     def change(self, way, where="finish", step=0):
         """Change the session, with something that breaks; get whether it was changed nevertheless."""
@@ -60,9 +61,11 @@ class World:
 
     def succeeds(self, function, **kwargs):
         try:
-            return self.bench.call(self.session, function, **kwargs)["error"] is None
-        except RpcError:
-            return False
+            error = self.bench.call(self.session, function, **kwargs)["error"]
+        except RpcError as refusal:
+            error = refusal
+        self.why = error
+        return error is None
 
     def expected(self):
         return {"entries": self.entries, "files": self.files, "notes": self.notes, "check": "ok"}
@@ -96,7 +99,7 @@ def test_whatever_step_of_the_end_of_a_call_breaks_it_is_kept_whole_or_not_at_al
             closing.callback(store.close)
         bench, other = (closing.enter_context(make(isolation, store)) for store in stores)
         world = World(bench, bench.create("breaking"))
-        assert world.change(way)
+        assert world.change(way), world.why
         steps = bench.result(world.session, "counted")
         assert steps > 100
         failed = 0
@@ -104,12 +107,12 @@ def test_whatever_step_of_the_end_of_a_call_breaks_it_is_kept_whole_or_not_at_al
             failed += not world.change(way, step=step)
             world.check()
             if step % 20 == 0:
-                assert world.change(way)
+                assert world.change(way), world.why
                 world.check()
         assert failed > steps / stride / 2
         world.is_seen(other, world.session)
         world.bench = other
-        assert world.change(way)
+        assert world.change(way), world.why
         world.bench = bench
         world.check()
         new = World(other, other.create("breaking"))
@@ -123,7 +126,7 @@ def test_whatever_step_of_the_end_of_a_call_breaks_it_is_kept_whole_or_not_at_al
 def test_whatever_step_of_the_end_of_a_failed_call_breaks_nothing_of_it_is_kept(isolation, function):
     with make(isolation, "memory:") as bench:
         world = World(bench, bench.create("breaking"))
-        assert world.change("connect")
+        assert world.change("connect"), world.why
         step = steps = 0
         while step <= steps:
             if function == "change":
@@ -135,7 +138,7 @@ def test_whatever_step_of_the_end_of_a_failed_call_breaks_nothing_of_it_is_kept(
                 assert steps > 20
             world.check()
             step += 1
-        assert world.change("connect")
+        assert world.change("connect"), world.why
         world.check()
 
 
@@ -156,7 +159,7 @@ def test_a_call_that_cant_end_as_it_should_leaves_nothing(isolation, tmp_path, f
             assert failed == FAILING[function]
             world.check()
             assert bench.version(world.session) == world.number
-            assert world.change("connect")
+            assert world.change("connect"), world.why
         others = World(bench, bench.create("breaking"))
         others.check()
     with make(isolation, url) as bench:
@@ -172,19 +175,19 @@ def test_a_process_that_has_no_room_or_files_any_more_leaves_nothing(function, a
         pytest.skip("there are no executors")
     with make("process", "memory:") as bench:
         world = World(bench, bench.create("breaking"))
-        assert world.change("connect")
+        assert world.change("connect"), world.why
         for number in (7, 8):
             assert not world.succeeds(function, number=number)
             bench.result(world.session, after)
             world.check()
-        assert world.change("connect")
+        assert world.change("connect"), world.why
         world.check()
 
 
 def test_what_was_built_upon_a_refused_commit_is_gone_with_it(isolation, monkeypatch):
     with make(isolation, "memory:") as bench:
         world = World(bench, bench.create("breaking"))
-        assert world.change("connect")
+        assert world.change("connect"), world.why
         with monkeypatch.context() as refusing:
             refusing.setattr(bench.store, "commit", lambda commits: [False] * len(commits))
             with bench.paused():
@@ -195,7 +198,7 @@ def test_what_was_built_upon_a_refused_commit_is_gone_with_it(isolation, monkeyp
                 with pytest.raises(RpcError, match="-32006"):
                     answer.result(serving.PATIENCE)
         world.check()
-        assert world.change("connect")
+        assert world.change("connect"), world.why
         world.check()
 
 
@@ -243,7 +246,7 @@ def test_working_copies_go_with_their_session(tmp_path):
         tidying = asyncio.run_coroutine_threadsafe(bench.service._tidy(), bench._loop)
         worlds = [World(bench, bench.create("breaking")) for _ in range(40)]
         for world in worlds:
-            assert world.change("connect")
+            assert world.change("connect"), world.why
         assert len(copies(tmp_path)) > 40
         for world in worlds:
             bench.rpc("close_session", session_id=world.session)
