@@ -23,6 +23,8 @@ from server.volumes.volume import WorkingCopy
 # Where closing a file is what breaks, it is closed later, of which Python warns.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
+pytestmark = pytest.mark.heavy
+
 CATALOG = load_catalog((PACKS,), ("breaking",))
 
 

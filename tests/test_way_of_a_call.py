@@ -36,7 +36,7 @@ MOST = {
     "read over MCP": 292,
     "change with a call_id": 285,
     "read of a database": 319,
-    "change of a database": 411,
+    "change of a database": 417,
     "read in an executor": 301,
     "change in an executor": 319,
 }
