@@ -23,7 +23,9 @@ from server.volumes.volume import WorkingCopy
 # Where closing a file is what breaks, it is closed later, of which Python warns.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-pytestmark = pytest.mark.heavy
+# What is raised in each step leaves files and connections to the garbage collector, which says so.
+WARNING = "ignore::pytest.PytestUnraisableExceptionWarning"
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings(WARNING)]
 
 CATALOG = load_catalog((PACKS,), ("breaking",))
 
