@@ -21,7 +21,7 @@
 --   references       hash    blob or recipe -> how many rows of a history, or sessions, refer to it; after a space, the
 --                            owner among whose bytes it counts
 --   bytes            hash    owner -> how many bytes are stored for the owner's sessions
---   beat:<holder>    string  how many heartbeats a worker has sent, or 'ended'
+--   beat:<holder>    string  how many heartbeats a worker has sent, or -1
 --   asked:<holder>   set     sessions whose lease other workers ask it for
 --   noted            string  when the time was counted last, by the clock
 --   uncounted        string  by how many seconds the clock is ahead of the time by which sessions live
@@ -31,7 +31,7 @@
 
 local BEAT_SECONDS = 86400 -- one day: then the count of a dead worker is no longer needed
 local ASKED_SECONDS = 60 -- a worker that lives asks every second, and one that is asked hears of it as often
-local ENDED = 'ended' -- instead of its count, where a worker is known to have ended
+local ENDED = '-1' -- instead of its count, where a worker is known to have ended; a number, as older servers expect
 local call = redis.call
 local prefix = ARGV[2]
 local SESSIONS, AGENTS, OWNERS = prefix .. 'sessions', prefix .. 'agents', prefix .. 'owners'
