@@ -46,13 +46,6 @@ class App(Protocol):
             ReplyError: It was refused.
         """
 
-    async def agent(self, key: str) -> Caller:
-        """Get the caller that an agent's key stands for.
-
-        Raises:
-            SessionNotFoundError: It opens no session.
-        """
-
     async def call(self, caller: Caller, session_id: str, request: CallRequest) -> Outcome:
         """Run a function in a session; the call is counted and logged."""
 

@@ -47,8 +47,6 @@ class Feature:
         volumes: What an environment may hold that is stored by what changes.
         stores: Further stores: import paths of functions that open one, by the scheme of its URL. They take the URL,
             and the keyword `exclusive`, as `stores.open_store` does.
-        views: Further pages of the console, by the word that stands in the page's address: each is an ES module in a
-            package, `package:file.js`.
     """
 
     name: ClassVar[str]
@@ -70,4 +68,3 @@ class Feature:
     isolations: ClassVar[Mapping[str, str]] = {}
     volumes: ClassVar[Sequence[type[Volume]]] = ()
     stores: ClassVar[Mapping[str, str]] = {}
-    views: ClassVar[Mapping[str, str]] = {}
