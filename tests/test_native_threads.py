@@ -97,13 +97,13 @@ def count_in_table(text: str) -> int:
 EACH = pytest.mark.parametrize("isolation", ["thread", "process"] if sys.platform == "linux" else ["thread"])
 
 
-def answers(folder, isolation, packs):
+def answers(folder, isolation, packs, **settings):
     """Let a server run a function of each toolpack in one session, and get the results."""
     (folder / "packs").mkdir()
     for name, source in packs.items():
         (folder / "packs" / f"{name}.py").write_text(source)
     flags = ["--pack-dir", str(folder / "packs"), "--packs", ",".join(packs)]
-    with served(folder, *flags, TOOLPACK_ISOLATION=isolation) as server:
+    with served(folder, *flags, TOOLPACK_ISOLATION=isolation, **settings) as server:
         session = server.rpc("create_session")
         functions = server.rpc("list_functions", session_id=session["session_id"])["result"]
         return [server.call(session["session_id"], function["name"], text="abcd") for function in functions]
@@ -123,12 +123,23 @@ def test_threads_that_start_at_import(tmp_path, isolation):
     assert found == [{"result": 4, "error": None}] * 3
 
 
+def test_they_start_at_import_in_the_sandbox_too(tmp_path):
+    pytest.importorskip("polars")
+    pytest.importorskip("duckdb")
+    try:
+        check_sandbox()
+    except SettingsError as error:
+        without(str(error))
+    found = answers(tmp_path, "process", {"frame": POLARS, "table": DUCKDB}, TOOLPACK_SANDBOX="files,network")
+    assert found == [{"result": 4, "error": None}] * 2
+
+
 def test_an_import_that_the_sandbox_ends_is_said(tmp_path):
     try:
         check_sandbox()
     except SettingsError as error:
         without(str(error))
-    ends = "POOL.submit(len, '').result()\ntry:\n    open('/proc/self/cgroup')\nexcept OSError:\n    os.abort()\n"
+    ends = "POOL.submit(len, '').result()\ntry:\n    open('/etc/passwd')\nexcept OSError:\n    os.abort()\n"
     source = POOL.replace("ThreadPoolExecutor(1)\n", f"ThreadPoolExecutor(1)\n{ends}", 1)
     (tmp_path / "pool.py").write_text(source.replace("from concurrent", "import os\nfrom concurrent", 1))
     ended = subprocess.run(

@@ -31,8 +31,11 @@ _SYSTEM_FILES = (
     *("/usr/share/zoneinfo", "/etc/localtime", "/etc/timezone"),
     *("/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates"),
     *("/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/services", "/etc/protocols", "/etc/mime.types"),
-    *("/dev/zero", "/dev/random", "/dev/urandom"),
+    *("/dev/zero", "/dev/random", "/dev/urandom", "/sys/devices/system/cpu/online"),
 )
+# DuckDB reads the limits of its control group when it connects, and ends the process if it can't.
+_OWN_GROUP = Path("/proc/self/cgroup")
+_LIMITS = ("cpu.max", "memory.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us", "memory/memory.limit_in_bytes")
 
 _PR_SET_SECCOMP, _FILTER = 22, 2
 
@@ -80,10 +83,13 @@ class Sandbox:
         system.give_up_capabilities()
         if self._confines_files:
             self._allow(own, _ALL_FILE_RIGHTS & ~_EXECUTE)
+            for path in _own_limits():
+                self._allow(path, _READ_FILE)
             ruleset = _create_ruleset()
             for found, rights in self._allowed:
                 _call(_ADD_RULE, ruleset, ctypes.c_uint32(_PATH_BENEATH), struct.pack("=Qi", rights, found), 0)
                 os.close(found)
+            os.open(_OWN_GROUP, os.O_PATH | os.O_CLOEXEC)  # what isn't open may have another inode the next time
             _call(_RESTRICT_SELF, ruleset, ctypes.c_uint32(0))
             os.close(ruleset)
         text = ctypes.create_string_buffer(self._filter, len(self._filter))
@@ -141,6 +147,18 @@ def _to_start_python() -> Iterator[tuple[Path, int]]:
             yield path, _READ_FILE | _EXECUTE
         elif ".so" in path.name:
             yield path, _READ_FILE
+
+
+def _own_limits() -> Iterator[Path]:
+    """Get the files that say which control group this process is in, and how much of the machine that group may use."""
+    yield _OWN_GROUP
+    root = Path("/sys/fs/cgroup")
+    for line in _OWN_GROUP.read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        for name in _LIMITS:
+            controller, _, limit = name.rpartition("/")
+            if controller in controllers.split(","):
+                yield from (root / controller / place / limit for place in ("", group.strip("/")))
 
 
 def _create_ruleset() -> int:
