@@ -25,7 +25,7 @@ from server.base.errors import (
     VersionNotRetainedError,
 )
 from server.stores import open_store
-from server.stores.base import HELD_SECONDS, Commit, Counted, ForkPoint, Head, History, Lease, Record
+from server.stores.base import HELD_SECONDS, Commit, Counted, ForkPoint, Head, History, Lease, Record, SessionQuery
 
 
 @pytest.fixture(params=["memory", "sqlite", "sqlite-shared", "redis"])
@@ -138,9 +138,9 @@ class TestKept:
         assert delete(store, [one.id]) == []
         assert store.count("alice") == 1
         assert (store.get(one.id), store.find_agent(one.agent_key), claim(store, one, "w")) == (None, None, None)
-        assert [kept.id for kept, _ in store.list(None, {}, "", 10)] == [fork.id]
-        assert [kept.id for kept, _ in store.list("alice", {}, "", 10, newest_first=True)] == [fork.id]
-        assert [kept.id for kept, _ in store.list("alice", {}, "", 10, parent=one.id)] == [fork.id]
+        assert [kept.id for kept, _ in store.list(SessionQuery(None, {}, "", 10))] == [fork.id]
+        assert [kept.id for kept, _ in store.list(SessionQuery("alice", {}, "", 10, newest_first=True))] == [fork.id]
+        assert [kept.id for kept, _ in store.list(SessionQuery("alice", {}, "", 10, parent=one.id))] == [fork.id]
         assert store.record_of_call(one.id, "c") is None
         assert store.commit([change(one, 4, "v4"), change(fork, 0, "f0")]) == [False, True]
         store.renew(one.id, 9000.0)
@@ -671,10 +671,10 @@ class TestExpiryAndListing:
         store.commit([commit(many[3], 0)])
 
         def listed(*arguments):
-            return [kept.id for kept, _ in store.list(*arguments)]
+            return [kept.id for kept, _ in store.list(SessionQuery(*arguments))]
 
         ids = [each.id for each in many]
-        assert store.list(None, {}, "", 100) == [(each, int(each is many[3])) for each in many]
+        assert store.list(SessionQuery(None, {}, "", 100)) == [(each, int(each is many[3])) for each in many]
         assert listed(None, {}, ids[4], 3) == ids[5:8]
         assert listed("alice", {}, "", 100) == ids[::2]
         assert listed("bob", {"n": "0"}, "", 2) == ids[3:10:6]
@@ -687,7 +687,7 @@ class TestExpiryAndListing:
         store.create([session() for _ in range(450)], {}, {})
         last = session(labels={"run": "2"})
         store.create([last], {}, {})
-        assert store.list(None, {"run": "2"}, "", 1) == [(last, 0)]
+        assert store.list(SessionQuery(None, {"run": "2"}, "", 1)) == [(last, 0)]
 
     def test_listed_newest_first(self, store):
         # Forks that are made together have the same time of creation.
@@ -696,10 +696,10 @@ class TestExpiryAndListing:
         store.commit([commit(many[3], 0)])
 
         def listed(*arguments):
-            return [kept.id for kept, _ in store.list(*arguments, newest_first=True)]
+            return [kept.id for kept, _ in store.list(SessionQuery(*arguments, newest_first=True))]
 
         ids = [each.id for each in many]
-        newest = store.list(None, {}, "", 100, newest_first=True)
+        newest = store.list(SessionQuery(None, {}, "", 100, newest_first=True))
         assert newest == [(each, int(each is many[3])) for each in many[::-1]]
         assert listed("alice", {}, "", 3) == ids[28:23:-2]
         assert listed("alice", {}, ids[24], 3) == ids[22:17:-2]
@@ -721,7 +721,7 @@ class TestExpiryAndListing:
         store.create(others[1:], {}, {})
 
         def listed(*arguments, **more):
-            return [kept.id for kept, _ in store.list(*arguments, **{"parent": root.id, **more})]
+            return [kept.id for kept, _ in store.list(SessionQuery(*arguments, **{"parent": root.id, **more}))]
 
         ids = [each.id for each in forks]
         assert listed("alice", {}, "", 100) == ids
@@ -753,8 +753,8 @@ class TestDelete:
         assert store.record_of_call(one.id, "c") is None
         assert store.count() == store.count("alice") == 0
         assert list(delete_expired(store, 10.0**10, 10)) == []
-        assert store.list(None, {}, "", 10) == []
-        assert store.list("alice", {}, "", 10, newest_first=True) == []
+        assert store.list(SessionQuery(None, {}, "", 10)) == []
+        assert store.list(SessionQuery("alice", {}, "", 10, newest_first=True)) == []
         assert existing(store, "b0", "m0", "b1") == []
         assert store.commit([change(one, 1, "b2")]) == [False]
         store.renew(one.id, 5.0)
@@ -1048,17 +1048,21 @@ class Comparison(RuleBasedStateMachine):
     def all_is_the_same(self):
         if not hasattr(self, "stores"):
             return
-        for kept, version in self.both(lambda store: list(store.list(None, {}, "", 1000))):
+        for kept, version in self.both(lambda store: list(store.list(SessionQuery(None, {}, "", 1000)))):
             self.same(kept.id, version)
-            self.both(lambda store, of=kept.id: list(store.list("bob", {}, "", 1000, parent=of, newest_first=True)))
-        self.both(lambda store: list(store.list(None, {}, "", 1000, newest_first=True)))
+            self.both(
+                lambda store, of=kept.id: list(
+                    store.list(SessionQuery("bob", {}, "", 1000, parent=of, newest_first=True))
+                )
+            )
+        self.both(lambda store: list(store.list(SessionQuery(None, {}, "", 1000, newest_first=True))))
         for session_id in self.forked:
             self.both(lambda store, of=session_id: store.records(of, -1, 1000))
             self.both(lambda store, of=session_id: store.parts_at(of, 0))
             found = self.both(
                 lambda store, of=session_id: [replace(each, expires_at=0.0) for each in [store.ancestor(of)] if each]
             )
-            assert found or not self.stores[0].list(None, {}, "", 1, parent=session_id)
+            assert found or not self.stores[0].list(SessionQuery(None, {}, "", 1, parent=session_id))
         assert sorted(self.stores[0]._blobs) == self.kept_blobs()
         self.both(lambda store: store.count("bob"))
 

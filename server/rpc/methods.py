@@ -30,7 +30,7 @@ from server.rpc.caller import Caller
 from server.rpc.limits import QUICK_BYTES
 from server.rpc.method import App, Method
 from server.sessions.calls import CallRequest
-from server.sessions.reader import SessionReader
+from server.sessions.reader import SessionQuery, SessionReader
 
 MOST_SHOWN = 10  # forks in a log line
 
@@ -273,20 +273,12 @@ class ListSessions(Method, result=list[Session]):
     async def handle(self, caller: Caller, app: App) -> Any:
         wanted = [each for each in (made.wanted(self) for made in app.context.filters) if each is not None]
 
-        def listed(reader: SessionReader) -> list[Session]:
-            return reader.list_sessions(
-                caller.sees,
-                self.labels,
-                self.after,
-                self.limit,
-                parent=self.parent,
-                newest_first=self.order == "-created",
-                wanted=wanted,
-            )
-
+        newest_first = self.order == "-created"
+        query = SessionQuery(caller.sees, self.labels, self.after, self.limit, self.parent, newest_first)
         if wanted:  # perhaps of all sessions only a few
-            return await app.sessions.compute(lambda: listed(app.sessions.heavy_reader), caller.owner, "list")
-        return await app.sessions.read(listed)
+            heavy = app.sessions.heavy_reader
+            return await app.sessions.compute(lambda: heavy.list_sessions(query, wanted), caller.owner, "list")
+        return await app.sessions.read(lambda reader: reader.list_sessions(query))
 
 
 class ExportSession(Method, result=Export):

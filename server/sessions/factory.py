@@ -33,7 +33,7 @@ from server.sessions.quotas import OWN_SHARE
 from server.sessions.reader import SessionReader
 from server.sessions.recipes import Recipe, stored_details
 from server.sessions.views import session_view
-from server.stores.base import ForkPoint, Head, History, Record, StoredSession
+from server.stores.base import ForkPoint, Head, History, Record, SessionQuery, StoredSession
 from server.volumes.volume import is_piece
 
 RECOUNT_SECONDS = 1.0
@@ -250,7 +250,8 @@ class SessionFactory:
         if creation is None:
             return []
         store, beginning = self._context.store, creation.beginning
-        first = [session for session, _ in store.list(owner, {}, beginning, 1) if session.id.startswith(beginning)]
+        found = store.list(SessionQuery(owner, {}, beginning, 1))
+        first = [session for session, _ in found if session.id.startswith(beginning)]
         if not all(creation.made(session.id) for session in first):
             raise CallIdReusedError(creation.call_id)
         others = (store.get(creation.new_id(number)) for number in range(1, count if first else 1))

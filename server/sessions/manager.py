@@ -38,7 +38,7 @@ from server.sessions.reader import SessionReader
 from server.sessions.recipes import Recipe
 from server.sessions.resets import ResetOperation
 from server.sessions.watching import Watcher
-from server.stores.base import StoredSession
+from server.stores.base import SessionQuery, StoredSession
 
 T = TypeVar("T")
 
@@ -296,7 +296,7 @@ class SessionManager:
 
     async def close_all(self, owner: str, labels: Mapping[str, str]) -> int:
         def close_some() -> Sequence[str]:
-            found = self._store.list(owner, labels, "", SWEEP_AT_ONCE)
+            found = self._store.list(SessionQuery(owner, labels, "", SWEEP_AT_ONCE))
             return self._delete([session.id for session, _ in found])
 
         closed = 0

@@ -45,9 +45,11 @@ from server.sessions.part_bytes import PartBytes
 from server.sessions.recipes import Recipe
 from server.sessions.views import json_patch, session_view
 from server.snapshots.seal import FORMAT
-from server.stores.base import Head, StoredSession
+from server.stores.base import Head, SessionQuery, StoredSession
 from server.stores.history import fitting
 from server.volumes.volume import is_piece
+
+__all__ = ["SessionQuery", "SessionReader"]
 
 RECORDS_AT_ONCE = 16  # read from the store; each can be large
 SESSIONS_AT_ONCE = 100
@@ -145,19 +147,9 @@ class SessionReader:
         return session_view(session, at, self._identities.keys(session), called_at=called_at)
 
     def list_sessions(
-        self,
-        owner: str | None,
-        labels: Mapping[str, str],
-        after: str,
-        limit: int,
-        *,
-        parent: str | None = None,
-        newest_first: bool = False,
-        wanted: Sequence[Callable[[StoredSession], bool]] = (),
+        self, query: SessionQuery, wanted: Sequence[Callable[[StoredSession], bool]] = ()
     ) -> list[Session]:
-        """Describe the owner's sessions that carry all these labels, or those that are forks of one, in order.
-
-        Only those are listed that all of `wanted` say yes to.
+        """Describe the sessions that a query asks for and all of `wanted` say yes to, in its order.
 
         Sessions that aren't as they were created are left out.
 
@@ -165,25 +157,25 @@ class SessionReader:
             InvalidParamsError: Newest first, and there is no session `after`.
         """
 
-        def views(after: str) -> Iterator[Session]:
-            page = min(limit, SESSIONS_AT_ONCE)
+        def views() -> Iterator[Session]:
+            page = replace(query, limit=min(query.limit, SESSIONS_AT_ONCE))
             while True:
                 try:
-                    found = self._store.list(owner, labels, after, page, parent=parent, newest_first=newest_first)
+                    found = self._store.list(page)
                 except SessionNotFoundError:
                     raise InvalidParamsError(
-                        f"after: no session has the id {shown(after)!r}, or no longer: list the newest ones again."
+                        f"after: no session has the id {shown(page.after)!r}, or no longer: list the newest ones again."
                     ) from None
                 for session, version in found:
-                    after = session.id
                     if self._identities.fits(session) and all(each(session) for each in wanted):
                         # Listing a session doesn't renew it: it was called last when its expiry was written.
                         called_at = session.expires_at - expiry(session.ttl_seconds, 0) + self._clock.uncounted
                         yield session_view(session, version, self._identities.keys(session), called_at=called_at)
-                if len(found) < page:
+                if len(found) < page.limit:
                     return
+                page = replace(page, after=found[-1][0].id)
 
-        return fitting(islice(views(after), limit), lambda view: len(dumps(view)), self._max_list_bytes)
+        return fitting(islice(views(), query.limit), lambda view: len(dumps(view)), self._max_list_bytes)
 
     def environment(
         self,

@@ -32,6 +32,7 @@ __all__ = [
     "History",
     "Lease",
     "Record",
+    "SessionQuery",
     "SessionStore",
     "SharedStore",
     "StoredSession",
@@ -65,6 +66,18 @@ class StoredSession:
     expires_at: float  # likewise, but by the time by which sessions live: see `SessionStore.count_time`
     parent: ForkPoint | None = None
     details: bytes = b""  # what else is its own; few bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SessionQuery:
+    """Which sessions a list has, and in what order."""
+
+    owner: str | None  # None: of all
+    labels: Mapping[str, str]  # all of which a session has
+    after: str  # the id of the session before the first one; "" to begin with the first
+    limit: int
+    parent: str | None = None  # forks of this session only, which needn't exist any more
+    newest_first: bool = False  # by time of creation, and by id where that is the same, both descending; else by id
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,22 +219,8 @@ class SessionStore(Protocol):
     def renew(self, session_id: str, expires_at: float) -> None:
         """Set a session's time of expiry."""
 
-    def list(
-        self,
-        owner: str | None,
-        labels: Mapping[str, str],
-        after: str,
-        limit: int,
-        *,
-        parent: str | None = None,
-        newest_first: bool = False,
-    ) -> Sequence[tuple[StoredSession, int]]:
-        """Get sessions of an owner (None: of all) that have all these labels, with their versions, in order.
-
-        Args:
-            after: The id of the session before the first one to get; "" to begin with the first.
-            parent: Get forks of this session only, which needn't exist any more.
-            newest_first: By time of creation, and by id where that is the same, both descending; else by id.
+    def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
+        """Get the sessions that a query asks for, with their versions, in its order.
 
         Raises:
             SessionNotFoundError: Newest first, and there is no session `after`.

@@ -26,6 +26,7 @@ from server.protocol.results import (
 )
 from server.rpc.caller import Caller
 from server.rpc.method import App, Method
+from server.sessions.reader import SessionQuery
 
 MAX_TEXT = 1000  # characters of a text that is looked for
 TaskName = Annotated[str, Field(description="The task, as toolpack/name.")]
@@ -154,9 +155,8 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
 
     async def handle(self, caller: Caller, app: App) -> SessionSummaries:
         newest_first = self.order == "-created"
-        return await app.feature(Summaries).page(
-            caller.sees, self.labels, self.after, self.limit, self.text, newest_first=newest_first
-        )
+        query = SessionQuery(caller.sees, self.labels, self.after, self.limit, newest_first=newest_first)
+        return await app.feature(Summaries).page(query, self.text)
 
 
 class GetSolution(Method, result=Solution):

@@ -15,7 +15,7 @@ from server.features.tasks.validity import evaluation_failure
 from server.jsonio.strict import dumps
 from server.protocol.results import Evaluations, Session
 from server.rpc.method import App
-from server.sessions.reader import SessionReader
+from server.sessions.reader import SessionQuery, SessionReader
 
 OWN_RULES = "rules"  # stands for the variant of sessions that have rules of their own only
 CONSOLE_LABEL = "console"  # which the console's forks have
@@ -84,7 +84,7 @@ class Runs:
 
     @staticmethod
     def _page(owner: str | None, labels: Mapping[str, str], after: str, reader: SessionReader) -> list[Session]:
-        return reader.list_sessions(owner, labels, after, _AT_ONCE)
+        return reader.list_sessions(SessionQuery(owner, labels, after, _AT_ONCE))
 
     async def _add(
         self, found: Evaluations, session: Session, owner: str | None, labels: Mapping[str, str], *, record: bool

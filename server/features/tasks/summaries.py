@@ -5,7 +5,7 @@ of a second; whoever wants more sessions asks again.
 """
 
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from server.base.errors import StateDamagedError
@@ -14,6 +14,7 @@ from server.features.tasks.verdicts import recorded_verdict
 from server.jsonio.strict import dumps, loads
 from server.protocol.results import Session, SessionOutline, SessionSummaries, SessionSummary, Verdict
 from server.rpc.method import App
+from server.sessions.reader import SessionQuery
 
 _AT_ONCE = 50  # sessions that are listed
 _RECORDS_AT_ONCE = 200
@@ -30,21 +31,16 @@ class Summaries:
         self._kinds = app.context.record_kinds
         self._max_bytes = app.settings.max_list_bytes
 
-    async def page(
-        self, owner: str | None, labels: Mapping[str, str], after: str, limit: int, text: str, *, newest_first: bool
-    ) -> SessionSummaries:
+    async def page(self, query: SessionQuery, text: str) -> SessionSummaries:
         """Get the next summaries; see `methods.SummarizeSessions`."""
-        return await self._sessions.compute(
-            lambda: self._page(owner, labels, after, limit, _searched(text)[1:-1], newest_first=newest_first),
-            *(owner or "", "summaries"),
-        )
+        searched = _searched(text)[1:-1]
+        return await self._sessions.compute(lambda: self._page(query, searched), query.owner or "", "summaries")
 
-    def _page(
-        self, owner: str | None, labels: Mapping[str, str], after: str, limit: int, text: str, *, newest_first: bool
-    ) -> SessionSummaries:
+    def _page(self, query: SessionQuery, text: str) -> SessionSummaries:
         found: list[SessionSummary] = []
         reader, room, ends = self._sessions.heavy_reader, self._max_bytes, time.monotonic() + _SECONDS
-        while page := reader.list_sessions(owner, labels, after, _AT_ONCE, newest_first=newest_first):
+        after = query.after
+        while page := reader.list_sessions(replace(query, after=after, limit=_AT_ONCE)):
             for session in page:
                 summary = self._summary(session, text)
                 if summary is not None:
@@ -53,7 +49,7 @@ class Summaries:
                         return {"sessions": found, "next": after}
                     found.append(summary)
                 after = session["session_id"]
-                if len(found) == limit or time.monotonic() > ends:
+                if len(found) == query.limit or time.monotonic() > ends:
                     return {"sessions": found, "next": after}
         return {"sessions": found, "next": None}
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 from server.base.errors import SessionNotFoundError
-from server.stores.base import StoredSession
+from server.stores.base import SessionQuery, StoredSession
 
 
 class Orders:
@@ -42,9 +42,10 @@ class Orders:
             self._ids = [id_ for id_ in self._ids if id_ in self._times]
             self._created = [each for each in self._created if each[1] in self._times]
 
-    def following(self, after: str, parent: str | None, *, newest_first: bool) -> Iterator[str]:
-        """Get the ids after one in an order, of all sessions or of the forks of one; see `SessionStore.list`."""
-        if not newest_first:
+    def following(self, query: SessionQuery) -> Iterator[str]:
+        """Get the ids after one in an order, of all sessions or of the forks of one, whoever owns them."""
+        after, parent = query.after, query.parent
+        if not query.newest_first:
             ids = self._ids if parent is None else sorted(self._forks.get(parent, ()))
             return (ids[place] for place in range(bisect_right(ids, after), len(ids)))
         if after and after not in self._times:

@@ -13,7 +13,17 @@ from itertools import chain, islice
 import orjson
 
 from server.base.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
-from server.stores.base import HELD_SECONDS, NO_HISTORY, Commit, Counted, Head, History, Record, StoredSession
+from server.stores.base import (
+    HELD_SECONDS,
+    NO_HISTORY,
+    Commit,
+    Counted,
+    Head,
+    History,
+    Record,
+    SessionQuery,
+    StoredSession,
+)
 from server.stores.history import Change, Tip, fitting, follows, parts_at, to_note, trim
 from server.stores.memory.orders import Orders
 from server.stores.memory.row import Row
@@ -160,24 +170,14 @@ class MemoryStore:
             if row := self._rows.get(session_id):
                 row.expires_at = expires_at
 
-    def list(
-        self,
-        owner: str | None,
-        labels: Mapping[str, str],
-        after: str,
-        limit: int,
-        *,
-        parent: str | None = None,
-        newest_first: bool = False,
-    ) -> Sequence[tuple[StoredSession, int]]:
+    def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
         with self._lock:
-            following = self._orders.following(after, parent, newest_first=newest_first)
             found = (
                 (row.current(), row.version)
-                for row in map(self._rows.__getitem__, following)
-                if owner in {None, row.session.owner} and labels.items() <= row.session.labels.items()
+                for row in map(self._rows.__getitem__, self._orders.following(query))
+                if query.owner in {None, row.session.owner} and query.labels.items() <= row.session.labels.items()
             )
-            return list(islice(found, limit))
+            return list(islice(found, query.limit))
 
     def count(self, owner: str | None = None) -> int:
         with self._lock:

@@ -8,17 +8,18 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from server.base.errors import SessionNotFoundError
+from server.stores.base import SessionQuery
 from server.stores.redis.connection import RedisConnection
 
 
 class RedisListing:
-    """Ids of some sessions in an order; see `SessionStore.list` for the arguments."""
+    """Ids of the sessions of a query, whatever their labels."""
 
-    def __init__(self, redis: RedisConnection, owner: str | None, parent: str | None, *, newest_first: bool) -> None:
+    def __init__(self, redis: RedisConnection, query: SessionQuery) -> None:
         self._redis = redis
-        self._owner = owner
-        self._parent = parent
-        self._newest_first = newest_first
+        self._owner = query.owner
+        self._parent = query.parent
+        self._newest_first = query.newest_first
 
     def page(self, after: str, limit: int) -> Sequence[str]:
         """Get the ids after a session."""

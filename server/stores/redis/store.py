@@ -24,6 +24,7 @@ from server.stores.base import (
     History,
     Lease,
     Record,
+    SessionQuery,
     StoredSession,
 )
 from server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, fitting, parts_at, trim
@@ -159,17 +160,9 @@ class RedisStore:
     def renew(self, session_id: str, expires_at: float) -> None:
         self._redis.command("ZADD", self._redis.key("expires"), "XX", expires_at, session_id)
 
-    def list(
-        self,
-        owner: str | None,
-        labels: Mapping[str, str],
-        after: str,
-        limit: int,
-        *,
-        parent: str | None = None,
-        newest_first: bool = False,
-    ) -> Sequence[tuple[StoredSession, int]]:
-        listing = RedisListing(self._redis, owner, parent, newest_first=newest_first)
+    def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
+        listing = RedisListing(self._redis, query)
+        labels, after, limit = query.labels, query.after, query.limit
         page = max(limit, PAGE) if labels else limit
         found: list[tuple[StoredSession, int]] = []
         while len(found) < limit:
@@ -178,7 +171,7 @@ class RedisStore:
             matching = [id_ for id_, text in zip(ids, facts, strict=True) if text and has_labels(text, labels)]
             answers = self._redis.run("list", len(matching), *matching)
             sessions = filter(None, map(self._session, matching, answers))
-            found.extend((each, head.version) for each, head in sessions if owner in {None, each.owner})
+            found.extend((each, head.version) for each, head in sessions if query.owner in {None, each.owner})
             if len(ids) < page:
                 break
             after = ids[-1]

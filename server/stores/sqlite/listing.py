@@ -3,21 +3,23 @@
 The rule: a page is one statement that follows one index, so its time doesn't grow with the number of sessions.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from server.base.errors import SessionNotFoundError
+from server.stores.base import SessionQuery
 from server.stores.rows import load
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.file import SqliteFile
 
 
 class SqliteListing:
-    """Some sessions in an order; see `SessionStore.list` for the arguments."""
+    """The sessions of a query, however many."""
 
-    def __init__(self, file: SqliteFile, owner: str | None, parent: str | None, *, newest_first: bool) -> None:
+    def __init__(self, file: SqliteFile, query: SessionQuery) -> None:
         self._file = file
-        self._newest_first = newest_first
+        self._query = query
+        owner, parent, newest_first = query.owner, query.parent, query.newest_first
         conditions, self._given = ["TRUE"], [each for each in (parent, owner) if each is not None]
         if parent is not None:
             conditions.append("parent = ?")
@@ -28,8 +30,9 @@ class SqliteListing:
         order = "created_at DESC, id DESC" if newest_first else "id"
         self._statement = sql.LIST.format(conditions=" AND ".join(conditions), order=order)
 
-    def rows(self, labels: Mapping[str, str], after: str, at_once: int) -> Iterator[tuple[Any, ...]]:
-        """Get the rows, after that of a session, that have all these labels."""
+    def rows(self, at_once: int) -> Iterator[tuple[Any, ...]]:
+        """Get the rows, read so many at once."""
+        labels, after = self._query.labels, self._query.after
         while True:
             page = self._page(after, at_once)
             yield from (row for row in page if labels.items() <= load(row[4]).items())
@@ -39,7 +42,7 @@ class SqliteListing:
 
     def _page(self, after: str, limit: int) -> Sequence[tuple[Any, ...]]:
         start: list[object] = [after]
-        if self._newest_first:
+        if self._query.newest_first:
             start = [self._created_at(after) if after else float("inf"), after]
         return self._file.read(self._statement, *self._given, *start, limit)
 

@@ -14,7 +14,18 @@ import orjson
 
 from server.base.cache import BoundedCache
 from server.base.errors import MissingBlobError, RowGoneError, SessionNotFoundError, VersionNotRetainedError
-from server.stores.base import NO_HISTORY, Commit, Counted, ForkPoint, Head, History, Lease, Record, StoredSession
+from server.stores.base import (
+    NO_HISTORY,
+    Commit,
+    Counted,
+    ForkPoint,
+    Head,
+    History,
+    Lease,
+    Record,
+    SessionQuery,
+    StoredSession,
+)
 from server.stores.history import Change, fitting, trim
 from server.stores.rows import RECIPE_CACHE_BYTES, digest, load
 from server.stores.sqlite import deletion
@@ -138,21 +149,13 @@ class SqliteStore:
         with self._file.write() as writer:
             writer.execute(sql.RENEW, (expires_at, session_id))
 
-    def list(
-        self,
-        owner: str | None,
-        labels: Mapping[str, str],
-        after: str,
-        limit: int,
-        *,
-        parent: str | None = None,
-        newest_first: bool = False,
-    ) -> Sequence[tuple[StoredSession, int]]:
-        listing = SqliteListing(self._file, owner, parent, newest_first=newest_first)
+    def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
         found: list[tuple[StoredSession, int]] = []
         # One more than asked for: the loop ends with the row after the last one.
-        for *session, version in listing.rows(labels, after, max(limit + 1, PAGE if labels else 0)):
-            if len(found) == limit:
+        for *session, version in SqliteListing(self._file, query).rows(
+            max(query.limit + 1, PAGE if query.labels else 0)
+        ):
+            if len(found) == query.limit:
                 break
             with suppress(RowGoneError):
                 found.append((self._session(session), version))
