@@ -106,7 +106,7 @@ class Session:
     @property
     def environments(self) -> dict[str, Any]:
         """The environment of each toolpack, by name: copies, which the test may change."""
-        exported = self._rpc("export_session")
+        exported = self._rpc("get_environment", format="snapshot")
         found = thaw(base64.b64decode(exported["snapshot"]), self._server.catalog.classes)
         for name, text in exported["contents"].items():
             self._server.put_in(found, name, base64.b64decode(text))

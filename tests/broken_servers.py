@@ -203,7 +203,7 @@ class ClosesNothing(Proxy):
         return path, message
 
     def answer(self, message, reply):
-        return replaced(reply, True) if message["method"] == "get_session" and "result" in reply else reply
+        return replaced(reply, 1) if message["method"] == "get_session" and "result" in reply else reply
 
 
 class OneNoteForAll(Proxy):
@@ -229,7 +229,7 @@ def addresses_outlive(patch):
 
 def any_label(proxy, message):
     labels = message["params"].get("labels")
-    if message["method"] in ("list_sessions", "close_sessions") and labels and len(labels) > 1:
+    if message["method"] in ("list_sessions", "close_session") and labels and len(labels) > 1:
         message["params"]["labels"] = dict([*labels.items()][:1])
 
 
@@ -1027,7 +1027,7 @@ BROKEN = [
         for method in isolation._OF_A_SESSION
     ],
     (isolation.labels_choose_sessions, asks(any_label)),
-    (isolation.labels_choose_sessions, answers("close_sessions", lambda _: True)),
+    (isolation.labels_choose_sessions, answers("close_session", lambda _: True)),
     # atomic
     (atomic.a_failed_call_changes_nothing, partial(failures_are_kept, version=True)),
     (atomic.a_failed_call_changes_nothing, partial(failures_are_kept, version=False)),

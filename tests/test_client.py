@@ -252,9 +252,9 @@ def test_a_session_goes_through_all_methods(url):
         forks = client.fork_session(session_id, count=2, labels={"run": "fork"})
         assert forks[0]["parent"] == {"session_id": session_id, "version": client.get_session(session_id)["version"]}
         assert client.reset_session(session_id)["version"] > 0
-        assert client.export_session(session_id)["toolpacks"] == ["bank"]
+        assert client.get_environment(session_id, format="snapshot")["toolpacks"] == ["bank"]
         assert len(client.list_sessions(labels={"run": "fork"})) == 2
-        assert client.close_sessions({"run": "fork"}) == 2
+        assert client.close_session(labels={"run": "fork"}) == 2
         assert client.close_session(session_id) is True
         assert client.discover()["openrpc"]
         with pytest.raises(ReplyError) as refused:

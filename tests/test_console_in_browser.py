@@ -551,7 +551,7 @@ def test_ten_thousand_sessions(page, server):
     page.until(lambda: page.find(".sessions tbody tr").text != first, "the next page")
     page.click("Newest")
     page.until(lambda: page.find(".sessions tbody tr").text == first, "the first page")
-    assert server.rpc("close_sessions", labels={"many": "yes"}) == 10_001
+    assert server.rpc("close_session", labels={"many": "yes"}) == 10_001
 
 
 def test_a_perturbed_step_shows_what_happened_beside_what_the_agent_heard(page, server):

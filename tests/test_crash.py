@@ -166,8 +166,9 @@ def test_a_hostile_pickle_in_the_store_is_an_error_and_runs_nothing(tmp_path):
     store.close()
     with server_process.served(tmp_path) as server:
         for session_id in sessions:
-            for method in ("get_environment", "diff_environment", "export_session"):
+            for method in ("get_environment", "diff_environment"):
                 damaged(server.rpc, method, session_id=session_id)
+            damaged(server.rpc, "get_environment", session_id=session_id, format="snapshot")
             damaged(server.rpc, "reset_session", session_id=session_id, version=1)
             damaged(server.call, session_id, "total")
             damaged(server.call, session_id, "add", amount=1)

@@ -98,7 +98,7 @@ def test_what_sqlite_cant_read_is_refused_with_its_reason(bench, case):
             assert text in raised.value.message
     good = {"1": {"x": 1}}
     assert bench.rpc("get_environment", session_id=session, pointer="/schemas/db/good") == good
-    assert bench.rpc("export_session", session_id=session)["contents"]["schemas/db"]
+    assert bench.rpc("get_environment", format="snapshot", session_id=session)["contents"]["schemas/db"]
     assert run(bench, session, "DROP TABLE IF EXISTS t") is None or "shadow" in case
 
 

@@ -225,7 +225,7 @@ def test_the_worker_opens_no_database_where_there_are_executors(monkeypatch, tmp
         assert list(tmp_path.rglob("copy-*"))  # where an executor keeps it
         assert bench.rpc("get_environment", session_id=session)["stall"]["db"]["orders"]
         assert bench.rpc("diff_environment", session_id=session)
-        assert bench.rpc("export_session", session_id=session)["contents"]
+        assert bench.rpc("get_environment", format="snapshot", session_id=session)["contents"]
 
 
 def test_each_executor_keeps_its_share_of_the_scratch_folder(monkeypatch):
@@ -323,7 +323,7 @@ def test_views(bench):
     assert text in detail(-32602, get, pointer="/stall/db/one/b")
     for pointer in ("", "/stall", "/stall/notes", "/stall/db", "/stall/db/one/~0"):
         assert "only what names a table has pages" in detail(-32602, get, pointer=pointer, limit=5)
-    exported = bench.rpc("export_session", session_id=session)["contents"]
+    exported = bench.rpc("get_environment", format="snapshot", session_id=session)["contents"]
     assert base64.b64decode(exported["stall/db"]).startswith(b"SQLite format 3\0\x10\0\1\1")
 
 

@@ -419,7 +419,7 @@ def test_an_agent_whose_tasks_are_loaded_for_too_long_misses_a_deadline_and_hear
     ("method", "params", "step", "known"),
     [
         ("close_session", {}, "delete", "the session may still be closed."),
-        ("close_sessions", {"labels": {"a": "b"}}, "list", "sessions may still be closed."),
+        ("close_session", {"labels": {"a": "b"}}, "list", "sessions may still be closed."),
         ("fork_session", {}, "create", "a session may still be created."),
         ("import_bundle", {"bundle": ""}, "create", "a session may still be created."),
         ("get_trace", {}, "records", "nothing has changed."),

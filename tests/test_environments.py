@@ -224,13 +224,13 @@ with environment.group(2) as members:
         assert trainer.stdout.readline() == "begun\n"
         trainer.kill()
     with Client(server.url) as client:
-        assert client.close_sessions({"run": "killed"}) == 3
+        assert client.close_session(labels={"run": "killed"}) == 3
     assert server.rpc("list_sessions") == []
 
 
 def test_a_rollout_whose_session_is_gone_is_invalid_and_the_next_one_is_not(environment, server):
     environment.reset()
-    server.rpc("close_sessions", labels=RUN)
+    server.rpc("close_session", labels=RUN)
     with pytest.raises(RuntimeError, match="invalid"):
         environment.get_balance()
     assert environment.get_reward() is None
@@ -269,7 +269,7 @@ def test_rollouts_that_are_kept_have_their_verdicts_as_records(server):
     found = server.rpc("summarize_sessions", labels=labels)["sessions"]
     assert sorted(each["verdict"]["reward"] for each in found) == [0.0, 0.0, 1.0, 1.0]
     assert len(server.rpc("list_sessions", passed=True)) == 2
-    assert server.rpc("close_sessions", labels=labels) == len(server.rpc("list_sessions")) + 4 == 4
+    assert server.rpc("close_session", labels=labels) == len(server.rpc("list_sessions")) + 4 == 4
 
 
 def test_what_a_model_says_last_is_its_answer(server):

@@ -354,7 +354,7 @@ def test_views_are_made_there(shared):
     patch = shared.rpc("diff_environment", session_id=session_id)
     assert {change["path"] for change in patch} == {"/rough/pit/marks/0", "/ledger/ledger/entries/0"}
     assert set(shared.world(session_id, 2)) == {"rough", "ledger"}
-    assert shared.rpc("export_session", session_id=session_id)["version"] == 2
+    assert shared.rpc("get_environment", format="snapshot", session_id=session_id)["version"] == 2
 
 
 def zygote_of(bench):

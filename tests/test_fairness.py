@@ -347,8 +347,12 @@ def test_a_large_environment_is_read_as_heavy_work_and_a_small_one_is_not(monkey
     assert computed == []
     for _ in range(500):
         bench.rpc("run_function", owner="ann", session_id=session, function="add", kwargs={"amount": 10**9})
-    for method in ("get_environment", "diff_environment", "export_session"):
-        bench.rpc(method, owner="ann", session_id=session)
+    for method, more in (
+        ("get_environment", {}),
+        ("diff_environment", {}),
+        ("get_environment", {"format": "snapshot"}),
+    ):
+        bench.rpc(method, owner="ann", session_id=session, **more)
     assert computed == [("ann", "read")] * 3
     bench.close()
 

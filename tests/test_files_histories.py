@@ -363,7 +363,7 @@ def history(bench, seed, steps=20):
 
 def check_files(bench, session, folder, where):
     """Compare a session's files with a real directory, as JSON and as they are exported."""
-    exported = bench.rpc("export_session", session_id=session)["contents"]["papers/files"]
+    exported = bench.rpc("get_environment", format="snapshot", session_id=session)["contents"]["papers/files"]
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(exported))) as tar:
         found = {}
         for member in tar:

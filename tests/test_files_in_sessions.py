@@ -129,7 +129,7 @@ def test_files_are_given_by_a_client_as_they_are_shown(bench):
 
 def test_files_are_exported_as_a_tar_file(bench):
     session = bench.create("papers")
-    exported = bench.rpc("export_session", session_id=session)["contents"]["papers/files"]
+    exported = bench.rpc("get_environment", format="snapshot", session_id=session)["contents"]["papers/files"]
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(exported))) as tar:
         assert tar.getnames() == ["logo.png", "orders", "orders/17.txt"]
 

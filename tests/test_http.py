@@ -336,10 +336,8 @@ def test_parameters_are_in_the_documented_order(server):
         "get_trace": ["session_id", "after", "limit", "path"],
         "fork_session": ["session_id", "version", "count", "labels", "ttl_seconds", "call_id"],
         "reset_session": ["session_id", "version", "call_id"],
-        "close_session": ["session_id"],
-        "close_sessions": ["labels"],
+        "close_session": ["session_id", "labels"],
         "list_sessions": ["labels", "after", "limit", "parent", "order"],
-        "export_session": ["session_id", "version"],
         "rpc.discover": [],
     }  # fmt: skip
     # New parameters come last, so that a client which sends them by position goes on.

@@ -135,7 +135,6 @@ READS = {
     "run_function": {"function": "add", "kwargs": {"amount": 1}},
     "get_environment": {},
     "diff_environment": {},
-    "export_session": {},
     "fork_session": {},
 }
 

@@ -87,7 +87,7 @@ def test_who_sees_everybodys_sessions_changes_none_of_them(make_bench):
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": {"session_id": mine, **params}})
         return result_of(bench._run(bench.service.rpc.answer(Caller.everybody(), body.encode())))
 
-    for method in ("get_session", "get_environment", "diff_environment", "get_trace", "export_session"):
+    for method in ("get_session", "get_environment", "diff_environment", "get_trace"):
         assert everybody(method) == bench.rpc(method, owner="ann", session_id=mine) or method == "get_session"
     refused(-32001, everybody, "run_function", function="add", kwargs={"amount": 1})
     for method in ("reset_session", "fork_session", "close_session", "submit_answer"):

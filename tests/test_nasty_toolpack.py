@@ -46,7 +46,7 @@ def test_no_validator_runs_after_the_environment_was_built(bench, session_id):
         (fork,) = bench.rpc("fork_session", session_id=session_id)
         assert bench.result(fork["session_id"], "inspect_state")["rebuilt"] == 1
         bench.rpc("get_environment", session_id=session_id)
-        bench.rpc("export_session", session_id=session_id)
+        bench.rpc("get_environment", format="snapshot", session_id=session_id)
     assert bench.result(session_id, "inspect_state")["rebuilt"] == 1
     assert len(nasty.validations) == before
 

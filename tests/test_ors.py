@@ -366,11 +366,11 @@ def test_a_ping_renews_an_episode(tmp_path):
 
 def test_an_episode_that_is_gone_is_said_in_the_stream_and_then_not_found(server, player):
     sid = player.begin("bank/save-300")
-    server.rpc("close_sessions", labels={"ors": sid})
+    server.rpc("close_session", labels={"ors": sid})
     assert events(player.stream(sid, "get_balance"))[-1][0] == "error"
     assert detail(player.post("/call", {"name": "get_balance", "input": {}}, sid), 404)
     sid = player.begin("bank/save-300")
-    server.rpc("close_sessions", labels={"ors": sid})
+    server.rpc("close_session", labels={"ors": sid})
     assert detail(player.get("/prompt", sid), 404)
 
 

@@ -174,7 +174,9 @@ def send(client, session_id, call):
 
 
 def exported(client, session_id, pack):
-    return thaw(base64.b64decode(client.export_session(session_id)["snapshot"]), catalog().classes)[pack]
+    return thaw(base64.b64decode(client.get_environment(session_id, format="snapshot")["snapshot"]), catalog().classes)[
+        pack
+    ]
 
 
 def judge(name, task, run, after):

@@ -80,10 +80,10 @@ def test_envelopes_and_sessions_are_as_their_schemas_say(bench):
         "get_trace",
         "get_environment",
         "diff_environment",
-        "export_session",
         "list_functions",
     ):
         is_valid(method, bench.rpc(method, session_id=session_id))
+    is_valid("get_environment", bench.rpc("get_environment", session_id=session_id, format="snapshot"))
     is_valid("list_sessions", bench.rpc("list_sessions"))
     for how in FORMATS:
         is_valid("list_functions", bench.rpc("list_functions", format=how))

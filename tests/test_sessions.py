@@ -192,7 +192,7 @@ def test_sessions_can_be_compared_with_each_other(stored_bench):
 def test_a_version_that_never_existed_is_not_said_to_be_gone(stored_bench):
     session_id = stored_bench.create()
     stored_bench.call(session_id, "add", amount=1)
-    for method in ("get_environment", "fork_session", "reset_session", "export_session"):
+    for method in ("get_environment", "fork_session", "reset_session"):
         error = refused(-32011, stored_bench.rpc, method, session_id=session_id, version=7)
         assert error.message == "There is no version 7: the session is at version 1."
         assert error.data == {"type": "VersionNotRetainedError", "oldest": 1}
@@ -217,9 +217,9 @@ def test_a_closed_session_is_gone(stored_bench):
     session_id, key = session["session_id"], session["agent_path"].removeprefix("/agents/")
     stored_bench.result(session_id, "add", amount=1)
     stored_bench.rpc("list_functions", agent_key=key)
-    assert stored_bench.rpc("close_session", session_id=session_id) is True
+    assert stored_bench.rpc("close_session", session_id=session_id) == 1
     unknown = vars(refused(-32001, stored_bench.rpc, "get_session", session_id="unknown"))
-    for method in ("get_session", "get_environment", "diff_environment", "get_trace", "fork_session", "export_session",
+    for method in ("get_session", "get_environment", "diff_environment", "get_trace", "fork_session",
                    "reset_session", "close_session", "list_functions"):  # fmt: skip
         assert vars(refused(-32001, stored_bench.rpc, method, session_id=session_id)) == unknown
     assert vars(refused(-32001, stored_bench.call, session_id, "total")) == unknown
@@ -230,8 +230,8 @@ def test_a_closed_session_is_gone(stored_bench):
 def test_sessions_are_closed_by_their_labels(stored_bench):
     for i in range(5):
         stored_bench.create(labels={"run": "a" if i else "b", "all": "yes"})
-    assert stored_bench.rpc("close_sessions", labels={"run": "a", "all": "no"}) == 0
-    assert stored_bench.rpc("close_sessions", labels={"run": "a", "all": "yes"}) == 4
+    assert stored_bench.rpc("close_session", labels={"run": "a", "all": "no"}) == 0
+    assert stored_bench.rpc("close_session", labels={"run": "a", "all": "yes"}) == 4
     assert [session["labels"]["run"] for session in stored_bench.rpc("list_sessions")] == ["b"]
 
 
@@ -256,7 +256,7 @@ def test_whatever_uses_a_session_renews_it_and_an_unused_one_expires(stored_benc
     pass_time(stored_bench, 7)
     assert stored_bench.rpc("list_sessions") == []
     for method in ("get_session", "get_environment", "get_trace", "fork_session", "reset_session", "list_functions",
-                   "export_session", "close_session"):  # fmt: skip
+                   "close_session"):  # fmt: skip
         refused(-32001, stored_bench.rpc, method, session_id=session_id)
     refused(-32001, stored_bench.call, session_id, "total")
     refused(-32001, stored_bench.call, session_id, "add", {"call_id": "late"}, amount=1)
@@ -273,7 +273,7 @@ def test_an_expired_session_that_is_still_there_can_be_used_and_lives_on(stored_
     pass_time(stored_bench, 99)
     assert len(stored_bench.rpc("list_sessions")) == 1
     clock.move(7)
-    assert stored_bench.rpc("close_session", session_id=session_id) is True
+    assert stored_bench.rpc("close_session", session_id=session_id) == 1
 
 
 def test_a_page_of_sessions_is_full_though_some_have_expired(stored_bench, pass_time):
@@ -297,7 +297,6 @@ def test_what_is_trimmed_while_it_is_read_is_no_longer_kept(bench):
         ("create", "fork_session"),
         ("blobs", "fork_session"),
         ("blobs", "get_environment"),
-        ("blobs", "export_session"),
         ("blobs", "reset_session"),
     ):
         gone = mock.Mock(side_effect=MissingBlobError("gone"))
@@ -365,7 +364,7 @@ def test_a_session_that_is_closed_while_a_call_runs_is_gone_for_that_call(stored
     call = stored_bench.later_call(session_id, "add_and_hold", name="closed")
     behind = stored_bench.later_call(session_id, "total")
     wait_until(lambda: len(ledger.runs) > before, "the call")
-    assert stored_bench.rpc("close_session", session_id=session_id) is True
+    assert stored_bench.rpc("close_session", session_id=session_id) == 1
     gate.set()
     for each in (call, behind):
         refused(-32001, each.result, serving.PATIENCE)
@@ -429,7 +428,7 @@ def test_however_many_sessions_carry_the_labels_all_are_closed(stored_bench, mon
     monkeypatch.setattr(manager, "SWEEP_AT_ONCE", 2)
     for _ in range(5):
         stored_bench.create(labels={"run": "a"})
-    assert stored_bench.rpc("close_sessions", labels={"run": "a"}) == 5
+    assert stored_bench.rpc("close_session", labels={"run": "a"}) == 5
     assert stored_bench.rpc("list_sessions") == []
 
 
@@ -569,7 +568,7 @@ def test_old_versions_go_but_the_first_stays_and_the_oldest_is_told(tmp_path, ma
 def test_an_export_is_exact(bench):
     session_id = bench.create("nasty", "ledger")
     bench.result(session_id, "befriend", one="Ann", other="Bob")
-    exported = bench.rpc("export_session", session_id=session_id)
+    exported = bench.rpc("get_environment", format="snapshot", session_id=session_id)
     assert (exported["toolpacks"], exported["version"]) == (["nasty", "ledger"], 1)
     assert set(exported) == {"format", "toolpacks", "fingerprints", "version", "snapshot", "contents"}
     assert set(exported["fingerprints"]) == {"nasty", "ledger"}
@@ -589,7 +588,7 @@ def test_an_agent_lists_and_runs_functions_and_nothing_else(bench):
     assert bench.rpc("run_function", agent_key=key, function="add", kwargs={"amount": 4})["result"] == 4
     assert bench.result(session_id, "total") == 4
     for method in ("create_session", "get_session", "get_environment", "diff_environment", "get_trace", "fork_session",
-                   "reset_session", "close_session", "close_sessions", "list_sessions", "export_session",
+                   "reset_session", "close_session", "list_sessions",
                    "rpc.discover", "no_such_method"):  # fmt: skip
         assert refused(-32601, bench.rpc, method, agent_key=key, session_id=session_id).message == "Method not found"
     for method in ("list_functions", "run_function"):
@@ -606,14 +605,14 @@ def test_anothers_session_and_one_that_never_was_get_the_same_answer(stored_benc
     stored_bench.rpc("run_function", owner="ann", session_id=session_id, function="total")
     unknown = vars(refused(-32001, stored_bench.rpc, "get_session", owner="bob", session_id="0" * 32))
     for method in ("get_session", "get_environment", "diff_environment", "get_trace", "fork_session", "reset_session",
-                   "close_session", "export_session", "list_functions"):  # fmt: skip
+                   "close_session", "list_functions"):  # fmt: skip
         assert vars(refused(-32001, stored_bench.rpc, method, owner="bob", session_id=session_id)) == unknown
     run = refused(-32001, stored_bench.rpc, "run_function", owner="bob", session_id=session_id, function="total")
     assert vars(run) == unknown
     assert stored_bench.rpc("list_sessions", owner="bob") == []
     stored_bench.rpc("create_session", owner="bob", toolpacks=["ledger"], labels={"run": "a"})
     stored_bench.rpc("create_session", owner="ann", toolpacks=["ledger"], labels={"run": "a"})
-    assert stored_bench.rpc("close_sessions", owner="bob", labels={"run": "a"}) == 1
+    assert stored_bench.rpc("close_session", owner="bob", labels={"run": "a"}) == 1
     assert len(stored_bench.rpc("list_sessions", owner="ann")) == 2
 
 
@@ -734,7 +733,7 @@ def test_state_sealed_with_another_key_is_refused(tmp_path, make_bench):
     closed = second.create()
     second.close()
     third = make_bench(store=store)
-    assert third.rpc("close_session", session_id=closed) is True
+    assert third.rpc("close_session", session_id=closed) == 1
     third.close()
     third = make_bench(store=store)
     assert third.result(session_id, "total") == 1

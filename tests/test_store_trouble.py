@@ -47,7 +47,7 @@ def check_full(bench, sessions, make_room):
     make_room()
     assert trouble(bench) == ""
     assert bench.result(sessions[3], "add", amount=1) == 1
-    assert bench.rpc("close_sessions", labels={"run": "1"}) >= len(sessions) - 4
+    assert bench.rpc("close_session", labels={"run": "1"}) >= len(sessions) - 4
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_full_redis_can_be_read_and_emptied(small_redis):
         client.config_set("maxmemory", 0)
         assert trouble(bench) == ""
         assert bench.result(sessions[-2], "add", amount=1) == 1
-        assert bench.rpc("close_sessions", labels={"run": "1"}) == 2
+        assert bench.rpc("close_session", labels={"run": "1"}) == 2
     finally:
         bench.close()
 

@@ -239,7 +239,7 @@ def test_whoever_waits_is_told_that_the_session_was_closed(market, labels):
     played = play(market, THREE, labels=labels or {})
     later = waiting(played, "agent")
     if labels:
-        assert market.rpc("close_sessions", labels=labels) == 1
+        assert market.rpc("close_session", labels=labels) == 1
     else:
         market.rpc("close_session", session_id=played.id)
     refused(-32001, later.result, serving.PATIENCE)

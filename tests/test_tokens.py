@@ -250,14 +250,14 @@ def test_anothers_session_and_an_unknown_one_are_alike_to_the_byte(ann, bob):
         names = [sorted(set(reply.headers) - {"x-request-id"}) for reply in replies]
         assert names[0] == names[1] == names[2]
     assert before == (ann.rpc("get_trace", session_id=session_id), ann.rpc("get_environment", session_id=session_id))
-    assert bob.rpc("close_sessions", labels={"x": "y"}) == 0
+    assert bob.rpc("close_session", labels={"x": "y"}) == 0
 
 
 def test_lists_and_closings_reach_ones_own_sessions_alone(ann, bob):
     mine = ann.rpc("create_session", toolpacks=["ledger"], labels={"run": "1"})["session_id"]
     his = bob.rpc("create_session", toolpacks=["ledger"], labels={"run": "1"})["session_id"]
     assert [session["session_id"] for session in bob.rpc("list_sessions", labels={"run": "1"})] == [his]
-    assert bob.rpc("close_sessions", labels={"run": "1"}) == 1
+    assert bob.rpc("close_session", labels={"run": "1"}) == 1
     assert ann.rpc("get_session", session_id=mine)["version"] == 0
 
 

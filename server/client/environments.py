@@ -51,7 +51,7 @@ class Environment:
         task: The task, as `toolpack/name`.
         token: For `/rpc`, if the server asks for one. No model and no function sees it.
         labels: Labels of the sessions, besides `environment=trainer`: by them those of a program that died are closed,
-            with `close_sessions`.
+            with `close_session`.
         keep: Keep the sessions, with the verdict of `get_reward` as a record, until they expire: the console's page
             of runs shows them.
         seed: The seed of the sessions, with which all rollouts meet the same chance and time; a number is written out.
@@ -240,7 +240,7 @@ class Environment:
         self.problem, self._is_lost = str(error), isinstance(error, NoReplyError)
 
     def _end(self) -> None:
-        """Leave the session; one that can't be closed ends at its TTL, or with `close_sessions` and its labels.
+        """Leave the session; one that can't be closed ends at its TTL, or with `close_session` and its labels.
 
         If the server is lost, it was waited for once, and isn't again to close a session.
         """

@@ -199,14 +199,17 @@ class ClientMethods:
         pointer: str = "",
         after: str | None = None,
         limit: int | None = None,
-    ) -> Any:
-        """Get the JSON of a session's environments, by toolpack.
+        format: Literal["json", "snapshot"] = "json",
+    ) -> Any | Export:
+        """Get a session's environments, by toolpack: as JSON, or as an exact snapshot.
 
         Args:
             version: The version; default: the current one.
             pointer: JSON Pointer (RFC 6901) to the part to get; default: all.
             after: Of a database's table, which the pointer names: get the rows after this key.
             limit: Of such a table: how many rows to get; with `after`, by default 100.
+            format: `snapshot`: the exact environments, as bytes, for a client that has the same classes and trusts
+                the server.
         """
 
     @requests("diff_environment")
@@ -287,15 +290,11 @@ class ClientMethods:
         """
 
     @requests("close_session", repeatable=False)
-    def close_session(self, session_id: str) -> bool:
-        """Close a session and delete what no fork of it needs."""
-
-    @requests("close_sessions", repeatable=False)
-    def close_sessions(self, labels: Mapping[str, str]) -> int:
-        """Close all sessions that have these labels.
+    def close_session(self, session_id: str | None = None, *, labels: Mapping[str, str] | None = None) -> int:
+        """Close a session, or all that have these labels, and delete what no fork needs; get how many were closed.
 
         Args:
-            labels: The labels, all of which must match.
+            labels: Labels, all of which must match; instead of a session.
         """
 
     @requests("list_sessions")
@@ -318,14 +317,6 @@ class ClientMethods:
             parent: List the forks of this session only.
             order: By session_id, or by time of creation, newest first.
             passed: Only sessions whose recorded verdict says so, and that have not gone on since.
-        """
-
-    @requests("export_session")
-    def export_session(self, session_id: str, *, version: int | None = None) -> Export:
-        """Get an exact snapshot of a session, for a client that has the same classes and trusts the server.
-
-        Args:
-            version: The version; default: the current one.
         """
 
     @requests("rpc.discover")

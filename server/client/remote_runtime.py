@@ -156,7 +156,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         self._in_sync = freeze(env, self._classes(env))
 
     def _exported(self, session_id: str, env: BaseModel) -> Any:
-        export = self.client.export_session(session_id)
+        export = self.client.get_environment(session_id, format="snapshot")
         remote = export["format"], export["fingerprints"][self.toolpack]
         if remote != (FORMAT, fingerprint([type(env)], self.state_types)):
             raise EnvironmentDiffersError(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.base.errors import CallFailedError
+from server.base.errors import CallFailedError, InvalidParamsError
 from server.execution.call import Outcome
 from server.jsonio.strict import Fragment, dumps
 from server.observability.log import shown_id
@@ -136,8 +136,8 @@ class GetSession(Method, result=Session):
         return await app.sessions.read(lambda reader: reader.describe(self.session_id, caller.sees))
 
 
-class GetEnvironment(Method, result=Json):
-    """Get the JSON of a session's environments, by toolpack."""
+class GetEnvironment(Method, result=Json | Export):
+    """Get a session's environments, by toolpack: as JSON, or as an exact snapshot."""
 
     session_id: SessionId
     version: Version | None = Field(None, description="The version; default: the current one.")
@@ -148,8 +148,19 @@ class GetEnvironment(Method, result=Json):
     limit: int | None = Field(
         None, ge=1, le=10_000, description="Of such a table: how many rows to get; with `after`, by default 100."
     )
+    format: Literal["json", "snapshot"] = Field(
+        "json",
+        description="`snapshot`: the exact environments, as bytes, for a client that has the same classes and trusts "
+        "the server.",
+    )
 
-    async def handle(self, caller: Caller, app: App) -> Json:
+    async def handle(self, caller: Caller, app: App) -> Json | Export:
+        if self.format == "snapshot":
+            if self.pointer or self.after is not None or self.limit is not None:
+                raise InvalidParamsError("pointer, after, limit: a snapshot is of everything: omit them.")
+            return await app.sessions.read(
+                lambda reader: reader.export(self.session_id, caller.sees, self.version), caller.owner
+            )
         return await app.sessions.read(
             lambda reader: reader.environment(
                 self.session_id, caller.sees, self.version, self.pointer, self.after, self.limit
@@ -236,29 +247,24 @@ class ResetSession(Method, result=Session):
         return {"to_version": self.version, "version": result["version"]}
 
 
-class CloseSession(Method, result=Literal[True], repeatable=False):
-    """Close a session and delete what no fork of it needs."""
+class CloseSession(Method, result=int, repeatable=False, positional=("session_id",)):
+    """Close a session, or all that have these labels, and delete what no fork needs; get how many were closed."""
 
-    session_id: SessionId
-
-    async def handle(self, caller: Caller, app: App) -> bool:
-        await app.sessions.close(self.session_id, caller.owner)
-        return True
-
-    def log_fields(self, result: bool) -> dict[str, Any]:  # noqa: ARG002 - there is nothing to say of it
-        return {}
-
-
-class CloseSessions(Method, result=int, repeatable=False):
-    """Close all sessions that have these labels."""
-
-    labels: Annotated[Labels, Field(min_length=1)] = Field(description="The labels, all of which must match.")
+    session_id: str | None = Field(None, description="The session.")
+    labels: Labels = Field(default_factory=dict, description="Labels, all of which must match; instead of a session.")
 
     async def handle(self, caller: Caller, app: App) -> int:
-        return await app.sessions.close_all(caller.owner, self.labels)
+        if (self.session_id is None) != bool(self.labels):
+            raise InvalidParamsError(
+                "session_id, labels: give one of them, to close a session, or all with the labels."
+            )
+        if self.session_id is None:
+            return await app.sessions.close_all(caller.owner, self.labels)
+        await app.sessions.close(self.session_id, caller.owner)
+        return 1
 
     def log_fields(self, result: int) -> dict[str, Any]:
-        return {"count": result}
+        return {"count": result} if self.labels else {}
 
 
 class ListSessions(Method, result=list[Session]):
@@ -281,18 +287,6 @@ class ListSessions(Method, result=list[Session]):
         return await app.sessions.read(lambda reader: reader.list_sessions(query))
 
 
-class ExportSession(Method, result=Export):
-    """Get an exact snapshot of a session, for a client that has the same classes and trusts the server."""
-
-    session_id: SessionId
-    version: Version | None = Field(None, description="The version; default: the current one.")
-
-    async def handle(self, caller: Caller, app: App) -> Export:
-        return await app.sessions.read(
-            lambda reader: reader.export(self.session_id, caller.sees, self.version), caller.owner
-        )
-
-
 class Discover(Method, name="rpc.discover", result=dict[str, Json]):
     """Get the OpenRPC document of this server."""
 
@@ -312,8 +306,6 @@ METHODS: tuple[type[Method], ...] = (
     ForkSession,
     ResetSession,
     CloseSession,
-    CloseSessions,
     ListSessions,
-    ExportSession,
     Discover,
 )

@@ -146,7 +146,7 @@ def _asked(bench: serving.Bench, size: int) -> Iterator[tuple[str, dict[str, Any
     yield "diff_environment", {**of, "from_version": 0}
     yield "diff_environment", {**of, "to_session_id": other}
     yield "get_trace", {**of, "limit": 1000}
-    yield "export_session", {**of, "format": "openai"}
+    yield "get_environment", {**of, "format": "snapshot"}
     yield "fork_session", {**of, "count": 20}
     yield "add_message", {**of, "role": "user", "content": text}
     yield "submit_answer", {**about, "answer": text}
@@ -161,4 +161,4 @@ def _asked(bench: serving.Bench, size: int) -> Iterator[tuple[str, dict[str, Any
     yield "import_bundle", {"bundle": text}
     yield "reset_session", {**of, "version": 0}
     yield "close_session", {"session_id": other}
-    yield "close_sessions", {"labels": {"of": text}}
+    yield "close_session", {"labels": {"of": text}}

@@ -190,7 +190,7 @@ class Target:
         """Close all sessions that were created here, and the connections."""
         self._ends = float("inf")
         with contextlib.suppress(Failed):
-            self.reply("close_sessions", {"labels": {"conform": self.label}})
+            self.reply("close_session", {"labels": {"conform": self.label}})
         self._http.close()
 
     def __enter__(self) -> Self:

@@ -10,13 +10,11 @@ from server.features.conformance.target import Failed, Session, Target, expect
 _NOT_FOR_AGENTS = (
     "add_message",
     "close_session",
-    "close_sessions",
     "create_session",
     "diff_environment",
     "evaluate_session",
     "evaluate_sessions",
     "export_bundle",
-    "export_session",
     "fork_session",
     "get_environment",
     "get_session",

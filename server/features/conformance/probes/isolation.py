@@ -13,7 +13,6 @@ _OF_A_SESSION: dict[str, dict[str, Any]] = {
     "diff_environment": {},
     "evaluate_session": {},
     "export_bundle": {},
-    "export_session": {},
     "fork_session": {},
     "get_environment": {},
     "get_session": {},
@@ -59,7 +58,7 @@ def a_closed_session_is_gone(target: Target) -> None:
     """A session that is closed is answered like one that never was, at all its addresses; others go on."""
     closed, other = target.create(), target.create()
     closed.run("add", {"amount": 1})
-    expect(closed.ask("close_session"), True, "the answer of close_session")
+    expect(closed.ask("close_session"), 1, "the answer of close_session")
     for session_id, whose in ((closed.id, "a closed session"), (uuid4().hex, "an id that never was")):
         for method, params in _OF_A_SESSION.items():
             code = target.code(method, {"session_id": session_id, **params})
@@ -86,13 +85,17 @@ def sessions_end(target: Target) -> None:
 
 @probe("isolation")
 def labels_choose_sessions(target: Target) -> None:
-    """list_sessions and close_sessions take only the sessions that have all the labels."""
+    """list_sessions and close_session take only the sessions that have all the labels."""
     run = uuid4().hex
     labels = [{"run": run, "part": part, "conform": target.label} for part in ("a", "a", "b")]
     one, same, other = (target.create(labels=each) for each in labels)
     listed = target.result("list_sessions", {"labels": {"run": run, "part": "a"}})
     expect(sorted(each["session_id"] for each in listed), sorted([one.id, same.id]), "the sessions with two labels")
     expect(len(target.result("list_sessions", {"labels": {"run": run}})), 3, "the number of sessions with one label")
-    expect(target.result("close_sessions", {"labels": {"run": run, "part": "a"}}), 2, "the answer of close_sessions")
-    expect(one.code("get_session"), SESSION_NOT_FOUND, "the code of get_session after close_sessions")
+    expect(
+        target.result("close_session", {"labels": {"run": run, "part": "a"}}),
+        2,
+        "the answer of close_session with labels",
+    )
+    expect(one.code("get_session"), SESSION_NOT_FOUND, "the code of get_session after that")
     expect(other.total, 0, "the total of a session with another label")
