@@ -255,7 +255,7 @@ def test_a_session_goes_through_all_methods(url):
         assert client.get_environment(session_id, format="snapshot")["toolpacks"] == ["bank"]
         assert len(client.list_sessions(labels={"run": "fork"})) == 2
         assert client.close_session(labels={"run": "fork"}) == 2
-        assert client.close_session(session_id) is True
+        assert client.close_session(session_id) == 1
         assert client.discover()["openrpc"]
         with pytest.raises(ReplyError) as refused:
             client.get_session(session_id)

@@ -199,10 +199,7 @@ def test_an_id_is_returned_unchanged(bench, request_id):
         ("get_trace", {"session_id": "x", "limit": 0}),
         ("get_trace", {"session_id": "x", "after": 10**30}),
         ("get_environment", {"session_id": "x", "version": 10**30}),
-        ("close_session", {}),
-        ("close_session", {"labels": {}}),
-        ("close_session", {"session_id": "x", "labels": {"a": "b"}}),
-        ("get_environment", {"session_id": "x", "format": "snapshot", "pointer": "/a"}),
+        ("close_session", {"labels": []}),
         ("create_session", {"ttl_seconds": 0}),
         ("create_session", {"ttl_seconds": 1e300}),
         ("create_session", {"labels": {"a": 1}}),
@@ -215,6 +212,23 @@ def test_wrong_parameters_are_reported_by_name(bench, method, params):
     refused = answer(bench, body)["error"]
     assert (refused["code"], refused["message"], set(refused["data"])) == (-32602, "Invalid params", {"detail"})
     assert "parameters are" in refused["data"]["detail"] or "are accepted" in refused["data"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "detail"),
+    [
+        ("close_session", {}, "session_id, labels: give one of them, to close"),
+        ("close_session", {"labels": {}}, "session_id, labels: give one of them, to close"),
+        ("close_session", {"session_id": "x", "labels": {"a": "b"}}, "session_id, labels: give one of them, to close"),
+        ("get_environment", {"session_id": "x", "format": "snapshot", "pointer": "/a"}, "pointer, after, limit: a "),
+        ("get_environment", {"session_id": "x", "format": "snapshot", "limit": 1}, "pointer, after, limit: a snapshot"),
+    ],
+)
+def test_parameters_that_exclude_each_other_are_refused(bench, method, params, detail):
+    body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 1})
+    refused = answer(bench, body)["error"]
+    assert refused["code"] == -32602
+    assert refused["data"]["detail"].startswith(detail)
 
 
 def test_an_error_that_can_not_be_utf_8_is_told_all_the_same():
