@@ -28,6 +28,10 @@ with contextlib.suppress(ModuleNotFoundError):
     settings.register_profile("tests", deadline=None)
     settings.load_profile("tests")
 
+# The folders mirror those of `server`; test modules import helpers and each other by bare names, whatever their folder.
+TESTS = Path(__file__).parent
+sys.path[:0] = sorted({str(path.parent) for path in TESTS.rglob("test_*.py")})
+
 gc.disable()  # until the tests are collected: while modules are imported there is nothing to collect
 
 # The tests start Python hundreds of times: without bytecode it would compile the server's modules each time, and these.
@@ -54,7 +58,7 @@ def pytest_cmdline_main(config):
 def pytest_configure(config):
     """Let each of several processes begin with other files: what one has compiled, the others needn't."""
     if hasattr(config, "workerinput"):
-        files = sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))
+        files = sorted(path.stem for path in TESTS.rglob("test_*.py"))
         number, count = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
         for name in files[number::count]:
             with contextlib.suppress(BaseException):  # it is said when the file's turn comes

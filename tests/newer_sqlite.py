@@ -16,7 +16,13 @@ from pathlib import Path
 import click
 
 WHEEL = "pysqlite3==0.6.1"
-TESTS = ("test_databases.py", "test_database_schemas.py", "test_database_differences.py", "test_office.py")
+PARTS = Path("features", "parts")
+TESTS = (
+    PARTS / "test_databases.py",
+    PARTS / "test_database_schemas.py",
+    PARTS / "test_database_differences.py",
+    Path("bundled", "test_office.py"),
+)
 
 
 def version(environment: dict[str, str]) -> str:

@@ -31,7 +31,7 @@ from server.wiring.feature import Feature
 from server.wiring.installed import load_features
 from server.wiring.service import Service, all_methods
 
-PACKS = Path(__file__).parent / "packs"
+PACKS = Path(__file__).parent / "fixtures" / "packs"
 FIXTURES = ("ledger", "vault", "nasty", "halves")
 FEATURES = load_features()
 CLIENTS_METHODS = clients_methods(all_methods(FEATURES))

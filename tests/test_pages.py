@@ -499,8 +499,8 @@ RUN = {
     ("docs/replay.md", "Seeded sessions"),
     ("docs/replay.md", "Bundles"),
     ("docs/conformance.md", "Ask a server"),
-    ("docs/benchmarks.md", "BFCL"),  # by tests/test_bfcl.py, where its packages are installed
-    ("docs/benchmarks.md", "tau2"),  # by tests/test_tau2.py, likewise
+    ("docs/benchmarks.md", "BFCL"),  # by tests/bundled/test_bfcl.py, where its packages are installed
+    ("docs/benchmarks.md", "tau2"),  # by tests/bundled/test_tau2.py, likewise
 }
 NOT_RUN = {("docs/operate.md", "Containers"), ("docs/telemetry.md", "Try it")}
 ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints that has been called 2,000 times

@@ -77,8 +77,9 @@ def differences(text, of_page):
 
 @functools.cache
 def names_in(file):
-    """Get the names of the tests in a file."""
-    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    """Get the names of the tests in a file; no two files have one name."""
+    (path,) = TESTS.rglob(file)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     return {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
 
 

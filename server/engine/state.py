@@ -7,7 +7,7 @@ What a worker believes
 ----------------------
 
 All that a worker remembers of sessions and the store could contradict, here and elsewhere. Each line says who may make
-it stale, and what notices that before it does harm. `tests/test_beliefs.py` has a test for each.
+it stale, and what notices that before it does harm. `tests/engine/test_beliefs.py` has a test for each.
 
 ============================== ===================================== ==================================================
 Belief                         Made stale by                         Noticed by

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import serving
@@ -17,7 +16,7 @@ from server.functions_runtime import make_function
 from server.packs import checks
 from server.packs.loading import load_catalog
 
-WRONG = {file.stem: file for file in sorted((Path(__file__).parent / "wrong_toolpacks").glob("*.py"))}
+WRONG = {file.stem: file for file in sorted(serving.PACKS.with_name("wrong_toolpacks").glob("*.py"))}
 """Toolpacks that `check` finds fault with, but for `sound`."""
 
 SAYS = re.compile(r"# says: (.*\n(?:#       .*\n)*)")

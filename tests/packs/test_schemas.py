@@ -14,7 +14,7 @@ from server import Toolpack
 from server.packs.catalog import Catalog
 from server.packs.formats import FORMATS, returns_schema
 
-SCHEMAS = Path(__file__).parents[1] / "schemas"
+SCHEMAS = Path(__file__).parents[2] / "schemas"
 
 
 def schemas(*arguments):

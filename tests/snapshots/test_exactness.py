@@ -727,7 +727,7 @@ def test_fingerprint_and_names_are_the_same_in_every_process():
         "print(f([t.World], t.STATE_TYPES), t.freeze(t.Account(), t.CLASSES).hex())"
     )
     here = pathlib.Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": f"{here}:{here.parent}"}
+    environment = {**os.environ, "PYTHONPATH": f"{here}:{here.parents[1]}"}
     outputs = [
         subprocess.run(
             [sys.executable, "-c", code],

@@ -161,7 +161,7 @@ def test_a_fork_that_fails_is_tried_again_and_the_other_workers_live_on(tmp_path
     script = tmp_path / "failing_fork.py"
     script.write_text(textwrap.dedent(FAILING_FORK.format(gate=str(gate))))
     monkeypatch.setattr(server_process, "command", lambda *arguments: [sys.executable, str(script), *arguments])
-    with server_process.served(tmp_path, "--workers", "2", PYTHONPATH=str(Path(__file__).parents[1])) as server:
+    with server_process.served(tmp_path, "--workers", "2", PYTHONPATH=str(Path(__file__).parents[2])) as server:
         healthy, victim = workers(server)
         gate.touch()
         os.kill(victim, signal.SIGKILL)

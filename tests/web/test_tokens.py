@@ -431,7 +431,7 @@ def test_a_tokens_file_does_for_an_open_address(folder, tmp_path):
 
 
 def test_the_compose_file_has_no_secret_and_asks_for_both():
-    text = (Path(__file__).parents[1] / "compose.yaml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "compose.yaml").read_text(encoding="utf-8")
     for name in ("TOOLPACK_SECRET_KEY", "TOOLPACK_TOKENS"):
         assert re.search(rf"^      {name}: \$\{{{name}:\?[^}}]+\}}$", text, re.MULTILINE)
     flags = re.findall(r"^      - (--[a-z-]+)=", text, re.MULTILINE)

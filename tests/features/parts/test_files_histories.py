@@ -1,9 +1,9 @@
 """Whatever is done with files, they are what a real directory is after the same: results, errors and all.
 
-`FILES_HISTORIES=1000 pytest -n 0 tests/test_files_histories.py` runs more histories of files alone than the suite does.
-Those of files in sessions are run by
+`FILES_HISTORIES=1000 pytest -n 0 tests/features/parts/test_files_histories.py` runs more histories of files alone than
+the suite does. Those of files in sessions are run by
 
-    python -m tests.test_files_histories --histories 500 --store sqlite --isolation process --kills 2
+    python -m tests.features.parts.test_files_histories --histories 500 --store sqlite --isolation process --kills 2
 """
 
 import base64
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).parent))  # test modules import each other by bare names, as under pytest
+sys.path.insert(0, str(Path(__file__).parents[2]))  # test modules import each other by bare names, as under pytest
 
 import click
 import database_histories

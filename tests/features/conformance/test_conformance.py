@@ -15,7 +15,7 @@ from server.features.conformance.report import failure as ask
 from server.features.conformance.target import Target
 from server.packs.loading import load_catalog
 
-FOLDER = Path(__file__).parent.parent / "server/features/conformance/packs"
+FOLDER = Path(__file__).parents[3] / "server/features/conformance/packs"
 
 
 def serving(**settings):

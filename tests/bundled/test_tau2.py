@@ -87,7 +87,7 @@ def url():
 
 
 def test_a_run_goes_on_from_another_process_when_that_of_a_participant_is_killed(url):
-    program = Path(__file__).parent / "tau2_participants.py"
+    program = Path(__file__).parents[1] / "tau2_participants.py"
     command = [sys.executable, program, "--url", url, *KILLED]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
@@ -96,7 +96,7 @@ def test_a_run_goes_on_from_another_process_when_that_of_a_participant_is_killed
 
 
 def test_the_rollout_of_the_page(tmp_path, url):
-    page = (Path(__file__).parent.parent / "docs/benchmarks.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/benchmarks.md").read_text(encoding="utf-8")
     (program,) = re.findall(
         r"^```python\n(.*?)^```$", page.partition("## tau2")[2].partition("\n## ")[0], re.MULTILINE | re.DOTALL
     )

@@ -1,7 +1,7 @@
 """Each store that lasts is continued by every later version: a store of each kind is kept as the first one wrote it.
 
-`WRITE_STORED=true pytest tests/test_stored.py` writes the files anew. Do that only together with a new number of the
-format: whoever has a store would lose it.
+`WRITE_STORED=true pytest tests/stores/test_stored.py` writes the files anew. Do that only together with a new number of
+the format: whoever has a store would lose it.
 """
 
 import contextlib
