@@ -251,6 +251,12 @@ def test_toolpacks_with_databases_and_files(folder):
     work_through("docs/toolpacks.md", ["Databases and files"], folder)
 
 
+def test_a_toolpack_with_a_data_frame(folder):
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("pandas")
+    work_through("docs/toolpacks.md", ["Data frames"], folder)
+
+
 def test_a_client_that_launches_its_server(folder):
     check_console("docs/mcp.md", "Clients that launch servers", folder)
 
@@ -477,6 +483,7 @@ RUN = {
     ("docs/develop.md", "Checks"),
     ("docs/features.md", "The smallest one"),  # by test_foreign_feature.py
     ("docs/isolation.md", "Turn it on"),
+    ("docs/toolpacks.md", "Data frames"),
     ("docs/toolpacks.md", "Databases and files"),
     ("docs/mcp.md", "A first call"),
     ("docs/mcp.md", "Clients that launch servers"),

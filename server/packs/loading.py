@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+from pydantic.errors import PydanticSchemaGenerationError
+
 from server.base.errors import RegistrationError, ToolpackUnavailable
 from server.functions_runtime import error_text
 from server.packs.catalog import Catalog, ambiguous
@@ -248,6 +250,11 @@ def _said(source: Source, error: BaseException) -> str:
         return (
             "SystemExit: the module ends the program when it is imported: put such code below "
             f'`if __name__ == "__main__":`, or {away}.'
+        )
+    if isinstance(error, PydanticSchemaGenerationError):
+        return (
+            f"{str(error).partition('. Set ')[0]}: an environment holds plain values, models and dataclasses. Keep a "
+            "data frame in `Files`, or make such an object in the functions that need it."
         )
     if isinstance(error, SyntaxError) and "null bytes" in str(error):
         return "it holds null bytes: save it as a text file in UTF-8."

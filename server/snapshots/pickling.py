@@ -141,11 +141,30 @@ def _explained(value: object, operators: OperatorTable, error: Exception) -> Sna
                     # The only field of a root model is all of it, and its author hasn't named it.
                     path = path.removeprefix(".root" * isinstance(value, RootModel))  # noqa: PLW2901 - the last one
                     undeclared = isinstance(why, UnsupportedObjectError) and why.undeclared
-                    return SnapshotError(_problem(path, found, str(why)), undeclared=undeclared)
+                    inside = _never_stored(found, writer) if undeclared else None
+                    undeclared = undeclared and inside is None
+                    return SnapshotError(_problem(path, found, inside or str(why)), undeclared=undeclared)
     except RecursionError:  # the caller's own stack is nearly used up
         too_deep = True
     reason = "it is nested too deeply" if too_deep else f"{type(error).__name__}: {error}"
     return SnapshotError(_problem("", value, reason))
+
+
+def _never_stored(value: object, writer: _Writer) -> str | None:
+    """Find in an instance of a class that isn't declared what couldn't be stored if it were."""
+    for path, _depth, found in walk(value):
+        why = None if type(found) in NATIVE else _refusal(found, writer)
+        if why is not None and not why.undeclared:
+            return f"in it `{path.removeprefix('.')[:_SHOWN_PATH]}`, a `{_type_name(found)}`, can't be: {why}"
+    return None
+
+
+def _refusal(value: object, writer: _Writer) -> UnsupportedObjectError | None:
+    try:
+        writer.reducer_override(value)
+    except Exception as why:  # noqa: BLE001 - writing may fail in any way
+        return why if isinstance(why, UnsupportedObjectError) else None
+    return None
 
 
 def _problem(path: str, found: object, reason: str) -> str:
