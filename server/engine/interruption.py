@@ -12,6 +12,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
 from server.base.errors import Interrupted
@@ -20,11 +21,29 @@ from server.functions.coroutines import wake_loop
 _WAIT_SECONDS = 0.0005
 
 
-def _raise_in(thread: int, exception: type[BaseException] | None) -> None:
-    """Raise an exception in a thread as soon as it runs Python code; None takes back one that isn't raised yet."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread), None if exception is None else ctypes.py_object(exception)
-    )
+_set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_set_exception.argtypes = ctypes.c_ulong, ctypes.py_object
+
+
+class _TakenBack(BaseException):
+    """Raised in place of an exception that is taken back, and caught at once."""
+
+
+def _raise_in(thread: int, exception: type[BaseException]) -> None:
+    """Raise an exception in a thread as soon as it runs Python code."""
+    _set_exception(thread, exception)
+
+
+def _take_back() -> None:
+    """Take back an exception that may still be on its way to this thread.
+
+    Another one is raised in its place. Were there none at all, the interpreter would go on looking for it, in all
+    threads and for ever, and in Python 3.11 a thread that is profiled or traced would do nothing else.
+    """
+    with suppress(_TakenBack):
+        _set_exception(threading.get_ident(), _TakenBack)
+        while True:  # the interpreter looks at the end of each round
+            pass
 
 
 class Interruptible:
@@ -60,7 +79,7 @@ class Interruptible:
             # been raised, and take it back if it is still on its way, so that it can't hit anything after this block.
             while not self._raised:
                 time.sleep(_WAIT_SECONDS)
-            _raise_in(self._thread, None)
+            _take_back()
         self._end = None
         if self._wanted:
             raise Interrupted
