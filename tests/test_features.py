@@ -86,13 +86,17 @@ def test_what_a_feature_adds_is_gone_without_it(bench, missing, rest):
 def test_commands_are_listed_with_what_they_do_without_being_imported():
     context = click.Context(cli)
     for name, path in all_commands().items():
-        assert " ".join(cli.get_command(context, name).help.partition("\n\n")[0].split()) == first_sentence(path)
+        *group, last = name.split()
+        command = (cli.get_command(context, *group) if group else cli).get_command(context, last)
+        assert " ".join(command.help.partition("\n\n")[0].split()) == first_sentence(path)
     program = (
         "import sys; from server.cli import cli; cli(['--help'], standalone_mode=False); "
         "assert not {'pydantic', 'jsonrpcserver', 'server.wiring', 'server.rpc'} & sys.modules.keys()"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert re.findall(r"^  (\w+)  ", shown.partition("Commands:")[2], re.MULTILINE) == sorted(all_commands())
+    assert re.findall(r"^  (\w+)  ", shown.partition("Commands:")[2], re.MULTILINE) == sorted(
+        {name.split()[0] for name in all_commands()}
+    )
 
 
 def made(name, **attributes):

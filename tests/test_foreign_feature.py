@@ -105,6 +105,6 @@ def test_what_it_has_recorded_is_read_without_it_and_the_rest_works(site, tmp_pa
         trace = server.rpc("get_trace", session_id=session_id)
         assert [(each["kind"], each["sky"]) for each in trace] == [("weather", "blue")]
         assert server.call(session_id, "get_balance")["error"] is None
-        assert "weather" in command_line.run("trace", session_id, "--url", server.url).stdout
+        assert "weather" in command_line.run("session", "trace", session_id, "--url", server.url).stdout
         with pytest.raises(Exception, match="There is no method 'note_weather'"):
             server.rpc("note_weather", session_id=session_id, sky="grey")

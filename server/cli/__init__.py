@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 import click
 
@@ -20,21 +21,22 @@ from server.base.terminal import echo
 
 FIRST_OF_FILES = 3  # the numbers below are those of the standard streams
 GROUP = "toolpack_server.commands"
-"""The group of entry points by which a distribution names its subcommands: objects of click."""
+"""The group of entry points by which a distribution names its subcommands, also `session NAME`: objects of click."""
 
 COMMANDS = {
     "serve": "server.cli.serve:serve",
     "new": "server.cli.new:new",
     "list": "server.cli.packs:list_toolpacks",
     "call": "server.cli.call:call",
-    "sessions": "server.cli.look:sessions",
-    "env": "server.cli.look:env",
-    "trace": "server.cli.look:trace",
-    "diff": "server.cli.look:diff",
-    "schemas": "server.cli.schemas:schemas",
+    "session list": "server.cli.look:list_sessions",
+    "session env": "server.cli.look:env",
+    "session trace": "server.cli.look:trace",
+    "session diff": "server.cli.look:diff",
     "token": "server.cli.token:token",
     "features": "server.cli.features:features",
 }
+GROUPS = {"session": "Look at sessions, and write them into files."}
+"""Commands that have subcommands, and what these do: `session trace` is the subcommand `trace` of `session`."""
 
 
 def all_commands() -> dict[str, str]:
@@ -53,26 +55,40 @@ def first_sentence(path: str) -> str:
 
 
 class Commands(click.Group):
-    """The core's commands, and those that distributions name."""
+    """The core's commands, and those that distributions name: all whose names begin with this group's `prefix`."""
+
+    def __init__(self, *args: Any, prefix: str = "", **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._prefix = prefix
+
+    def _paths(self) -> dict[str, str]:
+        """Get the import paths of this group's commands; a group among them has none."""
+        begins = len(self._prefix)
+        names = {name[begins:]: path for name, path in all_commands().items() if name.startswith(self._prefix)}
+        return {name.partition(" ")[0]: "" if " " in name else path for name, path in names.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        return sorted(all_commands())
+        return sorted(self._paths())
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         del ctx
-        found = sorted(all_commands().items())
+        found = sorted(self._paths().items())
         width = formatter.width - max(len(name) for name, _ in found) - 6
         with formatter.section("Commands"):
-            short = {name: click.Command(name, help=first_sentence(path)) for name, path in found}
+            texts = {name: first_sentence(path) if path else GROUPS[name] for name, path in found}
+            short = {name: click.Command(name, help=text) for name, text in texts.items()}
             formatter.write_dl([(name, command.get_short_help_str(width)) for name, command in short.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
         gc.disable()  # there is nothing to collect while modules are imported, and looking for it takes a fifth longer
         try:
-            path = COMMANDS.get(cmd_name) or all_commands().get(cmd_name)
+            if not self._prefix and cmd_name in GROUPS:
+                return Commands(cmd_name, prefix=f"{cmd_name} ", help=GROUPS[cmd_name])
+            name = f"{self._prefix}{cmd_name}"
+            path = COMMANDS.get(name) or all_commands().get(name)
             command: click.Command | None = resolve_name(path) if path else None
         finally:
             gc.enable()

@@ -1,4 +1,4 @@
-"""`toolpack-server sessions`, `env`, `trace` and `diff`: look at sessions, on a server or in its store.
+"""`toolpack-server session list`, `env`, `trace` and `diff`: look at sessions, on a server or in its store.
 
 The rule: they print for people on a terminal, and JSON elsewhere. A store that a running server uses is left alone:
 that server can be asked with `--url`.
@@ -23,12 +23,12 @@ MOST_AT_ONCE = 1000
 FORMS = "On a terminal the output is for people, elsewhere (in a pipe or a file) it is JSON."
 
 
-@click.command(epilog=FORMS)
+@click.command("list", epilog=FORMS)
 @look_options
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only sessions with this label.")
 @click.option("--parent", metavar="SESSION", help="Only forks of this session.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many, at most.")
-def sessions(labels: tuple[str, ...], parent: str | None, limit: int, **where: Any) -> None:
+def list_sessions(labels: tuple[str, ...], parent: str | None, limit: int, **where: Any) -> None:
     """List sessions, the newest first."""
     wanted = dict(map(label, labels))
 

@@ -18,7 +18,7 @@ from server.rpc.method import Method, agents_methods, clients_methods
 WIDTH = 120
 HEAD = '''"""The methods of the clients: their parameters, and the types of their results.
 
-Written by `toolpack-server schemas` from the server's methods: don't edit it. What is done to send a request is in
+Written by `python -m tests.schemas` from the server's methods: don't edit it. What is done to send a request is in
 `requests`; the functions here have no bodies.
 """
 # mypy: disable-error-code="empty-body"

@@ -98,14 +98,15 @@ def test_json_stays_the_same_json(value):
     assert json.loads(printable(json.dumps(value, ensure_ascii=False))) == value
 
 
-@pytest.mark.parametrize("command", ["sessions", "env", "diff", "trace", "export", "evaluate", "evaluate -"])
+@pytest.mark.parametrize("command", ["list", "env", "diff", "trace", "export", "evaluate", "evaluate -"])
 def test_what_an_agent_has_said_is_escaped(command, place):
     where, session_id = place
     name, *more = command.split()
     flags = ["--trajectories", "-"] if more else []
-    of = [] if name in ("sessions", "evaluate") else [session_id]
-    texts = [on_a_terminal(name, *where, *flags, *of, status=name == "evaluate")]
-    piped = run(name, *where, *flags, *of)
+    of = [] if name in ("list", "evaluate") else [session_id]
+    words = [name] if name == "evaluate" else ["session", name]
+    texts = [on_a_terminal(*words, *where, *flags, *of, status=name == "evaluate")]
+    piped = run(*words, *where, *flags, *of)
     texts += [piped.stdout, piped.stderr]
     for text in texts:
         assert [line for line in text.split("\n") if not line.isprintable()] == []

@@ -239,7 +239,7 @@ def answering():
 HEAD = "HTTP/1.0 200 OK\r\nContent-Length: 999\r\n\r\n"
 
 
-@pytest.mark.parametrize("command", [["call", "add"], ["list"], ["sessions"], ["trace", "x"]])
+@pytest.mark.parametrize("command", [["call", "add"], ["list"], ["session", "list"], ["session", "trace", "x"]])
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

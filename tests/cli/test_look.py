@@ -1,4 +1,4 @@
-"""`call` with steps and options, and `sessions`, `env`, `trace`, `diff`, `list --url`: on a server and in its store."""
+"""`call` with steps and options, `session` with what it shows, and `list --url`: on a server and in its store."""
 
 import asyncio
 import json
@@ -151,22 +151,24 @@ def with_packs(place):
 
 
 def test_sessions_lists_them_newest_first(world, place):
-    (found,) = printed("sessions", *place)
+    (found,) = printed("session", "list", *place)
     seen = [world.other, world.fork, world.parent] if "--data-dir" in place else [world.fork, world.parent]
     assert [session["session_id"] for session in found] == seen
-    assert [each["session_id"] for each in printed("sessions", *place, "--label", "run=7")[0]] == [world.parent]
-    assert [each["session_id"] for each in printed("sessions", *place, "--parent", world.parent)[0]] == [world.fork]
-    assert [each["session_id"] for each in printed("sessions", *place, "--limit", "1")[0]] == seen[:1]
+    assert [each["session_id"] for each in printed("session", "list", *place, "--label", "run=7")[0]] == [world.parent]
+    assert [each["session_id"] for each in printed("session", "list", *place, "--parent", world.parent)[0]] == [
+        world.fork
+    ]
+    assert [each["session_id"] for each in printed("session", "list", *place, "--limit", "1")[0]] == seen[:1]
 
 
 def test_trace_shows_what_a_session_did(world, place):
-    (records,) = printed("trace", *place, world.parent)
+    (records,) = printed("session", "trace", *place, world.parent)
     assert [(record["kind"], record.get("function")) for record in records] == [
         ("call", "add"),
         ("call", "add_then"),
         ("reset", None),
     ]
-    (path,) = printed("trace", *place, "--path", world.fork)
+    (path,) = printed("session", "trace", *place, "--path", world.fork)
     assert [(record["function"], record["session_id"]) for record in path] == [
         ("add", world.parent),
         ("add_then", world.parent),
@@ -176,38 +178,40 @@ def test_trace_shows_what_a_session_did(world, place):
 
 def test_env_and_diff_show_environments(world, place):
     flags = with_packs(place)
-    assert printed("env", *flags, world.fork)[0]["ledger"]["ledger"]["entries"] == [4, 5]
-    assert printed("env", *flags, "--pointer", "/ledger/ledger/entries", "--version", "0", world.fork) == [[4]]
+    assert printed("session", "env", *flags, world.fork)[0]["ledger"]["ledger"]["entries"] == [4, 5]
+    assert printed("session", "env", *flags, "--pointer", "/ledger/ledger/entries", "--version", "0", world.fork) == [
+        [4]
+    ]
     added = [{"op": "add", "path": "/ledger/ledger/entries/1", "value": 5}]
-    assert printed("diff", *flags, world.fork) == [added]
-    assert printed("diff", *flags, "--from-version", "1", world.parent, world.fork) == [added]
-    assert printed("diff", *flags, world.parent, world.parent) == [[]]
+    assert printed("session", "diff", *flags, world.fork) == [added]
+    assert printed("session", "diff", *flags, "--from-version", "1", world.parent, world.fork) == [added]
+    assert printed("session", "diff", *flags, world.parent, world.parent) == [[]]
 
 
 def test_the_beginning_of_an_id_is_enough(world, place):
-    assert printed("trace", *place, world.fork[:12]) == printed("trace", *place, world.fork)
-    result = invoke("trace", *place, "")
+    assert printed("session", "trace", *place, world.fork[:12]) == printed("session", "trace", *place, world.fork)
+    result = invoke("session", "trace", *place, "")
     assert result.exit_code == 1
     assert "Several sessions' ids begin with ''." in result.stderr
-    assert "No sessions' ids begin with 'x'." in invoke("trace", *place, "x").stderr
+    assert "No sessions' ids begin with 'x'." in invoke("session", "trace", *place, "x").stderr
 
 
 def test_on_a_terminal_the_output_is_for_people(world):
     place = ["--url", world.url, "--token", "ann-token"]
-    header, fork, parent = on_a_terminal("sessions", *place).splitlines()
+    header, fork, parent = on_a_terminal("session", "list", *place).splitlines()
     assert header.split() == ["SESSION", "VERSION", "CREATED", "TOOLPACKS"]
     assert fork.startswith(f"{world.fork}  1  ")
     assert fork.endswith(f"ledger     fork of {world.parent[:8]}, version 1")
     assert parent.endswith("run=7")
-    lines = on_a_terminal("trace", *place, world.parent).splitlines()
+    lines = on_a_terminal("session", "trace", *place, world.parent).splitlines()
     assert lines[0].startswith("   0  add(amount=4)  [version 1, ")
     assert lines[1] == "      → 4"
     assert lines[3] == "      ✗ LookupError: half of it is done"
     assert lines[4] == "   2  reset to version 0: version 2"
-    assert on_a_terminal("diff", *place, world.fork) == "+ /ledger/ledger/entries/1: 5\n"
-    assert on_a_terminal("diff", *place, world.fork, world.fork) == "No differences.\n"
-    assert json.loads(on_a_terminal("env", *place, world.fork))["ledger"]
-    assert on_a_terminal("sessions", *place, "--label", "run=8") == "No sessions.\n"
+    assert on_a_terminal("session", "diff", *place, world.fork) == "+ /ledger/ledger/entries/1: 5\n"
+    assert on_a_terminal("session", "diff", *place, world.fork, world.fork) == "No differences.\n"
+    assert json.loads(on_a_terminal("session", "env", *place, world.fork))["ledger"]
+    assert on_a_terminal("session", "list", *place, "--label", "run=8") == "No sessions.\n"
 
 
 def test_list_shows_what_a_server_has(world):
@@ -219,17 +223,17 @@ def test_list_shows_what_a_server_has(world):
 
 
 def test_what_cannot_be_looked_at_is_said_in_one_sentence(world, tmp_path):
-    assert said("sessions", "--data-dir", str(world.folder)) == (
+    assert said("session", "list", "--data-dir", str(world.folder)) == (
         f"toolpack-server: {world.folder}/sessions.db is in use by a running server: look at that, with --url."
     )
-    assert said("sessions", "--data-dir", str(tmp_path)) == (
+    assert said("session", "list", "--data-dir", str(tmp_path)) == (
         f"toolpack-server: There is no store {tmp_path}/sessions.db: give --data-dir, or look at a server, with --url."
     )
     assert not list(tmp_path.iterdir())
-    assert "a memory: store" in said("trace", "--store", "memory:", "x").lower()
-    assert "No session has this id" in said("env", "--url", world.url, "--token", "ann-token", "0" * 48)
-    assert "token" in said("sessions", "--url", world.url)
-    assert "can't be reached" in said("sessions", "--url", "http://127.0.0.1:1")
+    assert "a memory: store" in said("session", "trace", "--store", "memory:", "x").lower()
+    assert "No session has this id" in said("session", "env", "--url", world.url, "--token", "ann-token", "0" * 48)
+    assert "token" in said("session", "list", "--url", world.url)
+    assert "can't be reached" in said("session", "list", "--url", "http://127.0.0.1:1")
 
 
 def test_a_session_whose_toolpack_is_not_loaded_is_listed_and_traced_but_not_shown(world, tmp_path):
@@ -237,8 +241,8 @@ def test_a_session_whose_toolpack_is_not_loaded_is_listed_and_traced_but_not_sho
         (tmp_path / name).write_bytes((world.folder / name).read_bytes())
         (tmp_path / name).chmod(0o600)
     place = ["--data-dir", str(tmp_path)]
-    assert len(printed("trace", *place, world.fork)[0]) == 1
-    assert "Toolpack 'ledger' is not loaded" in said("env", *place, "--packs", "bank", world.fork)
+    assert len(printed("session", "trace", *place, world.fork)[0]) == 1
+    assert "Toolpack 'ledger' is not loaded" in said("session", "env", *place, "--packs", "bank", world.fork)
 
 
 # beside a hostile server
@@ -247,7 +251,7 @@ def test_a_session_whose_toolpack_is_not_loaded_is_listed_and_traced_but_not_sho
 def test_an_answer_has_an_end(monkeypatch):
     monkeypatch.setattr(send, "MAX_REPLY_BYTES", 2**20)
     with server_that(endless) as url:
-        result = invoke("sessions", "--url", url)
+        result = invoke("session", "list", "--url", url)
     assert (result.exit_code, "longer than 1048576 bytes" in result.output) == (1, True)
 
 

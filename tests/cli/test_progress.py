@@ -23,9 +23,8 @@ def world(tmp_path_factory):
                 server.call(session_id, "move_to_savings", amount="1.00")
         file = tmp_path_factory.mktemp("bundle") / "session.bundle"
         with file.open("wb") as bundle:
-            bundle.write(server_process.subprocess.check_output(
-                server_process.command("bundle", "--url", server.url, session_id), env=server_process.environment()
-            ))  # fmt: skip
+            asked = server_process.command("session", "bundle", "--url", server.url, session_id)
+            bundle.write(server_process.subprocess.check_output(asked, env=server_process.environment()))
         yield server, session_id, file
 
 

@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Final, Protocol, TypedDict
 
 import jsonschema
 import pytest
-from command_line import invoke
+from click.testing import CliRunner
 from pydantic import BaseModel
 
+from schemas import schemas as write_schemas
 from server import Toolpack
 from server.packs.catalog import Catalog
 from server.packs.formats import FORMATS, returns_schema
@@ -18,7 +19,7 @@ SCHEMAS = Path(__file__).parents[2] / "schemas"
 
 
 def schemas(*arguments):
-    return invoke("schemas", *arguments)
+    return CliRunner().invoke(write_schemas, [*map(str, arguments)])
 
 
 def test_the_schemas_in_the_repository_are_those_of_the_code():

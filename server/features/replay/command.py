@@ -1,4 +1,4 @@
-"""`toolpack-server replay` and `bundle`: run a session again, and write it into a file.
+"""`toolpack-server replay` and `session bundle`: run a session again, and write it into a file.
 
 The rule: as in `look`: on a server, or in its store. The bundle of a stranger is run in memory, or on the server that
 the user names, and nothing but its arguments is used.

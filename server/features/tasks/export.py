@@ -1,4 +1,4 @@
-"""`toolpack-server export`: writes the trajectory of a session, in a format that others read.
+"""`toolpack-server session export`: writes the trajectory of a session, in a format that others read.
 
 The rule: it says what an agent has seen and done, and judges nothing; `evaluate` adds the verdict.
 """

@@ -1,4 +1,4 @@
-"""`toolpack-server replay` and `bundle`: on a server, in its store, and with a file in this process."""
+"""`toolpack-server replay` and `session bundle`: on a server, in its store, and with a file in this process."""
 
 import json
 import lzma
@@ -48,7 +48,7 @@ def world(tmp_path_factory):
     (changed / "ledger.py").write_text(CHANGED)
     with server_process.served(folder) as server:
         session_id = session_on(server)
-        ended = invoke("bundle", "--url", server.url, session_id)
+        ended = invoke("session", "bundle", "--url", server.url, session_id)
         assert (ended.exit_code, ended.stderr) == (0, "")
         file = folder / "session.bundle"
         file.write_bytes(ended.stdout_bytes)
@@ -67,7 +67,7 @@ def test_a_session_on_a_server(world):
 
 def test_a_session_in_a_store(world):
     assert replayed(0, "--data-dir", world.other, *FIXTURES, world.in_store[:20])["replayed"] == 2
-    ended = invoke("bundle", "--data-dir", world.other, *FIXTURES, "--ends", world.in_store)
+    ended = invoke("session", "bundle", "--data-dir", world.other, *FIXTURES, "--ends", world.in_store)
     assert ended.stdout_bytes.startswith(b"toolpack-bundle-1\n")
     assert ended.stdout_bytes != world.file.read_bytes()
 
@@ -88,7 +88,7 @@ def test_on_a_terminal_it_is_said_in_words(world):
     first, *_, last = on_a_terminal("replay", *map(str, world.changed), str(world.file), status=1).splitlines()
     assert first == "Record 0 comes out differently: its result was"
     assert last.endswith(" stands after that call.")
-    assert on_a_terminal("bundle", "--url", world.url, world.session, status=2) == ""  # it is no text
+    assert on_a_terminal("session", "bundle", "--url", world.url, world.session, status=2) == ""  # it is no text
 
 
 def test_a_bundle_that_unpacks_to_too_much_is_refused_in_one_sentence(world, tmp_path):
@@ -104,7 +104,7 @@ def test_a_bundle_that_unpacks_to_too_much_is_refused_in_one_sentence(world, tmp
     [
         (["replay", "--data-dir", "nowhere", "x"], "There is no store nowhere/sessions.db"),
         (["replay", *FIXTURES, server_process.__file__], "This is no bundle"),
-        (["bundle", "--url", "http://127.0.0.1:1", "x" * 48], "can't be reached"),
+        (["session", "bundle", "--url", "http://127.0.0.1:1", "x" * 48], "can't be reached"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_sentence(arguments, said):

@@ -99,8 +99,8 @@ def test_the_commands_write_it(endpoint):
     endpoint.rpc("add_message", **told)
     endpoint.rpc("run_function", session_id=session_id, function="do", kwargs={"chore": "dishes"})
     url = ("--url", f"http://127.0.0.1:{endpoint.port}")
-    exported = json.loads(invoke("export", *url, session_id[:9]).stdout)
-    chat = json.loads(invoke("export", *url, session_id, "--format", "openai").stdout)
+    exported = json.loads(invoke("session", "export", *url, session_id[:9]).stdout)
+    chat = json.loads(invoke("session", "export", *url, session_id, "--format", "openai").stdout)
     done = invoke("evaluate", *url, "--label", "run=atif", "--trajectories", "-", "--format", "atif")
     judged = json.loads(done.stdout)
     assert harbor.errors([exported, judged]) == []
@@ -116,7 +116,8 @@ def test_the_commands_write_it(endpoint):
     assert replayed["complete"]
     for again in (replayed["session"]["session_id"], endpoint.rpc("import_bundle", bundle=bundle)["session_id"]):
         assert (
-            json.loads(invoke("export", *url, again).stdout)["steps"][-1]["metrics"] == exported["steps"][-1]["metrics"]
+            json.loads(invoke("session", "export", *url, again).stdout)["steps"][-1]["metrics"]
+            == exported["steps"][-1]["metrics"]
         )
 
 

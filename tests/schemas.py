@@ -1,4 +1,6 @@
-"""`toolpack-server schemas`: writes the JSON Schemas, the OpenRPC document and the client's methods, or checks them.
+"""Writes the JSON Schemas, the OpenRPC document and the client's methods, or checks them.
+
+    python -m tests.schemas [--check]
 
 The rule: files are generated from the code, never edited.
 """
@@ -9,7 +11,6 @@ from typing import Any
 
 import click
 
-from server.base.terminal import echo
 from server.packs.loading import load_catalog
 from server.rpc.client_code import client_code
 from server.rpc.openrpc import envelope_schema, toolpack_schema
@@ -17,12 +18,13 @@ from server.wiring.installed import load_features
 from server.wiring.service import all_methods, openrpc
 
 BUNDLED = ("bank", "workspace")  # their schemas are in the repository: these toolpacks need no optional package
-CLIENT = Path(__file__).parents[1] / "client" / "methods.py"
+ROOT = Path(__file__).parents[1]
+CLIENT = ROOT / "server" / "client" / "methods.py"
 
 
 @click.command()
 @click.option("--check", "only_check", is_flag=True, help="Fail if the files differ from the code; write nothing.")
-@click.option("--directory", type=Path, default=Path("schemas"), show_default=True, help="Where the files are.")
+@click.option("--directory", type=Path, default=ROOT / "schemas", help="Where the files are.")
 def schemas(only_check: bool, directory: Path) -> None:
     """Write the JSON Schemas, the OpenRPC document and the client's methods, or check them."""
     packs = load_catalog((), BUNDLED).toolpacks.values()
@@ -41,9 +43,13 @@ def schemas(only_check: bool, directory: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if only_check and drifted:
-        raise click.ClickException(f"{', '.join(drifted)} drifted from the code: run `toolpack-server schemas`.")
-    echo(f"{len(paths)} files, {len(drifted)} {'drifted' if only_check else 'written'}.")
+        raise click.ClickException(f"{', '.join(drifted)} drifted from the code: run `python -m tests.schemas`.")
+    click.echo(f"{len(paths)} files, {len(drifted)} {'drifted' if only_check else 'written'}.")
 
 
 def _json(document: Any) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    schemas()
