@@ -1,16 +1,18 @@
 """The operations of the core: running a function, and making, showing and exporting environments.
 
-The rule: each is one class here and one entry of `OPERATIONS`; features add theirs. What an executor answers may still
-be wrong when it has the right form, and then only its own session is.
+The rule: each is one class here and one entry of `OPERATIONS`; features add theirs. Only a call says itself how it
+travels, as executors keep the environments that it leaves; of the others the fields are declared. What an executor
+answers may still be wrong when it has the right form, and then only its own session is.
 """
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from functools import lru_cache, partial
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import orjson
+from pydantic import TypeAdapter
 from typing_extensions import override
 
 from server.base.cache import BoundedCache
@@ -18,6 +20,7 @@ from server.base.errors import MAX_SHOWN, ExecutorLostError, ResultError, shown
 from server.base.terminal import printable
 from server.execution.call import Outcome, call, call_steps
 from server.execution.codec import Codec, PlainCodec
+from server.execution.declared import Declared, DeclaredLong, DeclaredText
 from server.execution.failure import OF_CALLS, CallFailure, Failure
 from server.execution.initial import Built, build, parse
 from server.execution.parts import toolpack_of, wanted
@@ -30,8 +33,6 @@ from server.execution.runner import (
     check_answer,
     known_parts,
     opened,
-    read_snapshot,
-    write_snapshot,
 )
 from server.execution.runtime import Plan, SessionRuntime
 from server.execution.views import Pointed, contents, export, patch, pointed, view, view_without_volumes
@@ -42,7 +43,7 @@ from server.functions.leftovers import Watch
 from server.functions.pins import Pin
 from server.functions.steps import Steps, run_steps
 from server.functions.tracebacks import MAX_CHARACTERS
-from server.jsonio.strict import Fragment, dumps, loads
+from server.jsonio.strict import Fragment, dumps
 from server.snapshots.digest import Entries
 from server.volumes.volume import SLOTS, Limits, is_piece
 
@@ -190,7 +191,7 @@ class RunCall(RunnerOperation[Outcome]):
             sealed = zip(changed, payloads, strict=True)
             outcome.blobs = {part: means.codec.seal(part, payload) for part, payload in sealed}
             outcome.live = dict.fromkeys(live, Held(executor, self._tag))
-            outcome.entries = read_entries(answer, changed) if plan.pin is not None else {}
+            outcome.entries = read_entries(head["entries"], changed) if plan.pin is not None else {}
             outcome.changed = _counts(head["changed"], self._volumes)
         else:
             outcome.failure = _failure(head, plan, means.max_result_bytes)
@@ -242,7 +243,7 @@ class _Calls:
         plan.trusted -= frozenset(head["distrusted"])
         plan.read_only, plan.compares, plan.tracebacks = head["read_only"], head["compares"], head["tracebacks"]
         plan.comparing = self._begin_comparing
-        plan.pin = _pin(request)
+        plan.pin = head["pin"] and Pin(**head["pin"])
         given = dict(zip(head["given"], request.pieces, strict=True))
         snapshot = Snapshot(head["parts"], AskedParts(self._ask, given))
         sizes = {part: len(blob) for part, blob in given.items()}
@@ -276,29 +277,31 @@ class _Calls:
         return SessionRuntime(self._means.codec.catalog.functions(toolpacks), timeout_seconds=0, offered=offered)
 
 
-class _Making(RunnerOperation[Built]):
+@dataclass(eq=False)
+class _Making(Declared[Built]):
     """Make the environment of a toolpack."""
 
+    toolpack: str
+    source: Any
+    pin: Pin | None = None
     _make: ClassVar["staticmethod[[PlainCodec, str, Any, Pin | None], Built]"]
     _author: ClassVar[str]  # whose code it is
 
-    def __init__(self, toolpack: str, source: Any, pin: Pin | None = None) -> None:
-        self._toolpack = toolpack
-        self._source = source
-        self._pin = pin
-        self.who = f"{self._author} of toolpack {toolpack!r}"
+    def __post_init__(self) -> None:
+        self.who = f"{self._author} of toolpack {self.toolpack!r}"
 
     @override
     def run(self, means: Means) -> Built:
-        return self._make(means.codec, self._toolpack, self._source, self._pin)
+        return self._make(means.codec, self.toolpack, self.source, self.pin)
 
+    @classmethod
     @override
-    def write(self, codec: Codec, executor: int) -> Frame:
-        return Frame({"toolpack": self._toolpack, "source": self._source, "pin": self._pin and asdict(self._pin)}, [])
+    def answer(cls, result: Built) -> Frame:
+        return Frame({"parts": [*result]}, [blob for _, blob in result.values()])
 
     @override
     def allows(self, sizes: Sequence[int], means: Means) -> bool:
-        functions = means.codec.catalog.toolpacks[self._toolpack].functions.values()
+        functions = means.codec.catalog.toolpacks[self.toolpack].functions.values()
         # One part for each attribute that a function uses, if it uses no other, one for the rest, and for each volume.
         parts = 1 + sum(len(function.function.dependencies) for function in functions) + MAX_VOLUMES
         most = max(means.codec.max_bytes, _largest_piece(means.codec))
@@ -307,19 +310,11 @@ class _Making(RunnerOperation[Built]):
     @override
     def read(self, answer: Frame, means: Means, executor: int) -> Built:
         payloads = dict(zip(answer.head["parts"], answer.pieces, strict=True))
-        check_answer(payloads and all(toolpack_of(part) == self._toolpack for part in payloads))
+        check_answer(payloads and all(toolpack_of(part) == self.toolpack for part in payloads))
         return {part: means.codec.seal(part, payload) for part, payload in payloads.items()}
 
-    @classmethod
-    @override
-    def serving(cls, means: Means, ask: Ask) -> Callable[[Frame], Frame]:
-        def serve(request: Frame) -> Frame:
-            built = cls(request.head["toolpack"], request.head["source"], _pin(request)).run(means)
-            return Frame({"parts": [*built]}, [blob for _, blob in built.values()])
 
-        return serve
-
-
+@dataclass(eq=False)
 class BuildEnvironment(_Making):
     """Build a toolpack's initial environment from options."""
 
@@ -328,6 +323,7 @@ class BuildEnvironment(_Making):
     _author = "The factory"
 
 
+@dataclass(eq=False)
 class ParseEnvironment(_Making):
     """Build a toolpack's environment from JSON."""
 
@@ -336,189 +332,101 @@ class ParseEnvironment(_Making):
     _author = "The environment"
 
 
-class ReadEnvironments(RunnerOperation[T]):
-    """Get something from all environments of a session, which stay as they are."""
-
-    get: ClassVar["staticmethod[[PlainCodec, Snapshot], Any]"]
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-
-    @override
-    def run(self, means: Means) -> T:
-        found: T = self.get(means.codec, self._snapshot)
-        return found
-
-    @override
-    def write(self, codec: Codec, executor: int) -> Frame:
-        return write_snapshot(codec, self._snapshot)
-
-    @override
-    def supply(self, need: Any, codec: Codec) -> Frame:
-        """Get a piece of a volume."""
-        check_answer(need in self._snapshot.parts)
-        return Frame({}, [opened(codec, self._snapshot, need)])
-
-    @override
-    def allows(self, sizes: Sequence[int], means: Means) -> bool:
-        return len(sizes) <= 1
-
-    @classmethod
-    @override
-    def serving(cls, means: Means, ask: Ask) -> Callable[[Frame], Frame]:
-        return lambda request: cls.answer(cls.get(means.codec, read_snapshot(request, ask)))
-
-    @classmethod
-    def answer(cls, found: Any) -> Frame:
-        return Frame({}, [found])
-
-
-class ExportEnvironments(ReadEnvironments[bytes]):
+@dataclass(eq=False)
+class ExportEnvironments(DeclaredText):
     """Get all environments, by toolpack, as one exact snapshot."""
 
+    snapshot: Snapshot
     name = "export"
-    get = staticmethod(export)
-
-    @override
-    def read(self, answer: Frame, means: Means, executor: int) -> bytes:
-        (found,) = answer.pieces
-        return found
-
-
-class ViewEnvironments(ReadEnvironments[bytes]):
-    """Get the JSON of all environments, by toolpack."""
-
-    name = "view"
-    get = staticmethod(view)
-
-    @override
-    def read(self, answer: Frame, means: Means, executor: int) -> bytes:
-        (text,) = answer.pieces
-        loads(text)  # it becomes a part of an answer, which must stay JSON
-        return text
-
-
-class ViewWithoutVolumes(ViewEnvironments):
-    """Get the JSON of all environments, by toolpack, but for what is in volumes."""
-
-    name = "view-rest"
-    get = staticmethod(view_without_volumes)
-
-
-class ViewVolume(ReadEnvironments[bytes]):
-    """Get the JSON of what a pointer leads to in a volume; a `LookupError` if it leads to nothing."""
-
-    name = "view-volume"
-
-    def __init__(self, snapshot: Snapshot, wanted: Pointed) -> None:
-        super().__init__(snapshot)
-        self._wanted = wanted
 
     @override
     def run(self, means: Means) -> bytes:
-        return dumps(pointed(means.codec, self._snapshot, self._wanted))
-
-    @override
-    def write(self, codec: Codec, executor: int) -> Frame:
-        request = write_snapshot(codec, self._snapshot)
-        return Frame({**request.head, "wanted": self._wanted}, request.pieces)
+        return export(means.codec, self.snapshot)
 
     @override
     def read(self, answer: Frame, means: Means, executor: int) -> bytes:
-        if answer.head["nothing"] is True:
-            raise LookupError("the pointer leads to nothing")
-        (text,) = answer.pieces
-        loads(text)
-        return text
+        (found,) = answer.pieces  # which nobody here looks into
+        return found
 
-    @classmethod
+
+@dataclass(eq=False)
+class ViewEnvironments(DeclaredText):
+    """Get the JSON of all environments, by toolpack."""
+
+    snapshot: Snapshot
+    name = "view"
+
     @override
-    def serving(cls, means: Means, ask: Ask) -> Callable[[Frame], Frame]:
-        def serve(request: Frame) -> Frame:
-            try:
-                text = cls(read_snapshot(request, ask), Pointed(*request.head["wanted"])).run(means)
-            except LookupError:
-                return Frame({"nothing": True}, [])
-            return Frame({"nothing": False}, [text])
-
-        return serve
+    def run(self, means: Means) -> bytes:
+        return view(means.codec, self.snapshot)
 
 
-class ExportVolumes(ReadEnvironments[dict[str, str]]):
+@dataclass(eq=False)
+class ViewWithoutVolumes(DeclaredText):
+    """Get the JSON of all environments, by toolpack, but for what is in volumes."""
+
+    snapshot: Snapshot
+    name = "view-rest"
+
+    @override
+    def run(self, means: Means) -> bytes:
+        return view_without_volumes(means.codec, self.snapshot)
+
+
+@dataclass(eq=False)
+class ViewVolume(DeclaredText):
+    """Get the JSON of what a pointer leads to in a volume; no text if it leads to nothing."""
+
+    snapshot: Snapshot
+    wanted: Pointed
+    name = "view-volume"
+
+    @override
+    def run(self, means: Means) -> bytes:
+        try:
+            return dumps(pointed(means.codec, self.snapshot, self.wanted))
+        except LookupError:
+            return b""
+
+    @override
+    def read(self, answer: Frame, means: Means, executor: int) -> bytes:
+        return b"" if answer.pieces == [b""] else super().read(answer, means, executor)
+
+
+@dataclass(eq=False)
+class ExportVolumes(DeclaredLong[dict[str, str]]):
     """Get the volumes by name, each as a file that other programs read, in base64."""
 
+    snapshot: Snapshot
     name = "export-volumes"
-    get = staticmethod(contents)
+    shape = TypeAdapter(dict[str, str])
+
+    @override
+    def run(self, means: Means) -> dict[str, str]:
+        return contents(means.codec, self.snapshot)
 
     @override
     def allows(self, sizes: Sequence[int], means: Means) -> bool:
-        return len(sizes) <= 1 and sum(sizes) <= 2 * MAX_VOLUMES * _largest_piece(means.codec)
-
-    @override
-    def read(self, answer: Frame, means: Means, executor: int) -> dict[str, str]:
-        (text,) = answer.pieces
-        found = loads(text)
-        check_answer(isinstance(found, dict) and all(isinstance(value, str) for value in found.values()))
-        return dict(found)
-
-    @classmethod
-    @override
-    def answer(cls, found: Any) -> Frame:
-        return Frame({}, [dumps(found)])
+        return super().allows(sizes, means) and sum(sizes) <= 2 * MAX_VOLUMES * _largest_piece(means.codec)
 
 
-class PatchVolumes(RunnerOperation[list[dict[str, Any]]]):
-    """Get the operations of a JSON Patch from the volumes of one snapshot to those of another."""
+@dataclass(eq=False)
+class PatchVolumes(DeclaredLong[list[dict[str, Any]]]):
+    """Get the operations of a JSON Patch from the volumes of one snapshot to those of another, by their paths."""
 
+    before: Snapshot
+    after: Snapshot
+    paths: Mapping[str, str]
+    text_diffs: bool
     name = "patch-volumes"
+    shape = TypeAdapter(list[dict[str, Any]])
 
-    def __init__(self, before: Snapshot, after: Snapshot, paths: Mapping[str, str], *, text_diffs: bool) -> None:
-        self._snapshots = before, after
-        self._paths = paths
-        self._text_diffs = text_diffs
+    def __post_init__(self) -> None:
+        self.before, self.after = map(_pieces, (self.before, self.after))
 
     @override
     def run(self, means: Means) -> list[dict[str, Any]]:
-        return patch(means.codec, *self._snapshots, self._paths, text_diffs=self._text_diffs)
-
-    @override
-    def write(self, codec: Codec, executor: int) -> Frame:
-        parts = [known_parts(snapshot, filter(is_piece, snapshot.parts)) for snapshot in self._snapshots]
-        return Frame({"parts": parts, "paths": self._paths, "text_diffs": self._text_diffs}, [])
-
-    @override
-    def supply(self, need: Any, codec: Codec) -> Frame:
-        place, part = need
-        check_answer(place in (0, 1) and part in self._snapshots[place].parts)
-        return Frame({}, [opened(codec, self._snapshots[place], part)])
-
-    @override
-    def allows(self, sizes: Sequence[int], means: Means) -> bool:
-        return len(sizes) <= 1
-
-    @override
-    def read(self, answer: Frame, means: Means, executor: int) -> list[dict[str, Any]]:
-        (text,) = answer.pieces
-        found: list[dict[str, Any]] = loads(text)
-        check_answer(isinstance(found, list) and all(isinstance(each, dict) for each in found))
-        return found
-
-    @classmethod
-    @override
-    def serving(cls, means: Means, ask: Ask) -> Callable[[Frame], Frame]:
-        def serve(request: Frame) -> Frame:
-            head = request.head
-            before, after = (
-                Snapshot(parts, AskedParts(partial(_ask_of, ask, place), {}))
-                for place, parts in enumerate(head["parts"])
-            )
-            return Frame({}, [dumps(cls(before, after, head["paths"], text_diffs=head["text_diffs"]).run(means))])
-
-        return serve
-
-
-def _ask_of(ask: Ask, place: int, part: str) -> Frame:
-    return ask([place, part])
+        return patch(means.codec, self.before, self.after, self.paths, text_diffs=self.text_diffs)
 
 
 OPERATIONS: tuple[type[RunnerOperation[Any]], ...] = (
@@ -534,9 +442,8 @@ OPERATIONS: tuple[type[RunnerOperation[Any]], ...] = (
 )
 
 
-def read_entries(answer: Frame, parts: Iterable[str]) -> dict[str, Entries | None]:
+def read_entries(found: Any, parts: Iterable[str]) -> dict[str, Entries | None]:
     """Read what the digests of parts are made of; raises as `RunnerOperation.read`."""
-    found = answer.head["entries"]
     check_answer(isinstance(found, dict) and found.keys() == {*parts})
     for read in found.values():
         check_answer(read is None or (isinstance(read, list) and all(isinstance(entry, str) for entry in read)))
@@ -550,15 +457,14 @@ def _counts(counts: Any, volumes: Sequence[Stored]) -> dict[str, int]:
     return dict(counts)
 
 
+def _pieces(snapshot: Snapshot) -> Snapshot:
+    return Snapshot({part: blob for part, blob in snapshot.parts.items() if is_piece(part)}, snapshot.blobs)
+
+
 def _largest_piece(codec: PlainCodec) -> int:
     """Get how many bytes a piece may have: everything, and twice that is larger than any list of what is in it."""
     limits = Limits() if codec.volumes is None else codec.volumes.limits
     return 2 * max(limits.database_bytes, limits.files_bytes) + PIECE_BYTES
-
-
-def _pin(request: Frame) -> Pin | None:
-    pin = request.head["pin"]
-    return None if pin is None else Pin(**pin)
 
 
 def _check_result(result: bytes, *, content: bool) -> None:

@@ -1,14 +1,14 @@
 """Errors on their way from an executor to the worker.
 
 The rule: whatever may refuse a request, or end a call, crosses as what it is, or a refusal would become the failure of
-a function. What crosses is the class and the text; all else about it is as that class has it by default.
+a function. What crosses is the class and the texts; all else about it is as that class has it by default.
 """
 
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from server.base.errors import CallError, RequestError
+from server.base.errors import CallError, RequestError, shown
 
 MAX_TEXT = 16_384
 
@@ -26,7 +26,8 @@ REFUSALS: Mapping[str, type[Exception]] = {
 
 def write_refusal(error: CallError | RequestError) -> dict[str, Any]:
     """Get what an executor says where it refuses a request."""
-    return {"refused": type(error).__name__, "text": str(error)}
+    more = {name: getattr(error, name, None) for name in _parameters(type(error))}
+    return {"refused": type(error).__name__, "text": str(error), "more": _texts(more)}
 
 
 def read_refusal(head: Mapping[str, Any]) -> Exception:
@@ -34,7 +35,20 @@ def read_refusal(head: Mapping[str, Any]) -> Exception:
     kind = REFUSALS[head["refused"]]
     error = kind.__new__(kind)
     error.args = (str(head["text"])[:MAX_TEXT],)
-    if kind.__init__ is not Exception.__init__:
-        for name, parameter in [*inspect.signature(kind).parameters.items()][1:]:
-            setattr(error, name, None if parameter.default is parameter.empty else parameter.default)
+    for name, parameter in _parameters(kind).items():
+        setattr(error, name, None if parameter.default is parameter.empty else parameter.default)
+    for name, value in _texts(head.get("more", {})).items():
+        if name in _parameters(kind):
+            setattr(error, name, shown(value))
     return error
+
+
+def _parameters(kind: type[Exception]) -> Mapping[str, inspect.Parameter]:
+    """Get what an error is made of besides its text."""
+    if kind.__init__ is Exception.__init__:
+        return {}
+    return dict([*inspect.signature(kind).parameters.items()][1:])
+
+
+def _texts(more: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value for name, value in more.items() if isinstance(value, str)}

@@ -149,20 +149,6 @@ def opened(codec: Codec, snapshot: Snapshot, part: str) -> bytes:
     return codec.unseal(part, snapshot.parts[part], snapshot.blobs[part])
 
 
-def write_snapshot(codec: Codec, snapshot: Snapshot) -> Frame:
-    """Write a snapshot; pieces of volumes are supplied when they are needed."""
-    given = [part for part in snapshot.parts if not is_piece(part)]
-    return Frame(
-        {"parts": known_parts(snapshot, snapshot.parts), "given": given},
-        [opened(codec, snapshot, part) for part in given],
-    )
-
-
-def read_snapshot(frame: Frame, ask: Ask) -> Snapshot:
-    head = frame.head
-    return Snapshot(head["parts"], AskedParts(ask, dict(zip(head["given"], frame.pieces, strict=True))))
-
-
 def known_parts(snapshot: Snapshot, parts: Iterable[str]) -> dict[str, str]:
     """Get the blob ids by which an executor knows a volume again; those of other parts it needn't know."""
     return {part: snapshot.parts[part] if is_piece(part) else "" for part in parts}

@@ -225,12 +225,11 @@ class SessionReader:
             if pointer == path or pointer.startswith(f"{path}/"):
                 self._check_is_heavy()
                 steps = [jsonpointer.unescape(step) for step in pointer.removeprefix(path).split("/")[1:]]
-                try:
-                    return self._runner.run(ViewVolume(snapshot, Pointed(name, steps, after, limit)))
-                except LookupError:
-                    if after is None and limit is None:
-                        message = f"The pointer {shown(pointer)!r} names nothing in this environment."
-                        raise InvalidParamsError(message) from None
+                found = self._runner.run(ViewVolume(snapshot, Pointed(name, steps, after, limit)))
+                if found:
+                    return found
+                if after is None and limit is None:
+                    raise InvalidParamsError(f"The pointer {shown(pointer)!r} names nothing in this environment.")
         if after is not None or limit is not None:
             raise InvalidParamsError(
                 f"after, limit: only what names a table has pages, such as /shop/db/orders, but not {shown(pointer)!r}."
@@ -260,7 +259,7 @@ class SessionReader:
             return [{"op": "replace", "path": "", "value": loads(self._runner.run(ViewEnvironments(after)))}]
         toolpacks = {*map(toolpack_of, after.parts)}
         paths = {name: path for name, path in {**olds, **news}.items() if toolpack_of(name) in toolpacks}
-        return found + self._runner.run(PatchVolumes(before, after, paths, text_diffs=text_diffs))
+        return found + self._runner.run(PatchVolumes(before, after, paths, text_diffs))
 
     def trace(self, session_id: str, owner: str | None, after: int, limit: int) -> list[Fragment]:
         """Get the records after an index, as many as fit into an answer, but at least one."""

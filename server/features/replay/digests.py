@@ -3,13 +3,14 @@
 The rule: a blob never changes, so each is read once. What is remembered of blobs spares time and nothing else.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from typing_extensions import override
 
 from server.base.cache import BoundedCache
-from server.execution.operations import ReadEnvironments, read_entries
+from server.execution.declared import Declared
+from server.execution.operations import read_entries
 from server.execution.parts import toolpack_of
 from server.execution.runner import Frame, Means, Runner
 from server.execution.views import entries
@@ -21,24 +22,20 @@ from server.stores.base import SessionStore
 REMEMBERED = 10_000  # parts whose entries a worker knows
 
 
-class ReadEntries(ReadEnvironments[dict[str, Entries | None]]):
+@dataclass(eq=False)
+class ReadEntries(Declared[dict[str, Entries | None]]):
     """Get what the digest of each part is made of; see `execution.views.entries`."""
 
+    snapshot: Snapshot
     name = "entries"
-    get = staticmethod(entries)
-
-    @classmethod
-    @override
-    def answer(cls, found: Any) -> Frame:
-        return Frame({"entries": found}, [])
 
     @override
-    def allows(self, sizes: Sequence[int], means: Means) -> bool:
-        return not sizes
+    def run(self, means: Means) -> dict[str, Entries | None]:
+        return entries(means.codec, self.snapshot)
 
     @override
     def read(self, answer: Frame, means: Means, executor: int) -> dict[str, Entries | None]:
-        return read_entries(answer, self._snapshot.parts)
+        return read_entries(answer.head["result"], self.snapshot.parts)
 
 
 class StateDigests:

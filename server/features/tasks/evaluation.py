@@ -9,7 +9,7 @@ import inspect
 import logging
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from server.base.errors import (
     RewardError,
 )
 from server.execution.call import call
+from server.execution.declared import Versions
 from server.execution.runner import Means
 from server.execution.runtime import SessionRuntime
 from server.execution.views import thawed
@@ -76,7 +77,7 @@ class Evidence:
     version: int
     path: Sequence[Seen]  # what is seen of the records that led there
     answer: str | None  # that counts instead of the recorded one, or None
-    at: Callable[[int], Snapshot]  # gets the environments of another version
+    at: Versions  # gets the environments of another version
 
 
 def evaluate(name: str, evidence: Evidence, means: Means) -> Verdict:

@@ -3,9 +3,12 @@
 import socket
 import struct
 import threading
+from dataclasses import dataclass
 
 import pytest
 
+from server.execution.declared import Declared, Versions
+from server.execution.world import Snapshot
 from server.features.executors.channel import MAX_HEAD_VALUES, Channel
 
 MAX_BYTES = 1000
@@ -63,3 +66,35 @@ def test_whoever_is_trusted_may_send_anything():
         frame = Channel(end).receive()
     assert frame.head == {"a": 1}
     assert [len(piece) for piece in frame.pieces] == [1, 2000]
+
+
+@dataclass(eq=False)
+class Looked(Declared[None]):
+    world: Snapshot
+    at: Versions
+
+
+def test_an_executor_gets_only_what_its_request_has_named():
+    class Unsealed:
+        def unseal(self, *of):
+            return of[-1]
+
+    asked = []
+    looked = Looked(Snapshot({"shop": "1"}, {"shop": b"mine"}), lambda at: asked.append(at) or looked.world)
+    request = looked.write(Unsealed(), 0)
+    assert (request.head["fields"]["world"]["given"], request.pieces) == (["shop"], [b"mine"])
+    assert looked.supply(["/world", "shop"], Unsealed()).pieces == [b"mine"]
+    assert looked.supply(["/at", 3], Unsealed()).pieces == [b"mine"]
+    assert looked.supply(["/at/3", "shop"], Unsealed()).pieces == [b"mine"]
+    for need in (
+        ["/at/4", "shop"],
+        ["/world", "other"],
+        ["/world", 1],
+        ["/at", -1],
+        ["/at", True],
+        ["/", "shop"],
+        None,
+    ):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            looked.supply(need, Unsealed())
+    assert asked == [3]
