@@ -1,12 +1,12 @@
 """`/mcp/<key>`: MCP over Streamable HTTP; the key is the permission, and implies the session.
 
-The rule: nothing is kept between two requests, so any worker can answer the next one. A client that asks for a session
-of its own, a stream or a sign-in gets none of them: it has all that in the path.
+The rule: nothing is kept between two requests, so any worker can answer the next one. A client that asks for a stream
+or a sign-in gets none of them: it has all that in the path.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
@@ -28,9 +28,7 @@ from server.web.endpoints import CUT_OFF, Gateway
 from server.web.refusals import NO_CONTENT, PIECE_BYTES, refusal, refused, send_response
 
 ACCEPTED, NOT_ALLOWED_STATUS = 202, 405
-STATUS = {None: 200, Fault.MALFORMED: 400, Fault.NO_METHOD: 404}
-ALLOWED = (b"allow", b"POST, OPTIONS")
-NOT_ALLOWED = "MCP comes by POST here: there are no streams to GET, and no sessions to DELETE."
+NOT_ALLOWED = "MCP comes by POST here: there are no streams to GET, and this session isn't the agent's to DELETE."
 SIGN_OF_LIFE = b": still running\n\n"
 STRANGER_SECONDS = 1.0  # for the body of a request whose key opens no session
 
@@ -53,7 +51,14 @@ class McpEndpoint:
     """`/mcp/<key>`, with all HTTP methods."""
 
     verbs: Sequence[str] | None = None
-    without_key = "There is no MCP without a session's key: POST to the mcp_path of a session, /mcp/<key>."
+    without_key = "There is no MCP here: POST to /mcp, or to the mcp_path of a session, /mcp/<key>."
+    allowed = b"POST"
+    status: Mapping[Fault | None, int] = {
+        None: 200,
+        Fault.MALFORMED: 400,
+        Fault.NO_METHOD: 404,
+        Fault.NO_SESSION: 200,
+    }
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -70,22 +75,39 @@ class McpEndpoint:
                 check_once(scope, headers)
                 await self._post(exchange)
             elif scope["method"] == "OPTIONS":
-                exchange.extra += preflight(headers)
+                exchange.extra += preflight(headers, self.allowed)
                 await exchange.respond(NO_CONTENT, b"")
             else:
-                exchange.extra.append(ALLOWED)
-                raise HttpRefusedError(NOT_ALLOWED_STATUS, NOT_ALLOWED)
+                await self.other(exchange)
         except HttpRefusedError as error:
             if error.status != NOT_ALLOWED_STATUS:  # clients try GET before they come by POST
                 refused.write(error.status, str(error), scope)
             await exchange.respond(error.status, refusal(error.status, str(error)))
 
+    async def other(self, exchange: Exchange) -> None:
+        """Answer a request with another HTTP method than POST and OPTIONS."""
+        exchange.extra.append((b"allow", self.allowed + b", OPTIONS"))
+        raise HttpRefusedError(NOT_ALLOWED_STATUS, NOT_ALLOWED)
+
+    async def stranger(self, exchange: Exchange) -> Caller:
+        """Get who sends a message to a path without a key; a `RequestError` if it names no session that there is."""
+        raise NotImplementedError
+
+    async def agent(self, exchange: Exchange, caller: Caller, message: McpMessage) -> Caller:
+        """Get the agent of the session that an owner's request begins.
+
+        Raises:
+            McpRefusedError: It begins none.
+        """
+        raise NotImplementedError
+
     async def _post(self, exchange: Exchange) -> None:
         try:
-            caller = await self._gateway.service.agent(exchange.scope["path_params"]["key"])
+            path = exchange.scope["path_params"]
+            caller = await (self._gateway.service.agent(path["key"]) if path else self.stranger(exchange))
         except (RequestError, InternalError) as error:
             self._gateway.check_ready()
-            refused.write(200, str(error), exchange.scope)
+            refused.write(self.status[Fault.NO_SESSION], str(error), exchange.scope)
             await self._refuse_stranger(exchange, error)
             return
         with self._gateway.admitted(exchange.scope, caller) as reservation:
@@ -112,7 +134,8 @@ class McpEndpoint:
                 request_id = (await self._mcp.read(body, "")).id
         self._gateway.check_ready()
         described = shifted(describe(error))
-        await self._respond(exchange, refusal_reply(McpRefusedError(described, malformed=False, request_id=request_id)))
+        reply = refusal_reply(McpRefusedError(described, malformed=False, request_id=request_id))
+        await self._respond(exchange, reply._replace(fault=Fault.NO_SESSION))
 
     async def _answer(self, exchange: Exchange, caller: Caller, body: bytes, reservation: Reservation) -> None:
         try:
@@ -124,10 +147,14 @@ class McpEndpoint:
             await exchange.respond(ACCEPTED, b"")
             return
         stream = None
-        if b"text/event-stream" in exchange.headers.get(b"accept", b"").lower():
-            stream = self._stream(exchange, message)
         try:
+            if caller.session_id is None:
+                caller = await self.agent(exchange, caller, message)
+            if b"text/event-stream" in exchange.headers.get(b"accept", b"").lower():
+                stream = self._stream(exchange, message)
             reply = await self._mcp.answer(caller, message, HeaderCheck(exchange.headers))
+        except (McpRefusedError, RequestError, InternalError) as error:  # of `agent`
+            reply = failure(message, error)
         except asyncio.CancelledError:
             if stream is not None and stream.client_left:
                 return  # nobody is there to be answered
@@ -139,9 +166,8 @@ class McpEndpoint:
         if stream is None or not await stream.end(reply.body):
             await self._respond(exchange, reply)
 
-    @staticmethod
-    async def _respond(exchange: Exchange, reply: McpReply) -> None:
-        await exchange.respond(STATUS[reply.fault], reply.body)
+    async def _respond(self, exchange: Exchange, reply: McpReply) -> None:
+        await exchange.respond(self.status[reply.fault], reply.body)
 
     @staticmethod
     def _stream(exchange: Exchange, message: McpMessage) -> EventStream:

@@ -7,5 +7,8 @@ from server.features.mcp.protocol import Mcp
 class McpFeature(Feature):
     name = "mcp"
     services = (Mcp,)
-    about = "POST /mcp/<key> speaks MCP instead."
-    routes = {"/mcp/{key}": "server.features.mcp.endpoint:McpEndpoint"}
+    about = "POST /mcp/<key> speaks MCP instead; POST /mcp also makes the session."
+    routes = {
+        "/mcp": "server.features.mcp.own_session:OwnSessionEndpoint",
+        "/mcp/{key}": "server.features.mcp.endpoint:McpEndpoint",
+    }

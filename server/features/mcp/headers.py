@@ -134,12 +134,12 @@ def cross_origin(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     return [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
 
 
-def preflight(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+def preflight(headers: Mapping[bytes, bytes], allowed: bytes) -> list[tuple[bytes, bytes]]:
     """Get the headers that answer a browser's question whether a web page may send a request."""
     asked = headers.get(b"access-control-request-headers")
     return [
-        (b"allow", b"POST, OPTIONS"),
-        (b"access-control-allow-methods", b"POST"),
+        (b"allow", allowed + b", OPTIONS"),
+        (b"access-control-allow-methods", allowed),
         *([] if asked is None else [(b"access-control-allow-headers", asked)]),
         (b"access-control-max-age", b"600"),
     ]

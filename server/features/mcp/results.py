@@ -7,7 +7,7 @@ from enum import Enum
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from server.base.errors import McpRefusedError
+from server.base.errors import McpRefusedError, SessionNotFoundError
 from server.execution.call import Outcome
 from server.features.mcp.messages import McpMessage
 from server.jsonio.strict import dumps
@@ -22,10 +22,11 @@ _MODERN = b',"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInf
 
 
 class Fault(Enum):
-    """Errors that say more than their code: the message breaks the protocol, or its method doesn't exist."""
+    """Errors that say more than their code: the message breaks the protocol, or asks for what isn't there."""
 
     MALFORMED = "malformed"
     NO_METHOD = "no method"
+    NO_SESSION = "no session"
 
 
 class McpReply(NamedTuple):
@@ -71,6 +72,8 @@ def failure(message: McpMessage, error: Exception) -> McpReply:
         return refusal_reply(error)
     described = shifted(describe(error))
     fault = Fault.NO_METHOD if described[0] == ERROR_METHOD_NOT_FOUND and message.modern else None
+    if isinstance(error, SessionNotFoundError):
+        fault = Fault.NO_SESSION
     return McpReply(error_reply(message.id, *described), fault)
 
 

@@ -459,12 +459,12 @@ def test_only_posts_are_taken(mcp, method, key):
     assert mcp.call(MODERN, "test_simple_text")  # an agent can't end its session
 
 
-@pytest.mark.parametrize("path", ["/mcp", "/mcp/", "/mcp//", "/register", "/authorize", "/token"])
+@pytest.mark.parametrize("path", ["/mcp/", "/mcp//", "/register", "/authorize", "/token"])
 def test_there_is_nothing_else(mcp, path):
     for reply in (mcp.http.get(path), mcp.http.post(path, json={})):
         error = refusal(reply, 404, -32000)
-        if path in {"/mcp", "/mcp/"}:
-            assert "There is no MCP without a session's key" in error["message"]
+        if path == "/mcp/":
+            assert "There is no MCP here: POST to /mcp, or" in error["message"]
 
 
 def test_nobody_is_sent_to_sign_in(mcp):

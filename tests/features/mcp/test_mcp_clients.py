@@ -7,11 +7,16 @@ import asyncio
 import contextlib
 import sys
 
+import httpx
 import mcp_clients
 import pytest
 import server_process
+from faults.world import Server
+from patience import PATIENCE
 
-TOOLS = 10  # at least, in the tests' toolpack
+TOOLS = 10  # at least, in the toolpacks
+BY_HEADER = "?task=bank/save-300"
+BY_NAME = "?task=bank/save-300&session=mine"
 
 
 @contextlib.asynccontextmanager
@@ -123,3 +128,65 @@ def test_a_client_keeps_its_world(tmp_path, client):
     assert [(record["function"], record["kwargs"]["amount"]) for record in records] == [
         ("add", amount) for amount in (1, 2, 3, 4, 5)
     ]
+
+
+BY_ADDRESS = [
+    *((client, BY_HEADER) for client in CLIENTS if client not in {python_sdk_modern, python_sdk_stdio}),
+    *((client, BY_NAME) for client in CLIENTS if client is not python_sdk_stdio),
+]
+
+
+@pytest.mark.filterwarnings("default")  # of the clients'
+@pytest.mark.parametrize(
+    ("client", "query"), BY_ADDRESS, ids=lambda given: given if isinstance(given, str) else given.__name__
+)
+def test_a_client_plays_a_task_by_the_address_alone(tmp_path, client, query):
+    async def play(url, between):
+        async with client(url) as call:
+            assert await call("get_balance", {}) == "1840.25"
+            await call("move_to_savings", {"amount": "300.00"})
+            await asyncio.to_thread(between)
+            assert await call("get_balance", {}) == "1540.25"
+            await call("submit_answer", {"answer": "Done."})
+
+    with contextlib.ExitStack() as stack:
+        served = stack.enter_context(server_process.served(tmp_path, "--workers", "2"))
+        port = served.url.rpartition(":")[2]
+
+        def restart():
+            stack.close()
+            return stack.enter_context(server_process.served(tmp_path, "--workers", "2", "--port", port))
+
+        asyncio.run(play(f"{served.url}/mcp{query}", restart))
+        again = restart()
+        (session,) = again.rpc("list_sessions")
+        assert again.rpc("evaluate_session", session_id=session["session_id"])["reward"] == 1.0
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("default")
+def test_episodes_are_played_through_kills_on_two_workers_with_redis(tmp_path, redis_url):
+    server = Server(tmp_path, redis_url, 2, packs="bank", log_calls="off")
+    server.start()
+
+    def kill():
+        server.kill()
+        server.start()
+
+    async def play(number):
+        async with python_sdk_auto(f"http://127.0.0.1:{server.port}/mcp{BY_HEADER}") as call:
+            assert await call("get_balance", {}) == "1840.25"
+            await call("move_to_savings", {"amount": "300.00"})
+            if number % 10 == 0:
+                await asyncio.to_thread(kill)
+            assert await call("get_balance", {}) == "1540.25"
+            await call("submit_answer", {"answer": "Done."})
+
+    try:
+        for number in range(31):
+            asyncio.run(play(number))
+        body = {"jsonrpc": "2.0", "id": 1, "method": "evaluate_sessions", "params": {}}
+        found = httpx.post(f"http://127.0.0.1:{server.port}/rpc", json=body, timeout=PATIENCE).json()["result"]
+    finally:
+        server.kill()
+    assert [(rate["rollouts"], rate["passed"]) for rate in found["rates"]] == [(31, 31)]
