@@ -2,11 +2,12 @@
 
     python -m tests.release --into dist
 
-It makes the sdist, the wheel, and a CycloneDX SBOM of what is installed with the wheel. Everything is made twice, in
+It makes the sdist, the wheel, the wheels of packages/, and a CycloneDX SBOM of what is installed with the server's
+wheel. Everything is made twice, in
 other folders, at other times, from files of other dates and rights, and must come out the same to the last bit. Then
 the wheel alone is installed into an empty environment, with no repository around, where the server has to serve, and
-where a toolpack package is made, installed and found. The sdist is installed, too. With `--into` the three files are
-kept in that folder.
+where a toolpack package is made, installed and found. The sdist is installed, too, and with it the wheels of packages/,
+of which each must bring its commands. With `--into` the files are kept in that folder.
 
 Exit status 1 means that something was wrong, which is printed. It takes some minutes, and the network for pip.
 """
@@ -21,9 +22,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import urllib.request
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -86,6 +88,16 @@ def build(tools: Path, source: Path, *flags: str, **more: str) -> list[Path]:
     return sorted((source / "dist").iterdir())
 
 
+def packages(source: Path) -> list[Path]:
+    """Get the folders of the distributions beside the server's."""
+    return sorted(path.parent for path in source.glob("packages/*/pyproject.toml"))
+
+
+def build_packages(tools: Path, source: Path, **more: str) -> list[Path]:
+    """Build the wheels of a copy's packages."""
+    return [path for folder in packages(source) for path in build(tools, folder, "--wheel", **more)]
+
+
 def compare(first: list[Path], second: list[Path]) -> None:
     names = [path.name for path in first]
     check(names == [path.name for path in second], "two builds have made files of other names")
@@ -93,12 +105,12 @@ def compare(first: list[Path], second: list[Path]) -> None:
         check(one.read_bytes() == other.read_bytes(), f"{one.name} comes out differently the second time")
 
 
-def check_wheel(wheel: Path, source: Path) -> None:
-    """Check that a wheel holds what the project has of the packages, once, and nothing else."""
+def check_wheel(wheel: Path, source: Path, packages: Iterable[str] = IN_WHEEL) -> None:
+    """Check that a wheel holds what a project has of its import packages, once, and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         held = archive.namelist()
     check(len(held) == len(set(held)), f"{wheel.name} holds files twice")
-    files = [path for name in IN_WHEEL for path in [source / name, *(source / name).rglob("*")] if path.is_file()]
+    files = [path for name in packages for path in [source / name, *(source / name).rglob("*")] if path.is_file()]
     about = re.match(r"[^-]+-[^-]+", wheel.name)[0] + ".dist-info/"
     named = {name for name in held if not name.startswith(about)}
     differing = {str(path.relative_to(source)) for path in files} ^ named
@@ -193,6 +205,21 @@ def check_serving(environment: Environment, version: str, source: Path) -> None:
             check(json.load(reply) == described, "the OpenRPC document is another")
 
 
+def check_packages(environment: Environment, source: Path) -> None:
+    """Check that the commands of packages/, and no others, came with their wheels."""
+    listed = environment.run("toolpack-server", "--help").partition("Commands:")[2]
+    for folder in packages(source):
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        for name in project["entry-points"]["toolpack_server.commands"]:
+            check(re.search(rf"^  {name}  ", listed, re.MULTILINE), f"{project['name']} brings no command {name}")
+            environment.run("toolpack-server", name, "--help")
+    written = environment.folder / "conform.py"
+    written.write_text(environment.run("toolpack-server", "conform", "--toolpack"), encoding="utf-8")
+    with served(environment, "--pack-dir", ".", "--packs", "conform") as url:
+        asked = environment.run("toolpack-server", "conform", "--url", url, "--guarantee", "atomic")
+    check("all passed" in asked, f"the server doesn't conform:\n{asked}")
+
+
 def check_package(environment: Environment) -> None:
     """Check that a toolpack package can be written there, tested and found."""
     environment.run("toolpack-server", "new", "--package", "errands")
@@ -218,7 +245,12 @@ def main() -> None:
         sdist, wheel = sorted(files, key=lambda path: path.suffix)
         version = wheel.name.split("-")[1]
         check_wheel(wheel, again)
-        print("The sdist and the wheel came out the same twice.")
+        more = build_packages(tools, source)
+        compare(more, build_packages(tools, again, TZ="Asia/Tokyo", PYTHONHASHSEED="1", LC_ALL="C"))
+        for path, of in zip(more, packages(again), strict=True):
+            check_wheel(path, of, [of.name.replace("-", "_")])
+            check(path.name.split("-")[1] == version, f"{path.name} isn't of version {version}")
+        print("The sdist and the wheels came out the same twice.")
 
         alone, of_sdist = (Environment(folder / name, tools / "pip") for name in ("alone", "of-sdist"))
         alone.install(wheel)
@@ -227,16 +259,21 @@ def main() -> None:
         check_bill(files[-1], alone)
         compare(files[-1:], [bill(tools, again, of_sdist, folder / "elsewhere" / files[-1].name)])
         in_image = Environment(folder / "in-image", tools / "pip")
-        in_image.install(f"{wheel}[{extras_of_image()}]")
+        in_image.install(f"{wheel}[{extras_of_image()}]", *more)
+        for path in more:  # by their names, as an SBOM says from which folder a file was installed
+            known = ["--no-index", "--no-deps", "--force-reinstall", "--find-links", path.parent]
+            in_image.install(*known, f"{path.name.split('-')[0]}=={version}")
         files.append(bill(tools, source, in_image, folder / f"toolpack_server-{version}.image.cdx.json"))
         check_bill(files[-1], in_image)
         print("The SBOM is valid, and came out the same twice; that of the image, with its extras, is valid, too.")
 
         check_serving(alone, version, source)
         check_package(alone)
+        of_sdist.install(*more)
+        check_packages(of_sdist, source)
         check("bank" in of_sdist.run("toolpack-server", "list"), "what the sdist has installed doesn't work")
         print("Installed alone, the wheel serves, and takes a toolpack package; the sdist can be installed, too.")
-        for file in files:
+        for file in [*files, *more]:
             print(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}")
             if into is not None:
                 into.mkdir(parents=True, exist_ok=True)

@@ -48,6 +48,7 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "schemas" / "released.json"
 CHANGELOG = ROOT / "CHANGELOG.md"
 PROJECT = ROOT / "pyproject.toml"
+PACKAGES = sorted(ROOT.glob("packages/*/pyproject.toml"))
 HEADING = "### Breaking"
 
 MODULES = (
@@ -56,6 +57,7 @@ MODULES = (
     "server.client.environments",
     "server.client.remote_runtime",
     "server.features.api",
+    "server.features.api_commands",
     "server.features.api_http",
     "server.testing",
     "toolpack_server",
@@ -447,10 +449,12 @@ def make_release(version: str, changelog: str, surface: Surface) -> None:
     """Write the version into the files, and keep the surface as that of the last release."""
     changelog = re.sub(rf"^## {re.escape(version)}\b.*\n+", "", changelog, flags=re.MULTILINE)
     CHANGELOG.write_text(changelog.replace("## Unreleased\n", f"## Unreleased\n\n## {version}\n", 1), encoding="utf-8")
-    text = re.sub(
-        r'^version = ".*"$', f'version = "{version}"', PROJECT.read_text(encoding="utf-8"), flags=re.MULTILINE
-    )
-    PROJECT.write_text(text, encoding="utf-8")
+    for project in (PROJECT, *PACKAGES):
+        text = re.sub(
+            r'^version = ".*"$', f'version = "{version}"', project.read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
+        text = re.sub(r'"toolpack-server==.*?"', f'"toolpack-server=={version}"', text)
+        project.write_text(text, encoding="utf-8")
     keep(version, surface)
 
 

@@ -41,6 +41,9 @@ UNDECLARED = {"bfcl_eval", "loguru", "pytest", "tau2", "websockets"}
 TAKEN_BY_UVICORN = {"httptools", "uvloop"}  # imported if they are installed
 
 
+PACKAGES = sorted((ROOT / "packages").glob("*/pyproject.toml"))
+
+
 def declared():
     required = [*PROJECT["dependencies"], *(r for extra in EXTRAS for r in PROJECT["optional-dependencies"][extra])]
     return {canonical(re.match(r"[\w.-]+", requirement)[0]) for requirement in required} - TAKEN_BY_UVICORN
@@ -64,6 +67,19 @@ def test_what_is_imported_is_what_is_declared():
     parts = {name for name in declared() if name.startswith("opentelemetry-")}
     assert found == declared() - parts
     assert parts <= {canonical(name) for name in distributions["opentelemetry"]}
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=lambda path: path.parent.name)
+def test_what_a_package_imports_is_what_it_declares(path):
+    project, own = tomllib.loads(path.read_text(encoding="utf-8"))["project"], path.parent.name.replace("-", "_")
+    files = (path.parent / own).rglob("*.py")
+    modules = {name for each in files for name in imported_modules(each.read_text(encoding="utf-8"))}
+    ours = {"server", "toolpack_server", own}
+    others = modules - ours - sys.stdlib_module_names - UNDECLARED
+    found = {canonical(packages_distributions()[module][0]) for module in others} | {"toolpack-server"}
+    assert found == {canonical(re.match(r"[\w.-]+", each)[0]) for each in project["dependencies"]}
+    assert project["version"] == PROJECT["version"]
+    assert f"toolpack-server=={PROJECT['version']}" in project["dependencies"]
 
 
 def test_the_classifiers_exist():
@@ -192,7 +208,7 @@ def files_in(folder):
     if (folder / ".git").exists():
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
         return {name for name in listed.stdout.split("\0") if name and (folder / name).exists()}
-    folders = (".ci", "docs", "schemas", "server", "tests", "toolpack_server", "toolpacks")
+    folders = (".ci", "docs", "packages", "schemas", "server", "tests", "toolpack_server", "toolpacks")
     found = [path for name in folders for path in (folder / name).rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)) for path in found if "__pycache__" not in path.parts}
 

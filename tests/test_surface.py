@@ -324,6 +324,8 @@ def files(tmp_path, monkeypatch):
     for name in ("KEPT", "CHANGELOG", "PROJECT"):
         monkeypatch.setattr(surface, name, tmp_path / name)
     surface.PROJECT.write_text('[project]\nname = "x"\nversion = "0.1.0"\n')
+    monkeypatch.setattr(surface, "PACKAGES", [tmp_path / "PACKAGE"])
+    surface.PACKAGES[0].write_text('version = "0.1.0"\ndependencies = ["click>=8.1", "toolpack-server==0.1.0"]\n')
     surface.CHANGELOG.write_text(CHANGES)
     surface.keep("0.1.0", Surface({name: Thing() for name in ("get_trace", "TOOLPACK_PORT", "toolpack_sessions")}))
     monkeypatch.setattr(surface, "describe", lambda: Surface(toolpack_sessions=Thing({"is a gauge"})))
@@ -350,6 +352,8 @@ def test_a_release_keeps_the_surface_and_begins_a_new_section(files):
     files.CHANGELOG.write_text(CHANGES.replace("### Other\n\n", ""))
     assert run("--release", "0.2.0").exit_code == 0
     assert 'version = "0.2.0"\n' in files.PROJECT.read_text()
+    package = files.PACKAGES[0].read_text()
+    assert package == 'version = "0.2.0"\ndependencies = ["click>=8.1", "toolpack-server==0.2.0"]\n'
     assert "## Unreleased\n\n## 0.2.0\n\n- `create_session` is quicker." in files.CHANGELOG.read_text()
     kept = json.loads(files.KEPT.read_text())
     assert kept == {"version": "0.2.0", "surface": {"toolpack_sessions": {"gives": ["is a gauge"]}}}

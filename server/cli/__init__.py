@@ -38,6 +38,9 @@ COMMANDS = {
 GROUPS = {"session": "Look at sessions, and write them into files."}
 """Commands that have subcommands, and what these do: `session trace` is the subcommand `trace` of `session`."""
 
+ELSEWHERE = {"conform": "toolpack-conformance"}
+"""Commands of distributions that are made of the same repository, for whoever looks for them without these."""
+
 
 def all_commands() -> dict[str, str]:
     """Get the import paths of the core's commands, and of those that distributions name."""
@@ -92,6 +95,11 @@ class Commands(click.Group):
             command: click.Command | None = resolve_name(path) if path else None
         finally:
             gc.enable()
+        if command is None and (package := ELSEWHERE.get(cmd_name)):
+            raise click.ClickException(
+                f"{cmd_name} comes with {package}, which isn't installed: install the wheel of this version, or, in a "
+                f"clone of the repository, ./packages/{package}."
+            )
         return command
 
 

@@ -19,6 +19,7 @@ from command_line import invoke, run, run_here
 from patience import PATIENCE
 
 from server.base.settings import Settings
+from server.cli import ELSEWHERE
 from server.cli.serve import banner
 from server.packs.loading import load_catalog
 
@@ -409,3 +410,15 @@ def test_a_start_that_fails_says_one_sentence_and_nothing_else(tmp_path, prepare
     (line,) = result.stderr.splitlines()
     assert line.startswith("toolpack-server: ")
     assert said in line
+
+
+def test_a_command_of_a_package_that_is_not_installed_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("server.cli.entry_points", lambda **_: ())
+    for name, package in ELSEWHERE.items():
+        result = invoke(name, "--help")
+        assert result.exit_code == 1
+        assert result.output == (
+            f"Error: {name} comes with {package}, which isn't installed: install the wheel of this version, or, in a "
+            f"clone of the repository, ./packages/{package}.\n"
+        )
+        assert (Path(__file__).parents[1] / "packages" / package / "pyproject.toml").exists()

@@ -17,9 +17,7 @@ import jsonpointer
 
 from server.base.errors import ToolpackServerError, shown
 from server.base.settings import Settings, load_settings
-from server.base.terminal import echo
-from server.cli.options import packs_options
-from server.cli.progress import progress
+from server.features.api_commands import echo, packs_options, progress
 from server.features.audit.auditing import Effort
 from server.features.audit.processes import HashSeeds, Report, audit_tasks, task_names
 

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import click
 
 from server.base.settings import Settings, load_settings, unknown_variables
-from server.base.terminal import echo
-from server.cli.options import packs_options
 from server.cli.shadowing import shadowing_files
+from server.features.api_commands import echo, packs_options
 from server.features.checking.calls import Tried, try_functions
 from server.features.checking.findings import Finding
 from server.features.checking.notes import notes_on

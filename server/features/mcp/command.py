@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from server.base.settings import load_settings
-from server.cli.options import packs_options
+from server.features.api_commands import packs_options
 from server.features.mcp.stdio.bridge import carry
 from server.features.mcp.stdio.lines import take_standard_streams
 from server.features.mcp.stdio.local import converse

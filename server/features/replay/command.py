@@ -18,9 +18,8 @@ from server.base.errors import RequestError
 from server.base.terminal import printable
 from server.cli.local import look_at, look_options, memory_settings
 from server.cli.look import FORMS, show, whole_id
-from server.cli.options import packs_options
-from server.cli.progress import progress
 from server.cli.send import Send, local
+from server.features.api_commands import packs_options, progress
 from server.features.replay.bundle_format import read_line, sealed, unpack
 from server.rpc.caller import Caller
 from server.wiring.service import Service

@@ -14,9 +14,9 @@ import click
 
 from server.base.errors import EvaluationError
 from server.base.settings import Settings
-from server.cli.progress import progress
 from server.cli.send import local
 from server.execution.nested import read_nested
+from server.features.api_commands import progress
 from server.features.tasks.finding import tasks_of
 from server.features.tasks.task import SEPARATOR, Task
 from server.packs.catalog import Catalog

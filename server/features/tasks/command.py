@@ -14,9 +14,8 @@ import click
 from server.base.terminal import echo, printable
 from server.cli.local import look_at, look_options
 from server.cli.look import label, whole_trace
-from server.cli.options import packs_options
-from server.cli.progress import progress
 from server.cli.send import Send
+from server.features.api_commands import packs_options, progress
 from server.features.tasks.atif import atif
 from server.features.tasks.export import FORMATS, told_to
 from server.features.tasks.pass_rates import rates, table

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from server.base.terminal import echo
 from server.cli.local import look_at, look_options
 from server.cli.look import whole_id, whole_trace
-from server.cli.options import packs_options
 from server.cli.send import Send
+from server.features.api_commands import echo, packs_options
 from server.features.tasks.atif import atif
 from server.features.tasks.trajectories import Messages, messages, offered_tools, participants_messages
 from server.protocol.rights import AGENT

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from server.base.terminal import echo
-from server.features.conformance.probes.others import PROTOCOLS
-from server.features.conformance.probes.probe import GUARANTEES
-from server.features.conformance.report import as_json, as_lines, conform_otherwise
-from server.features.conformance.report import conform as ask
-from server.features.conformance.target import Failed
+from server.features.api_commands import echo
+from toolpack_conformance.probes.others import PROTOCOLS
+from toolpack_conformance.probes.probe import GUARANTEES
+from toolpack_conformance.report import as_json, as_lines, conform_otherwise
+from toolpack_conformance.report import conform as ask
+from toolpack_conformance.target import Failed
 
 _TOOLPACK = Path(__file__).parent / "packs" / "conform.py"
 

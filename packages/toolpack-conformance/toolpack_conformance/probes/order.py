@@ -4,8 +4,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 
-from server.features.conformance.probes.probe import CONFLICT, at_once, probe
-from server.features.conformance.target import Call, Failed, Session, Target, expect
+from toolpack_conformance.probes.probe import CONFLICT, at_once, probe
+from toolpack_conformance.target import Call, Failed, Session, Target, expect
 
 _SHORT = 0.03  # seconds, in which another call would come in between
 _OVERTAKEN = 5  # of 10 pairs: calls that came to different workers may change places

@@ -2,8 +2,8 @@
 
 import json
 
-from server.features.conformance.probes.probe import probe
-from server.features.conformance.target import Failed, Session, Target, expect
+from toolpack_conformance.probes.probe import probe
+from toolpack_conformance.target import Failed, Session, Target, expect
 
 _KEPT = ["(1, 2)", "{3}", "Decimal('1.10')", "b'four'", "Colored(name='five!', color=<Color.RED: 'red'>)"]
 _NOT_IN_A_DOUBLE = 2**53 + 1

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from server.features.conformance.probes.atomic import nested
-from server.features.conformance.probes.probe import PARAMETERS, TOO_LARGE, probe
-from server.features.conformance.target import Failed, Session, Target, expect, parsed
+from toolpack_conformance.probes.atomic import nested
+from toolpack_conformance.probes.probe import PARAMETERS, TOO_LARGE, probe
+from toolpack_conformance.target import Failed, Session, Target, expect, parsed
 
 _MIB = 1 << 20
 _DEEPEST = 16  # nested calls

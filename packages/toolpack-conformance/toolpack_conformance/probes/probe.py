@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from server.features.conformance.target import Target
+from toolpack_conformance.target import Target
 
 GUARANTEES = (
     "isolation",

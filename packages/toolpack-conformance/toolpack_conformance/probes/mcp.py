@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-from server.features.conformance.mcp_client import VERSION, McpClient
-from server.features.conformance.probes.atomic import nested
-from server.features.conformance.probes.probe import INVALID, NO_METHOD, PARAMETERS, PARSE, probe
-from server.features.conformance.target import Session, Target, expect
+from toolpack_conformance.mcp_client import VERSION, McpClient
+from toolpack_conformance.probes.atomic import nested
+from toolpack_conformance.probes.probe import INVALID, NO_METHOD, PARAMETERS, PARSE, probe
+from toolpack_conformance.target import Session, Target, expect
 
 _LEGACY = ("2025-11-25", VERSION, "2025-03-26", "2024-11-05")
 _MODERN = "2026-07-28"

@@ -4,8 +4,8 @@ import json
 from itertools import combinations, zip_longest
 from typing import Any
 
-from server.features.conformance.probes.probe import MCP_SESSION_NOT_FOUND, NO_METHOD, SESSION_NOT_FOUND, probe
-from server.features.conformance.target import Failed, Session, Target, expect
+from toolpack_conformance.probes.probe import MCP_SESSION_NOT_FOUND, NO_METHOD, SESSION_NOT_FOUND, probe
+from toolpack_conformance.target import Failed, Session, Target, expect
 
 _NOT_FOR_AGENTS = (
     "add_message",

@@ -2,8 +2,8 @@
 
 from uuid import uuid4
 
-from server.features.conformance.probes.probe import CONFLICT, PARAMETERS, REUSED, at_once, probe
-from server.features.conformance.target import Target, expect
+from toolpack_conformance.probes.probe import CONFLICT, PARAMETERS, REUSED, at_once, probe
+from toolpack_conformance.target import Target, expect
 
 _LONGEST = 128  # characters of a call_id
 _MANY = 500  # calls with a call_id, sent so many at once:

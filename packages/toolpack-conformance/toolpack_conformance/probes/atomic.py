@@ -6,8 +6,8 @@ from typing import Any
 
 import jsonpatch
 
-from server.features.conformance.probes.probe import ARGUMENTS, NO_FUNCTION, RAISED, probe
-from server.features.conformance.target import Failed, Session, Target, expect
+from toolpack_conformance.probes.probe import ARGUMENTS, NO_FUNCTION, RAISED, probe
+from toolpack_conformance.target import Failed, Session, Target, expect
 
 _AMOUNT_IS_A_TEXT = {"amount": "many"}
 _NEW = [0, [], "", 0]

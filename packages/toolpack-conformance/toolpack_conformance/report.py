@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from server.features.conformance.others import CallFailed, McpSession, OpenEnvSession, OtherSession
-from server.features.conformance.probes import (  # noqa: F401 - they register their probes
+from toolpack_conformance.others import CallFailed, McpSession, OpenEnvSession, OtherSession
+from toolpack_conformance.probes import (  # noqa: F401 - they register their probes
     agents,
     atomic,
     deadline,
@@ -27,9 +27,9 @@ from server.features.conformance.probes import (  # noqa: F401 - they register t
     order,
     verdicts,
 )
-from server.features.conformance.probes.others import OTHERS
-from server.features.conformance.probes.probe import GUARANTEES, PROBES, Probe
-from server.features.conformance.target import TOOLPACK, Failed, NotTried, Target
+from toolpack_conformance.probes.others import OTHERS
+from toolpack_conformance.probes.probe import GUARANTEES, PROBES, Probe
+from toolpack_conformance.target import TOOLPACK, Failed, NotTried, Target
 
 SECONDS = 600.0  # after which no further request is sent; a server that isn't busy needs a few
 SECONDS_A_REQUEST = 15.0

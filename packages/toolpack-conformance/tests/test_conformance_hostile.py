@@ -14,9 +14,9 @@ from hypothesis import strategies as some
 from test_conformance import serving
 
 from server.cli import cli
-from server.features.conformance import report, target
-from server.features.conformance.probes.probe import PROBES
-from server.features.conformance.target import Failed, NotTried, Session, Target
+from toolpack_conformance import report, target
+from toolpack_conformance.probes.probe import PROBES
+from toolpack_conformance.target import Failed, NotTried, Session, Target
 
 TOOLPACKS = {"jsonrpc": "2.0", "id": 7, "result": [{"name": "conform"}]}
 

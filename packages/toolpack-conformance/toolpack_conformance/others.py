@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from server.features.conformance.mcp_client import McpClient
-from server.features.conformance.target import Call, Failed, Refused, Target
+from toolpack_conformance.mcp_client import McpClient
+from toolpack_conformance.target import Call, Failed, Refused, Target
 
 _PATIENCE = 15.0  # seconds for an answer
 _MOST_BYTES = 2**27  # of a message

@@ -18,7 +18,12 @@ import httpx
 from server.engine.queues import SessionQueue
 from server.execution.call import _run
 from server.execution.codec import Codec, PlainCodec
-from server.features.conformance.probes import (
+from server.features.mcp import endpoint, headers
+from server.rpc import jsonrpc as rpc
+from server.sessions import calls, factory, operation
+from server.sessions.identity import Identities
+from server.sessions.manager import SessionManager
+from toolpack_conformance.probes import (
     agents,
     atomic,
     deadline,
@@ -32,11 +37,6 @@ from server.features.conformance.probes import (
     order,
     verdicts,
 )
-from server.features.mcp import endpoint, headers
-from server.rpc import jsonrpc as rpc
-from server.sessions import calls, factory, operation
-from server.sessions.identity import Identities
-from server.sessions.manager import SessionManager
 
 # ruff: noqa: ARG001, ARG002, ARG005 - what breaks something decides what it looks at
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from server.features.conformance.others import CallFailed, McpSession, Open, OtherSession, run
-from server.features.conformance.probes.probe import INVALID, NO_METHOD, PARSE, at_once
-from server.features.conformance.target import Failed, Refused, expect
+from toolpack_conformance.others import CallFailed, McpSession, Open, OtherSession, run
+from toolpack_conformance.probes.probe import INVALID, NO_METHOD, PARSE, at_once
+from toolpack_conformance.target import Failed, Refused, expect
 
 _OPENENV, _MCP = "openenv", "mcp"
 PROTOCOLS = (_OPENENV, _MCP)

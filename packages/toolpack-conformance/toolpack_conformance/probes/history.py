@@ -1,7 +1,7 @@
 """Fork and reset: an older version can be gone back to, in the session or in another."""
 
-from server.features.conformance.probes.probe import NO_VERSION, PARAMETERS, probe
-from server.features.conformance.target import Failed, Target, expect
+from toolpack_conformance.probes.probe import NO_VERSION, PARAMETERS, probe
+from toolpack_conformance.target import Failed, Target, expect
 
 _WHAT = "the total, the list, the note and the version"
 

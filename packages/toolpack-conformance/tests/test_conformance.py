@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from http_server import running
 
 from server.cli import cli
-from server.features.conformance.report import conform
-from server.features.conformance.report import failure as ask
-from server.features.conformance.target import Target
 from server.packs.loading import load_catalog
+from toolpack_conformance.report import conform
+from toolpack_conformance.report import failure as ask
+from toolpack_conformance.target import Target
 
-FOLDER = Path(__file__).parents[3] / "server/features/conformance/packs"
+FOLDER = Path(__file__).parents[1] / "toolpack_conformance" / "packs"
 
 
 def serving(**settings):

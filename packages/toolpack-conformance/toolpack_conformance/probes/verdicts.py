@@ -3,8 +3,8 @@
 from typing import Any
 from uuid import uuid4
 
-from server.features.conformance.probes.probe import EVALUATOR, NO_VERSION, probe
-from server.features.conformance.target import Session, Target, expect
+from toolpack_conformance.probes.probe import EVALUATOR, NO_VERSION, probe
+from toolpack_conformance.target import Session, Target, expect
 
 
 def _verdict(session: Session, **params: Any) -> list[Any]:

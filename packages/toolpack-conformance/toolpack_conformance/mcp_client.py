@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from server.features.conformance.target import ACCEPT, Failed, Target, check_response, parsed
+from toolpack_conformance.target import ACCEPT, Failed, Target, check_response, parsed
 
 VERSION = "2025-06-18"
 _NOTHING: Mapping[str, str] = {}

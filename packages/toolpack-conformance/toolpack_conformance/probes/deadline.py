@@ -3,8 +3,8 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from server.features.conformance.probes.probe import LATE, probe
-from server.features.conformance.target import Failed, Target, expect
+from toolpack_conformance.probes.probe import LATE, probe
+from toolpack_conformance.target import Failed, Target, expect
 
 _WAITING = 48
 WAITS = (3, 6, 9)  # seconds: a machine that does much else may need the longer ones

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import httpx
 
-from server.features.conformance.bounds import bounded_transport, within
+from toolpack_conformance.bounds import bounded_transport, within
 
 TOOLPACK = "conform"
 MOST_BYTES = 2**24  # of an answer: no check needs as many

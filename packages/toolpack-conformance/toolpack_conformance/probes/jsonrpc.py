@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from server.features.conformance.probes.probe import (
+from toolpack_conformance.probes.probe import (
     ARGUMENTS,
     INVALID,
     NO_FUNCTION,
@@ -16,7 +16,7 @@ from server.features.conformance.probes.probe import (
     SESSION_NOT_FOUND,
     probe,
 )
-from server.features.conformance.target import Failed, Session, Target, check_response, expect, parsed
+from toolpack_conformance.target import Failed, Session, Target, check_response, expect, parsed
 
 _UNSUPPORTED_MEDIA = 415
 _NOT_IN_A_DOUBLE = 2**53 + 1

@@ -4,8 +4,8 @@ import time
 from typing import Any
 from uuid import uuid4
 
-from server.features.conformance.probes.probe import MCP_SESSION_NOT_FOUND, SESSION_NOT_FOUND, at_once, probe
-from server.features.conformance.target import Target, expect
+from toolpack_conformance.probes.probe import MCP_SESSION_NOT_FOUND, SESSION_NOT_FOUND, at_once, probe
+from toolpack_conformance.target import Target, expect
 
 _OF_A_SESSION: dict[str, dict[str, Any]] = {
     "add_message": {"role": "user", "content": "x"},

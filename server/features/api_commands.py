@@ -1,0 +1,10 @@
+"""What a command of another distribution may import besides `api`; it is imported in a moment.
+
+The rule: nothing is defined here.
+"""
+
+from server.base.terminal import echo
+from server.cli.options import packs_options, server_options
+from server.cli.progress import progress
+
+__all__ = ["echo", "packs_options", "progress", "server_options"]
