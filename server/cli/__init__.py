@@ -95,9 +95,9 @@ class Commands(click.Group):
             command: click.Command | None = resolve_name(path) if path else None
         finally:
             gc.enable()
-        if command is None and (package := ELSEWHERE.get(cmd_name)):
+        if command is None and (package := ELSEWHERE.get(name)):
             raise click.ClickException(
-                f"{cmd_name} comes with {package}, which isn't installed: install the wheel of this version, or, in a "
+                f"{name} comes with {package}, which isn't installed: install the wheel of this version, or, in a "
                 f"clone of the repository, ./packages/{package}."
             )
         return command

@@ -421,4 +421,4 @@ def test_a_command_of_a_package_that_is_not_installed_says_how_to_get_it(monkeyp
             f"Error: {name} comes with {package}, which isn't installed: install the wheel of this version, or, in a "
             f"clone of the repository, ./packages/{package}.\n"
         )
-        assert (Path(__file__).parents[1] / "packages" / package / "pyproject.toml").exists()
+        assert (Path(__file__).parents[2] / "packages" / package / "pyproject.toml").exists()
