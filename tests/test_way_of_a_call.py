@@ -34,15 +34,15 @@ WARM, REQUESTS = 100, 200
 ATTEMPTS = 4
 
 MOST = {
-    "read": 244,
-    "change": 274,
-    "read at an agent's address": 255,
-    "read over MCP": 292,
-    "change with a call_id": 285,
-    "read of a database": 319,
-    "change of a database": 417,
-    "read in an executor": 301,
-    "change in an executor": 319,
+    "read": 241,
+    "change": 271,
+    "read at an agent's address": 252,
+    "read over MCP": 290,
+    "change with a call_id": 282,
+    "read of a database": 316,
+    "change of a database": 408,
+    "read in an executor": 298,
+    "change in an executor": 316,
 }
 MCP_VERSION = "2026-07-28"
 MCP_META = {

@@ -43,6 +43,7 @@ knows nothing of JSON-RPC or HTTP statuses other than its own; `rpc/codes.py` al
         ├── UnsupportedObjectError  snapshots: one object can't be stored
         ├── PlainObjectError        jsonio: a value that is to be shown as JSON holds a plain object
         ├── CycleError              snapshots: an object that hashes by value is part of a cycle
+        ├── RpcRefusedError         rpc: no JSON, no valid request, or no such method
         ├── CallFailedError         rpc: a call failed that is to be answered with a JSON-RPC error
         ├── McpRefusedError         mcp: a message is refused with an error code
         ├── HeavyReadError          sessions: a read takes so much of the processor that it must wait for its turn
@@ -327,6 +328,14 @@ class PlainObjectError(InternalSignal):
 
 class CycleError(InternalSignal):
     """An instance that hashes by value is part of a cycle."""
+
+
+class RpcRefusedError(InternalSignal):
+    """No JSON, no valid request, or no such method: for that JSON-RPC has errors of its own. The text is its detail."""
+
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
 
 
 class CallFailedError(InternalSignal):

@@ -19,10 +19,11 @@ from server.base.errors import (
     Interrupted,
     MissingBlobError,
     RequestError,
+    RpcRefusedError,
     StateDamagedError,
     without_frames,
 )
-from server.engine.state import Result, SessionState
+from server.engine.state import Effect, SessionState
 from server.functions.shared_loop import SharedCall
 from server.functions.steps import Awaiting, Steps
 
@@ -66,10 +67,10 @@ class Operation(Protocol):
     def trace(self) -> Noted | None:
         """Who is told how far it is; None if nobody wants to know."""
 
-    def steps(self, state: SessionState, start_clock: StartClock) -> Steps[Result]:
+    def steps(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
         """Do the work, in threads; may block. A `RequestError` refuses it: nothing has changed."""
 
-    def on_timeout(self, state: SessionState) -> Result:
+    def on_timeout(self, state: SessionState) -> Effect:
         """Get the result of having passed the deadline. `steps` may still be running. Brief: called under a lock.
 
         Raises:
@@ -128,7 +129,7 @@ class Job:
             self._returned = self.work() if self.context is None else self.context.run(self.work)
         except Interrupted:  # the job has been completed by whoever has interrupted it; this thread is to end
             raise
-        except (RequestError, CallError, HeavyReadError) as error:
+        except (RequestError, CallError, HeavyReadError, RpcRefusedError) as error:
             self._raised = without_frames(error)
         except MissingBlobError as missing:
             try:

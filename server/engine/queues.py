@@ -27,7 +27,7 @@ from server.engine.jobs import Errand, Job, Operation
 from server.engine.leases import HEARTBEAT_SECONDS, AcquireTogether, Leases
 from server.engine.pool_thread import interruptible
 from server.engine.session_clock import SessionClock
-from server.engine.state import CLOSED, Result, SessionState
+from server.engine.state import CLOSED, Effect, SessionState
 from server.engine.threads import Threads
 from server.functions.leftovers import resumed, suspended
 from server.functions.steps import Settled, Steps, settle
@@ -65,10 +65,10 @@ class SessionJob(Job):
         self.state: SessionState | None = None
         self.commit: Commit | None = None
         self.committed = False
-        self._steps: Steps[Result] | None = None  # those that are still to be done
+        self._steps: Steps[Effect] | None = None  # those that are still to be done
         self._left_work = False
 
-    def work(self) -> Result | None:
+    def work(self) -> Effect | None:
         """Enter the session, then run the operation there; None if another worker holds the session's lease.
 
         It does the next steps, until they end, or there is a coroutine to be awaited elsewhere.
@@ -95,8 +95,8 @@ class SessionJob(Job):
                 awaiting = steps.send(here)
         except StopIteration as end:
             self._steps = None
-            result: Result = end.value
-            return result
+            effect: Effect = end.value
+            return effect
         self.awaiting, self._left_work = awaiting, suspended()
         return None
 
@@ -158,9 +158,9 @@ class SessionJob(Job):
             self.error = OverloadedError(CANCELLED)
             return
         try:
-            result: Result = self.operation.on_timeout(state) if timed_out else self._returned
-            self.answer = result.answer
-            self.commit = state.apply(result, now, release=release)
+            effect: Effect = self.operation.on_timeout(state) if timed_out else self._returned
+            self.answer = effect.answer
+            self.commit = state.apply(effect, now, release=release)
         except RequestError as error:
             self.error = error
         except Exception:

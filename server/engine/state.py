@@ -36,7 +36,7 @@ What never changes needs no notice: what a session is made of, its addresses, an
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -51,16 +51,50 @@ CLOSED = "The session was closed meanwhile."
 NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
-class Result(NamedTuple):
-    """What an operation has done to a session."""
+class Effect:
+    """What an operation has done to a session.
 
-    answer: Any
-    record: Record | None = None  # the record to commit; None if there is nothing to commit
-    parts: Mapping[str, str] = NONE  # the new blob id of each part that changed
-    new_blobs: Mapping[str, bytes] = NONE  # the bytes of those blobs that the store doesn't have yet, by id
-    blobs: Mapping[str, bytes] = NONE  # the current bytes of parts, as far as they are known
-    live: Mapping[str, BaseModel] = NONE  # the live environments that equal those bytes
-    memo: Mapping[Any, Any] = NONE  # what those around operations remember of the session as of the record
+    Attributes:
+        answer: What the caller gets. Whoever is around the operation may replace it; the record stays as it is.
+        members: The members of the record that are the kind's own; None if nothing is to be recorded.
+        versions: By how much the session's version increases.
+        seconds: How long it took.
+        private: What only the server reads of the record.
+        record: The record to commit, once it is written; None if there is nothing to commit.
+        parts: The new blob id of each part that has changed.
+        new_blobs: The bytes of those blobs that the store doesn't have yet, by id.
+        blobs: The current bytes of parts, as far as they are known.
+        live: The live environments that equal those bytes.
+        memo: What each of those around the operation remembers of the session as of this record.
+    """
+
+    __slots__ = (
+        *("answer", "members", "versions", "seconds", "private", "record"),
+        *("parts", "new_blobs", "blobs", "live", "memo"),
+    )
+
+    def __init__(
+        self,
+        answer: Any,
+        members: dict[str, Any] | None = None,
+        versions: int = 0,
+        seconds: float = 0.0,
+        *,
+        parts: Mapping[str, str] = NONE,
+        new_blobs: Mapping[str, bytes] = NONE,
+        blobs: Mapping[str, bytes] = NONE,
+    ) -> None:
+        self.answer = answer
+        self.members = members
+        self.versions = versions
+        self.seconds = seconds
+        self.private: dict[str, Any] = {}
+        self.record: Record | None = None
+        self.parts = parts
+        self.new_blobs = new_blobs
+        self.blobs = blobs
+        self.live: Mapping[str, BaseModel] = NONE
+        self.memo: dict[Any, Any] = {}
 
 
 class SessionState:
@@ -110,34 +144,34 @@ class SessionState:
         live, self.live = self.live, {}
         return live
 
-    def apply(self, result: Result, now: float, *, release: bool) -> Commit | None:
+    def apply(self, effect: Effect, now: float, *, release: bool) -> Commit | None:
         """Move on by what an operation has done, and get what is to be committed; `release` ends the lease with it.
 
         Args:
             now: By the session clock.
         """
-        self.blobs.update(result.blobs)
-        self.live.update(result.live)
-        record = result.record
+        self.blobs.update(effect.blobs)
+        self.live.update(effect.live)
+        record = effect.record
         if record is None:
             return None
-        self.memo = dict(result.memo)
+        self.memo = effect.memo
         after, self.last = self.last, record.id
         self.index, self.version = record.index, record.version
-        added = added_bytes(record, result.new_blobs)
+        added = added_bytes(record, effect.new_blobs)
         self.stored += added
         self.untrimmed += added - len(record.body)
-        if result.parts:
-            self.parts = {**self.parts, **result.parts}
-            self.unstored.update(result.new_blobs)
+        if effect.parts:
+            self.parts = {**self.parts, **effect.parts}
+            self.unstored.update(effect.new_blobs)
         if record.call_id is not None:
             self.uncommitted[record.call_id] = record
         return Commit(
             session_id=self.session.id,
             epoch=self.epoch,
             record=record,
-            parts=result.parts,
-            blobs=result.new_blobs,
+            parts=effect.parts,
+            blobs=effect.new_blobs,
             expires_at=self._renewed_expiry(now),
             release=release,
             after=after,

@@ -5,17 +5,15 @@ an `Outcome`; the call has no effect until that is committed.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from server.base.errors import InternalSignal, OverloadedError, RequestError, TooLargeError
-from server.execution.codec import PlainCodec
 from server.execution.failure import CallFailure, Failure
 from server.execution.machine import machine_trouble
-from server.execution.runtime import Plan
+from server.execution.plan import Plan
 from server.execution.volumes import Volumes
-from server.execution.world import PromiseCheck, Snapshot, World
+from server.execution.world import Means, PromiseCheck, Snapshot, World
 from server.functions.content import check_content
 from server.functions.pins import pinned
 from server.functions.steps import Passed, Steps, run_steps
@@ -45,51 +43,33 @@ class Outcome:
     changed: Mapping[str, int] | None = None  # for each volume that it has changed, how many pages or files
 
 
-def call(
-    plan: Plan,
-    snapshot: Snapshot,
-    codec: PlainCodec,
-    max_result_bytes: int,
-    interruptible: AbstractContextManager[object] | None = None,
-) -> Outcome:
+def call(plan: Plan, snapshot: Snapshot, means: Means) -> Outcome:
     """Run a function on this thread and freeze the parts that it may have changed.
 
     Raises:
         RequestError: The stored environment can't be used; the call had no effect.
         MissingBlobError: A part of it is missing from the store; likewise.
     """
-    return run_steps(call_steps(plan, snapshot, codec, max_result_bytes, interruptible), interruptible)
+    return run_steps(call_steps(plan, snapshot, means), means.interruptible)
 
 
-def call_steps(
-    plan: Plan,
-    snapshot: Snapshot,
-    codec: PlainCodec,
-    max_result_bytes: int,
-    interruptible: AbstractContextManager[object] | None = None,
-) -> Steps[Outcome]:
+def call_steps(plan: Plan, snapshot: Snapshot, means: Means) -> Steps[Outcome]:
     """Do what `call` does, but let somebody else await the coroutines, unless time or chance is pinned."""
-    comparison = PromiseCheck() if plan.compares else None
-    around = interruptible or nullcontext()
-    world = World(
-        *(snapshot, codec, plan.footprint, plan.read_only, plan.trusted, around),
-        *(comparison, plan.comparing, max_result_bytes),
-    )
-    world.pinned = plan.pin is not None
+    world = World(plan, snapshot, means, PromiseCheck() if plan.compares else None, means.max_result_bytes)
     live: dict[str, Any] = {}
     try:
         if plan.pin is None:
-            outcome = yield from _run(plan, world, codec, max_result_bytes)
+            outcome = yield from _run(world)
         else:
             with pinned(plan.pin):
-                outcome = yield from _run(plan, world, codec, max_result_bytes)
+                outcome = yield from _run(world)
         if world.volumes is not None:
-            live = _end_volumes(world.volumes, outcome, plan, max_result_bytes)
+            live = _end_volumes(world.volumes, outcome, world)
     finally:
         if world.volumes is not None:
             world.volumes.abandon(keep=False)  # where it was given up or refused; else nothing is left to do
     if plan.pin is not None and outcome.failure is None:
-        outcome.entries |= {part: part_entries(outcome.live[part], codec.catalog.classes) for part in world.dirty}
+        outcome.entries |= {part: part_entries(outcome.live[part], means.codec.catalog.classes) for part in world.dirty}
         outcome.live = {}  # the next call reads everything anew: the order of a set depends on how it was filled
     if live:
         outcome.live = {**outcome.live, **live}
@@ -98,12 +78,13 @@ def call_steps(
     return outcome
 
 
-def _run(plan: Plan, world: World, codec: PlainCodec, max_result_bytes: int) -> Steps[Outcome]:
+def _run(world: World) -> Steps[Outcome]:
+    plan, codec, most = world.plan, world.means.codec, world.means.max_result_bytes
     try:
         value = yield from plan.runtime.steps(world, plan.function, plan.arguments)
         result = to_json(value, codec.catalog.plain)
-        if len(result) > max_result_bytes:
-            raise TooLargeError(f"the result has {len(result)} bytes as JSON; {max_result_bytes} are allowed.")
+        if len(result) > most:
+            raise TooLargeError(f"the result has {len(result)} bytes as JSON; {most} are allowed.")
         if plan.content:
             check_content(result)
         if world.volumes is not None:
@@ -125,7 +106,7 @@ def _run(plan: Plan, world: World, codec: PlainCodec, max_result_bytes: int) -> 
                 raise explained from None
         _check_machine(error)
         why = Failure.RAISED if world.raised else None
-        return Outcome(failure=CallFailure.of(error, why, max_result_bytes, keep_cause=plan.tracebacks))
+        return Outcome(failure=CallFailure.of(error, why, most, keep_cause=plan.tracebacks))
 
 
 def _check_machine(error: BaseException) -> None:
@@ -135,7 +116,7 @@ def _check_machine(error: BaseException) -> None:
         raise OverloadedError(trouble) from None
 
 
-def _end_volumes(volumes: Volumes, outcome: Outcome, plan: Plan, max_result_bytes: int) -> dict[str, Any]:
+def _end_volumes(volumes: Volumes, outcome: Outcome, world: World) -> dict[str, Any]:
     """Add to an outcome what the call has changed in volumes; get where their working copies are."""
     try:
         if outcome.failure is None:
@@ -148,6 +129,7 @@ def _end_volumes(volumes: Volumes, outcome: Outcome, plan: Plan, max_result_byte
         if explained is not error or volumes.failed is not None:
             raise explained from None
         _check_machine(error)
-        outcome.failure = CallFailure.of(error, Failure.RAISED, max_result_bytes, keep_cause=plan.tracebacks)
+        most, keep = world.means.max_result_bytes, world.plan.tracebacks
+        outcome.failure = CallFailure.of(error, Failure.RAISED, most, keep_cause=keep)
         outcome.result, outcome.changes, outcome.blobs, outcome.live = None, False, {}, {}
     return volumes.abandon()

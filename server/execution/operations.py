@@ -24,20 +24,20 @@ from server.execution.declared import Declared, DeclaredLong, DeclaredText
 from server.execution.failure import OF_CALLS, CallFailure, Failure
 from server.execution.initial import Built, build, parse
 from server.execution.parts import toolpack_of, wanted
+from server.execution.plan import Plan
 from server.execution.runner import (
     Ask,
     AskedParts,
     Frame,
-    Means,
     RunnerOperation,
     check_answer,
     known_parts,
     opened,
 )
-from server.execution.runtime import Plan, SessionRuntime
+from server.execution.runtime import SessionRuntime
 from server.execution.views import Pointed, contents, export, patch, pointed, view, view_without_volumes
 from server.execution.volumes import Stored, stored_volumes
-from server.execution.world import PromiseCheck, Snapshot
+from server.execution.world import Means, PromiseCheck, Snapshot
 from server.functions.content import check_content
 from server.functions.leftovers import Watch
 from server.functions.pins import Pin
@@ -98,7 +98,7 @@ class RunCall(RunnerOperation[Outcome]):
         plan = self._plan
         self._start()
         watch = Watch()
-        outcome = yield from call_steps(plan, self._snapshot, means.codec, means.max_result_bytes, means.interruptible)
+        outcome = yield from call_steps(plan, self._snapshot, means)
         if watch.leaves_work(plan.footprint):
             outcome.live = {}
         return outcome
@@ -251,7 +251,7 @@ class _Calls:
             live = self._live.pop((tag, part))
             if live is not None:
                 snapshot.live[part], sizes[part] = live
-        outcome = call(plan, snapshot, means.codec, means.max_result_bytes, means.interruptible)
+        outcome = call(plan, snapshot, means)
         sizes.update({part: len(blob) for part, blob in snapshot.blobs.items()})
         sizes.update({part: len(blob) for part, (_, blob) in outcome.blobs.items()})
         unused = {(head["held"][part], part): (live, sizes[part]) for part, live in snapshot.live.items()}

@@ -10,13 +10,12 @@ In another process an operation goes this way:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from server.base.errors import ExecutorLostError
-from server.execution.codec import Codec, PlainCodec
-from server.execution.world import Snapshot
+from server.execution.codec import Codec
+from server.execution.world import Means, Snapshot
 from server.functions.steps import Steps
 from server.volumes.volume import is_piece
 
@@ -29,16 +28,6 @@ class Frame(NamedTuple):
 
     head: Mapping[str, Any]
     pieces: list[bytes]
-
-
-@dataclass(slots=True)
-class Means:
-    """What an operation needs in the process where it runs."""
-
-    codec: PlainCodec
-    max_result_bytes: int
-    # Surrounds an author's code: a passed deadline interrupts that alone.
-    interruptible: AbstractContextManager[object] = field(default_factory=nullcontext)
 
 
 Ask = Callable[[Any], Frame]

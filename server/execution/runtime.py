@@ -1,62 +1,26 @@
-"""The functions of a session, and the plan of a call: what is known of it before it runs.
+"""The functions of a session.
 
-The rule: what depends on the functions alone is computed once, when the runtime is created. A plan is made once per
-call, and all code that runs or stores the call uses that plan.
+The rule: what depends on the functions alone is computed once, when the runtime is created.
 """
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import CoroutineType
 from typing import Any
 
 from pydantic import BaseModel
 
 from server.base.errors import ReadOnlyError
-from server.execution.nested import NestedCall, has_nested, read_nested
+from server.execution.nested import has_nested, read_nested
 from server.execution.parts import footprint
+from server.execution.plan import Footprint, Plan
 from server.execution.promises import Promises
 from server.execution.world import PromiseCheck, World
 from server.functions.content import is_content
-from server.functions.pins import Pin
 from server.functions.steps import Awaiting, Passed, Steps
 from server.functions_runtime import FunctionCall, FunctionsRuntime
 from server.packs.pack_function import PackFunction, is_offered
-
-Footprint = Mapping[str, frozenset[str] | None]
-"""For each toolpack, the attributes of its environment that a call uses; None means unknown."""
-
-
-def uncompared() -> None:
-    """Take no notice of that comparing begins."""
-
-
-@dataclass(slots=True)
-class Plan:
-    """What is known of a call before it runs."""
-
-    runtime: "SessionRuntime"
-    function: str
-    arguments: Mapping[str, Any]  # its arguments, with a `FunctionCall` for each nested call
-    toolpack: str  # the toolpack of the function; "" if there is no such function
-    registered_name: str  # the function's name in the toolpack; in the session it may be called otherwise
-    footprint: Footprint  # the attributes of each toolpack's environment that the call and its nested calls use
-    content: bool  # its result is a list of MCP's content blocks
-    read_only: bool  # the call and its nested calls promise to leave the environments unchanged
-    timeout_seconds: float
-    own_timeout_seconds: float  # the function's own deadline, or the default
-    trusted: frozenset[str]  # the functions of the session that count as read-only
-    compares: bool = False  # whether to compare what its read-only functions leave behind with what they were given
-    comparing: Callable[[], None] = uncompared  # called when comparing begins, which its deadline doesn't count
-    tracebacks: bool = False  # whether the outcome of a function that raised is to have its traceback
-    pin: Pin | None = None  # what is pinned while it runs; None if nothing is
-    nested: Sequence[NestedCall] = ()  # its nested calls, in the order in which they run
-
-    def promises(self) -> set[tuple[str, str]]:
-        """Get the toolpack and the name of each function of the call that promises to be read-only."""
-        names = {self.function, *(call.function for call in self.nested)}
-        return {(self.runtime.toolpack_of(name), name) for name in names & self.trusted}
 
 
 class SessionRuntime(FunctionsRuntime):
@@ -144,7 +108,7 @@ class SessionRuntime(FunctionsRuntime):
         if not function.dependencies:
             return {}
         environment = env.environment(registered.toolpack)
-        if function.name not in env.trusted:
+        if function.name not in env.plan.trusted:
             env.may_change(registered.toolpack)
         found = {}
         try:
@@ -163,20 +127,20 @@ class SessionRuntime(FunctionsRuntime):
         if toolpack != self._registered[call.function].toolpack:
             return copy.deepcopy(result)
         # The result may belong to the environment, so the outer function can change that without a `Depends`.
-        if outer not in env.trusted:
+        if outer not in env.plan.trusted:
             env.may_change(toolpack)
         return result
 
     def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Steps[Any]:
         """Run the plain function, and note if its own code raised; `ReadOnlyError` if it broke its promise."""
-        compared = env.comparison if function.name in env.trusted else None
+        compared = env.comparison if function.name in env.plan.trusted else None
         before = None
         if compared is not None:
             toolpack, began = self._registered[function.name].toolpack, time.perf_counter()
             before = env.copy(toolpack) if env.is_dirty(toolpack) else None
             compared.seconds += time.perf_counter() - began
         try:
-            with env.interruptible:
+            with env.means.interruptible:
                 result = function.run(**arguments)
         except BaseException as error:
             env.raised = True
@@ -197,7 +161,7 @@ class SessionRuntime(FunctionsRuntime):
     def _compare(self, env: World, comparison: PromiseCheck, function: Any, before: BaseModel | None) -> None:
         """Raise `ReadOnlyError` if a function has changed its environment, of which there may be a copy from before."""
         toolpack = self._registered[function.name].toolpack
-        env.comparing()
+        env.plan.comparing()
         began = time.perf_counter()
         try:
             found = env.change(toolpack, before)

@@ -5,7 +5,7 @@ dropped; only a commit stores what it has changed.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from pydantic import BaseModel, RootModel
 from server.base.errors import ResultError, SnapshotError
 from server.execution.codec import PlainCodec
 from server.execution.parts import besides_volumes, emptied, merge, parts_of, wanted
+from server.execution.plan import Plan
 from server.execution.volumes import READ_ONLY, Volumes, stored_volumes
 from server.jsonio.cutting import cut_if_longer
 from server.jsonio.strict import dumps
@@ -33,6 +34,16 @@ class Snapshot:
 
 
 @dataclass(slots=True)
+class Means:
+    """What a call, or another operation, needs in the process where it runs."""
+
+    codec: PlainCodec
+    max_result_bytes: int
+    # Surrounds an author's code: a passed deadline interrupts that alone.
+    interruptible: AbstractContextManager[object] = field(default_factory=nullcontext)
+
+
+@dataclass(slots=True)
 class PromiseCheck:
     """What came out when read-only functions were compared with their promise."""
 
@@ -44,19 +55,14 @@ class PromiseCheck:
 class World:
     """The environments that one call sees; the parts in its footprint are thawed at first use."""
 
+    plan: Plan
     snapshot: Snapshot
-    codec: PlainCodec
-    footprint: Mapping[str, frozenset[str] | None]  # by toolpack, the attributes that the call uses; None means all
-    read_only: bool
-    trusted: frozenset[str]  # the functions that count as read-only
-    interruptible: AbstractContextManager[object]  # surrounds an author's code: a passed deadline interrupts that alone
+    means: Means
     comparison: PromiseCheck | None  # what came out of comparing; None if nothing is compared
-    comparing: Callable[[], None]  # called when comparing begins
     room: int  # how many bytes the results of nested calls may have as JSON; what is longer is cut
     touched: dict[str, BaseModel] = field(default_factory=dict)  # the parts that the call has used
     dirty: set[str] = field(default_factory=set)  # the names of the parts that it may have changed
     raised: bool = False  # the toolpack's own code raised an exception, not the code around it
-    pinned: bool = False  # time and chance are pinned
     volumes: Volumes | None = None  # those of the environments that the call has used, if they have any
     nested: list[bytes] = field(default_factory=list)  # the results of nested calls as JSON, in the order of the calls
     _loaded: dict[str, tuple[BaseModel, Sequence[str]]] = field(default_factory=dict)
@@ -65,7 +71,7 @@ class World:
     def environment(self, toolpack: str) -> BaseModel:
         """Get the environment of a toolpack, with at least the attributes in the call's footprint."""
         if toolpack not in self._loaded:
-            self._loaded[toolpack] = self._load(toolpack, self.footprint[toolpack])
+            self._loaded[toolpack] = self._load(toolpack, self.plan.footprint[toolpack])
         return self._loaded[toolpack][0]
 
     def may_change(self, toolpack: str) -> None:
@@ -78,7 +84,7 @@ class World:
         try:
             if isinstance(result, Iterator):  # to show what it gives would use it up
                 raise ResultError
-            text = to_json(result, self.codec.catalog.plain)
+            text = to_json(result, self.means.codec.catalog.plain)
         except ResultError:
             text = dumps(without_json(result))
         self.nested.append(cut_if_longer(text, self.room))
@@ -92,7 +98,7 @@ class World:
         environment = self._loaded[toolpack][0]
         try:
             with self._without_volumes(environment):
-                return self.codec.copy(environment)
+                return self.means.codec.copy(environment)
         except SnapshotError:
             return None
 
@@ -109,19 +115,19 @@ class World:
     def _changed(
         self, environment: BaseModel, parts: Sequence[str], before: BaseModel | None
     ) -> tuple[str, str] | None:
-        now = self.codec.frozen(environment)
+        now = self.means.codec.frozen(environment)
         if before is None:
             if not self.dirty.isdisjoint(parts) or (now is not None and self._is_as_it_was(parts, now)):
                 return None
             before = merge(self._decode(part) for part in parts)
-        was = self.codec.frozen(before)
+        was = self.means.codec.frozen(before)
         if now is None or was is None:
             found = first_difference(before, environment)
         elif now == was:
             return None
         else:
             # Only a snapshot of it shows what a snapshot would lose anyway: nobody is accused of that.
-            found = first_difference(self.codec.thawed(was), self.codec.thawed(now))
+            found = first_difference(self.means.codec.thawed(was), self.means.codec.thawed(now))
         if found and isinstance(environment, RootModel):  # its only field is all of the environment
             found = found[0].removeprefix("root").removeprefix("."), found[1]
         return found
@@ -135,12 +141,14 @@ class World:
             return self._load_parts(toolpack, names, footprint)
         rest = footprint and besides_volumes(names, toolpack, footprint)
         if footprint and not rest:
-            environment: BaseModel = emptied(self.codec.catalog.toolpacks[toolpack].environment_class)
+            environment: BaseModel = emptied(self.means.codec.catalog.toolpacks[toolpack].environment_class)
             parts: Sequence[str] = ()
         else:
             environment, parts = self._load_parts(toolpack, names, rest)
         if self.volumes is None:
-            self.volumes = Volumes(self.codec, read_only=READ_ONLY if self.read_only else "", pinned=self.pinned)
+            self.volumes = Volumes(
+                self.means.codec, read_only=READ_ONLY if self.plan.read_only else "", pinned=self.plan.pin is not None
+            )
         self.volumes.bind(toolpack, environment, self.snapshot)
         return environment, parts
 
@@ -155,7 +163,7 @@ class World:
         # The call uses several parts: a function was edited, or calls are nested. It may connect them, so they become
         # one part, unless the call is read-only.
         whole = merge(self._take(part) for part in parts)
-        if not self.read_only:
+        if not self.plan.read_only:
             self.touched.update({part: whole if part == parts[0] else emptied(type(whole)) for part in parts})
             self.dirty.update(parts)
         return whole, parts
@@ -174,7 +182,7 @@ class World:
     def _note_restored(self, part: str, environment: BaseModel, comparison: PromiseCheck) -> None:
         """Note which bytes a part that was restored would be stored as: the order of its sets may be another one."""
         began = time.perf_counter()
-        self._restored[part] = self.codec.frozen(environment)
+        self._restored[part] = self.means.codec.frozen(environment)
         comparison.seconds += time.perf_counter() - began
 
     def _is_as_it_was(self, parts: Sequence[str], now: bytes) -> bool:
@@ -184,8 +192,8 @@ class World:
         snapshot, part = self.snapshot, parts[0]
         if self._restored.get(part) == now:
             return True
-        return now == self.codec.unseal(part, snapshot.parts[part], snapshot.blobs[part])
+        return now == self.means.codec.unseal(part, snapshot.parts[part], snapshot.blobs[part])
 
     def _decode(self, part: str) -> BaseModel:
         snapshot = self.snapshot
-        return self.codec.decode(part, snapshot.parts[part], snapshot.blobs[part])
+        return self.means.codec.decode(part, snapshot.parts[part], snapshot.blobs[part])

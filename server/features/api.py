@@ -14,6 +14,7 @@ from server.base.errors import (
     SettingsError,
 )
 from server.base.settings import FeatureSettings
+from server.engine.state import Effect
 from server.execution.failure import CallFailure
 from server.protocol.parameters import CallId, ForkRequest, Parameters, SessionId, SessionRequest
 from server.rpc.caller import Caller
@@ -22,7 +23,7 @@ from server.rpc.methods import CreateSession, ForkSession, ListSessions
 from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
 from server.sessions.filters import SessionFilter
-from server.sessions.operation import Around, Effect, SessionOperation
+from server.sessions.operation import Around, SessionOperation
 from server.sessions.record_kinds import RecordKind, RecordLine, Shown
 from server.stores.base import SessionStore
 from server.volumes.volume import Volume

@@ -69,6 +69,8 @@ def describe(error: Exception) -> Described:
     """Get the code, message and data for an exception; one without a code is logged and becomes an internal error."""
     if isinstance(error, errors.CallFailedError):
         return _failed(error.failure, error.toolpack)
+    if isinstance(error, errors.RpcRefusedError):
+        return standard(error.code, str(error))
     code = next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), None)
     if code is None:
         log.error("A request failed", exc_info=error)

@@ -17,7 +17,7 @@ from server.base.errors import StartError
 from server.jsonio.strict import dumps
 from server.observability.tracing import AskedBy, asked_by
 from server.rpc.caller import Caller
-from server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, Described, describe, error_reply, standard
+from server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, describe, error_reply, standard
 from server.rpc.events import handle_and_log
 from server.rpc.method import App, Method
 from server.rpc.parsing import Parser
@@ -63,7 +63,7 @@ class JsonRpc:
             if name in self._begin:
                 raise StartError(f"There are two methods {name}: rename one of them.")
             self._begin[name] = _beginning(method, app)
-        self._methods = {name: _dispatched(begin) for name, begin in self._begin.items()}
+        self._found = {name: _found(begin) for name, begin in self._begin.items()}
         self._app = app
         self._settings = app.settings
         self._parser = parser
@@ -74,25 +74,25 @@ class JsonRpc:
         Args:
             reserve: Called when the body is parsed. What it raises is raised here, and nothing is done.
         """
-        request, refused, size = await self._parser.parse(body, caller.owner)
-        refused = refused or self._batch_problem(request)
-        if refused is not None:
-            return error_reply(None, *refused)
+        try:
+            request, size = await self._parser.parse(body, caller.owner)
+            if isinstance(request, list):
+                self._check_batch(request)
+        except Exception as error:  # noqa: BLE001 - `describe` logs unknown exceptions
+            return error_reply(None, *describe(error))
         if reserve is not None:
             reserve(size)
         if isinstance(request, list):
             return await self._answer_batch(caller, request)
         return await self._answer_one(caller, request, self._settings.max_reply_bytes)
 
-    def _batch_problem(self, request: Any) -> Described | None:
-        if request == []:
-            return standard(ERROR_INVALID_REQUEST, "The batch is empty: send at least one request.")
-        most = self._settings.max_batch
-        if isinstance(request, list) and len(request) > most:
-            return describe(
-                errors.TooLargeError(f"The batch has {len(request)} members; {most} are allowed: split it.")
+    def _check_batch(self, batch: list[Any]) -> None:
+        if not batch:
+            raise errors.RpcRefusedError(ERROR_INVALID_REQUEST, "The batch is empty: send at least one request.")
+        if len(batch) > self._settings.max_batch:
+            raise errors.TooLargeError(
+                f"The batch has {len(batch)} members; {self._settings.max_batch} are allowed: split it."
             )
-        return None
 
     async def _answer_batch(self, caller: Caller, batch: list[Any]) -> bytes | None:
         replies: list[bytes] = []
@@ -118,62 +118,47 @@ class JsonRpc:
         name, params, request_id = request["method"], request.get("params"), request.get("id", NOID)
         if self._app.tracer is not None:
             asked_by.set(AskedBy("jsonrpc", name, request.get("id")))
-        begin, error = self._begin.get(name), None
+        begin, args = self._begin.get(name), ()
         try:
-            if begin is not None and type(params) is dict:
-                answer: Awaitable[Any] | None = begin(caller, (), params)
-            else:
-                answer, error = self._dispatch(caller, request)
-            result = None if answer is None else await answer
+            if begin is None or type(params) is not dict:
+                begin, args, params = self._find(request)
+            result = await begin(caller, args, params)
+            if request_id is NOID:  # a notification
+                return None
+            reply = b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (dumps(result), dumps(request_id))
         except Exception as exception:  # noqa: BLE001 - `describe` logs unknown exceptions
             error = describe(exception)
             errors.without_frames(exception)
-        if request_id is NOID:  # a notification
-            return None
-        if error is not None:
+            if request_id is NOID:
+                return None
             reply = error_reply(request_id, *error)
-        else:
-            reply = b'{"jsonrpc":"2.0","result":%b,"id":%b}' % (dumps(result), dumps(request_id))
         if len(reply) <= max_bytes:
             return reply
         return error_reply(request_id, *describe(reply_too_large(len(reply), max_bytes)))
 
-    def _dispatch(self, caller: Caller, request: dict[str, Any]) -> tuple[Awaitable[Any] | None, Described | None]:
-        """Have jsonrpcserver begin a request; get what is to be awaited, or why it is refused; raises as `Begin`."""
-        call = _Dispatched(caller)
+    def _find(self, request: dict[str, Any]) -> tuple[Begin, tuple[Any, ...], Mapping[str, Any]]:
+        """Have jsonrpcserver find the method of a request, and what is by position and by name in its parameters."""
+        found: list[Any] = []
         parsed = Request(request["method"], request.get("params", []), request.get("id", NOID))
-        _, dispatched = dispatch_request(self._methods, call, parsed)
-        if call.error is not None:
-            raise call.error
-        if call.answer is not None:
-            return call.answer, None
-        refused = dispatched._error  # noqa: SLF001 - jsonrpcserver has no public accessor
-        if refused.code == ERROR_METHOD_NOT_FOUND:
-            detail = f"There is no method {errors.shown(request['method'])!r} here: {', '.join(self._methods)}."
-            return None, standard(ERROR_METHOD_NOT_FOUND, detail)
-        return None, (refused.code, refused.message, refused.data)
+        _, dispatched = dispatch_request(self._found, found, parsed)
+        if not found:
+            refused = dispatched._error  # noqa: SLF001 - jsonrpcserver has no public accessor
+            if refused.code == ERROR_METHOD_NOT_FOUND:
+                detail = f"There is no method {errors.shown(request['method'])!r} here: {', '.join(self._found)}."
+                raise errors.RpcRefusedError(ERROR_METHOD_NOT_FOUND, detail)
+            raise RuntimeError(f"jsonrpcserver has refused what any method takes: {refused.message}")
+        begin, args, kwargs = found
+        return begin, args, kwargs
 
 
-class _Dispatched:
-    """The context object that jsonrpcserver passes to a method, which stores its coroutine here, or why there is none.
+def _found(begin: Begin) -> Callable[..., Any]:
+    """Get what jsonrpcserver takes for a method: it only notes that it was found, and with what.
 
-    It is awaited after the dispatch: jsonrpcserver's async dispatch would create a task for each call.
+    To begin is left to us: jsonrpcserver would send the texts of exceptions, and create a task for each coroutine.
     """
 
-    def __init__(self, caller: Caller) -> None:
-        self.caller = caller
-        self.answer: Awaitable[Any] | None = None
-        self.error: Exception | None = None
-
-
-def _dispatched(begin: Begin) -> Callable[..., Any]:
-    """Get a method for jsonrpcserver, to which it passes any parameters."""
-
-    def method(call: _Dispatched, /, *args: Any, **kwargs: Any) -> Any:
-        try:
-            call.answer = begin(call.caller, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - jsonrpcserver would send the exception's text
-            call.error = error
+    def method(found: list[Any], /, *args: Any, **kwargs: Any) -> Any:
+        found += begin, args, kwargs
         return Success()
 
     method.__signature__ = _AnyArguments()  # type: ignore[attr-defined]

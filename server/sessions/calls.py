@@ -15,12 +15,13 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
 from server.base.errors import MAX_SHOWN, ExecutorLostError, TooLargeError, VersionConflictError
 from server.base.terminal import printable
 from server.engine.jobs import StartClock
-from server.engine.state import Result, SessionState
+from server.engine.state import Effect, SessionState
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure, Failure
 from server.execution.nested import NestedCall
 from server.execution.operations import RunCall
-from server.execution.runtime import Plan, SessionRuntime, uncompared
+from server.execution.plan import Plan, uncompared
+from server.execution.runtime import SessionRuntime
 from server.execution.world import PromiseCheck, Snapshot
 from server.functions.steps import Steps
 from server.jsonio.cutting import cut_if_longer
@@ -30,7 +31,7 @@ from server.protocol import results
 from server.protocol.rights import CLIENT
 from server.sessions.context import SessionContext
 from server.sessions.nested import MAX_NESTED_CALLS, NestedRecord
-from server.sessions.operation import Effect, SessionOperation
+from server.sessions.operation import SessionOperation
 from server.sessions.part_bytes import PartBytes
 from server.sessions.recipes import Recipe
 from server.sessions.record_kinds import Count, RecordKind, RecordLine, Shown, short
@@ -244,12 +245,12 @@ class CallOperation(SessionOperation):
         """Answer the agent, who can call for less; there is no room to record it."""
         return failed(self.plan, CallFailure.of(error, keep_cause=False))
 
-    def on_timeout(self, state: SessionState) -> Result:
+    def on_timeout(self, state: SessionState) -> Effect:
         if not hasattr(self, "plan"):  # it was still being prepared
             return super().on_timeout(state)
         change = self._changed(timed_out(self.plan), self.plan.timeout_seconds)
-        record = self.record(state, change, change.members or {})
-        return Result(change.answer, record, memo=change.memo)
+        change.record = self.record(state, change)
+        return change
 
 
 def failed(plan: Plan, failure: CallFailure) -> Outcome:

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from server.base.errors import EpisodeOverError, InvalidParamsError
 from server.engine.jobs import StartClock
-from server.engine.state import SessionState
+from server.engine.state import Effect, SessionState
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure, Failure
 from server.jsonio.strict import loads
@@ -20,7 +20,7 @@ from server.protocol.rights import AGENT, CLIENT
 from server.sessions.addresses import Address
 from server.sessions.calls import CallOperation, wrong_arguments
 from server.sessions.context import SessionContext
-from server.sessions.operation import Around, Effect, SessionOperation
+from server.sessions.operation import Around, SessionOperation
 from server.sessions.record_kinds import RecordKind, Shown
 from server.stores.base import StoredSession
 

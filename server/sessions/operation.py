@@ -12,7 +12,7 @@ from typing import Any
 from server.base.errors import DeadlineError, TooLargeError
 from server.base.times import timestamp
 from server.engine.jobs import StartClock
-from server.engine.state import NONE, Result, SessionState, added_bytes
+from server.engine.state import NONE, Effect, SessionState, added_bytes
 from server.functions.steps import Steps
 from server.observability.trace_context import trace_context
 from server.observability.tracing import CallTrace
@@ -20,44 +20,6 @@ from server.protocol.rights import CLIENT, PARTICIPANTS
 from server.sessions.context import SessionContext
 from server.sessions.records import request_digest, stored_call_id
 from server.stores.base import Record, StoredSession
-
-
-class Effect:
-    """What an operation has done, until it is recorded.
-
-    Attributes:
-        answer: What the caller gets. Whoever is around the operation may replace it; the record stays as it is.
-        members: The members of the record that are the kind's own; None if nothing is to be recorded.
-        versions: By how much the session's version increases.
-        seconds: How long it took.
-        parts: As in `Result`; so are `new_blobs`, `blobs` and `live`.
-        private: What only the server reads of the record.
-        memo: What each of those around the operation remembers of the session as of this record.
-    """
-
-    __slots__ = ("answer", "blobs", "live", "members", "memo", "new_blobs", "parts", "private", "seconds", "versions")
-
-    def __init__(
-        self,
-        answer: Any,
-        members: dict[str, Any] | None = None,
-        versions: int = 0,
-        seconds: float = 0.0,
-        *,
-        parts: Mapping[str, str] = NONE,
-        new_blobs: Mapping[str, bytes] = NONE,
-        blobs: Mapping[str, bytes] = NONE,
-    ) -> None:
-        self.answer = answer
-        self.members = members
-        self.versions = versions
-        self.seconds = seconds
-        self.parts = parts
-        self.new_blobs = new_blobs
-        self.blobs = blobs
-        self.live: Mapping[str, Any] = NONE
-        self.private: dict[str, Any] = {}
-        self.memo: dict[Any, Any] = {}
 
 
 class SessionOperation:
@@ -134,7 +96,7 @@ class SessionOperation:
         return self.change(state, start_clock)
         yield  # which makes it a generator
 
-    def steps(self, state: SessionState, start_clock: StartClock) -> Steps[Result]:
+    def steps(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
         context = self.context
         if state.recipe is None:
             context.check(state)
@@ -156,22 +118,22 @@ class SessionOperation:
             record = state.uncommitted.get(stored) or context.store.record_of_call(self.session_id, stored)
             if record is not None:
                 lines = context.records.read_repeated(self.session_id, record, self._digest)
-                return Result(self.repeated(record, *lines))
+                return Effect(self.repeated(record, *lines))
         for each in state.around:
             answer = each.before(self, state, start_clock)
             if answer is not None:
-                return Result(answer)
+                return Effect(answer)
         change = yield from self.changing(state, start_clock)
         if change.members is None:
-            return Result(change.answer)
-        record = self.record(state, change, change.members)
+            return change
+        record = change.record = self.record(state, change)
         try:
             context.quotas.check_session(state, added_bytes(record, change.new_blobs))
         except TooLargeError as error:
-            return Result(self.too_large(error))
-        return Result(change.answer, record, change.parts, change.new_blobs, change.blobs, change.live, change.memo)
+            return Effect(self.too_large(error))
+        return change
 
-    def record(self, state: SessionState, change: Effect, members: dict[str, Any]) -> Record:
+    def record(self, state: SessionState, change: Effect) -> Record:
         """Write the record, with what those around the operation add to it."""
         for each in state.around:
             each.after(self, state, change)
@@ -183,13 +145,13 @@ class SessionOperation:
         shown = {"index": state.index + 1, "kind": self.record_kind}
         if self.call_id is not None:
             shown["call_id"] = self.recorded_call_id
-        shown.update(members)
+        shown.update(change.members or {})
         shown["version"] = state.version + change.versions
         shown["started_at"] = timestamp(self._started_at)
         shown["duration_ms"] = round(change.seconds * 1000, 3)
         return self.context.records.write(self.session_id, shown, private or None)
 
-    def on_timeout(self, state: SessionState) -> Result:  # noqa: ARG002 - a subclass uses it
+    def on_timeout(self, state: SessionState) -> Effect:  # noqa: ARG002 - a subclass uses it
         raise DeadlineError(self.late.format(self.context.settings.timeout_seconds))
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from server.base.errors import ClassesChangedError, MissingBlobError
 from server.engine.jobs import StartClock
-from server.engine.state import SessionState
+from server.engine.state import Effect, SessionState
 from server.execution.parts import emptied, toolpack_of
 from server.sessions.context import SessionContext
-from server.sessions.operation import Effect, SessionOperation
+from server.sessions.operation import SessionOperation
 from server.sessions.recipes import Recipe, details_of
 from server.sessions.record_kinds import Count, RecordKind, RecordLine, Shown
 from server.stores.base import Record, StoredSession

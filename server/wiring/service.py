@@ -21,7 +21,8 @@ from server.execution.call import Outcome
 from server.execution.codec import Codec
 from server.execution.failure import Failure
 from server.execution.operations import OPERATIONS
-from server.execution.runner import LocalRunner, Means, Runner
+from server.execution.runner import LocalRunner, Runner
+from server.execution.world import Means
 from server.jsonio.strict import Fragment, dumps, loads
 from server.observability.log import CallLog, EndedCall
 from server.observability.metrics import Metrics

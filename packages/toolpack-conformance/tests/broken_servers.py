@@ -239,11 +239,11 @@ def any_label(proxy, message):
 def failures_are_kept(patch, *, version):
     """What a call has changed is stored although it has failed."""
 
-    def run(plan, world, codec, max_result_bytes):
-        outcome = yield from _run(plan, world, codec, max_result_bytes)
-        if outcome.failure is not None and not plan.read_only:
+    def run(world):
+        outcome = yield from _run(world)
+        if outcome.failure is not None and not world.plan.read_only:
             world.may_change("conform")
-            outcome.blobs = {part: codec.encode(part, world.touched[part]) for part in world.dirty}
+            outcome.blobs = {part: world.means.codec.encode(part, world.touched[part]) for part in world.dirty}
             outcome.live, outcome.changes = world.touched, version
         return outcome
 
@@ -253,8 +253,8 @@ def failures_are_kept(patch, *, version):
 def failures_stay_in_the_cache(patch):
     """The object that a call has changed stays in the cache although the call has failed."""
 
-    def run(plan, world, codec, max_result_bytes):
-        outcome = yield from _run(plan, world, codec, max_result_bytes)
+    def run(world):
+        outcome = yield from _run(world)
         if outcome.failure is not None:
             outcome.live = world.touched
         return outcome
@@ -265,11 +265,11 @@ def failures_stay_in_the_cache(patch):
 def only_fields_are_rolled_back(patch):
     """After a failure plain fields are as before, lists and private attributes aren't: a shallow copy."""
 
-    def run(plan, world, codec, max_result_bytes):
-        outcome = yield from _run(plan, world, codec, max_result_bytes)
-        if outcome.failure is not None and plan.function == "add_and_fail" and world.touched:
+    def run(world):
+        outcome = yield from _run(world)
+        if outcome.failure is not None and world.plan.function == "add_and_fail" and world.touched:
             for environment in world.touched.values():
-                environment.total -= plan.arguments.get("amount", 0)
+                environment.total -= world.plan.arguments.get("amount", 0)
             outcome.live = world.touched
         return outcome
 

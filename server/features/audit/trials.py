@@ -24,9 +24,9 @@ from server.execution.codec import Codec, PlainCodec
 from server.execution.failure import Failure
 from server.execution.nested import read_nested
 from server.execution.parts import toolpack_of
-from server.execution.runner import Means, opened
+from server.execution.runner import opened
 from server.execution.views import view
-from server.execution.world import Snapshot
+from server.execution.world import Means, Snapshot
 from server.features.audit.attempts import Attempt, Calls
 from server.features.audit.deadlines import deadline
 from server.features.audit.values import leaves, spoken_in
@@ -347,9 +347,7 @@ class Trials:
         plan.compares = False
         self._phase(f"`{function}`", plan.timeout_seconds)
         with deadline(plan.timeout_seconds) as watched:
-            outcome = call(
-                plan, Snapshot(snapshot.parts, snapshot.blobs, live), self._means.codec, self._means.max_result_bytes
-            )
+            outcome = call(plan, Snapshot(snapshot.parts, snapshot.blobs, live), self._means)
         if watched.late:
             return replace(stage, refused=True, late=True)
         failure, results = outcome.failure, outcome.nested

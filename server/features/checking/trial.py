@@ -21,7 +21,7 @@ from server.execution.parts import environments
 from server.execution.promises import Promises
 from server.execution.runtime import SessionRuntime
 from server.execution.volumes import READ_ONLY
-from server.execution.world import Snapshot, World
+from server.execution.world import Means, Snapshot, World
 from server.features.checking.examples import example_arguments, example_options, known_values
 from server.features.checking.findings import Finding
 from server.features.checking.shared_state import SharedState
@@ -143,7 +143,7 @@ class Trial:
         plan.comparing = self._returned
         watch = Watch()
         self._called()
-        outcome = call(plan, snapshot, self._codec, MAX_RESULT_BYTES)
+        outcome = call(plan, snapshot, Means(self._codec, MAX_RESULT_BYTES))
         called = f" (called with {_shown(arguments)})"
         found = _failures(outcome, where, called, made_up=bool(arguments))
         failure = outcome.failure

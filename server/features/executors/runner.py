@@ -23,7 +23,8 @@ from server.base.settings import Settings
 from server.base.terminal import printable
 from server.execution.codec import Codec
 from server.execution.refusals import MAX_TEXT, read_refusal
-from server.execution.runner import Frame, Means, RunnerOperation
+from server.execution.runner import Frame, RunnerOperation
+from server.execution.world import Means
 from server.features.executors.child import ExecutorProcess, Zygote
 from server.features.executors.executor import Configuration
 from server.features.executors.pool import Pool

@@ -13,7 +13,8 @@ from typing import Any
 from server.base.errors import CallError, RequestError
 from server.execution.codec import PlainCodec
 from server.execution.refusals import write_refusal
-from server.execution.runner import Frame, Means, RunnerOperation
+from server.execution.runner import Frame, RunnerOperation
+from server.execution.world import Means
 from server.features.executors.channel import Channel
 
 

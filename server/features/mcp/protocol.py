@@ -30,7 +30,7 @@ from server.observability.trace_context import TRACEPARENT, accept_trace_members
 from server.observability.tracing import AskedBy, asked_by
 from server.protocol.parameters import MAX_CALL_ID
 from server.rpc.caller import Caller
-from server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR
+from server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR, describe
 from server.rpc.jsonrpc import Reserve, reply_too_large
 from server.rpc.method import App
 from server.sessions.calls import CallRequest
@@ -71,12 +71,13 @@ class Mcp:
         self, body: bytes, name: str, reserve: Reserve | None = None, header_version: str | None = None
     ) -> McpMessage:
         """Read a message, or raise `McpRefusedError`, if it is none or over a limit."""
-        value, refused, size = await self._parser.parse(body, name)
-        if refused is not None:
-            code, message, data = refused
+        try:
+            value, size = await self._parser.parse(body, name)
+        except Exception as error:  # noqa: BLE001 - `describe` logs unknown exceptions
+            code, message, data = describe(error)
             if code not in {ERROR_PARSE_ERROR, ERROR_INVALID_REQUEST}:
                 code, message, data = ERROR_INVALID_REQUEST, "Invalid Request", {"detail": message}
-            raise McpRefusedError((code, f"{message}: {data['detail']}", data))
+            raise McpRefusedError((code, f"{message}: {data['detail']}", data)) from None
         if reserve is not None:
             reserve(size)
         return read_message(value, header_version)

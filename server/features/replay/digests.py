@@ -12,9 +12,9 @@ from server.base.cache import BoundedCache
 from server.execution.declared import Declared
 from server.execution.operations import read_entries
 from server.execution.parts import toolpack_of
-from server.execution.runner import Frame, Means, Runner
+from server.execution.runner import Frame, Runner
 from server.execution.views import entries
-from server.execution.world import Snapshot
+from server.execution.world import Means, Snapshot
 from server.sessions.part_bytes import PartBytes
 from server.snapshots.digest import Entries, world_digest
 from server.stores.base import SessionStore

@@ -12,14 +12,14 @@ from typing_extensions import override
 
 from server.base.errors import ExecutorLostError, TooLargeError, shown
 from server.engine.jobs import StartClock
-from server.engine.state import SessionState
+from server.engine.state import Effect, SessionState
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure, Failure
 from server.functions.steps import Steps
 from server.jsonio.strict import dumps
 from server.sessions.calls import CallOperation, CallRequest, failed, timed_out
 from server.sessions.context import SessionContext
-from server.sessions.operation import Effect, SessionOperation
+from server.sessions.operation import SessionOperation
 from server.sessions.resets import ResetOperation
 from server.stores.base import Record
 
@@ -32,8 +32,8 @@ class Repeated(SessionOperation):
     made: Record | None = None
 
     @override
-    def record(self, state: SessionState, change: Effect, members: dict[str, Any]) -> Record:
-        self.made = super().record(state, change, members)
+    def record(self, state: SessionState, change: Effect) -> Record:
+        self.made = super().record(state, change)
         return self.made
 
     @override

@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import override
 
 from server.engine.jobs import StartClock
-from server.engine.state import SessionState
+from server.engine.state import Effect, SessionState
 from server.features.replay.digests import StateDigests
 from server.features.replay.seeds import REAL, Seeds
 from server.features.replay.writers import WRITTEN_BY, noted_writers
@@ -20,7 +20,7 @@ from server.protocol.parameters import ForkRequest, SessionRequest
 from server.sessions.beginnings import Beginning
 from server.sessions.calls import CallOperation
 from server.sessions.context import SessionContext
-from server.sessions.operation import Around, Effect, SessionOperation
+from server.sessions.operation import Around, SessionOperation
 from server.sessions.resets import ResetOperation
 from server.stores.base import Head, StoredSession
 

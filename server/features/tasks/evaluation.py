@@ -25,11 +25,10 @@ from server.base.errors import (
 )
 from server.execution.call import call
 from server.execution.declared import Versions
-from server.execution.runner import Means
 from server.execution.runtime import SessionRuntime
 from server.execution.views import thawed
 from server.execution.volumes import READING, Volumes
-from server.execution.world import Snapshot
+from server.execution.world import Means, Snapshot
 from server.features.tasks.finding import find_task
 from server.features.tasks.rollouts import Rollout, RolloutCall, RolloutMessage, Worlds, verdict
 from server.features.tasks.solutions import check_callers, plain_calls, reached_solution, solution_calls
@@ -243,7 +242,7 @@ class _Thawed(Worlds):
             initial_blobs: Any = initial.blobs  # some of which are read when they are needed
             for function, kwargs, _ in plain:
                 plan = runtime.plan(function, kwargs)
-                outcome = call(plan, snapshot, means.codec, means.max_result_bytes, means.interruptible)
+                outcome = call(plan, snapshot, means)
                 if outcome.failure is not None and raise_on_error:
                     raise ReplayError(function, outcome.failure.kind, outcome.failure.text)
                 parts = {**snapshot.parts, **{part: blob_id for part, (blob_id, _) in outcome.blobs.items()}}

@@ -9,12 +9,11 @@ from typing_extensions import override
 
 from server.base.errors import AnsweredError, InvalidParamsError
 from server.engine.jobs import StartClock
-from server.engine.state import SessionState
+from server.engine.state import Effect, SessionState
 from server.protocol.rights import CLIENT, PARTICIPANTS
 from server.sessions.context import SessionContext
 from server.sessions.episodes import Episodes
 from server.sessions.messages import Note
-from server.sessions.operation import Effect
 from server.sessions.record_kinds import RecordKind, RecordLine, Shown
 
 

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 from typing_extensions import override
 
 from server.execution.declared import Declared
-from server.execution.runner import Frame, Means, RunnerOperation, check_answer
+from server.execution.runner import Frame, RunnerOperation, check_answer
+from server.execution.world import Means
 from server.features.tasks.evaluation import Evidence, evaluate, solve
 from server.protocol.results import Solution, Verdict
 

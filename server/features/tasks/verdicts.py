@@ -12,13 +12,13 @@ from typing_extensions import override
 
 from server.base.errors import OverloadedError, TooLargeError
 from server.engine.jobs import StartClock
-from server.engine.state import SessionState
+from server.engine.state import Effect, SessionState
 from server.jsonio.strict import dumps, loads
 from server.protocol.parameters import Parameters
 from server.protocol.results import Verdict
 from server.sessions.context import SessionContext
 from server.sessions.filters import SessionFilter
-from server.sessions.operation import Effect, SessionOperation
+from server.sessions.operation import SessionOperation
 from server.sessions.record_kinds import RecordKind, RecordLine
 from server.stores.base import StoredSession
 

@@ -1,0 +1,48 @@
+"""The plan of a call: what is known of it before it runs.
+
+The rule: a plan is made once per call, and all code that runs or stores the call uses that plan.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from server.execution.nested import NestedCall
+from server.functions.pins import Pin
+
+if TYPE_CHECKING:
+    from server.execution.runtime import SessionRuntime
+
+Footprint = Mapping[str, frozenset[str] | None]
+"""For each toolpack, the attributes of its environment that a call uses; None means unknown."""
+
+
+def uncompared() -> None:
+    """Take no notice of that comparing begins."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is known of a call before it runs."""
+
+    runtime: "SessionRuntime"
+    function: str
+    arguments: Mapping[str, Any]  # its arguments, with a `FunctionCall` for each nested call
+    toolpack: str  # the toolpack of the function; "" if there is no such function
+    registered_name: str  # the function's name in the toolpack; in the session it may be called otherwise
+    footprint: Footprint  # the attributes of each toolpack's environment that the call and its nested calls use
+    content: bool  # its result is a list of MCP's content blocks
+    read_only: bool  # the call and its nested calls promise to leave the environments unchanged
+    timeout_seconds: float
+    own_timeout_seconds: float  # the function's own deadline, or the default
+    trusted: frozenset[str]  # the functions of the session that count as read-only
+    compares: bool = False  # whether to compare what its read-only functions leave behind with what they were given
+    comparing: Callable[[], None] = uncompared  # called when comparing begins, which its deadline doesn't count
+    tracebacks: bool = False  # whether the outcome of a function that raised is to have its traceback
+    pin: Pin | None = None  # what is pinned while it runs; None if nothing is
+    nested: Sequence[NestedCall] = ()  # its nested calls, in the order in which they run
+
+    def promises(self) -> set[tuple[str, str]]:
+        """Get the toolpack and the name of each function of the call that promises to be read-only."""
+        names = {self.function, *(call.function for call in self.nested)}
+        return {(self.runtime.toolpack_of(name), name) for name in names & self.trusted}
