@@ -21,13 +21,12 @@ from server.execution.runner import (
     Ask,
     AskedParts,
     Frame,
-    Means,
     RunnerOperation,
     check_answer,
     known_parts,
     opened,
 )
-from server.execution.world import Snapshot
+from server.execution.world import Means, Snapshot
 from server.jsonio.strict import dumps, loads
 from server.volumes.volume import is_piece
 

@@ -5,13 +5,11 @@ The rule: a plan is made once per call, and all code that runs or stores the cal
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from server.execution.nested import NestedCall
 from server.functions.pins import Pin
-
-if TYPE_CHECKING:
-    from server.execution.runtime import SessionRuntime
+from server.functions.steps import Steps
 
 Footprint = Mapping[str, frozenset[str] | None]
 """For each toolpack, the attributes of its environment that a call uses; None means unknown."""
@@ -21,11 +19,28 @@ def uncompared() -> None:
     """Take no notice of that comparing begins."""
 
 
+class SessionFunctions(Protocol):
+    """The functions of a session, of which one is called."""
+
+    functions: dict[str, Any]  # by what they are called in the session
+    offered: frozenset[str] | None  # the names of those that there are; None: all
+    distrusted: tuple[str, ...]  # those that have broken their promise to be read-only
+
+    def plan(self, name: str, kwargs: Mapping[str, Any], timeout_seconds: float | None = None) -> "Plan":
+        """Make the plan of a call."""
+
+    def steps(self, env: Any, name: str, kwargs: Mapping[str, Any]) -> Steps[Any]:
+        """Run a function on the environments of a `World`."""
+
+    def toolpack_of(self, name: str) -> str:
+        """Get the toolpack that a function belongs to."""
+
+
 @dataclass(slots=True)
 class Plan:
     """What is known of a call before it runs."""
 
-    runtime: "SessionRuntime"
+    runtime: SessionFunctions
     function: str
     arguments: Mapping[str, Any]  # its arguments, with a `FunctionCall` for each nested call
     toolpack: str  # the toolpack of the function; "" if there is no such function

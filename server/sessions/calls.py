@@ -20,8 +20,7 @@ from server.execution.call import Outcome
 from server.execution.failure import CallFailure, Failure
 from server.execution.nested import NestedCall
 from server.execution.operations import RunCall
-from server.execution.plan import Plan, uncompared
-from server.execution.runtime import SessionRuntime
+from server.execution.plan import Plan, SessionFunctions, uncompared
 from server.execution.world import PromiseCheck, Snapshot
 from server.functions.steps import Steps
 from server.jsonio.cutting import cut_if_longer
@@ -131,7 +130,7 @@ class CallOperation(SessionOperation):
         if self.plan.nested:
             self._take_nested(self.plan.nested, most)
 
-    def _replan(self, runtime: SessionRuntime) -> None:
+    def _replan(self, runtime: SessionFunctions) -> None:
         before, request = self.plan, self.request
         self.plan = runtime.plan(request.function, request.kwargs, request.timeout_seconds)
         self.plan.pin, self.plan.compares = before.pin, self.plan.compares and before.pin is None
