@@ -10,18 +10,21 @@ import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic_core import to_jsonable_python
 
-from server.base.errors import CallError
+from server.base.errors import CallError, RegistrationError
 from server.base.settings import Settings
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure
 from server.functions_runtime import FunctionCall
 from server.packs.catalog import Catalog
 from server.packs.checks import initial_problem
+from server.packs.loading import extend_namespace
 from server.packs.toolpack import Toolpack, as_made
+from server.protocol.rights import AGENT
 from server.rpc.caller import Caller
 from server.sessions.calls import CallRequest
 from server.snapshots.pickling import thaw
@@ -32,47 +35,22 @@ _SETTINGS = {"store": "memory:", "log_calls": "off", "compare_read_only": True}
 _STOP_SECONDS = 10.0
 
 
-class Session:
-    """A session of its own server, for a test.
-
-    `with Session(toolpack) as session: session.run("get_balance")`. All values are JSON, as agents get them; only
-    `environment` gives Python objects.
-
-    Args:
-        toolpacks: The toolpacks.
-        options: Their options, by the name of the toolpack, as for `create_session`.
-        task: A task of one of them, `toolpack/name`: the session begins as it says.
-
-    Attributes:
-        id: The session's id.
+def add_pack_dir(*folders: str | Path) -> None:
+    """Make the modules in these folders importable as `toolpacks.<module>`, as `--pack-dir` does.
 
     Raises:
-        RegistrationError: A toolpack can't be used.
-        ReplyError: The options don't fit, or there is no such task.
-        TypeError: Something else than a toolpack was passed.
+        RegistrationError: There is no such folder.
     """
+    problems: list[RegistrationError] = []
+    extend_namespace([Path(folder) for folder in folders], problems)
+    if problems:
+        raise problems[0]
 
-    def __init__(
-        self, *toolpacks: Toolpack, options: Mapping[str, Mapping[str, Any]] | None = None, task: str | None = None
-    ) -> None:
-        for pack in toolpacks:
-            if not isinstance(pack, Toolpack):
-                raise TypeError(f"{pack!r} isn't a Toolpack: pass the object that the toolpack's module has made.")
-        self._server = _Server(toolpacks)
-        self._opened_server = True
-        try:
-            chosen = {"toolpacks": [pack.name for pack in toolpacks]} if task is None else {"task": task}
-            created = self._server.rpc("create_session", options=_json(options or {}), **chosen)
-        except BaseException:
-            self._server.close()
-            raise
-        self.id: str = created["session_id"]
 
-    def __enter__(self) -> Self:
-        return self
+class _Caller:
+    """Whoever calls functions of a session."""
 
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+    _server: "_Server"
 
     def run(self, function: str, /, **kwargs: Any) -> Any:
         """Run a function and get its result.
@@ -90,6 +68,100 @@ class Session:
         """Run a function and get the envelope, `{"result": …, "error": …}`, that an agent would get."""
         found: dict[str, Any] = self._rpc("run_function", function=function, kwargs=_json(kwargs))
         return found
+
+    def submit_answer(self, answer: str = "") -> None:
+        """Submit the session's answer, which ends what agents can do."""
+        self._rpc("submit_answer", answer=answer)
+
+    def _rpc(self, method: str, **params: Any) -> Any:
+        raise NotImplementedError
+
+
+class Participant(_Caller):
+    """What somebody can do at the address that a session has for them; `Session.participant` gets it.
+
+    Attributes:
+        name: Who it is: `agent`, or another participant.
+    """
+
+    def __init__(self, server: "_Server", session_id: str, name: str) -> None:
+        self._server = server
+        self._caller = Caller(session_id=session_id, address=name)
+        self.name = name
+
+    def list_functions(self) -> list[dict[str, Any]]:
+        """Get the functions that they have."""
+        found: list[dict[str, Any]] = self._rpc("list_functions")["result"]
+        return found
+
+    def get_task(self) -> dict[str, Any]:
+        """Get what they are asked to do."""
+        found: dict[str, Any] = self._rpc("get_task")
+        return found
+
+    def say(self, text: str, to: str | None = None) -> None:
+        """Say something to another participant; by default to all."""
+        self._rpc("say", text=text, to=to)
+
+    def listen(self, after: int = -1) -> list[dict[str, Any]]:
+        """Get what they have said and were told after the message with this index; by default all."""
+        heard: list[dict[str, Any]] = self._rpc("listen", after=after)["messages"]
+        return heard
+
+    def _rpc(self, method: str, **params: Any) -> Any:
+        return self._server.rpc(method, self._caller, **params)
+
+
+class Session(_Caller):
+    """A session of its own server, for a test.
+
+    `with Session(toolpack) as session: session.run("get_balance")`. All values are JSON, as agents get them; only
+    `environment` gives Python objects.
+
+    Args:
+        toolpacks: The toolpacks.
+        options: Their options, by the name of the toolpack, as for `create_session`.
+        task: A task of one of them, `toolpack/name`: the session begins as it says.
+        participants: Who takes part, and what each may do, as for `create_session`.
+
+    Attributes:
+        id: The session's id.
+
+    Raises:
+        RegistrationError: A toolpack can't be used.
+        ReplyError: The options don't fit, or there is no such task.
+        TypeError: Something else than a toolpack was passed.
+    """
+
+    def __init__(
+        self,
+        *toolpacks: Toolpack,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        task: str | None = None,
+        participants: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        for pack in toolpacks:
+            if not isinstance(pack, Toolpack):
+                raise TypeError(f"{pack!r} isn't a Toolpack: pass the object that the toolpack's module has made.")
+        self._server = _Server(toolpacks)
+        self._opened_server = True
+        try:
+            chosen: dict[str, Any] = (
+                {"toolpacks": [pack.name for pack in toolpacks]} if task is None else {"task": task}
+            )
+            if participants:
+                chosen["participants"] = _json(participants)
+            created = self._server.rpc("create_session", Caller(), options=_json(options or {}), **chosen)
+        except BaseException:
+            self._server.close()
+            raise
+        self.id: str = created["session_id"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
     @property
     def environment(self) -> Any:
@@ -131,9 +203,16 @@ class Session:
         patch: list[dict[str, Any]] = self._rpc("diff_environment", from_version=from_version, to_version=to_version)
         return patch
 
-    def submit_answer(self, answer: str = "") -> None:
-        """Submit the agent's answer to the session's task, which ends the agent's part."""
-        self._rpc("submit_answer", answer=answer)
+    def participant(self, name: str = AGENT) -> Participant:
+        """Get somebody's address: what they do there has the rights that they have, and is recorded as theirs.
+
+        Raises:
+            ValueError: The session has no such participant.
+        """
+        known = [*(self._rpc("get_session").get("participants") or [AGENT])]
+        if name not in known:
+            raise ValueError(f"The session has no participant {name!r}: choose from {', '.join(known)}.")
+        return Participant(self._server, self.id, name)
 
     def evaluate(self, task: str | None = None, answer: str | None = None) -> dict[str, Any]:
         """Get the verdict on the session: by its own task or another one, with its own answer or another one.
@@ -165,7 +244,7 @@ class Session:
             self._rpc("close_session")
 
     def _rpc(self, method: str, **params: Any) -> Any:
-        return self._server.rpc(method, session_id=self.id, **params)
+        return self._server.rpc(method, Caller(), session_id=self.id, **params)
 
 
 class _Server:
@@ -198,7 +277,7 @@ class _Server:
     def _note_failure(self, _request: CallRequest, outcome: Outcome) -> None:
         self._failure = outcome.failure
 
-    def rpc(self, method: str, **params: Any) -> Any:
+    def rpc(self, method: str, caller: Caller, **params: Any) -> Any:
         """Send a request and get its result.
 
         Raises:
@@ -206,7 +285,7 @@ class _Server:
         """
         if self.closed:
             raise RuntimeError("The session is closed.")
-        request = self._service.request(Caller(), method, params)
+        request = self._service.request(caller, method, params)
         return asyncio.run_coroutine_threadsafe(request, self._loop).result()
 
     def put_in(self, environments: Mapping[str, Any], name: str, exported: bytes) -> None:

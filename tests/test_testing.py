@@ -22,7 +22,7 @@ from server.base.errors import (
     SnapshotError,
     ToolNotFoundError,
 )
-from server.testing import Session
+from server.testing import Session, add_pack_dir
 
 ROOT = Path(__file__).parent.parent
 
@@ -187,6 +187,38 @@ def test_a_session_with_a_task_is_evaluated():
         assert session.evaluate()["passed"] is True
     with pytest.raises(ReplyError, match="There is no task"):
         Session(pack, task="quiz/none")
+
+
+def test_participants_act_at_their_addresses():
+    rights = {"buyer": {"functions": ["get_balance"], "max_calls": 2, "prompt": "Look."}, "seller": {"answers": True}}
+    with Session(bank, participants=rights) as session:
+        buyer, seller, agent = map(session.participant, ("buyer", "seller", "agent"))
+        assert [each["name"] for each in buyer.list_functions()] == ["get_balance"]
+        assert buyer.get_task()["prompt"] == "Look."
+        assert "send" in buyer.call("send", amount=1)["error"]
+        assert buyer.run("get_balance") == 100
+        with pytest.raises(Exception, match="all 2 of your calls"):
+            buyer.run("get_balance")
+        buyer.say("For 5?", to="seller")
+        assert [(message["by"], message["content"]) for message in seller.listen()] == [("buyer", "For 5?")]
+        assert agent.listen() == []
+        assert seller.run("send", amount=10)["left"] == 90
+        seller.submit_answer("sold")
+        with pytest.raises(ReplyError, match="answer"):
+            agent.run("get_balance")
+        assert [record.get("by") for record in session.trace if record["kind"] == "call"] == ["buyer"] * 3 + ["seller"]
+        with pytest.raises(ValueError, match="no participant 'judge': choose from"):
+            session.participant("judge")
+
+
+def test_a_script_imports_a_toolpack_of_a_folder(tmp_path):
+    (tmp_path / "packs").mkdir()
+    (tmp_path / "packs" / "plus.py").write_text("from server import Toolpack\ntoolpack = Toolpack('plus')\n")
+    script = "from toolpack_server.testing import add_pack_dir\nadd_pack_dir('packs')\nfrom toolpacks import plus\n"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    with pytest.raises(RegistrationError, match="is not a folder"):
+        add_pack_dir(tmp_path / "none")
 
 
 def test_a_toolpack_that_cannot_be_used():

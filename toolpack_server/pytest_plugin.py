@@ -24,12 +24,13 @@ def pytest_configure(config: pytest.Config) -> None:
     folders = config.getoption("--pack-dir") or config.getini("pack_dir")
     if not folders:
         return
-    from server.packs.loading import extend_namespace  # noqa: PLC0415 - see above
+    from server.base.errors import RegistrationError  # noqa: PLC0415 - see above
+    from server.testing import add_pack_dir  # noqa: PLC0415
 
-    problems: list[Any] = []
-    extend_namespace(folders, problems)
-    if problems:
-        raise pytest.UsageError(*map(str, problems))
+    try:
+        add_pack_dir(*folders)
+    except RegistrationError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture

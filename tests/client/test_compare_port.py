@@ -1,0 +1,58 @@
+"""`examples/compare_port.py` finds nothing in a faithful port, and the call that differs in another."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import server_process
+
+ROOT = Path(__file__).parents[2]
+ORIGINAL = '''class Counter:
+    def __init__(self):
+        self.counts = {"a": 1}
+
+    def count(self, name: str, by: int = 1) -> int:
+        """Count.
+
+        Args:
+            name: What.
+            by: How many.
+        """
+        if by < 0:
+            raise ValueError("less than nothing")
+        self.counts[name] = self.counts.get(name, 0) + by
+        return self.counts[name]
+
+    def known(self) -> tuple[str, ...]:
+        """List what is counted."""
+        return tuple(self.counts)
+'''
+PORT = """from server import Toolpack
+from toolpacks._{0} import Counter
+
+toolpack = Toolpack.from_class("{0}", Counter)
+"""
+
+
+def test_it_finds_what_differs(tmp_path):
+    changed = ORIGINAL.replace("+ by", "+ by + (name == 'inbox')")
+    kept = ORIGINAL.replace("def known", "def _known").replace("raise ValueError", "raise KeyError")
+    for name, source in {"same": ORIGINAL, "changed": changed, "errors": kept}.items():
+        (tmp_path / f"_{name}.py").write_text(source)
+        (tmp_path / f"{name}.py").write_text(PORT.format(name))
+    flags = ["--store", "memory:", "--pack-dir", str(tmp_path), "--packs", "same,changed,errors"]
+    with server_process.served(tmp_path, *flags) as server:
+
+        def compared(toolpack):
+            command = [sys.executable, str(ROOT / "examples" / "compare_port.py"), server.url, toolpack]
+            command += ["_same:Counter", "--path", str(tmp_path), "--sessions", "5"]
+            ran = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert not ran.stderr, ran.stderr
+            return ran.returncode, ran.stdout
+
+        assert compared("same") == (0, "5 sessions of 30 calls: no difference.\n")
+        status, printed = compared("changed")
+        assert (status, printed.splitlines()[-3].split(",")[0]) == (1, "  count(**{'name': 'inbox'")
+        status, printed = compared("errors")
+        assert printed.splitlines()[-2:] == ["original: (None, 'ValueError')", "port:     (None, 'KeyError')"]
+        assert status == 1
