@@ -24,7 +24,6 @@ from server.packs.catalog import Catalog
 from server.packs.checks import initial_problem
 from server.packs.loading import extend_namespace
 from server.packs.toolpack import Toolpack, as_made
-from server.protocol.rights import AGENT
 from server.rpc.caller import Caller
 from server.sessions.calls import CallRequest
 from server.snapshots.pickling import thaw
@@ -47,7 +46,7 @@ def add_pack_dir(*folders: str | Path) -> None:
         raise problems[0]
 
 
-class _Caller:
+class _Calling:
     """Whoever calls functions of a session."""
 
     _server: "_Server"
@@ -77,7 +76,7 @@ class _Caller:
         raise NotImplementedError
 
 
-class Participant(_Caller):
+class Participant(_Calling):
     """What somebody can do at the address that a session has for them; `Session.participant` gets it.
 
     Attributes:
@@ -112,7 +111,7 @@ class Participant(_Caller):
         return self._server.rpc(method, self._caller, **params)
 
 
-class Session(_Caller):
+class Session(_Calling):
     """A session of its own server, for a test.
 
     `with Session(toolpack) as session: session.run("get_balance")`. All values are JSON, as agents get them; only
@@ -203,13 +202,13 @@ class Session(_Caller):
         patch: list[dict[str, Any]] = self._rpc("diff_environment", from_version=from_version, to_version=to_version)
         return patch
 
-    def participant(self, name: str = AGENT) -> Participant:
+    def participant(self, name: str = "agent") -> Participant:
         """Get somebody's address: what they do there has the rights that they have, and is recorded as theirs.
 
         Raises:
             ValueError: The session has no such participant.
         """
-        known = [*(self._rpc("get_session").get("participants") or [AGENT])]
+        known = [*(self._rpc("get_session").get("participants") or ["agent"])]
         if name not in known:
             raise ValueError(f"The session has no participant {name!r}: choose from {', '.join(known)}.")
         return Participant(self._server, self.id, name)

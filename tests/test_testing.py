@@ -15,6 +15,7 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from server import Depends, FunctionCall, Task, TaskEnvironment, Toolpack
 from server.base.errors import (
+    EpisodeOverError,
     ReadOnlyError,
     RegistrationError,
     ReplyError,
@@ -204,9 +205,13 @@ def test_participants_act_at_their_addresses():
         assert agent.listen() == []
         assert seller.run("send", amount=10)["left"] == 90
         seller.submit_answer("sold")
-        with pytest.raises(ReplyError, match="answer"):
+        with pytest.raises(EpisodeOverError, match="the answer has been submitted"):
             agent.run("get_balance")
-        assert [record.get("by") for record in session.trace if record["kind"] == "call"] == ["buyer"] * 3 + ["seller"]
+        assert [record.get("by") for record in session.trace if record["kind"] == "call"] == [
+            "buyer",
+            "buyer",
+            "seller",
+        ]
         with pytest.raises(ValueError, match="no participant 'judge': choose from"):
             session.participant("judge")
 
