@@ -21,12 +21,16 @@ from server.stores.history import GAP_SECONDS, NOTE_SECONDS
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A test of one's own toolpack, in this folder too, needs nothing but pytest.
-with contextlib.suppress(ModuleNotFoundError):
-    from hypothesis import settings
-
-    # How long an example takes says more of the machine than of the server.
-    settings.register_profile("tests", deadline=None)
-    settings.load_profile("tests")
+try:
+    import hypothesis
+except ModuleNotFoundError:
+    hypothesis = None
+else:
+    # How long an example takes says more of the machine than of the server, and fixtures may serve many examples.
+    checks = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
+    hypothesis.settings.register_profile("tests", deadline=None, max_examples=30, suppress_health_check=checks)
+    hypothesis.settings.register_profile("heavy", hypothesis.settings.get_profile("tests"), max_examples=300)
+    hypothesis.settings.load_profile("tests")
 
 # The folders mirror those of `server`; test modules import helpers and each other by bare names, whatever their folder.
 TESTS = Path(__file__).parent
@@ -56,7 +60,12 @@ def pytest_cmdline_main(config):
 
 
 def pytest_configure(config):
-    """Let each of several processes begin with other files: what one has compiled, the others needn't."""
+    """Choose how many examples properties are tried with.
+
+    Let each of several processes begin with other files, too: what one has compiled, the others needn't.
+    """
+    if hypothesis and config.option.markexpr == "heavy":
+        hypothesis.settings.load_profile("heavy")
     if hasattr(config, "workerinput"):
         files = sorted(path.stem for path in TESTS.rglob("test_*.py"))
         number, count = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
@@ -65,9 +74,12 @@ def pytest_configure(config):
                 importlib.import_module(name)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    """Have heavy tests run apart: those in a browser, and properties once more, with ten times as many examples."""
+    with_many = hypothesis and config.option.markexpr == "heavy"
     for item in items:
-        if "window" in item.fixturenames:
+        is_property = with_many and hypothesis.is_hypothesis_test(getattr(item, "obj", None))
+        if is_property or "window" in item.fixturenames:
             item.add_marker("heavy")
 
 

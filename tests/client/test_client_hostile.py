@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from hostile_server import REPLIES, bomb, endless, server_that, trickle, trickled_head
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 from test_client import OK, REPLAY, SESSION, Script
 
@@ -116,7 +116,6 @@ def test_an_agents_path_is_one_of_this_server(path):
     status=some.sampled_from([200, 404, 503]),
     batch=some.booleans(),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
 def test_whatever_is_answered_the_error_is_a_client_error(name, reply, status, batch):
     wanted = {each: "s" for each, parameter in METHODS[name].signature.parameters.items()
               if parameter.default is inspect.Parameter.empty and each != "self"}  # fmt: skip

@@ -320,7 +320,7 @@ def test_whoever_goes_straight_to_a_method_gets_what_jsonrpcserver_gets(bench, m
         straight, dispatched = twice.answers(body.encode())
         assert straight == dispatched, body
 
-    @settings(max_examples=300, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck])
+    @settings(deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck])
     @given(bodies(Target("1" * 32, "2" * 32, "3" * 32), agent=methods is serving.AGENTS_METHODS))
     def send(body):
         straight, dispatched = twice.answers(body)

@@ -361,13 +361,13 @@ graphs = st.recursive(hashables, containers, max_leaves=12)
 
 
 @given(graphs)
-@settings(max_examples=600, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 def test_any_graph_is_restored_exactly(value):
     kept(value)
 
 
 @given(st.lists(graphs, min_size=1, max_size=4), st.data())
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 def test_aliases_and_cycles_are_restored(values, data):
     holders = [Node(data=value) for value in values] + [Plain(value) for value in values]
     for holder in holders:
@@ -377,7 +377,6 @@ def test_aliases_and_cycles_are_restored(values, data):
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=20))
-@settings(max_examples=300)
 def test_any_web_of_references_is_kept_or_refused(links):
     """Some graphs have objects that hash by value in a cycle: if accepted, they must be exact, sets included."""
     parts = [Keyed(1), Keyed(2), Forgiving(3), Plain({}), Plain(set()), Node(data=[]), Frozen(link=[]), Point([], {})]

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from pydantic import BaseModel, PrivateAttr
 
 from server import Depends, TaskEnvironment, Toolpack
@@ -109,7 +109,6 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=300)
 def test_a_world_that_was_stored_has_the_same_digest(content):
     shop = Shop(content=content)
     shop._secret = content
@@ -119,7 +118,6 @@ def test_a_world_that_was_stored_has_the_same_digest(content):
 
 
 @given(values, values)
-@settings(max_examples=300)
 def test_worlds_differ_if_their_digests_do(one, other):
     same = difference(copy.deepcopy(Shop(content=one)), copy.deepcopy(Shop(content=other))) is None
     assert (of(one) == of(other)) is same

@@ -546,7 +546,6 @@ NEARLY = st.fixed_dictionaries(
 HEADER = st.sampled_from([None, MODERN, *LEGACY, "x", "tools/call", "count", "=?base64?YQ==?=", "=?base64?YQ?="])
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(message=NEARLY | JSON, version=HEADER, method=HEADER, name=HEADER)
 def test_whatever_comes_is_answered_in_json_and_by_a_known_status(server, message, version, method, name):
     headers = {"MCP-Protocol-Version": version, "Mcp-Method": method, "Mcp-Name": name}

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, PrivateAttr
 from serving import KEY, Bench, refused
@@ -458,11 +458,7 @@ def changes_nothing(server, bundle, *codes, mode="exact"):
     return reply["error"]
 
 
-FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-
-
 @given(st.data())
-@FUZZ
 def test_a_flipped_bit_is_noticed(server, bundle, data):
     place = data.draw(st.integers(0, len(bundle) - 1))
     damaged = bytearray(bundle)
@@ -471,7 +467,6 @@ def test_a_flipped_bit_is_noticed(server, bundle, data):
 
 
 @given(st.data())
-@FUZZ
 def test_a_bundle_that_was_cut_or_extended_is_noticed(server, bundle, data):
     cut = bundle[: data.draw(st.integers(0, len(bundle) - 1))]
     changes_nothing(server, cut, -32012, -32602)
@@ -479,7 +474,6 @@ def test_a_bundle_that_was_cut_or_extended_is_noticed(server, bundle, data):
 
 
 @given(st.binary(max_size=200), st.sampled_from(["exact", "replay"]))
-@FUZZ
 def test_what_is_no_bundle_is_refused(server, garbage, mode):
     for one in (garbage, START + garbage, START + b"0" * 64 + b"\n" + garbage, sealed(garbage)):
         changes_nothing(server, one, -32602, -32012, mode=mode)
@@ -506,7 +500,6 @@ def places(value, path=()):
 
 
 @given(st.data(), st.sampled_from(["exact", "replay"]))
-@FUZZ
 def test_whoever_has_the_key_gets_no_nonsense_stored(server, bundle, data, mode):
     lines = lines_of(bundle)
     path = data.draw(st.sampled_from([path for path in places(lines) if path]))
