@@ -6,8 +6,6 @@ from serving import Bench, refused
 
 from server.stores import open_store
 
-pytestmark = serving.IN_BOTH
-
 CREATE = {"toolpacks": ["ledger"], "labels": {"run": "1"}, "ttl_seconds": 60}
 
 

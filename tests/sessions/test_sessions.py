@@ -22,8 +22,6 @@ from server.sessions.views import json_patch
 from server.snapshots.pickling import thaw
 from server.stores import open_store
 
-pytestmark = serving.IN_BOTH
-
 
 def moment(text):
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", text)
@@ -87,6 +85,7 @@ def test_unknown_toolpacks_and_what_does_not_belong_to_the_session_are_refused(b
     refused(-32602, bench.create, "vault", options={"vault": {}}, environment={"vault": {"vault": {"gold": 1}}})
 
 
+@serving.in_both
 def test_options_reach_the_factory_validated(stored_bench):
     session_id = stored_bench.create("vault", options={"vault": {"gold": "7", "owners": ["Ann"]}})
     vault = stored_bench.rpc("get_environment", session_id=session_id, pointer="/vault/vault")
@@ -106,12 +105,14 @@ def test_options_reach_the_factory_validated(stored_bench):
         ({"ledger": {"a": 1}}, "takes no options"),
     ],
 )
+@serving.in_both
 def test_bad_options_are_refused_with_what_is_wrong(bench, options, says):
     error = refused(-32602, bench.create, *options, options=options)
     assert says in error.data["detail"]
     assert "/" not in error.data["detail"]
 
 
+@serving.in_both
 def test_an_environment_is_built_through_its_validators(stored_bench):
     given = {"ledger": {"ledger": {"entries": ["1", 2**70]}}}
     session_id = stored_bench.create("ledger", environment=given)
@@ -122,6 +123,7 @@ def test_an_environment_is_built_through_its_validators(stored_bench):
     assert stored_bench.result(session_id, "total") == 2**70 + 1
 
 
+@serving.in_both
 def test_an_environment_that_was_told_can_be_given(bench):
     told = bench.rpc("get_environment", session_id=bench.create("nasty"))
     again = bench.rpc("get_environment", session_id=bench.create("nasty", environment=told))
@@ -357,6 +359,7 @@ def test_what_another_worker_has_renewed_is_alive_here_too(tmp_path, pass_time):
         refused(-32001, one.call, session_id, "total")
 
 
+@serving.in_both
 def test_a_session_that_is_closed_while_a_call_runs_is_gone_for_that_call(stored_bench):
     session_id = stored_bench.create()
     gate = serving.gate("closed")
@@ -432,6 +435,7 @@ def test_however_many_sessions_carry_the_labels_all_are_closed(stored_bench, mon
     assert stored_bench.rpc("list_sessions") == []
 
 
+@serving.in_both
 def test_forks_start_from_any_version_and_go_their_own_way(stored_bench):
     parent = stored_bench.rpc("create_session", toolpacks=["ledger"], labels={"run": "a"}, ttl_seconds=1000)
     session_id = parent["session_id"]
@@ -456,6 +460,7 @@ def test_forks_start_from_any_version_and_go_their_own_way(stored_bench):
     assert stored_bench.result(now["session_id"], "total") == 111
 
 
+@serving.in_both
 def test_a_reset_is_a_new_version_with_the_content_of_the_old_one(stored_bench):
     session_id = stored_bench.create()
     stored_bench.result(session_id, "add", amount=1)
@@ -477,6 +482,7 @@ def test_a_reset_is_a_new_version_with_the_content_of_the_old_one(stored_bench):
     moment(records[2]["started_at"])
 
 
+@serving.in_both
 def test_a_record_tells_a_call_as_it_was(stored_bench):
     session_id = stored_bench.create()
     stored_bench.call(session_id, "add", {"call_id": "mine"}, amount=2)
@@ -565,6 +571,7 @@ def test_old_versions_go_but_the_first_stays_and_the_oldest_is_told(tmp_path, ma
     assert len(bench.rpc("get_trace", session_id=session_id)) == 70
 
 
+@serving.in_both
 def test_an_export_is_exact(bench):
     session_id = bench.create("nasty", "ledger")
     bench.result(session_id, "befriend", one="Ann", other="Bob")
@@ -580,6 +587,7 @@ def test_an_export_is_exact(bench):
 # An agent's address
 
 
+@serving.in_both
 def test_an_agent_lists_and_runs_functions_and_nothing_else(bench):
     session = bench.rpc("create_session", toolpacks=["ledger"])
     session_id, key = session["session_id"], session["agent_path"].removeprefix("/agents/")
@@ -648,6 +656,7 @@ def test_memory_keeps_nothing_after_a_restart(make_bench):
     refused(-32001, make_bench().rpc, "get_session", session_id=session_id)
 
 
+@serving.in_both
 def test_state_of_other_classes_is_refused_until_it_is_rebuilt(tmp_path, make_bench):
     store = f"sqlite:///{tmp_path / 'sessions.db'}"
     first = make_bench(shop(apples=3), store)
@@ -704,6 +713,7 @@ def shelves(**fields):
         ({"a": [1]}, {"a": [1], "b": [2]}),
     ],
 )
+@serving.in_both
 def test_a_world_in_parts_is_built_anew_with_other_parts(tmp_path, before, after, make_bench):
     store = f"sqlite:///{tmp_path / 'sessions.db'}"
     first = make_bench(shelves(**before), store)

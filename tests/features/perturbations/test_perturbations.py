@@ -8,7 +8,7 @@ import tracemalloc
 
 import mcp_endpoint
 import pytest
-from serving import IN_BOTH, PACKS, PATIENCE, refused, wait_until
+from serving import PACKS, PATIENCE, in_both, refused, wait_until
 
 from server.base.errors import TooLargeError
 from server.features.mcp.protocol import Mcp
@@ -19,9 +19,7 @@ from server.packs.loading import load_catalog
 from server.protocol.rules import read_rules
 from toolpack_server import perturbations as p
 
-pytestmark = IN_BOTH
-
-PAGES = PACKS.parent.parent / "docs"
+PAGES = PACKS.parents[2] / "docs"
 CATALOG = load_catalog((PACKS,), ("shop", "ledger"))
 ANN = {"to": "Ann", "amount": 10}
 DOWN = "ConnectionError: the service is not available"
@@ -84,6 +82,7 @@ class Agent:
 # Effects
 
 
+@in_both
 def test_an_error_is_heard_and_the_call_is_not_run(bench):
     agent = Agent(bench, {"functions": "pay", "calls": "1-2", "error": DOWN, "name": "down"})
     assert [agent.heard(**ANN) for _ in range(2)] == [DOWN, DOWN]
@@ -97,6 +96,7 @@ def test_an_error_is_heard_and_the_call_is_not_run(bench):
     assert agent.session["perturbations"]["rules"][0]["name"] == "down"
 
 
+@in_both
 def test_a_lost_answer_is_heard_as_an_error_though_the_call_was_run(bench):
     agent = Agent(bench, p.loses_answer(functions="pay"))
     assert agent.heard(**ANN, _call={"call_id": "one"}) == LATE
@@ -155,6 +155,7 @@ def test_effects_on_a_result_add_up_in_their_order_and_those_without_effect_are_
     assert Agent(bench, {"append": "x"}).heard("payments") == []  # which has no text
 
 
+@in_both
 def test_an_answer_that_is_stale_is_heard_again_also_when_it_is_not_committed_yet(bench):
     agent = Agent(bench, {"functions": "payments", "stale": True, "calls": "2-"})
     assert agent.heard("payments") == []
@@ -181,6 +182,7 @@ def test_a_long_answer_is_as_stale_in_a_fork_as_in_its_session(make_bench):
     assert [len(each.heard("payments")) for each in (agent, agent.fork())] == [2, 2]
 
 
+@in_both
 def test_a_call_is_known_by_the_arguments_that_were_sent_though_its_function_changes_them(bench):
     agent = Agent(bench, {"functions": "change_argument", "stale": True}, toolpacks=["shop", "ledger"])
     for value in ([1], [1, 2], [1]):
@@ -263,6 +265,7 @@ def test_an_error_that_names_renamed_functions_again_and_again_is_cut(bench):
     )
 
 
+@in_both
 def test_effects_are_given_up_at_the_deadline_of_the_call(bench):
     replace = {chr(0x4E00 + number): "" for number in range(1200)}
     paid = [{"to": f"Ann{number}", "amount": number} for number in range(10_000)]
@@ -283,6 +286,7 @@ def test_a_long_answer_is_heard_whole_by_the_repeat_of_its_call_id(make_bench):
     assert agent.trace()[0]["perturbed"]["agent"]["result"].keys() == {"$cut"}
 
 
+@in_both
 def test_a_delay_moves_the_clock_on_for_good(bench):
     if bench.settings.isolation == "thread":
         pytest.skip("time is pinned in executors only")
@@ -299,6 +303,7 @@ def test_a_delay_moves_the_clock_on_for_good(bench):
     assert (found["complete"], found["diverged"]) == (True, None)
 
 
+@in_both
 def test_time_goes_on_where_a_reset_goes_back_before_a_delay(bench):
     if bench.settings.isolation == "thread":
         pytest.skip("time is pinned in executors only")
@@ -484,6 +489,7 @@ def test_chance_is_drawn_from_the_seed_and_the_call(bench):
     assert all(heard("a", {**rule, "rate": 1}))
 
 
+@in_both
 def test_nested_calls_and_other_spellings_are_no_way_round(bench):
     nested = {"$call": {"function": "read_note", "args": {"name": "b"}}}
     agent = Agent(bench, {"functions": "read_note", "calls": "1", "error": DOWN})
@@ -539,6 +545,7 @@ def test_all_suites_of_the_page_are_tried():
 
 @pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("rule", ["error", "lost"])
+@in_both
 def test_an_error_that_a_rule_makes_is_answered_as_one_of_the_function(bench, rule, raises):
     """Whatever an agent asks, in whatever protocol: it can't tell one from the other."""
     text, wrong = "ValueError: nobody pays less than nothing", {"to": "Ann", "amount": -1}
@@ -628,6 +635,7 @@ def test_a_bundle_of_a_fork_goes_on_counting(bench):
     assert Agent(bench, session=bench.rpc("import_bundle", bundle=bundle)).heard(**ANN) == DOWN
 
 
+@in_both
 def test_the_world_is_that_of_a_twin_without_rules_but_for_calls_that_were_not_run(bench):
     for seed in range(3):
         agent, twin = Agent(bench, *RULES, seed=str(seed)), Agent(bench, perturbations=None)
