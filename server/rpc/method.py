@@ -5,8 +5,9 @@ methods of agents' addresses, the log line and the Python client's methods all d
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from server.base.settings import FeatureSettings, Settings
@@ -106,7 +107,8 @@ class Method(Parameters):
         cls.declared = Declaration(name, result, cls.__doc__.strip(), **more)
 
     @classmethod
-    def extended(cls, more: Sequence[type[Parameters]]) -> type[Self]:
+    @cache  # a model is dear to make
+    def extended(cls, *more: type[Parameters]) -> type[Self]:
         """Get the method with further parameters, which come after its own."""
         if not more:
             return cls
@@ -151,6 +153,7 @@ def agents_methods(methods: Iterable[type[Method]]) -> list[type[Method]]:
     ]
 
 
+@cache
 def _without_session(method: type[Method]) -> type[Method]:
     """Get a method that doesn't take `session_id`, which `JsonRpc` sets to the session of the address."""
 

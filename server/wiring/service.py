@@ -63,7 +63,7 @@ OK, REFUSED = "ok", "refused"
 def all_methods(features: Sequence[type[Feature]]) -> list[type[Method]]:
     """Get the core's methods and those of features, with the parameters that features add."""
     return [
-        method.extended([feature.parameters[method] for feature in features if method in feature.parameters])
+        method.extended(*(feature.parameters[method] for feature in features if method in feature.parameters))
         for method in (*METHODS, *(method for feature in features for method in feature.methods))
     ]
 
