@@ -24,7 +24,7 @@ from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
 from server.sessions.filters import SessionFilter
 from server.sessions.operation import Around, SessionOperation
-from server.sessions.record_kinds import RecordKind, RecordLine, Shown
+from server.sessions.record_kinds import RecordKind, Shown
 from server.stores.base import SessionStore
 from server.volumes.volume import Volume
 from server.wiring.feature import Feature
@@ -54,7 +54,6 @@ __all__ = [
     "OverloadedError",
     "Parameters",
     "RecordKind",
-    "RecordLine",
     "ReplyError",
     "RequestError",
     "SessionContext",

@@ -126,7 +126,7 @@ class NestedCallRecord(TypedDict):
     kwargs: dict[str, Json]
     result: Json
     error: str | None
-    parent: int | None
+    parent: Annotated[int, Field(ge=0)] | None
 
 
 class Heard(TypedDict):
@@ -180,7 +180,7 @@ class ResetRecord(TypedDict):
     index: int
     kind: Literal["reset"]
     call_id: NotRequired[str]
-    to_version: int
+    to_version: Annotated[int, Field(ge=0)]
     version: int
     state: NotRequired[str | None]
     started_at: str

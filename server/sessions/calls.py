@@ -8,9 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
-
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
+from typing import Any, NamedTuple
 
 from server.base.errors import MAX_SHOWN, ExecutorLostError, TooLargeError, VersionConflictError
 from server.base.terminal import printable
@@ -33,7 +31,7 @@ from server.sessions.nested import MAX_NESTED_CALLS, NestedRecord
 from server.sessions.operation import SessionOperation
 from server.sessions.part_bytes import PartBytes
 from server.sessions.recipes import Recipe
-from server.sessions.record_kinds import Count, RecordKind, RecordLine, Shown, short
+from server.sessions.record_kinds import RecordKind, Shown, short
 from server.sessions.records import cut_arguments, cut_error
 from server.stores.base import Record
 from server.volumes.volume import is_piece
@@ -265,57 +263,21 @@ def timed_out(plan: Plan) -> Outcome:
     return failed(plan, CallFailure.of(error, Failure.DEADLINE))
 
 
-def _check_parents(nested: list["_NestedLine"]) -> list["_NestedLine"]:
-    """Check that parents come after the calls that are their arguments, as they ran later."""
-    if any(each.parent is not None and not place < each.parent < len(nested) for place, each in enumerate(nested)):
-        raise ValueError("a nested call has no parent")
-    return nested
-
-
-class _NestedLine(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    function: str
-    arguments: dict[str, Any] = Field(validation_alias=AliasChoices("kwargs"))
-    result: Any
-    error: str | None
-    parent: Count | None
-
-
-class _HeardLine(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    function: str = ""
-    arguments: dict[str, Any] = Field({}, validation_alias=AliasChoices("kwargs"))
-    result: Any = None
-    error: str | None = None
-
-
-class _PerturbedLine(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    rules: list[str]
-    run: bool
-    agent: _HeardLine
-
-
-class _CallLine(RecordLine):
-    function: str
-    # `kwargs` can't be a field: pydantic's plugin for mypy has no room for that name.
-    arguments: dict[str, Any] = Field(validation_alias=AliasChoices("kwargs"))
-    result: Any
-    error: str | None
-    failure: results.Failure | None
-    by: str = CLIENT
-    nested: Annotated[list[_NestedLine], AfterValidator(_check_parents)] = Field([])
-    perturbed: _PerturbedLine | None = None
-
-
 class CallKind(RecordKind):
     name = "call"
-    line = _CallLine
+    shape = results.CallRecord
     title = "{function}"
     is_call = True
+
+    def check(self, shown: Shown) -> None:
+        super().check(shown)
+        nested = shown.get("nested", ())
+        # Parents come after the calls that are their arguments, as they ran later.
+        parents = [(place, each["parent"]) for place, each in enumerate(nested) if each["parent"] is not None]
+        if not all(place < parent < len(nested) for place, parent in parents):
+            raise ValueError("a nested call has no parent")
+        if "perturbed" in shown and not shown["perturbed"]["agent"].keys() <= results.Heard.__annotations__.keys():
+            raise ValueError("the agent has heard what no call says")
 
     def text(self, shown: Shown, width: int) -> str:
         after = f"[version {shown['version']}, {shown['duration_ms']:g} ms]"

@@ -5,7 +5,7 @@ records is for evaluators and trajectories: no participant hears it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from typing_extensions import override
 
@@ -13,12 +13,12 @@ from server.base.errors import AnsweredError, InvalidParamsError, TooLargeError,
 from server.engine.jobs import StartClock
 from server.engine.state import Effect, SessionState
 from server.jsonio.strict import dumps
-from server.protocol.results import SaidMessage
+from server.protocol.results import MessageRecord, SaidMessage
 from server.protocol.rights import AGENT, CLIENT
 from server.sessions.context import SessionContext
 from server.sessions.episodes import Episodes
 from server.sessions.operation import SessionOperation
-from server.sessions.record_kinds import RecordKind, RecordLine, Shown
+from server.sessions.record_kinds import RecordKind, Shown
 from server.stores.base import Record
 
 ALONE = "The session has no other participant: create it with participants."
@@ -125,17 +125,9 @@ class SayOperation(MessageOperation):
         return super().change(state, start_clock)
 
 
-class _MessageLine(RecordLine):
-    role: Literal["system", "user", "assistant"]
-    content: str
-    by: str = CLIENT
-    to: str | None = None
-    metadata: dict[str, Any] | None = None
-
-
 class MessageKind(RecordKind):
     name = "message"
-    line = _MessageLine
+    shape = MessageRecord
     title = "message of the {role}"
     content = "content"
     is_message = True

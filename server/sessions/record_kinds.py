@@ -6,9 +6,10 @@ that of a feature which was taken out, is a note that changes nothing.
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from server.base.terminal import printable
 from server.protocol.parameters import MAX_CALL_ID
@@ -20,7 +21,7 @@ Shown = Mapping[str, Any]
 
 
 class RecordLine(BaseModel):
-    """What must be there of a record that came in a bundle, to show it or to repeat it."""
+    """What must be there of any record that came in a bundle."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -37,7 +38,7 @@ class RecordKind:
     """A kind of record; what is here fits a note that changes nothing.
 
     Attributes:
-        line: What must be there of a record in a bundle.
+        shape: A `TypedDict`, what clients see of such a record; one in a bundle must have this form.
         inherited: A fork's path has such records of its ancestors, too.
         title: What the console calls such a record; members of the record stand in braces.
         content: The member with its text, which the console shows; "" if there is none.
@@ -46,12 +47,20 @@ class RecordKind:
     """
 
     name: ClassVar[str] = ""
-    line: ClassVar[type[RecordLine]] = RecordLine
+    shape: ClassVar[Any] = dict[str, Any]
     inherited: ClassVar[bool] = True
     title: ClassVar[str] = "{kind}"
     content: ClassVar[str] = ""
     is_message: ClassVar[bool] = False
     is_call: ClassVar[bool] = False
+
+    def check(self, shown: Shown) -> None:
+        """Check a record that came in a bundle; a `ValueError` if it can't be shown or repeated."""
+        self._adapter.validate_python(shown, strict=True)
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        return TypeAdapter(self.shape)
 
     def goes_back_to(self, shown: Shown) -> int | None:
         """Get the version to which the path goes back with this record; None if it goes on."""

@@ -10,10 +10,11 @@ from server.base.errors import ClassesChangedError, MissingBlobError
 from server.engine.jobs import StartClock
 from server.engine.state import Effect, SessionState
 from server.execution.parts import emptied, toolpack_of
+from server.protocol.results import ResetRecord
 from server.sessions.context import SessionContext
 from server.sessions.operation import SessionOperation
 from server.sessions.recipes import Recipe, details_of
-from server.sessions.record_kinds import Count, RecordKind, RecordLine, Shown
+from server.sessions.record_kinds import RecordKind, Shown
 from server.stores.base import Record, StoredSession
 from server.volumes.volume import VOID, is_piece
 
@@ -94,13 +95,9 @@ class ResetOperation(SessionOperation):
         return parts, blobs
 
 
-class _ResetLine(RecordLine):
-    to_version: Count
-
-
 class ResetKind(RecordKind):
     name = "reset"
-    line = _ResetLine
+    shape = ResetRecord
     title = "reset to version {to_version}"
     inherited = False
 

@@ -243,6 +243,8 @@ def record_of(shown: dict[str, Any], kinds: RecordKinds) -> RecordLine:
         InvalidParamsError: Something is missing that is needed to show it, or to repeat it.
     """
     try:
-        return kinds[str(shown.get("kind"))].line.model_validate(shown)
-    except ValidationError:
+        line = RecordLine.model_validate(shown)
+        kinds[line.kind].check(shown)
+    except ValueError:
         raise InvalidParamsError("A record of the bundle lacks what is needed to show it or to repeat it.") from None
+    return line

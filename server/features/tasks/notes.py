@@ -10,11 +10,12 @@ from typing_extensions import override
 from server.base.errors import AnsweredError, InvalidParamsError
 from server.engine.jobs import StartClock
 from server.engine.state import Effect, SessionState
+from server.protocol.results import AnswerRecord
 from server.protocol.rights import CLIENT, PARTICIPANTS
 from server.sessions.context import SessionContext
 from server.sessions.episodes import Episodes
 from server.sessions.messages import Note
-from server.sessions.record_kinds import RecordKind, RecordLine, Shown
+from server.sessions.record_kinds import RecordKind, Shown
 
 
 class AnswerOperation(Note):
@@ -43,16 +44,11 @@ class AnswerOperation(Note):
         return Effect(True, {"answer": self._text, **by})
 
 
-class _AnswerLine(RecordLine):
-    answer: str
-    by: str = CLIENT
-
-
 class AnswerKind(RecordKind):
     """The record of the agent's answer; each fork gives its own."""
 
     name = "answer"
-    line = _AnswerLine
+    shape = AnswerRecord
     content = "answer"
     inherited = False
 

@@ -5,7 +5,7 @@ evaluator says. Only this server's evaluators make one; a record that a replay h
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 from typing_extensions import override
@@ -15,11 +15,11 @@ from server.engine.jobs import StartClock
 from server.engine.state import Effect, SessionState
 from server.jsonio.strict import dumps, loads
 from server.protocol.parameters import Parameters
-from server.protocol.results import Verdict
+from server.protocol.results import Verdict, VerdictRecord
 from server.sessions.context import SessionContext
 from server.sessions.filters import SessionFilter
 from server.sessions.operation import SessionOperation
-from server.sessions.record_kinds import RecordKind, RecordLine
+from server.sessions.record_kinds import RecordKind
 from server.stores.base import StoredSession
 
 _SAID = ("task", "reward", "passed", "checks", "metrics", "valid", "failure", "perturbed")
@@ -60,22 +60,11 @@ class VerdictOperation(SessionOperation):
         return change
 
 
-class _VerdictLine(RecordLine):
-    task: str
-    reward: Annotated[float, Field(allow_inf_nan=False)]
-    passed: bool
-    checks: list[dict[str, Any]]
-    metrics: dict[str, Any]
-    valid: bool = True
-    failure: dict[str, str] | None = None
-    perturbed: dict[str, int] = Field(default_factory=dict)
-
-
 class VerdictKind(RecordKind):
     """The record of a verdict; each fork gets its own."""
 
     name = "verdict"
-    line = _VerdictLine
+    shape = VerdictRecord
     title = "verdict on {task}"
     content = "checks"
     inherited = False

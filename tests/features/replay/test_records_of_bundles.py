@@ -1,0 +1,50 @@
+"""A record in a bundle has the form that clients are promised: of whoever has written it, nothing else is stored."""
+
+import pytest
+
+from server.base.errors import InvalidParamsError
+from server.features.replay.bundle_format import record_of
+from server.wiring.installed import load_features
+from server.wiring.service import all_record_kinds
+
+PLACE = {"index": 0, "version": 1, "started_at": "2030-01-01T00:00:00Z", "duration_ms": 1}
+NESTED = {"function": "f", "kwargs": {}, "result": 1, "error": None, "parent": None}
+CALL = {**PLACE, "kind": "call", "call_id": None, **NESTED, "failure": None}
+MET = {"rules": ["rule"], "run": True, "agent": {"result": "heard"}}
+RIGHT = [
+    {**CALL, "nested": [NESTED | {"parent": 1}, NESTED], "perturbed": MET, "by": "ann"},
+    {**PLACE, "kind": "message", "role": "user", "content": "Hello", "by": "ann", "to": None},
+    {**PLACE, "kind": "reset", "to_version": 0},
+    {**PLACE, "kind": "answer", "answer": "42"},
+    {**PLACE, "kind": "of nobody here", "anything": [1]},
+]
+WRONG = [
+    {**CALL, "nested": [NESTED, NESTED | {"parent": 0}]},
+    {**CALL, "nested": [NESTED | {"parent": -1}]},
+    {**CALL, "nested": [{}]},
+    {**CALL, "perturbed": {**MET, "agent": {"index": 7}}},
+    {**CALL, "perturbed": {"rules": []}},
+    {**CALL, "kwargs": "text"},
+    {**CALL, "version": -1},
+    {**PLACE, "kind": "message", "role": "robot", "content": "Hello"},
+    {**PLACE, "kind": "reset", "to_version": -1},
+    {**PLACE, "kind": "answer", "answer": 42},
+    {**PLACE, "kind": "verdict", "task": "t"},
+    {"kind": "of nobody here"},
+]
+
+
+@pytest.fixture(scope="module")
+def kinds():
+    return all_record_kinds(load_features())
+
+
+def test_records_of_the_promised_forms_are_read(kinds):
+    for shown in RIGHT:
+        assert record_of(shown, kinds).kind == shown["kind"]
+
+
+def test_a_record_of_another_form_is_refused(kinds):
+    for shown in WRONG:
+        with pytest.raises(InvalidParamsError, match="lacks what is needed"):
+            record_of(shown, kinds)
