@@ -41,9 +41,7 @@ from server.rpc.openrpc import openrpc_document
 from server.rpc.parsing import Parser
 from server.sessions.calls import CallKind, CallRequest
 from server.sessions.context import SessionContext
-from server.sessions.episodes import Episodes
 from server.sessions.manager import SessionManager
-from server.sessions.messages import MessageKind
 from server.sessions.record_kinds import RecordKinds
 from server.sessions.resets import ResetKind
 from server.stores import open_store
@@ -75,7 +73,7 @@ def openrpc(methods: Sequence[type[Method]], features: Sequence[type[Feature]]) 
 
 def all_record_kinds(features: Sequence[type[Feature]]) -> RecordKinds:
     kinds = RecordKinds()
-    for each in [(CallKind, ResetKind, MessageKind), *(feature.record_kinds for feature in features)]:
+    for each in [(CallKind, ResetKind), *(feature.record_kinds for feature in features)]:
         kinds |= {kind.name: kind() for kind in each}
     return kinds
 
@@ -178,7 +176,6 @@ class Service:
         self.at_end: list[Callable[[], None]] = []
         self.listings = Listings(self.sessions)
         self.context.record_kinds |= all_record_kinds(loaded)
-        self.context.hooks.append(Episodes(self.context))
         for feature in loaded:
             self.context.beginnings += [make(self.context) for make in feature.beginnings]
             self.context.filters += [make(self.context) for make in feature.filters]

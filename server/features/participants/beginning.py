@@ -12,9 +12,10 @@ from pydantic import AfterValidator, Field
 from typing_extensions import override
 
 from server.base.errors import InvalidParamsError, shown
+from server.features.episodes.rights import check_kept, check_rights, written_out
 from server.packs.pack_function import is_offered
 from server.protocol.parameters import SessionRequest
-from server.protocol.rights import PARTICIPANTS, Participants, check_kept, check_rights, written_out
+from server.protocol.rights import PARTICIPANTS, Participants
 from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
 

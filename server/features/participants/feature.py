@@ -9,7 +9,8 @@ from server.rpc.methods import CreateSession
 
 class ParticipantsFeature(Feature):
     name = "participants"
-    after = ("tasks",)
+    needs = ("episodes",)
+    after = ("tasks", "replay")
     services = (Talking, SayTool, ListenTool)
     methods = METHODS
     beginnings = (ParticipantsBeginning,)

@@ -10,12 +10,12 @@ from functools import partial
 from typing import NamedTuple
 
 from server.base.errors import InvalidParamsError
+from server.features.episodes.messages import ALONE, SayOperation
+from server.features.episodes.progress import Episodes
 from server.features.participants.waiting import Waits
 from server.jsonio.strict import dumps, loads
 from server.protocol.results import HeardMessage, HeardMessages
 from server.rpc.method import App
-from server.sessions.episodes import Episodes
-from server.sessions.messages import ALONE, SayOperation
 from server.sessions.paths import Said
 from server.sessions.reader import SessionReader
 from server.stores.base import Head, StoredSession

@@ -8,7 +8,7 @@ from server.rpc.methods import CreateSession, ForkSession
 
 class PerturbationsFeature(Feature):
     name = "perturbations"
-    after = ("tasks", "replay")
+    after = ("episodes", "tasks", "replay")
     beginnings = (PerturbationBeginning,)
     parameters = {CreateSession: PerturbationParameters, ForkSession: ForkPerturbations}
     around = (Perturbing,)

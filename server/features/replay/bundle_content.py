@@ -10,10 +10,10 @@ from server.base.errors import ClassesChangedError, InvalidParamsError, shown
 from server.execution.operations import ExportEnvironments
 from server.execution.parts import toolpack_of
 from server.execution.world import Snapshot
+from server.features.episodes.progress import Recount
 from server.features.replay.bundle_format import BundleHead, Line, record_of
 from server.protocol.rights import AGENT, CLIENT, PARTICIPANTS
 from server.sessions.context import SessionContext
-from server.sessions.episodes import Recount
 from server.sessions.records import stored_call_id
 from server.stores.base import Record
 from server.volumes.volume import is_piece

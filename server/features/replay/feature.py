@@ -23,6 +23,8 @@ def _bundles(app: App) -> Bundles:
 
 class ReplayFeature(Feature):
     name = "replay"
+    needs = ("episodes",)
+    after = ("tasks",)
     services = (_replays, _bundles)
     methods = METHODS
     beginnings = (SeedBeginning,)

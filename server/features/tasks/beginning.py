@@ -10,10 +10,11 @@ from pydantic import Field
 from typing_extensions import override
 
 from server.base.errors import InvalidParamsError
+from server.features.episodes.rights import laid_over
 from server.features.tasks.finding import find_task
 from server.features.tasks.task import Task
 from server.protocol.parameters import SessionRequest
-from server.protocol.rights import PARTICIPANTS, laid_over
+from server.protocol.rights import PARTICIPANTS
 from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
 

@@ -14,6 +14,7 @@ from server.rpc.methods import CreateSession, ListSessions
 
 class TasksFeature(Feature):
     name = "tasks"
+    needs = ("episodes",)
     services = (Tasks, Runs, Summaries)
     methods = METHODS
     record_kinds = (AnswerKind, VerdictKind)

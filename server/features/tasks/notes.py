@@ -10,11 +10,11 @@ from typing_extensions import override
 from server.base.errors import AnsweredError, InvalidParamsError
 from server.engine.jobs import StartClock
 from server.engine.state import Effect, SessionState
+from server.features.episodes.messages import Note
+from server.features.episodes.progress import Episodes
 from server.protocol.results import AnswerRecord
 from server.protocol.rights import CLIENT, PARTICIPANTS
 from server.sessions.context import SessionContext
-from server.sessions.episodes import Episodes
-from server.sessions.messages import Note
 from server.sessions.record_kinds import RecordKind, Shown
 
 

@@ -19,6 +19,8 @@ from server.base.errors import (
     StateDamagedError,
     shown,
 )
+from server.features.episodes.messages import MessageOperation
+from server.features.episodes.progress import Episodes, Progress
 from server.features.tasks.evaluation import Evidence, Seen, seen
 from server.features.tasks.finding import all_tasks, find_task
 from server.features.tasks.notes import AnswerOperation
@@ -31,8 +33,6 @@ from server.packs.toolpack import Toolpack
 from server.protocol.results import AgentTask, Solution, TaskDescription, TaskPage, Verdict, VerdictFailure
 from server.rpc.method import App
 from server.sessions.addresses import Address, participants_of
-from server.sessions.episodes import Episodes, Progress
-from server.sessions.messages import MessageOperation
 from server.sessions.reader import SessionReader
 from server.sessions.recipes import Recipe
 from server.stores.base import StoredSession

@@ -12,11 +12,11 @@ from typing_extensions import override
 from server.base.errors import AnsweredError, InvalidParamsError, TooLargeError, shown
 from server.engine.jobs import StartClock
 from server.engine.state import Effect, SessionState
+from server.features.episodes.progress import Episodes
 from server.jsonio.strict import dumps
 from server.protocol.results import MessageRecord, SaidMessage
 from server.protocol.rights import AGENT, CLIENT
 from server.sessions.context import SessionContext
-from server.sessions.episodes import Episodes
 from server.sessions.operation import SessionOperation
 from server.sessions.record_kinds import RecordKind, Shown
 from server.stores.base import Record
