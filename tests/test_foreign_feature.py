@@ -14,6 +14,7 @@ import pytest
 import server_process
 from hatchling.builders.wheel import WheelBuilder
 
+pytestmark = pytest.mark.heavy
 PAGE = (Path(__file__).parent.parent / "docs" / "features.md").read_text(encoding="utf-8")
 ISOLATIONS = pytest.mark.parametrize("isolation", ["thread", "process"])
 

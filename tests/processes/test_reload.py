@@ -116,7 +116,7 @@ def served(folder, *arguments, **more):
             yield server
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.heavy)])
 def test_a_change_is_served_and_sessions_stay(tmp_path, workers):
     with served(tmp_path, "--workers", workers) as server:
         session_id = server.rpc("create_session")["session_id"]
@@ -131,6 +131,7 @@ def test_a_change_is_served_and_sessions_stay(tmp_path, workers):
         assert "Traceback" not in server.said()
 
 
+@pytest.mark.heavy
 def test_a_broken_file_stops_nothing_and_is_said_once(tmp_path):
     with served(tmp_path) as server:
         session_id = server.rpc("create_session")["session_id"]
@@ -148,6 +149,7 @@ def test_a_broken_file_stops_nothing_and_is_said_once(tmp_path):
         assert "Traceback" not in server.said()
 
 
+@pytest.mark.heavy
 def test_what_is_broken_at_the_start_is_served_once_it_is_mended(tmp_path):
     with reloading(tmp_path, source=BROKEN) as process:
         log = tmp_path / "output"
@@ -160,6 +162,7 @@ def test_what_is_broken_at_the_start_is_served_once_it_is_mended(tmp_path):
             assert server.pay(server.rpc("create_session")["session_id"], 1) == 1
 
 
+@pytest.mark.heavy
 def test_sessions_whose_classes_have_changed_are_named_and_can_be_reset(tmp_path):
     with served(tmp_path) as server:
         session_id = server.rpc("create_session")["session_id"]
@@ -172,6 +175,7 @@ def test_sessions_whose_classes_have_changed_are_named_and_can_be_reset(tmp_path
         assert server.pay(session_id, 1) == 1
 
 
+@pytest.mark.heavy
 def test_modules_that_toolpacks_import_and_new_files_are_watched(tmp_path):
     helper = SHOP.replace("from typing", "from toolpacks.prices.table import FACTOR\nfrom typing").replace(
         "coins * 1", "coins * FACTOR"
@@ -213,6 +217,7 @@ def is_running(pid):
     return True
 
 
+@pytest.mark.heavy
 def test_installed_packages_are_watched_too(tmp_path):
     about, package = tmp_path / "site" / "kiosk-1.0.dist-info", tmp_path / "site" / "kiosk"
     for folder in (about, package):
@@ -229,6 +234,7 @@ def test_installed_packages_are_watched_too(tmp_path):
         assert server.pay(session_id, 1) == 3
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_it_ends_with_all_its_processes(tmp_path, number):
     with served(tmp_path) as server:
@@ -242,6 +248,7 @@ def test_it_ends_with_all_its_processes(tmp_path, number):
             pass
 
 
+@pytest.mark.heavy
 def test_a_start_that_cannot_work_is_said_in_one_sentence(tmp_path):
     def said(*arguments):
         result = subprocess.run(
@@ -263,6 +270,7 @@ def test_a_start_that_cannot_work_is_said_in_one_sentence(tmp_path):
         assert "is in use by another toolpack-server" in said(*packs)
 
 
+@pytest.mark.heavy
 def test_in_memory_the_loss_of_sessions_is_said(tmp_path):
     with served(tmp_path, "--store", "memory:") as server:
         assert "reload: A memory: store loses its sessions when a file changes." in server.said()

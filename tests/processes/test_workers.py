@@ -22,6 +22,7 @@ from faults.clients import Connection
 from faults.world import Server, is_alive, send_signal, wait_until
 from patience import PATIENCE
 
+pytestmark = pytest.mark.heavy
 FORKS = 1000
 
 

@@ -150,7 +150,7 @@ class MovingSessions(Sessions):
             self.folder()
 
 
-TestRandomHistoriesOfMovingSessions = MovingSessions.TestCase
+TestRandomHistoriesOfMovingSessions = pytest.mark.heavy(MovingSessions.TestCase)
 TestRandomHistoriesOfMovingSessions.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)
 
 TestRandomHistories = Sessions.TestCase
@@ -169,10 +169,10 @@ if sys.platform == "linux":
 
         isolation = "process"
 
-    TestRandomHistoriesOfMovingSessionsInProcesses = MovingSessionsInProcesses.TestCase
+    TestRandomHistoriesOfMovingSessionsInProcesses = pytest.mark.heavy(MovingSessionsInProcesses.TestCase)
     TestRandomHistoriesOfMovingSessionsInProcesses.settings = settings(
         max_examples=4, stateful_step_count=20, deadline=None
     )
 
-    TestRandomHistoriesInProcesses = SessionsInProcesses.TestCase
+    TestRandomHistoriesInProcesses = pytest.mark.heavy(SessionsInProcesses.TestCase)
     TestRandomHistoriesInProcesses.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

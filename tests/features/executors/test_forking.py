@@ -115,7 +115,10 @@ async def mark(path: str, until: str, fork: bool = False) -> int:
     return 0
 '''
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system shows no open files")
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system shows no open files"),
+]
 
 
 @pytest.fixture(scope="module")

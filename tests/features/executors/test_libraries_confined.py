@@ -8,6 +8,7 @@ import server_process
 from server.base.errors import SettingsError
 from server.features.executors.sandbox import check_sandbox
 
+pytestmark = pytest.mark.heavy
 PACK = '''
 """Functions that use libraries."""
 
