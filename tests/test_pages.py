@@ -378,10 +378,11 @@ def test_an_environment_for_trainers(folder):
         assert run_console([(".venv/bin/python environment.py", "")], folder) == [printed]
 
 
-def test_an_episode_of_ors(folder):
-    test_ors_clients.needs("openreward")
-    (program,) = blocks("docs/trainers.md", "ORS", "python")
-    (printed,) = blocks("docs/trainers.md", "ORS", "text")
+@pytest.mark.parametrize(("heading", "module"), [("ORS", "openreward"), ("OpenEnv", "openenv.core")])
+def test_an_episode_of_a_trainers_client(folder, heading, module):
+    test_ors_clients.needs(module)
+    (program,) = blocks("docs/trainers.md", heading, "python")
+    (printed,) = blocks("docs/trainers.md", heading, "text")
     assert len(list(filter(None, program.splitlines()))) <= 10
     with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
         (folder / "play.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
@@ -503,7 +504,8 @@ RUN = {
     ("docs/protocol.md", "Examples"),
     ("docs/training.md", "A training loop"),
     ("docs/training.md", "An environment"),
-    ("docs/trainers.md", "ORS"),  # where the SDK is installed
+    ("docs/trainers.md", "ORS"),  # where the client is installed
+    ("docs/trainers.md", "OpenEnv"),  # likewise
     ("docs/perturbations.md", "In one sitting"),
     ("docs/perturbations.md", "Variants of tasks"),
     ("docs/replay.md", "Replay a session"),
@@ -539,7 +541,7 @@ def test_every_code_block_is_run_or_named_here():
     assert {place for place in places if blocks(*place, "sh", "console", "python")} == RUN | NOT_RUN
     printed = {("README.md", "Start"), ("docs/client.md", "A tree search"), ("docs/training.md", "A training loop")}
     printed.add(("docs/training.md", "An environment"))
-    printed |= {("README.md", "A first session"), ("docs/trainers.md", "ORS")}
+    printed |= {("README.md", "A first session"), ("docs/trainers.md", "ORS"), ("docs/trainers.md", "OpenEnv")}
     printed.add(("docs/toolpacks.md", "Packages"))
     printed |= {("docs/perturbations.md", "In one sitting"), ("docs/perturbations.md", "Variants of tasks")}
     assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed

@@ -4,6 +4,6 @@ The rule: nothing is defined here.
 """
 
 from server.web.endpoints import Gateway
-from server.web.feature_endpoint import FeatureEndpoint, FeatureRequest
+from server.web.feature_endpoint import FeatureEndpoint, FeatureRequest, FeatureSocket
 
-__all__ = ["FeatureEndpoint", "FeatureRequest", "Gateway"]
+__all__ = ["FeatureEndpoint", "FeatureRequest", "FeatureSocket", "Gateway"]

@@ -26,7 +26,13 @@ class Connection(Protocol):
 
 
 class Connections:
-    """The open connections; where owners are `several`, one may hold half of them."""
+    """The open connections; where owners are `several`, one may hold half of them.
+
+    Attributes:
+        closing: Whether each closes with its next answer.
+    """
+
+    closing = False
 
     def __init__(self, settings: Settings, *, several: bool) -> None:
         self._most = settings.max_connections

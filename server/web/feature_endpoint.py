@@ -5,11 +5,11 @@ protocol writes a refusal, and answers whatever else it is asked.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from starlette.responses import Response
@@ -21,12 +21,25 @@ from server.jsonio.strict import loads
 from server.observability.request_ids import request_id
 from server.rpc.caller import Caller
 from server.rpc.method import App
-from server.web.bodies import HEADERS, read_body
+from server.web.bodies import HEADERS, NOT_READY, read_body
+from server.web.connections import STATE
 from server.web.endpoints import CUT_OFF, Gateway, client_left
-from server.web.refusals import HINTS, refusal_response, refused
+from server.web.refusals import HINTS, PIECE_BYTES, refusal_response, refused
+from server.web.sockets import (
+    FAULT,
+    LATER,
+    NORMAL,
+    RESTARTS,
+    SocketRefusedError,
+    WebSocket,
+    accept_handshake,
+    asks_for_socket,
+)
 
 STATUS = {-32601: 404, -32602: 400, -32001: 404, -32006: 503, -32007: 413, -32010: 504}
 """The HTTP statuses that mean what these JSON-RPC codes mean."""
+
+T = TypeVar("T")
 
 BODILESS = {"GET", "HEAD", "DELETE"}
 
@@ -136,21 +149,18 @@ class FeatureEndpoint:
             await self._send(self.refusal(error.status, str(error)), scope, receive, send)
 
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], body: bytes, caller: Caller) -> Response:
-        request = FeatureRequest(
-            scope["method"],
-            scope.get("path_params", {}),
-            dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)),
-            {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()},
-            body,
-            caller,
-        )
         try:
-            return await self.answer(request)
+            return await self._asked(self.answer(_request(scope, headers, body, caller)))
+        except asyncio.CancelledError:  # the server can't wait any longer
+            raise HttpRefusedError(HTTPStatus.SERVICE_UNAVAILABLE, CUT_OFF) from None
+
+    async def _asked(self, work: Awaitable[T]) -> T:
+        """Do what a feature does; what a method refuses there refuses the request."""
+        try:
+            return await work
         except ReplyError as error:
             detail = error.data.get("detail") if isinstance(error.data, dict) else None
             raise HttpRefusedError(self.status_of(error), detail or error.message) from None
-        except asyncio.CancelledError:  # the server can't wait any longer
-            raise HttpRefusedError(HTTPStatus.SERVICE_UNAVAILABLE, CUT_OFF) from None
 
     @staticmethod
     async def _send(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,3 +168,100 @@ class FeatureEndpoint:
         for name, value in HINTS.get(response.status_code, ()):
             response.headers.setdefault(name.decode(), value.decode())
         await response(scope, receive, send)
+
+
+class FeatureSocket(FeatureEndpoint):
+    """A path of a feature that is a WebSocket: a subclass says what a message is answered.
+
+    The handshake is admitted as a request is, and so is each message, which holds the connection until it is answered.
+    Between two messages the connection is idle, as others are: it may end where its room is needed, or with the server,
+    so nothing may be lost with it.
+    """
+
+    verbs: Sequence[str] | None = ("GET",)
+
+    async def welcome(self, handshake: FeatureRequest) -> None:
+        """Look at a handshake before it is accepted.
+
+        Raises:
+            HttpRefusedError: It is refused.
+            ReplyError: `App.request` was refused.
+        """
+
+    async def hear(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:
+        """Answer a message, which is the body of a request like the handshake; None closes the WebSocket.
+
+        Args:
+            message: The message.
+            memory: What it may keep from one message to the next.
+
+        Raises:
+            HttpRefusedError: The WebSocket is to be closed, with this reason.
+            ReplyError: `App.request` was refused, so it is, too.
+        """
+        raise NotImplementedError
+
+    async def answer(self, request: FeatureRequest) -> Response:
+        raise HttpRefusedError(426, f"This path is a WebSocket, and {request.method} isn't its handshake: use ws://.")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = scope[HEADERS]
+        connection = scope.get("state", {}).get(STATE)
+        if scope["method"] != "GET" or connection is None or not asks_for_socket(headers):
+            await super().__call__(scope, receive, send)
+            return
+        try:
+            owner = self._gateway.gate.owner(self.credentials(headers))
+            with self._gateway.admitted(scope, Caller(owner)):
+                accepted = accept_handshake(headers)
+                self._gateway.check_ready()
+                await self._asked(self.welcome(_request(scope, headers, b"", Caller(owner))))
+        except HttpRefusedError as error:
+            refused.write(error.status, str(error), scope)
+            await self._send(self.refusal(error.status, str(error)), scope, receive, send)
+            return
+        socket: WebSocket = connection.switch(accepted + b"x-request-id: %b\r\n" % request_id.get().encode())
+        code, reason = FAULT, ""
+        try:
+            await self._listen(scope, socket, _request(scope, headers, b"", Caller(owner, left=socket.left)))
+            code = NORMAL
+        except HttpRefusedError as error:
+            refused.write(error.status, str(error), scope)
+            code, reason = error.code if isinstance(error, SocketRefusedError) else LATER, str(error)
+        except asyncio.CancelledError:  # the server can't wait any longer
+            code, reason = RESTARTS, CUT_OFF
+        finally:
+            socket.close(code, reason)
+
+    async def _listen(self, scope: Scope, socket: WebSocket, handshake: FeatureRequest) -> None:
+        memory: dict[str, Any] = {}
+        while await socket.arrival():
+            with self._gateway.admitted(scope, handshake.caller) as reservation:
+                body = await socket.message(reservation, *self._limit)
+                if body is None:
+                    return
+                if not self._gateway.ready:
+                    raise SocketRefusedError(503, RESTARTS, NOT_READY)
+                self._gateway.answering += 1
+                socket.answers = True
+                try:
+                    reply = await self._asked(self.hear(replace(handshake, body=body), memory))
+                    if reply is None:
+                        return
+                    if len(reply) > PIECE_BYTES:  # what is smaller has left the server when it is sent
+                        reservation.become(len(reply))
+                    await socket.send(reply)
+                finally:
+                    self._gateway.answering -= 1
+                    socket.answered()
+
+
+def _request(scope: Scope, headers: dict[bytes, bytes], body: bytes, caller: Caller) -> FeatureRequest:
+    return FeatureRequest(
+        scope["method"],
+        scope.get("path_params", {}),
+        dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)),
+        {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()},
+        body,
+        caller,
+    )

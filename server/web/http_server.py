@@ -25,6 +25,7 @@ from server.base.settings import Settings
 from server.web.connections import STATE, Connections
 from server.web.endpoints import CLIENT_ENDED
 from server.web.refusals import refusal, refused
+from server.web.sockets import WebSocket
 from server.web.transport import ResponseTransport
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -52,12 +53,32 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._timer: asyncio.TimerHandle | None = None
         self._timed_phase: str | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
+        self.socket: WebSocket | None = None
         self._expect("headers")
         self.places.opened(self)
 
+    def switch(self, accepted: bytes) -> WebSocket:
+        """Become a WebSocket, whose handshake is the request that is being answered; get what it is from now on.
+
+        Args:
+            accepted: The head of the response, without the empty line.
+        """
+        self._cancel()
+        for cycle in {self._running_cycle, self.cycle} - {None}:
+            cycle.disconnected = True  # it gets this answer and no other
+        self.socket = WebSocket(self, self.transport, self.settings.body_timeout_seconds)
+        self.transport.write(accepted + b"\r\n")
+        self.transport.set_protocol(self.socket)
+        self.transport.resume_reading()
+        if self.places.closing:
+            self.socket.drain()
+        return self.socket
+
     def displace(self, reason: str) -> None:
         """End at once, to make room for another connection; whoever is being answered loses the answer."""
-        if self.transport.get_write_buffer_size() or (self._in_request() and self.cycle.response_started):
+        if self.socket is not None:
+            self.socket.displace(reason)
+        elif self.transport.get_write_buffer_size() or (self._in_request() and self.cycle.response_started):
             self.transport.abort()
         else:
             self._refuse(503, reason)
@@ -252,6 +273,7 @@ class HttpServer(uvicorn.Server):
             date_header=False,
         )
         super().__init__(config)
+        self._places = places
 
     def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
         """Get what makes the event loop: uvloop's if that is installed."""
@@ -263,11 +285,14 @@ class HttpServer(uvicorn.Server):
 
     def close_with_next_answer(self) -> None:
         """Close each connection with its next answer, which says so."""
+        self._places.closing = True
         self.config.encoded_headers = self.server_state.default_headers = [CLOSE]
         connections: set[Any] = self.server_state.connections
-        for connection in connections:
+        for connection in [*connections]:
             if connection.cycle is not None:  # it has got its headers before
                 connection.cycle.default_headers = [CLOSE]
+            if connection.socket is not None:
+                connection.socket.drain()
 
     def stop_listening(self) -> None:
         for server in self.servers:

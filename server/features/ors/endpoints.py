@@ -18,14 +18,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from server.features.api import HttpRefusedError, ReplyError
 from server.features.api_http import FeatureEndpoint, FeatureRequest, Gateway
-from server.features.ors.episodes import ALL, OrsEpisodes, TaskSpec, block_of
+from server.features.ors.episodes import OrsEpisodes, block_of
+from server.features.task_episodes import ALL, TaskSpec
 
 SIGN_SECONDS = 10.0  # between two signs of life; clients give up after 30 s of silence
 CHUNK = 32 * 1024  # bytes of a result in one event; clients read lines of up to 128 KiB
 MAX_ID = 64
 UNAVAILABLE = 503
 CLIENTS_OWN = {"api_key", "OPENREWARD_API_KEY"}  # secrets that the SDK sends by itself: the token, once more
-SPLIT_TYPES = {"train": "train", "validation": "validation"}
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -189,7 +189,7 @@ class DeleteEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
         sid = _episode_id(request)
         try:
-            await self.episodes.end(request.caller, sid)
+            await self.episodes.end(request.caller, await self.episodes.find(request.caller, sid))
         except HttpRefusedError as error:
             if error.status != 404:  # noqa: PLR2004 - an HTTP status
                 raise
@@ -207,8 +207,7 @@ class SplitsEndpoint(OrsEndpoint):
     verbs = ("GET",)
 
     async def answer(self, request: FeatureRequest) -> Response:
-        names = await self.episodes.splits(request.caller, await self.env(request))
-        return JSONResponse([{"name": name, "type": SPLIT_TYPES.get(name, "test")} for name in names])
+        return JSONResponse(await self.episodes.described_splits(request.caller, await self.env(request)))
 
 
 class TasksEndpoint(OrsEndpoint):
@@ -286,7 +285,7 @@ class CallEndpoint(OrsEndpoint):
         episode = await self.episodes.find(request.caller, sid)
         task_id = body.task_id or uuid.uuid4().hex
         asked = request.caller, episode, body.name, body.input, task_id
-        work = partial(self.episodes.call, *asked, again=body.task_id is not None)
+        work = partial(self.episodes.output, *asked, again=body.task_id is not None)
         return _stream(self._answered(task_id, work, request, sid))
 
     async def _answered(

@@ -333,7 +333,7 @@ def test_an_episode_is_created_once_and_a_fork_of_it_is_none(server, player):
     server.rpc("fork_session", session_id=session["session_id"], count=20)
     player.output(sid, "do", chore="dishes")
     other = {"task_spec": {"task": "bank/save-300"}}
-    assert detail(player.post("/create", other, sid), 400).startswith("Session already exists: this X-Session-ID has")
+    assert detail(player.post("/create", other, sid), 400).startswith(f"The episode {sid} exists, with another")
     records = server.rpc("get_trace", session_id=session["session_id"])
     assert [record["function"] for record in records] == ["do"]
     assert server.rpc("list_sessions", labels={"ors": sid, "x": "y"}) == []

@@ -24,7 +24,7 @@ PYTHON = TRAINERS if TRAINERS not in {"", "true"} else sys.executable
 PLAYER = Path(__file__).with_name("trainers_player.py")
 TOKEN = "token-of-ann"
 PACKS = ["bank", "workspace", "office"]
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False"}
 
 
 def needs(module):

@@ -1,12 +1,17 @@
-"""Plays episodes with the unmodified SDK of the Open Reward Standard, in whichever Python has it.
+"""Plays episodes with the unmodified clients of trainers, in whichever Python has them.
 
 It reads a JSON line {url, token, episodes: [{env, task, calls, answer, pause}]}, and prints a line for each episode:
 its rewards. Where an episode is to `pause` it prints `amid` before the call in its middle, and goes on after a line.
-With `trl` in place of the SDK, TRL's class plays the episodes.
+The SDK of the Open Reward Standard plays them; with `trl` TRL's class does, with `openenv` the generic client of
+OpenEnv, and with `openenv-mcp` its client of tools.
 """
 
 import json
 import sys
+import time
+import uuid
+
+RETRY_SECONDS = 60.0  # for which a server may be away
 
 
 def pause_before(number, episode):
@@ -50,8 +55,69 @@ def play_with_trl(url, token, episodes):
         yield environment.rewards
 
 
+def play_with_openenv(url, token, episodes):
+    from openenv.core.generic_client import GenericEnvClient  # noqa: PLC0415
+
+    headers = {"Authorization": f"Bearer {token}"} if token else None
+    for episode in episodes:
+        begin = {"task": episode["task"], "episode_id": uuid.uuid4().hex}
+        with GenericEnvClient(base_url=f"{url}/openenv/{episode['env']}", headers=headers).sync() as env:
+            assert env.reset(**begin).observation["prompt"]
+            results = []
+            for number, (name, given) in enumerate(episode["calls"]):
+                pause_before(number, episode)
+                action = {"type": "call_tool", "tool_name": name, "arguments": given}
+                results.append(_stepped(env, begin, {**action, "metadata": {"call_id": str(number)}}))
+            if not (results and results[-1].done):
+                answer = {"type": "submit_answer", "answer": episode["answer"], "metadata": {"call_id": "answer"}}
+                results.append(_stepped(env, begin, answer))
+            assert results[-1].done
+            assert env.state()["reward"] == results[-1].reward
+        yield [result.reward for result in results]
+
+
+def _stepped(env, begin, action):
+    """Step, again and again while there is no server: its episode goes on."""
+    from websockets.exceptions import ConnectionClosed  # noqa: PLC0415
+
+    deadline = time.monotonic() + RETRY_SECONDS
+    while True:
+        try:
+            return env.step(action)
+        except (ConnectionError, ConnectionClosed, RuntimeError) as error:
+            if time.monotonic() > deadline:
+                raise
+            if "There is no episode on this WebSocket" in str(error):  # it is a new one
+                env.reset(**begin)
+            elif isinstance(error, RuntimeError):
+                raise
+            else:
+                time.sleep(0.2)
+
+
+def play_with_openenv_mcp(url, token, episodes):
+    from openenv.core.env_server.mcp_types import CallToolAction  # noqa: PLC0415
+    from openenv.core.mcp_client import MCPToolClient  # noqa: PLC0415
+
+    headers = {"Authorization": f"Bearer {token}"} if token else None
+    for episode in episodes:
+        with MCPToolClient(base_url=f"{url}/openenv/{episode['env']}", headers=headers).sync() as env:
+            assert env.reset(task=episode["task"]).observation.prompt
+            offered = {tool.name for tool in env.list_tools()}
+            rewards = []
+            for name, given in [*episode["calls"], ("submit_answer", {"answer": episode["answer"]})]:
+                assert name in offered
+                result = env.step(CallToolAction(tool_name=name, arguments=given))
+                rewards.append(result.reward)
+                if result.done:
+                    break
+        yield rewards
+
+
+PLAYERS = {"trl": play_with_trl, "openenv": play_with_openenv, "openenv-mcp": play_with_openenv_mcp}
+
 if __name__ == "__main__":
     wanted = json.loads(sys.stdin.readline())
-    player = play_with_trl if sys.argv[1:] == ["trl"] else play_with_sdk
+    player = PLAYERS[sys.argv[1]] if sys.argv[1:] else play_with_sdk
     for rewards in player(**wanted):
         print(json.dumps(rewards), flush=True)  # noqa: T201

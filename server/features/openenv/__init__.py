@@ -1,0 +1,1 @@
+"""OpenEnv: whoever trains with its clients plays tasks here, unchanged."""

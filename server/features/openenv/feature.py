@@ -1,0 +1,44 @@
+"""What OpenEnv adds to the server."""
+
+from server.features.api import Feature
+from server.features.openenv.episodes import OpenEnvEpisodes
+from server.features.openenv.settings import OpenEnvSettings
+
+_ENDPOINTS = "server.features.openenv.endpoints"
+_TOOLPACK = "/openenv/{toolpack}"
+
+
+class OpenEnvFeature(Feature):
+    name = "openenv"
+    needs = ("tasks",)
+    services = (OpenEnvEpisodes,)
+    about = "The paths below /openenv/{toolpack}, such as its WebSocket /ws, play tasks for clients of OpenEnv."
+    settings = OpenEnvSettings
+    routes = {
+        # At the root, too, where one toolpack has tasks; the other paths belong to ORS and MCP there.
+        **{
+            f"{toolpack}/{path}": f"{_ENDPOINTS}:{endpoint}"
+            for toolpack in ("", _TOOLPACK)
+            for path, endpoint in {
+                "ws": "EpisodeSocket",
+                "reset": "OpenEnvResetEndpoint",
+                "step": "OpenEnvStepEndpoint",
+                "state": "OpenEnvStateEndpoint",
+                "schema": "OpenEnvSchemaEndpoint",
+                "metadata": "OpenEnvMetadataEndpoint",
+            }.items()
+        },
+        **{
+            f"{_TOOLPACK}/{path}": f"{_ENDPOINTS}:{endpoint}"
+            for path, endpoint in {
+                "health": "OpenEnvHealthEndpoint",
+                "mcp": "OpenEnvMcpEndpoint",
+                "list_environments": "OpenEnvEnvironmentsEndpoint",
+                "{env}/splits": "OpenEnvSplitsEndpoint",
+                "{env}/tasks": "OpenEnvTasksEndpoint",
+                "{env}/num_tasks": "OpenEnvNumTasksEndpoint",
+                "{env}/task": "OpenEnvTaskEndpoint",
+                "{env}/task_range": "OpenEnvTaskRangeEndpoint",
+            }.items()
+        },
+    }

@@ -1,0 +1,225 @@
+"""WebSockets have the limits of requests, and end without losing an answer."""
+
+import contextlib
+import json
+import os
+import signal
+import struct
+import threading
+
+import pytest
+import server_process
+from http_endpoint import PROTOCOLS, served
+from raw_websocket import ACCEPT, BINARY, CLOSE, PING, PONG, RawWebSocket, frame
+from serving import PACKS, wait_until
+
+from server.packs.loading import load_catalog
+from server.web import sockets
+
+CATALOG = load_catalog((PACKS,), ("bank", "chores"))
+PATH = "/openenv/bank/ws"
+STATE = {"type": "state"}
+TOKENS = {"ann": "token-of-ann", "bob": "token-of-bob"}
+RESTART = (1012, "The server stops or restarts: connect again in a moment.")
+
+
+@pytest.fixture(params=list(PROTOCOLS), scope="module")
+def endpoint(request):
+    with served(request.param, catalog=CATALOG, max_body_bytes=2**20, max_connections=20) as running:
+        yield running
+
+
+@pytest.fixture
+def opened(endpoint):
+    with RawWebSocket(endpoint.port, PATH) as one:
+        yield one
+
+
+def is_answered(one):
+    return one.ask(STATE)["type"] == "state"
+
+
+def test_the_handshake_is_that_of_the_rfc(opened):
+    assert (opened.status, opened.headers["sec-websocket-accept"]) == (101, ACCEPT)
+    assert opened.headers["x-request-id"]
+    assert is_answered(opened)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"sec_websocket_version": "8"}, {"sec_websocket_key": None}, {"sec_websocket_key": "abc"}, {"upgrade": "h2c"}],
+    ids=str,
+)
+def test_another_handshake_is_refused(endpoint, wrong):
+    with RawWebSocket(endpoint.port, PATH, **wrong) as one:
+        assert one.status == 426
+        assert json.loads(one.body)["detail"].startswith("This path is a WebSocket")
+
+
+def test_a_page_of_another_origin_is_refused(endpoint):
+    with RawWebSocket(endpoint.port, PATH, origin="https://example.org") as one:
+        assert one.status == 403
+
+
+def test_a_message_may_come_in_pieces_with_pings_between(opened):
+    text = json.dumps(STATE).encode()
+    opened.write(frame(text[:1], last=False))
+    opened.write(b"".join(frame(text[at : at + 1], 0, last=False) for at in range(1, len(text) - 1)))
+    opened.write(frame(b"here?", PING))
+    assert opened.read() == (PONG, b"here?")
+    opened.write(frame(text[-1:], 0))
+    assert opened.hear()["type"] == "state"
+
+
+def test_messages_that_come_together_are_answered_in_order(opened):
+    opened.write(frame(json.dumps(STATE).encode()) * 50 + frame(b"{}"))
+    for _ in range(50):
+        assert opened.hear()["type"] == "state"
+    assert opened.hear()["data"]["code"] == "UNKNOWN_TYPE"
+
+
+def test_more_than_is_read_ahead_waits_in_the_system(opened):
+    large = json.dumps({"type": "x" * 200_000}).encode()
+    sending = threading.Thread(target=opened.write, args=(frame(large) * 40,))
+    sending.start()
+    for _ in range(40):
+        assert opened.hear()["data"]["code"] == "UNKNOWN_TYPE"
+    sending.join()
+    assert is_answered(opened)
+
+
+WRONG = {
+    "binary": (frame(b"{}", BINARY), 1003),
+    "unmasked": (frame(b"{}", masked=False), 1002),
+    "reserved bits": (frame(b"{}", bits=0x40), 1002),
+    "an opcode that there isn't": (frame(b"{}", 5), 1002),
+    "a continuation of nothing": (frame(b"{}", 0), 1002),
+    "a long ping": (frame(b"x" * 126, PING), 1002),
+    "no text": (frame(b"\xff\xfe"), 1007),
+    "a close of one byte": (frame(b"\x03", CLOSE), 1002),
+    "a close with a wrong code": (frame(struct.pack("!H", 1005), CLOSE), 1002),
+}
+
+
+@pytest.mark.parametrize(("data", "code"), WRONG.values(), ids=WRONG)
+def test_what_is_no_message_closes_it(endpoint, opened, data, code):
+    assert is_answered(opened)
+    opened.write(data)
+    assert opened.closed()[0] == code
+    wait_until(lambda: not endpoint.app.state.gateway.in_flight.total, "its bytes")
+
+
+@pytest.mark.parametrize("pieces", [1, 40])
+def test_a_message_that_is_too_large_closes_it(endpoint, opened, pieces):
+    part = b"x" * ((2**20 + 40) // pieces)
+    many = [frame(part, 1 if not at else 0, last=at == pieces - 1) for at in range(pieces)]
+    with contextlib.suppress(OSError):  # it may be closed before all is sent
+        opened.write(b"".join(many))
+    code, reason = opened.closed()
+    assert (code, reason) == (
+        1009,
+        "The message is larger than 1048576 bytes: send less, or raise TOOLPACK_MAX_BODY_BYTES.",
+    )
+    wait_until(lambda: not endpoint.app.state.gateway.in_flight.total, "its bytes")
+
+
+def test_a_message_that_does_not_come_in_time_closes_it(endpoint):
+    with endpoint.hurried(body_timeout_seconds=0.2), RawWebSocket(endpoint.port, PATH) as one:
+        endpoint.pass_time(0.5)
+        assert is_answered(one)  # silence between messages is none of a message
+        one.write(frame(b'{"type"', last=False))
+        assert one.closed() == (1008, "The message did not come within 0.2 s.")
+
+
+def test_a_client_that_is_gone_without_a_word_is_found_by_pings(endpoint, monkeypatch):
+    monkeypatch.setattr(sockets, "PING_SECONDS", 0.2)
+    with RawWebSocket(endpoint.port, PATH) as one, RawWebSocket(endpoint.port, PATH) as silent:
+        for _ in range(4):
+            opcode, payload = one.read()
+            assert (opcode, payload) == (PING, b"")
+            one.write(frame(payload, PONG))
+        assert silent.closed() in {None, (1011, "No pong came.")}
+        assert is_answered_between_pings(one)
+
+
+def is_answered_between_pings(one):
+    one.say(STATE)
+    while (found := one.read())[0] == PING:
+        one.write(frame(b"", PONG))
+    return json.loads(found[1])["type"] == "state"
+
+
+def test_a_client_that_closes_is_answered_so(endpoint, opened):
+    before = endpoint.connections()
+    opened.write(frame(json.dumps(STATE).encode()) + frame(struct.pack("!H", 1000) + b"bye", CLOSE))
+    code, _ = opened.closed()
+    assert code == 1000
+    wait_until(lambda: endpoint.connections() < before, "its end")
+
+
+def test_what_was_sent_before_the_close_is_done(endpoint):
+    with RawWebSocket(endpoint.port, PATH) as one:
+        one.ask({"type": "reset", "data": {"task": "bank/save-300", "episode_id": "left"}})
+        call = {"type": "call_tool", "tool_name": "move_to_savings", "arguments": {"amount": "300.00"}}
+        one.write(frame(json.dumps({"type": "step", "data": call}).encode()) + frame(b"", CLOSE))
+    with RawWebSocket(endpoint.port, PATH + "?session_id=left") as other:
+        wait_until(lambda: other.ask(STATE)["data"]["step_count"] == 1, "the call")
+
+
+def test_an_idle_one_makes_room_and_whoever_connects_again_goes_on(endpoint):
+    with contextlib.ExitStack() as stack:
+        many = [stack.enter_context(RawWebSocket(endpoint.port, PATH)) for _ in range(20)]
+        many[0].ask({"type": "reset", "data": {"task": "bank/save-300", "episode_id": "displaced"}})
+        places = endpoint.app.state.gateway.connections
+        for one in many[1:]:  # the last to have been idle
+            assert is_answered(one)
+        wait_until(lambda: not places._held, "all to be idle")
+        for _ in range(20):
+            stack.enter_context(RawWebSocket(endpoint.port, PATH))
+        code, reason = many[0].closed()
+        assert code == 1013
+        assert reason.startswith("The server has 20 connections already")
+        again = stack.enter_context(RawWebSocket(endpoint.port, PATH))
+        gone_on = again.ask({"type": "reset", "data": {"task": "bank/save-300", "episode_id": "displaced"}})
+        assert gone_on["type"] == "observation"
+
+
+def test_tokens_and_shares():
+    with served("httptools", catalog=CATALOG, tokens=TOKENS, max_connections=10) as endpoint:
+        for token in [None, "token-of-eve"]:
+            with RawWebSocket(endpoint.port, PATH, token) as one:
+                assert one.status == 401
+                assert one.headers["www-authenticate"] == "Bearer"
+        with contextlib.ExitStack() as stack:
+            many = [stack.enter_context(RawWebSocket(endpoint.port, PATH, "token-of-ann")) for _ in range(6)]
+            for one in many[:5]:
+                one.write(frame(b'{"type"', last=False))
+            places = endpoint.app.state.gateway.connections
+            wait_until(lambda: len(places._held) == 5, "the messages")
+            many[5].say(STATE)
+            code, reason = many[5].closed()
+            assert (code, reason[:44]) == (1013, "You have 5 requests that are being answered;")
+            with RawWebSocket(endpoint.port, PATH, "token-of-ann") as one:
+                assert one.status == 503
+            with RawWebSocket(endpoint.port, PATH, "token-of-bob") as one:
+                assert is_answered(one)
+            many[0].write(frame(b': "state"}', 0))
+            assert many[0].hear()["type"] == "state"
+
+
+@pytest.mark.parametrize("http", list(PROTOCOLS))
+def test_a_server_that_stops_answers_what_it_is_asked_and_says_that_it_stops(tmp_path, http):
+    with server_process.served(tmp_path, "--packs", "chores", **server_process.http_on(http, tmp_path)) as server:
+        port = int(server.url.rpartition(":")[2])
+        with RawWebSocket(port, "/ws") as idle, RawWebSocket(port, "/ws") as busy:
+            assert is_answered(idle)
+            busy.ask({"type": "reset", "data": {"task": "chores/dishes", "episode_id": "a"}})
+            slow = {"type": "call_tool", "tool_name": "do", "arguments": {"chore": "dishes"}}
+            busy.say({"type": "step", "data": slow})
+            os.kill(server.process.pid, signal.SIGTERM)
+            told = busy.read()
+            if told[0] != CLOSE:  # it had come before the signal
+                assert json.loads(told[1])["data"]["observation"]["error"] is None
+                assert busy.closed() == RESTART
+            assert idle.closed() == RESTART
+        assert server.process.wait() == 0
