@@ -23,10 +23,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 import click
 import docstring_parser
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 from typing_extensions import Unpack, is_typeddict
 
-from server.base.settings import PREFIX, Settings
+from server.base.settings import FeatureSettings, Settings
 from server.cli import cli
 from server.execution.failure import Failure
 from server.features.audit.command import FORMAT as AUDIT
@@ -158,9 +158,10 @@ class Surface(dict[str, Thing]):
 
     # Operation
 
-    def add_settings(self, settings: type[BaseModel] = Settings) -> None:
-        for name, schema in settings.model_json_schema()["properties"].items():
-            self.add_schema(f"{PREFIX}{name.upper()}", schema, taken=True)
+    def add_settings(self, settings: type[Settings] | type[FeatureSettings]) -> None:
+        schemas = settings.model_json_schema()["properties"]
+        for variable, name in settings.variables().items():
+            self.add_schema(variable, schemas[name], taken=True)
 
     def add_metrics(self) -> None:
         outcomes = [OK, *Failure, REFUSED]
@@ -379,7 +380,8 @@ def describe() -> Surface:
     surface.add_addresses()
     surface.add_errors()
     surface.add_doors()
-    surface.add_settings()
+    for settings in (Settings, *(each.settings for each in load_features() if each.settings)):
+        surface.add_settings(settings)
     surface.add_metrics()
     surface.add_command()
     surface.add_formats()

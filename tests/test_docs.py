@@ -29,12 +29,13 @@ def rows(first_cell):
 
 def settings_table():
     lines = []
-    for name, field in Settings.model_fields.items():
+    for variable, name in Settings.variables().items():
+        field = Settings.model_fields[name]
         default = field.get_default(call_default_factory=True)
         default = str(default).lower() if isinstance(default, bool) else default
         shown = "" if default in (None, "", (), {}) else f"`{default}`"
         sentence = re.match(r"(.*?\.)(?:\s|$)", field.description)[1]
-        lines.append(f"| `{PREFIX}{name.upper()}` | {shown} | {sentence} |".replace("|  |", "| |"))
+        lines.append(f"| `{variable}` | {shown} | {sentence} |".replace("|  |", "| |"))
     return lines
 
 

@@ -13,6 +13,7 @@ from pydantic import Field, create_model
 from surface import Surface, Thing, breaks, told_breaks
 from typing_extensions import TypedDict, Unpack
 
+from server.base.settings import _FromEnvironment
 from server.wiring.installed import load_features
 from server.wiring.service import all_methods, openrpc
 
@@ -231,7 +232,7 @@ def test_removed_names_methods_and_attributes_are_breaks_and_new_ones_are_none()
 
 def settings(**fields):
     found = Surface()
-    found.add_settings(create_model("Some", **fields))
+    found.add_settings(create_model("Some", __base__=_FromEnvironment, **fields))
     return found
 
 

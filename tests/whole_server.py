@@ -184,7 +184,7 @@ class WholeServer:
     """The server; the settings are those of a worker, with an owner's token."""
 
     def __init__(self, catalog: Catalog, connections: int = 8, **settings: Any) -> None:
-        patient = {"header_timeout_seconds": 3600, "body_timeout_seconds": 3600}  # on a busy machine a burst takes long
+        patient = {"receive_seconds": 10_800}  # on a busy machine a burst takes long
         self.settings = Settings(**{"tokens": f"owner:{TOKEN}", "log_calls": "json", **patient, **settings})
         self.service = Service(self.settings, catalog)
         self._app = create_app(self.service)

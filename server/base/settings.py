@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from server.base.errors import SettingsError
+from server.base.fixed_limits import FixedLimits
 from server.base.store_url import SQLITE, StoreUrl
 
 PREFIX = "TOOLPACK_"
 BOM = "\ufeff"  # some editors put it at the start of a file, and so into a variable that is read from one
 MIN_TOKEN_LENGTH = 8
+_FIXED = {*FixedLimits.model_fields}
 
 S = TypeVar("S", bound="_FromEnvironment")
 
@@ -60,6 +62,11 @@ def _strip(value: Any) -> Any:
     return value.removeprefix(BOM).strip() if isinstance(value, str) else value
 
 
+class _Variables(EnvSettingsSource):
+    def __call__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__call__().items() if name not in _FIXED}
+
+
 class _FromEnvironment(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
@@ -73,12 +80,13 @@ class _FromEnvironment(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read arguments first, then the environment, and nothing else."""
-        return init_settings, env_settings
+        return init_settings, _Variables(settings_cls)
 
     @classmethod
-    def variables(cls) -> list[str]:
-        """Get the names of the environment variables, in the order of the settings."""
-        return [f"{cls.model_config['env_prefix']}{name.upper()}" for name in cls.model_fields]
+    def variables(cls) -> dict[str, str]:
+        """Get the names of the settings by their environment variables, in order."""
+        prefix = cls.model_config["env_prefix"]
+        return {f"{prefix}{name.upper()}": name for name in cls.model_fields if name not in _FIXED}
 
 
 class FeatureSettings(_FromEnvironment):
@@ -92,8 +100,11 @@ class FeatureSettings(_FromEnvironment):
         cls.model_config = {**cls.model_config, "env_prefix": f"{PREFIX}{feature.upper()}_"}
 
 
-class Settings(_FromEnvironment):
-    """The settings of one server; each field is an environment variable, and some are also flags."""
+class Settings(_FromEnvironment, FixedLimits):
+    """The settings of one server; each field is an environment variable, and some are also flags.
+
+    The limits that it has beside them can be given in code only.
+    """
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -109,7 +120,7 @@ class Settings(_FromEnvironment):
     tokens: Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_split_pairs)] = Field(
         default_factory=dict, description="Bearer tokens, as name:token pairs; each owner sees only their own sessions."
     )
-    metrics_names: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field(
+    metrics_owners: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field(
         (), description="Owners that see in /metrics which functions are called, if several have tokens."
     )
     no_auth: bool = Field(False, description="Serve without tokens on an address that isn't loopback.")
@@ -125,14 +136,15 @@ class Settings(_FromEnvironment):
         description="Seconds in which a toolpack is imported, busy or waiting; for a library in it, six times as many.",
     )
     timeout_seconds: float = Field(30, gt=0, description="Deadline of a call, where its function sets none.")
-    max_threads: int = Field(256, ge=1, description="Functions that a worker runs at once, other than quick ones.")
-    max_threads_per_name: int = Field(128, ge=1, description="How many of those may belong to one owner.")
-    async_bytes: int = Field(
-        2**30, ge=0, description="Memory, as estimated, of the calls that wait in async functions of a worker."
+    max_threads: int = Field(
+        256,
+        ge=1,
+        description="Functions that a worker runs at once but quick ones; of several owners one has half.",
     )
-    async_bytes_per_name: int = Field(768 * 2**20, ge=0, description="How much of that may belong to one owner.")
-    queue_timeout_seconds: float = Field(
-        30, gt=0, description="How long a call may wait for its session, or for a thread."
+    async_bytes: int = Field(
+        2**30,
+        ge=0,
+        description="Memory, as estimated, of the calls that wait in a worker's async functions; likewise.",
     )
     isolation: Literal["thread", "process"] = Field(
         "thread", description="Where toolpacks' code runs: in threads of the worker, or in processes of its own."
@@ -151,34 +163,32 @@ class Settings(_FromEnvironment):
         (), description="What such a process can't reach: files, network, or both."
     )
     drain_seconds: float = Field(6, ge=0, description="How long a stopping server waits for running calls.")
-    max_stuck_threads: int = Field(
-        4, ge=0, description="Threads stuck in functions that a worker holds before it is replaced."
-    )
-    max_waiting_per_session: int = Field(1000, ge=1, description="Calls that may wait for one session.")
     max_waiting: int = Field(
         10_000, ge=1, description="Calls that may wait for all sessions of a worker; of several owners one has half."
     )
     ttl_seconds: float = Field(86_400, gt=0, description="How long a session lives after its last call.")
     keep_versions: int = Field(100, ge=0, description="Versions kept for fork, reset and diff, beside version 0.")
-    keep_bytes: int = Field(8 * 2**20, ge=0, description="Bytes that the kept versions of a session may take.")
     cache_bytes: int = Field(
         40 * 2**20, ge=0, description="Memory, as estimated, for sessions that a worker keeps ready."
     )
-    max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Size of a request's body.")
-    max_agent_body_bytes: int = Field(2**20, ge=1024, description="Size of a body that is sent to an agent's path.")
-    max_reply_bytes: int = Field(64 * 2**20, ge=1024, description="Size of the answer to a request.")
+    max_body_bytes: int = Field(
+        16 * 2**20,
+        ge=1024,
+        description="Size of a request's body; an answer may have four times as much, an agent's request a sixteenth.",
+    )
+    receive_seconds: float = Field(
+        30, gt=0, description="How long a client may take to send a request's body; for the headers, a third of that."
+    )
     max_bytes_in_flight: int = Field(
         256 * 2**20,
         ge=1024,
-        description="Memory, as estimated, of the requests that a worker receives or answers at the same time.",
+        description="Memory, as estimated, of the requests that a worker receives or answers at once; likewise.",
     )
-    max_bytes_in_flight_per_name: int = Field(
-        128 * 2**20, ge=1024, description="How much of that may belong to one owner."
+    log_calls: Literal["auto", "full", "json", "text", "off"] = Field(
+        "auto",
+        description="A line for each call on standard error: json, text, off, auto: text on a terminal, or full: auto "
+        "with arguments and results.",
     )
-    log_calls: Literal["auto", "json", "text", "off"] = Field(
-        "auto", description="A line for each call on standard error: json, text, off, or auto: text on a terminal."
-    )
-    log_arguments: bool = Field(False, description="Put arguments and results into those lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="The least important lines that are logged; debug adds the tracebacks of functions."
     )
@@ -190,38 +200,25 @@ class Settings(_FromEnvironment):
     )
     console: bool = Field(True, description="Serve the console, a page for browsers, at /console/.")
     max_connections: int = Field(5000, ge=1, description="Connections that a worker holds at once.")
-    max_agent_requests: int = Field(16, ge=1, description="Requests to one agent's address that are answered at once.")
     max_sessions: int = Field(100_000, ge=1, description="Sessions that an owner may have at once.")
-    header_timeout_seconds: float = Field(
-        10, gt=0, description="How long a client may take to send a request's headers."
-    )
-    body_timeout_seconds: float = Field(30, gt=0, description="How long a client may take to send a request's body.")
-    max_batch: int = Field(1000, ge=1, description="Members of a batch.")
-    max_json_depth: int = Field(128, ge=8, description="Nesting of a request's JSON.")
-    max_json_values: int = Field(250_000, ge=1000, description="Values in a request's JSON.")
     max_result_bytes: int = Field(2**20, ge=1024, description="Size of a call's result as JSON.")
     max_record_bytes: int = Field(
         2**18, ge=1024, description="Size of a call's arguments, and of its result, in the trace; the rest is cut."
     )
-    max_list_bytes: int = Field(
-        4 * 2**20, ge=1024, description="Size at which a list of records or sessions in an answer ends."
-    )
     max_environment_bytes: int = Field(32 * 2**20, ge=1024, description="Size of a toolpack's snapshot.")
-    max_database_bytes: int = Field(64 * 2**20, ge=2**16, description="Size of a database in an environment.")
-    max_files_bytes: int = Field(64 * 2**20, ge=1024, description="Size of all files of a tree in an environment.")
-    max_files: int = Field(20_000, ge=1, description="How many files and folders such a tree may have.")
-    max_view_rows: int = Field(1000, ge=1, description="Rows of a database's table that JSON of an environment shows.")
+    max_volume_bytes: int = Field(
+        64 * 2**20, ge=2**16, description="Size of a database in an environment, or of all files of a tree in it."
+    )
     scratch_dir: Path | None = Field(
         None,
         description="Folder in which databases and files lie while they are used; default: /dev/shm, if it has room.",
     )
-    scratch_bytes: int = Field(
-        512 * 2**20, ge=0, description="Bytes of databases and files that a worker keeps ready there."
-    )
     max_session_bytes: int = Field(
-        256 * 2**20, ge=1024, description="Bytes that the calls of a session may store: records and environments."
+        256 * 2**20,
+        ge=1024,
+        description="Bytes that the calls of a session may store; kept versions have a thirty-second.",
     )
-    max_name_bytes: int = Field(4 * 2**30, ge=1024, description="Bytes that all sessions of an owner may store.")
+    max_owner_bytes: int = Field(4 * 2**30, ge=1024, description="Bytes that all sessions of an owner may store.")
     features: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field(
         (), description="Features to leave out, as -NAME, or that must be there, as +NAME; default: all installed ones."
     )
@@ -235,6 +232,21 @@ class Settings(_FromEnvironment):
         """How much of something one owner may have: half of it, unless there is but one owner."""
         several = len(self.tokens) > 1 or self.tokens_file is not None
         return max(1, total // 2) if several else total
+
+    @property
+    def max_agent_body_bytes(self) -> int:
+        """The size of a body that is sent to an agent's path."""
+        return self.max_body_bytes // 16
+
+    @property
+    def max_reply_bytes(self) -> int:
+        """The size of the answer to a request."""
+        return 4 * self.max_body_bytes
+
+    @property
+    def keep_bytes(self) -> int:
+        """How much the kept versions of a session may take."""
+        return self.max_session_bytes // 32
 
     @property
     def exclusive(self) -> bool:

@@ -14,7 +14,7 @@ from server.client.requests import Request
 T = TypeVar("T")
 
 BATCH_SIZE = 100
-"""How many requests are sent at once; more are sent one after the other. The server allows `TOOLPACK_MAX_BATCH`."""
+"""How many requests are sent at once; more are sent one after the other. The server allows as many."""
 
 Responses = list[Any]
 

@@ -221,12 +221,10 @@ class Lanes:
     def __init__(self, settings: Settings, pace: Pace, backlog: Backlog) -> None:
         self._pace = pace
         threads, computing, reserve = settings.max_threads, COMPUTING, RESERVE
-        per_name = settings.max_threads_per_name
         if settings.isolation == "process":  # functions don't share an interpreter, but their processes
             threads = computing = min(threads, settings.executors)
             reserve = RESERVE_EXECUTORS
-            per_name = min(per_name, settings.share(settings.executors))
-        functions = Lane(threads, per_name, backlog)
+        functions = Lane(threads, settings.share(threads), backlog)
         functions.keep_reserve(reserve, lambda kind: not pace.waits(kind))
         reads = Lane(HEAVY_READS, HEAVY_READS // 2, backlog)
         authors = Lane(AUTHORS, AUTHORS // 2, backlog)
@@ -235,7 +233,7 @@ class Lanes:
         self._trying = Lane(settings.max_threads, TRYING, backlog, attrgetter("kind"))
         self._room = Lane(
             settings.async_bytes,
-            settings.async_bytes_per_name,
+            settings.share(settings.async_bytes),
             backlog,
             weigh=lambda job: job.weight() or pace.held(job.kind),
         )

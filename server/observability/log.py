@@ -24,7 +24,7 @@ from server.jsonio.strict import Fragment, dumps
 from server.observability.request_ids import request_id
 from server.observability.trace_context import TraceContext, trace_context
 
-Style = Literal["auto", "json", "text", "off"]
+Style = Literal["auto", "full", "json", "text", "off"]
 
 SHOWN_ID_CHARACTERS = 8
 _SECRET_ID = re.compile(r"[0-9a-f]{32,}")
@@ -74,13 +74,13 @@ class CallLog:
     """Writes a line for each call.
 
     Args:
-        style: `json`, `text`, `off`, or `auto`: text on a terminal, else JSON.
+        style: `json`, `text`, `off`, `auto`: text on a terminal, else JSON, or `full`: as `auto`, with arguments.
     """
 
-    def __init__(self, style: Style, *, arguments: bool, level: str = "info") -> None:
+    def __init__(self, style: Style, *, level: str = "info") -> None:
         self._is_on = style != "off" and level in {"debug", "info"}
         self._is_text = _is_text(style)
-        self._arguments = arguments
+        self._arguments = style == "full"
 
     def write(self, calls: Iterable[EndedCall]) -> None:
         if self._is_on:

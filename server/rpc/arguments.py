@@ -23,9 +23,7 @@ def read_arguments(text: str, settings: Settings) -> tuple[dict[str, Any], str |
     """
     body = text.encode()
     if has_more_values(body, settings.max_json_values):
-        raise TooLargeError(
-            f"kwargs has more than {settings.max_json_values} values: send less, or raise TOOLPACK_MAX_JSON_VALUES."
-        )
+        raise TooLargeError(f"kwargs has more than {settings.max_json_values} values: send less.")
     try:
         arguments = loads(body) if text.strip() else {}
     except ValueError as error:

@@ -22,7 +22,7 @@ class BytesInFlight:
 
     def __init__(self, settings: Settings) -> None:
         self._limit = settings.max_bytes_in_flight
-        self._limit_per_owner = settings.max_bytes_in_flight_per_name
+        self._limit_per_owner = settings.share(settings.max_bytes_in_flight)
         self._by_owner: dict[str, int] = {}
         self._lock = threading.Lock()
         self.total = 0
@@ -40,12 +40,12 @@ class BytesInFlight:
                 self.total, self._by_owner[owner] = total, of_owner
                 return
         if total > self._limit:
-            so_far, limit, which = f"all clients together have {total - size}", self._limit, ""
+            so_far, limit = f"all clients together have {total - size}", self._limit
         else:
-            so_far, limit, which = f"you have {of_owner - size}", self._limit_per_owner, "_PER_NAME"
+            so_far, limit = f"you have {of_owner - size}", self._limit_per_owner
         raise refusal(
             f"Too many bytes of requests are being received or answered: {so_far}, and {limit} are allowed. Nothing "
-            f"was changed. Send the request again later, or raise TOOLPACK_MAX_BYTES_IN_FLIGHT{which}."
+            f"was changed. Send the request again later, or raise TOOLPACK_MAX_BYTES_IN_FLIGHT."
         )
 
     def add(self, owner: str, size: int) -> None:

@@ -41,8 +41,8 @@ Begin = Callable[[Caller, tuple[Any, ...], Mapping[str, Any]], Awaitable[Any]]
 
 def reply_too_large(size: int, max_bytes: int) -> errors.TooLargeError:
     return errors.TooLargeError(
-        f"The answer has {size} bytes; {max_bytes} are allowed here: ask for less, or raise "
-        f"TOOLPACK_MAX_REPLY_BYTES. What the request has changed is kept."
+        f"The answer has {size} bytes; {max_bytes} are allowed here: ask for less, or raise TOOLPACK_MAX_BODY_BYTES: "
+        "an answer may have four times as much. What the request has changed is kept."
     )
 
 

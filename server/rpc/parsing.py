@@ -38,9 +38,7 @@ class Parser:
     def _parse(self, body: bytes) -> tuple[Any, int]:
         limits = self._settings
         if has_more_values(body, limits.max_json_values):
-            raise TooLargeError(
-                f"The body has more than {limits.max_json_values} values: send less, or raise TOOLPACK_MAX_JSON_VALUES."
-            )
+            raise TooLargeError(f"The body has more than {limits.max_json_values} values: send less.")
         try:
             value = loads(body)
         except ValueError as error:

@@ -63,7 +63,7 @@ class Quotas:
         Raises:
             TooLargeError: It may not.
         """
-        allowed = self._settings.max_name_bytes
+        allowed = self._settings.max_owner_bytes
         count = self._count(owner, RECOUNT_SECONDS)
         if count.stored - count.counted > allowed * OWN_SHARE:
             count = self._recounted(owner)

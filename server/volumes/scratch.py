@@ -329,8 +329,7 @@ def _default_folder(wanted_bytes: int) -> Path:
     if free >= wanted_bytes and os.access(_MEMORY, os.W_OK):
         return _MEMORY
     log.warning(
-        "%s has %d bytes free, less than TOOLPACK_SCRATCH_BYTES=%d: databases and files in use lie in %s, which may be "
-        "slower.",
+        "%s has %d bytes free, less than %d: databases and files in use lie in %s, which may be slower.",
         *(_MEMORY, free, wanted_bytes, temporary),
     )
     return temporary

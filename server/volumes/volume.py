@@ -90,21 +90,24 @@ class PieceShape(NamedTuple):
 Shape = tuple[PieceShape, ...]
 
 
+BYTES_PER_FILE = 3200  # on average at least, in the largest tree: 20,971 files in 64 MB
+
+
 class Limits(NamedTuple):
     """How large volumes may be, and how long one may be read for a view; see `Settings`."""
 
     database_bytes: int = 64 * 2**20
     files_bytes: int = 64 * 2**20
-    files: int = 20_000
+    files: int = 64 * 2**20 // BYTES_PER_FILE
     view_rows: int = 1000
     view_seconds: float = 30
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         return cls(
-            settings.max_database_bytes,
-            settings.max_files_bytes,
-            settings.max_files,
+            settings.max_volume_bytes,
+            settings.max_volume_bytes,
+            settings.max_volume_bytes // BYTES_PER_FILE,
             settings.max_view_rows,
             settings.timeout_seconds,
         )

@@ -83,7 +83,7 @@ class TokenGate:
 
     def __init__(self, settings: Settings) -> None:
         self._owners = _hashed_tokens(settings)
-        self._metrics_owners = frozenset(map(_owner, settings.metrics_names))
+        self._metrics_owners = frozenset(map(_owner, settings.metrics_owners))
         self._only_local = not self._owners and is_loopback(settings.host)
 
     def owner(self, headers: Mapping[bytes, bytes]) -> str:

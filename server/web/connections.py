@@ -79,7 +79,7 @@ class Connections:
             _refuse(f"{len(self._held)} requests are being answered", "MAX_CONNECTIONS")
         if address is not None:
             if self._of_address[address] >= self._most_of_address:
-                _refuse(f"{self._most_of_address} requests to this address are being answered", "MAX_AGENT_REQUESTS")
+                _refuse(f"{self._most_of_address} requests to this address are being answered")
             self._of_address[address] += 1
         self._of_owner[owner] = of_owner + 1
         connection = scope.get("state", {}).get(STATE)
@@ -105,10 +105,9 @@ def _address(caller: Caller) -> str:
     return f"{caller.session_id} {caller.address}"
 
 
-def _refuse(so_far: str, setting: str) -> NoReturn:
-    raise HttpRefusedError(
-        503, f"{so_far}; nothing was changed. Send the request again later, or raise {PREFIX}{setting}."
-    )
+def _refuse(so_far: str, setting: str = "") -> NoReturn:
+    more = f", or raise {PREFIX}{setting}" if setting else ""
+    raise HttpRefusedError(503, f"{so_far}; nothing was changed. Send the request again later{more}.")
 
 
 def _decrement(counter: dict[str, int], key: str) -> None:

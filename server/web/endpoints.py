@@ -125,7 +125,7 @@ class Endpoint(Protocol):
 class RpcEndpoint:
     """`POST /rpc`: all methods, for callers with a token."""
 
-    body_limit = "max_body_bytes"  # the setting that limits its bodies
+    body_limit = "max_body_bytes"  # what limits its bodies, of the settings
     verbs: Sequence[str] | None = ("POST",)
     without_key = ""
 
@@ -134,7 +134,7 @@ class RpcEndpoint:
         self._rpc = self.methods(gateway.service)
         self._limit: tuple[int, str] = (
             getattr(gateway.service.settings, self.body_limit),
-            f"{PREFIX}{self.body_limit.upper()}",
+            f"{PREFIX}MAX_BODY_BYTES",
         )
 
     def methods(self, service: Service) -> JsonRpc:

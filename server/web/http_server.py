@@ -213,7 +213,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def _expect(self, phase: str) -> None:
         self._cancel()
         limits = self.settings
-        seconds = limits.header_timeout_seconds if phase == "headers" else limits.body_timeout_seconds
+        seconds = limits.receive_seconds / (3 if phase == "headers" else 1)
         self._timed_phase = phase
         self._timer = self.loop.call_later(seconds, self._too_slow, phase, seconds)
 
@@ -228,7 +228,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if left_before is not None and left >= left_before:
             self.transport.abort()
             return
-        self._reader_timer = self.loop.call_later(self.settings.body_timeout_seconds, self._watch_reader, left)
+        self._reader_timer = self.loop.call_later(self.settings.receive_seconds, self._watch_reader, left)
 
     def _too_slow(self, phase: str, seconds: float) -> None:
         self._timer = None

@@ -186,7 +186,7 @@ class Service:
                 self._features[type(made)] = made
         self.rpc = JsonRpc(clients_methods(self.methods), self, self.parser)
         self.agents = JsonRpc(agents_methods(self.methods), self, self.parser)
-        self._log = CallLog(settings.log_calls, arguments=settings.log_arguments, level=settings.log_level)
+        self._log = CallLog(settings.log_calls, level=settings.log_level)
         self._on_call = on_call
         self._ended: list[EndedCall] = []  # in this turn of the event loop
         self._document: Fragment | None = None

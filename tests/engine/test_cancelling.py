@@ -64,7 +64,7 @@ def test_behind_two_functions_that_still_run_a_session_waits_for_one_of_them_and
 
 def test_a_function_that_is_left_behind_counts_in_its_owners_share(make_bench, monkeypatch):
     monkeypatch.setattr(lanes, "RESERVE", 0)
-    bench = make_bench(max_threads_per_name=1)
+    bench = make_bench(max_threads=2, tokens={"ann": "12345678", "bob": "87654321"})
     opened = gate("shared")
     session_id = bench.create(owner="ann")
     call = {"session_id": session_id, "function": "add_and_hold", "kwargs": {"name": "shared"}, "timeout_seconds": 0.01}
@@ -87,7 +87,7 @@ class Given:
 
 def test_it_counts_also_if_it_was_given_up_before_it_had_a_place(monkeypatch):
     monkeypatch.setattr(lanes, "RESERVE", 0)
-    held = Lanes(Settings(max_threads_per_name=1), Pace(), Backlog())
+    held = Lanes(Settings(max_threads=1), Pace(), Backlog())
     quick, next_one = Given(), Given()
     assert held.leave_behind(quick) == []
     assert not held.enter(next_one)
@@ -164,7 +164,7 @@ def test_what_is_committed_stays(bench):
 
 
 def test_cancelling_over_and_over_loses_no_thread_and_no_order(make_bench):
-    bench = make_bench(max_threads=2, max_threads_per_name=2)
+    bench = make_bench(max_threads=2)
     session_id = bench.create()
     for number in range(40):
         gate(f"again {number}").set()

@@ -16,6 +16,8 @@ from server.engine.lanes import Backlog, Lane, Lanes
 from server.engine.pace import QUICK_RUNS, SLOW_LOOKS, TRIALS, Pace
 from server.sessions import manager
 
+SEVERAL = {"ann": "12345678", "bob": "87654321"}
+
 
 @pytest.fixture
 def gate():
@@ -78,7 +80,7 @@ def test_functions_that_compute_run_two_at_a_time(gate, monkeypatch):
 def test_a_name_that_has_used_up_its_share_of_threads_waits_for_itself_alone(gate, monkeypatch):
     monkeypatch.setattr(pace, "QUICK_SECONDS", 3600)  # what is quick is so on a busy machine, too
     clock = serving.Clock(monkeypatch, queues)
-    bench = serving.Bench(max_threads_per_name=2, queue_timeout_seconds=3, timeout_seconds=600)
+    bench = serving.Bench(max_threads=4, tokens=SEVERAL, queue_timeout_seconds=3, timeout_seconds=600)
     quick = bench.create(owner="ann")
     for _ in range(QUICK_RUNS + 1):
         bench.rpc("run_function", owner="ann", session_id=quick, function="add", kwargs={"amount": 1})
@@ -107,7 +109,7 @@ def test_a_name_that_has_used_up_its_share_of_threads_waits_for_itself_alone(gat
 
 
 def test_an_agents_calls_count_for_the_name_that_owns_the_session(gate):
-    bench = serving.Bench(max_threads_per_name=1)
+    bench = serving.Bench(max_threads=1)
     runs = ledger.runs.count("add_and_hold")
     held = []
     for _ in range(2):
@@ -123,7 +125,7 @@ def test_an_agents_calls_count_for_the_name_that_owns_the_session(gate):
 
 
 def test_a_call_that_has_waited_for_a_thread_leaves_its_session_free(gate):
-    bench = serving.Bench(max_threads_per_name=1, queue_timeout_seconds=0.5)
+    bench = serving.Bench(max_threads=1, queue_timeout_seconds=0.5)
     held, late = hold(bench), bench.create()
     known_to_wait(bench)
     with pytest.raises(RpcError):
@@ -170,7 +172,7 @@ def test_what_runs_and_waits_when_the_server_stops_is_refused_and_not_committed(
 
 def test_a_quick_function_waits_behind_no_waiting_ones_whatever_it_was_seen_to_do(gate):
     """It may lose its standing: the machine stood still, or the watcher has seen it for long."""
-    bench = serving.Bench(max_threads_per_name=2)
+    bench = serving.Bench(max_threads=2)
     quick = bench.create()
     held = [hold(bench) for _ in range(2)]
     known_to_wait(bench)

@@ -13,6 +13,8 @@ from server.engine import pace, queues, waiting
 from server.functions import shared_loop
 from server.packs.loading import load_catalog
 
+SEVERAL = {"ann": "12345678", "bob": "87654321"}
+
 CATALOG = load_catalog((serving.PACKS,), ("pauses",))
 pauses = sys.modules["toolpacks.pauses"]
 ERRORS = [*pauses._ERRORS]
@@ -214,7 +216,7 @@ def test_calls_are_nested_in_either_way(bench):
 def test_room_is_limited_and_owners_take_turns(gate, monkeypatch):
     monkeypatch.setattr(pace, "CLEAN_CALLS", 0)
     clock = serving.Clock(monkeypatch, queues)
-    with Bench(CATALOG, async_bytes=2**20, async_bytes_per_name=1, queue_timeout_seconds=1) as bench:
+    with Bench(CATALOG, async_bytes=2**16, tokens=SEVERAL, queue_timeout_seconds=1) as bench:
         bench.sessions.queues.threads._pace._functions["pauses.wait"].shares = True
         bench.sessions.queues.threads._pace._kinds["wait"].awaits = True
         sessions = {owner: [bench.create("pauses", owner=owner) for _ in range(2)] for owner in ("ann", "bob")}

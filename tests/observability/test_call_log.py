@@ -155,7 +155,7 @@ def test_arguments_and_results_are_not_logged(log):
 
 
 def test_arguments_and_results_are_logged_if_a_setting_says_so(tmp_path):
-    with serving_with(tmp_path, TOOLPACK_LOG_ARGUMENTS="true") as server:
+    with serving_with(tmp_path, TOOLPACK_LOG_CALLS="full") as server:
         log = Log(server, tmp_path)
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         server.call(session_id, "echo", value=[SECRET, 10**30, None])
@@ -334,10 +334,10 @@ class Terminal(io.TextIOWrapper):
 
 
 def called(terminal, style, function="add", owner="ann", kwargs=None):
-    """Log a call, with its arguments if some are given."""
+    """Log a call."""
     accept_request_id(b"req-1")
     with contextlib.redirect_stderr(terminal):
-        log = CallLog(style, arguments=kwargs is not None)
+        log = CallLog(style)
         sent = orjson.dumps(kwargs or {})
         ended = time.time(), request_id.get(), "0123456789abcdef", owner, function, sent, "ok", b"3", 0.0123
         log.write([EndedCall(*ended)])
@@ -348,7 +348,7 @@ def test_on_a_terminal_it_is_plain_text():
     terminal = Terminal()
     called(terminal, "auto")
     called(terminal, "auto", owner=None)
-    called(terminal, "auto", owner="", kwargs={"amount": 1})
+    called(terminal, "full", owner="", kwargs={"amount": 1})
     first, second, third = (line.decode() for line in terminal.lines())
     assert re.fullmatch(rf"{TIME} req-1 01234567 ann add ok 12\.3 ms", first)
     assert re.fullmatch(rf"{TIME} req-1 01234567 agent add ok 12\.3 ms", second)

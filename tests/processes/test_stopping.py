@@ -244,7 +244,7 @@ def test_a_default_stop_ends_before_container_engines_kill():
 def test_an_unfit_worker_is_replaced_and_nobody_is_refused(tmp_path, workers):
     gate = tmp_path / "gate"
     with (
-        served(tmp_path, "--workers", str(workers), max_stuck_threads=0) as server,
+        served(tmp_path, "--workers", str(workers)) as server,
         ThreadPoolExecutor(16) as pool,
     ):
         sessions = [server.rpc("create_session")["session_id"] for _ in range(6)]
@@ -268,7 +268,8 @@ def test_an_unfit_worker_is_replaced_and_nobody_is_refused(tmp_path, workers):
 
         callers = [pool.submit(keep_calling, number) for number in range(2, 6)]
         try:
-            server.call(sessions[1], "hang")
+            for _ in range(1 + Settings().max_stuck_threads):  # in as many sessions: each has two of them at most
+                server.call(server.rpc("create_session")["session_id"], "hang")
             log = tmp_path / "server.log"
             wait_until(lambda: "it is being replaced" in log.read_text(), "the replacement")
             gate.touch()
@@ -286,8 +287,8 @@ def test_an_unfit_worker_is_replaced_and_nobody_is_refused(tmp_path, workers):
 
 
 def test_in_memory_nothing_is_replaced_and_the_log_says_so_once(tmp_path):
-    with served(tmp_path, "--store", "memory:", max_stuck_threads=0) as server:
-        for _ in range(3):
+    with served(tmp_path, "--store", "memory:") as server:
+        for _ in range(3 + Settings().max_stuck_threads):
             session = server.rpc("create_session")["session_id"]
             assert server.call(session, "hang")["error"].startswith("TimeoutError")
         warned = "without a supervisor"

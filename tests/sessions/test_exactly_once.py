@@ -181,9 +181,10 @@ def test_a_nested_call_that_changes_its_own_argument_is_recorded_as_it_was_sent(
     assert stored_bench.rpc("get_trace", session_id=session_id)[0]["kwargs"] == kwargs
 
 
-@pytest.mark.parametrize("style", ["json", "text"])
-def test_the_log_has_the_arguments_as_they_were_sent(capfdbinary, style):
-    bench = Bench(log_calls=style, log_arguments=True)
+@pytest.mark.parametrize("on_a_terminal", [False, True])
+def test_the_log_has_the_arguments_as_they_were_sent(capfdbinary, monkeypatch, on_a_terminal):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: on_a_terminal)
+    bench = Bench(log_calls="full")
     session_id = bench.create()
     sent(bench, session_id, "change_argument", kwargs={"value": [1], "how": "set"})
     bench.close()

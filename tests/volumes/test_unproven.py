@@ -318,9 +318,9 @@ def test_a_connection_that_cant_be_opened_locks_nothing(tmp_path, monkeypatch):
 
 
 def test_what_a_rename_replaces_makes_room():
-    with Bench(load_catalog((PACKS,), ("papers",)), max_files_bytes=1024) as bench:
+    with Bench(load_catalog((PACKS,), ("papers",)), max_volume_bytes=2**16) as bench:
         session = bench.create("papers")
         for _ in range(5):
-            bench.result(session, "write", path="old", text="x" * 400)
-            bench.result(session, "write", path="new", text="x" * 400)
+            bench.result(session, "write", path="old", text="x" * 25_000)
+            bench.result(session, "write", path="new", text="x" * 25_000)
             assert bench.result(session, "do", steps=[["rename", "new", "old"]]) == [None]

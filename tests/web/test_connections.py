@@ -27,7 +27,7 @@ def http(request):
 @contextlib.contextmanager
 def opening(http, **settings):
     """Serve, and open connections that aren't too slow for the test."""
-    settings |= {"header_timeout_seconds": 300, "body_timeout_seconds": 300}
+    settings |= {"receive_seconds": 900}
     with served(http, **settings) as endpoint, Opened(endpoint) as opened:
         yield opened
 
@@ -123,7 +123,7 @@ def test_one_owner_alone_holds_all_but_the_reserve(http):
 
 
 def test_strangers_hold_nothing_though_they_read_no_answer_or_send_no_body(http):
-    with opening(http, tokens=TOKENS, max_connections=10, max_agent_body_bytes=2000) as opened:
+    with opening(http, tokens=TOKENS, max_connections=10, max_body_bytes=32_000) as opened:
         for path in (b"/rpc", b"/agents/nobody", b"/mcp/nobody", b"/nothing", b"/readyz"):
             for _ in range(10):
                 opened.connect(UNFINISHED.replace(b"/rpc", path, 1))
@@ -148,7 +148,6 @@ def test_an_agents_address_has_few_requests_at_once(http):
             for path, body in (("agent_path", call), ("mcp_path", tool)):
                 message = check_refusal(answer(opened.connect(sent(sessions[0][path], body))), 503)
                 assert "2 requests to this address are being answered" in message
-                assert "TOOLPACK_MAX_AGENT_REQUESTS" in message
             assert opened.endpoint.rpc("get_session", session_id=sessions[0]["session_id"])["version"] == 0
             assert answer(opened.connect(sent(sessions[1]["agent_path"], request("list_functions"))))[0] == 200
         finally:

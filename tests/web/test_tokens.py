@@ -396,7 +396,7 @@ def test_metrics_and_documents_are_guarded_like_the_rest(local, server):
 
 
 def test_only_a_listed_name_sees_in_the_metrics_what_others_call(tmp_path):
-    tokens = {"TOOLPACK_TOKENS": f"ann:{ANN},bob:{BOB}", "TOOLPACK_METRICS_NAMES": "bob"}
+    tokens = {"TOOLPACK_TOKENS": f"ann:{ANN},bob:{BOB}", "TOOLPACK_METRICS_OWNERS": "bob"}
     with server_process.served(tmp_path, "--store", "memory:", **tokens) as server:
         ann, bob = Client(server, ANN), Client(server, BOB)
         session_id = bob.rpc("create_session", toolpacks=["ledger"])["session_id"]

@@ -1196,7 +1196,7 @@ BROKEN = [
     ),
     (verdicts.forks_are_judged_by_themselves, asks(forks_are_judged_as_parents)),
     # limits
-    (limits.a_large_result_is_refused, setting(max_result_bytes=MANY, max_reply_bytes=MANY)),
+    (limits.a_large_result_is_refused, setting(max_result_bytes=MANY, max_body_bytes=MANY)),
     (limits.a_large_environment_is_refused, setting(max_environment_bytes=MANY)),
     (limits.a_large_request_is_refused, TakesEverything),
     (limits.deep_json_is_refused, DiesOfDepth),

@@ -63,7 +63,7 @@ class McpEndpoint:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._mcp = gateway.service.feature(Mcp)
-        self._limit = (gateway.service.settings.max_agent_body_bytes, f"{PREFIX}MAX_AGENT_BODY_BYTES")
+        self._limit = (gateway.service.settings.max_agent_body_bytes, f"{PREFIX}MAX_BODY_BYTES")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = scope[HEADERS]

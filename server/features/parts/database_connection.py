@@ -257,7 +257,7 @@ def explained(
     elif text == FULL:
         if file is not None and is_full(file.path.parent):
             return OverloadedError(FULL_TEXT)
-        error.args = (f"{text}: the database may have {max_bytes} bytes (TOOLPACK_MAX_DATABASE_BYTES)",)
+        error.args = (f"{text}: the database may have {max_bytes} bytes (TOOLPACK_MAX_VOLUME_BYTES)",)
     return error
 
 

@@ -314,7 +314,7 @@ class _Memory:
         if needed > most:
             raise TooLargeError(
                 f"To unpack the bundle takes more than {most} bytes of memory, which no request may take: raise "
-                "TOOLPACK_MAX_BYTES_IN_FLIGHT_PER_NAME to import it here."
+                "TOOLPACK_MAX_BYTES_IN_FLIGHT to import it here."
             )
         self._reservation.grow_to(needed)
 

@@ -202,9 +202,9 @@ def test_a_session_belongs_to_whoever_has_the_token(owners):
 
 
 def test_the_limit_of_agents_bodies_holds():
-    with http_endpoint.served("h11", catalog=CATALOG, log_calls="off", max_agent_body_bytes=2000) as small:
+    with http_endpoint.served("h11", catalog=CATALOG, log_calls="off", max_body_bytes=32_000) as small:
         reply = Door(small).post("initialize", **CLIENT, padding="x" * 3000)
-        assert "TOOLPACK_MAX_AGENT_BODY_BYTES" in refusal(reply, 413, -32000)["message"]
+        assert "TOOLPACK_MAX_BODY_BYTES" in refusal(reply, 413, -32000)["message"]
 
 
 def test_pages_of_this_machine_may_read_the_session_s_id(endpoint):

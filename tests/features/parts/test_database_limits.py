@@ -102,7 +102,7 @@ def test_what_sqlite_cant_read_is_refused_with_its_reason(bench, case):
 
 
 def test_what_is_computed_for_a_reader_has_a_limit(isolation):
-    with make(isolation, max_database_bytes=2**20) as bench:
+    with make(isolation, max_volume_bytes=2**20) as bench:
         session = bench.create("schemas")
         rows = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 100) SELECT x FROM c"
         assert run(bench, session, "CREATE TABLE t (x, y AS (hex(zeroblob(100000))))") is None
@@ -117,7 +117,7 @@ def test_what_is_computed_for_a_reader_has_a_limit(isolation):
 
 
 def test_a_database_of_its_full_size_is_shown(isolation):
-    with make(isolation, max_database_bytes=2**22) as bench:
+    with make(isolation, max_volume_bytes=2**22) as bench:
         session = bench.create("schemas")
         assert run(bench, session, "CREATE TABLE t (x)", *["INSERT INTO t VALUES (zeroblob(1000000))"] * 4) is None
         shown = bench.rpc("get_environment", session_id=session)["schemas"]["db"]["t"]

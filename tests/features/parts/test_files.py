@@ -153,13 +153,13 @@ def test_limits_hold_for_bytes_and_for_files_folders_and_links():
         read_only="", pinned=False, ended=False, means=SimpleNamespace(limits=Limits(files_bytes=10, files=3))
     )
     with pytest.raises(
-        OSError, match=r"^\[Errno 28\] the files may have 10 bytes in all \(TOOLPACK_MAX_FILES_BYTES\)$"
+        OSError, match=r"^\[Errno 28\] the files may have 10 bytes in all \(TOOLPACK_MAX_VOLUME_BYTES\)$"
     ):
         files.write_text("b", "123")
     files.write_text("b", "12")
     files.mkdir("c")
     with pytest.raises(
-        OSError, match=r"^\[Errno 28\] there may be 3 files, folders and links in all \(TOOLPACK_MAX_FILES\)$"
+        OSError, match=r"^\[Errno 28\] there may be 3 files, folders and links in all \(TOOLPACK_MAX_VOLUME_BYTES\)$"
     ):
         files.mkdir("d")
     files.unlink("a")
@@ -258,7 +258,7 @@ def test_files_that_are_laid_out_can_only_be_used_there():
 
 def test_a_large_file_in_the_directory_is_refused_without_reading_it():
     files = Files()
-    with pytest.raises(OSError, match="TOOLPACK_MAX_FILES_BYTES"), files.materialize() as folder:
+    with pytest.raises(OSError, match="TOOLPACK_MAX_VOLUME_BYTES"), files.materialize() as folder:
         os.truncate(os.open(folder / "sparse", os.O_CREAT | os.O_RDWR), 2**40)
 
 

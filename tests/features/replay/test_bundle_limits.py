@@ -117,7 +117,7 @@ def test_a_line_may_be_as_long_as_a_request(make, mode):
 
 @pytest.mark.parametrize("mode", ["exact", "replay"])
 def test_what_is_unpacked_is_reserved_and_released(make, mode):
-    bench = make(max_bytes_in_flight=2**25, max_bytes_in_flight_per_name=2**24)
+    bench = make(max_bytes_in_flight=2**24)
     in_flight = bench.service.in_flight
     lines = lines_with(bench, "add", amount=1)
     reserved = []
@@ -132,7 +132,7 @@ def test_what_is_unpacked_is_reserved_and_released(make, mode):
     in_flight.add("", -(2**23))
     # What is more than anybody may have isn't.
     lines[0]["head"]["options"] = {"gated": {"x": [0] * 200_000}}
-    assert "TOOLPACK_MAX_BYTES_IN_FLIGHT_PER_NAME" in refused(-32007, imported, bench, lines, mode).message
+    assert "TOOLPACK_MAX_BYTES_IN_FLIGHT" in refused(-32007, imported, bench, lines, mode).message
     assert in_flight.total == 0
 
 

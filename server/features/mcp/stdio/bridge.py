@@ -225,7 +225,7 @@ class BridgedRequest:
         return of == self._id and type(of) is type(self._id) and ("result" in message or "error" in message)
 
     def _too_long(self) -> str:
-        return f"its answer is longer than {self._max_bytes} bytes: ask for less, or raise TOOLPACK_MAX_REPLY_BYTES."
+        return f"its answer is longer than {self._max_bytes} bytes: ask for less, or raise TOOLPACK_MAX_BODY_BYTES."
 
     def _wrong(self, text: str) -> bytes:
         """Get the answer to the client where the server's is none."""
