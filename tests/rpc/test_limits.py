@@ -21,6 +21,7 @@ from shared_memory import SharedMemory
 from server import Toolpack
 from server.base.cache import BoundedCache
 from server.base.errors import VersionNotRetainedError
+from server.base.fixed_limits import FixedLimits
 from server.base.settings import Settings
 from server.engine.state import SessionState
 from server.execution.codec import Codec
@@ -31,7 +32,7 @@ from server.rpc import parsing
 from server.sessions import factory, manager, quotas
 
 WAIT_SECONDS = 0.4
-LIMITS = [name for name in Settings.model_fields if name.startswith("max_") or name.endswith("timeout_seconds")]
+LIMITS = [name for name in Settings.variables().values() if name.startswith("max_") or name.endswith("timeout_seconds")]
 
 
 # What is counted in a request
@@ -703,5 +704,8 @@ def test_a_client_that_goes_loses_the_answer_and_not_the_session(endpoint, way):
 def test_settings_are_read_from_the_environment(monkeypatch):
     for name in LIMITS:
         monkeypatch.setenv(f"TOOLPACK_{name.upper()}", "123456")  # large enough for a database
+    for name in FixedLimits.model_fields:  # no operator has to know these
+        monkeypatch.setenv(f"TOOLPACK_{name.upper()}", "123456")
     settings = Settings()
     assert {getattr(settings, name) for name in LIMITS} == {123456}
+    assert {name: getattr(settings, name) for name in FixedLimits.model_fields} == FixedLimits().model_dump()

@@ -11,7 +11,7 @@ from serving import Bench, ledger, wait_until
 
 from server.features.mcp import endpoint as mcp_endpoint
 
-TOKENS = {"tokens": {"ann": "ann-secret", "bob": "bob-secret"}}
+TOKENS = {"tokens": {"ann": "ann-secret", "bob": "bob-secret", "eve": "eve-secret"}}
 MEGABYTE = 2**20
 NAME = "n" * 100_000
 UNKNOWN = "/agents/" + "0" * 32
@@ -139,16 +139,18 @@ def test_more_framing_than_content_is_refused(endpoint, path):
 
 def test_small_chunks_of_a_small_body_are_accepted(endpoint):
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in PING) + b"0\r\n\r\n"
-    with endpoint.connect(head("/rpc", b"Transfer-Encoding: chunked"), chunks) as connection:
+    lines = b"Transfer-Encoding: chunked", b"Authorization: Bearer ann-secret"
+    with guarded.connect(head("/rpc", *lines), chunks) as connection:
         status, told = answer(connection)
         assert (status, told["id"]) == (200, 1)
         assert "result" in told
 
 
-def test_a_large_body_in_chunks_is_accepted(endpoint):
+def test_a_large_body_in_chunks_is_accepted(guarded):
     piece = b"3e8\r\n" + b" " * 1000 + b"\r\n"
     chunks = piece * 900 + b"%x\r\n%b\r\n0\r\n\r\n" % (len(PING), PING)
-    with endpoint.connect(head("/rpc", b"Transfer-Encoding: chunked"), chunks) as connection:
+    lines = b"Transfer-Encoding: chunked", b"Authorization: Bearer ann-secret"
+    with guarded.connect(head("/rpc", *lines), chunks) as connection:
         status, told = answer(connection)
         assert (status, told["id"]) == (200, 1)
         assert "result" in told
@@ -229,6 +231,7 @@ def test_bytes_that_one_name_holds_back_are_limited(narrow):
             text = read_all(second)
             assert text.startswith(b"HTTP/1.1 503 ")
             assert b"\r\nretry-after: 1\r\n" in text
+            assert b"you have 150000, and 200000 are allowed" in text
             assert b"TOOLPACK_MAX_BYTES_IN_FLIGHT" in text
         with held_back(narrow, 60_000, b"bob-secret") as third:
             third.sendall(b" ")
@@ -239,10 +242,12 @@ def test_bytes_that_one_name_holds_back_are_limited(narrow):
 
 
 def test_bytes_that_all_names_hold_back_are_limited(narrow):
-    with held_back(narrow, 150_000), held_back(narrow, 140_000, b"bob-secret"):
-        wait_until(lambda: in_flight(narrow) == 290_000, "the announced bytes")
-        with held_back(narrow, 20_000, b"bob-secret") as connection:
-            assert "TOOLPACK_MAX_BYTES_IN_FLIGHT." in check_refusal(answer(connection), 503)
+    with held_back(narrow, 190_000), held_back(narrow, 190_000, b"bob-secret"):
+        wait_until(lambda: in_flight(narrow) == 380_000, "the announced bytes")
+        with held_back(narrow, 30_000, b"eve-secret") as connection:
+            message = check_refusal(answer(connection), 503)
+            assert "all clients together have 380000" in message
+            assert "TOOLPACK_MAX_BYTES_IN_FLIGHT." in message
     wait_until(lambda: in_flight(narrow) == 0, "their release")
 
 
