@@ -216,7 +216,7 @@ def test_calls_are_nested_in_either_way(bench):
 def test_room_is_limited_and_owners_take_turns(gate, monkeypatch):
     monkeypatch.setattr(pace, "CLEAN_CALLS", 0)
     clock = serving.Clock(monkeypatch, queues)
-    with Bench(CATALOG, async_bytes=50_000, tokens=SEVERAL, queue_timeout_seconds=1) as bench:
+    with Bench(CATALOG, async_bytes=2**15, tokens=SEVERAL, queue_timeout_seconds=1) as bench:
         bench.sessions.queues.threads._pace._functions["pauses.wait"].shares = True
         bench.sessions.queues.threads._pace._kinds["wait"].awaits = True
         sessions = {owner: [bench.create("pauses", owner=owner) for _ in range(2)] for owner in ("ann", "bob")}
