@@ -29,7 +29,7 @@ class Committer:
 
     def __init__(self, store: SessionStore, settings: Settings, measure: Measure) -> None:
         self._store = store
-        self._settings = settings
+        self._keep_versions, self._keep_bytes = settings.keep_versions, settings.keep_bytes
         self._measure = measure
 
     def commit(self, changes: Sequence[tuple[SessionState, Commit]]) -> Sequence[bool]:
@@ -39,7 +39,7 @@ class Committer:
         for (state, commit), is_kept in zip(changes, kept, strict=True):
             if not is_kept:
                 state.invalid = CLOSED if why == REFUSED and self._is_closed(commit.session_id) else why
-            elif commit.record.index % TRIM_EVERY == TRIM_EVERY - 1 or state.untrimmed > self._settings.keep_bytes:
+            elif commit.record.index % TRIM_EVERY == TRIM_EVERY - 1 or state.untrimmed > self._keep_bytes:
                 state.untrimmed = 0
                 self._trim(commit.session_id)
         return kept
@@ -65,6 +65,6 @@ class Committer:
 
     def _trim(self, session_id: str) -> None:
         try:
-            self._store.trim(session_id, self._settings.keep_versions, self._settings.keep_bytes)
+            self._store.trim(session_id, self._keep_versions, self._keep_bytes)
         except Exception:  # the next trim deletes what this one should have
             log.exception("The history of a session could not be trimmed")

@@ -66,6 +66,7 @@ class JsonRpc:
         self._found = {name: _found(begin) for name, begin in self._begin.items()}
         self._app = app
         self._settings = app.settings
+        self._max_reply_bytes = app.settings.max_reply_bytes
         self._parser = parser
 
     async def answer(self, caller: Caller, body: bytes, reserve: Reserve | None = None) -> bytes | None:
@@ -84,7 +85,7 @@ class JsonRpc:
             reserve(size)
         if isinstance(request, list):
             return await self._answer_batch(caller, request)
-        return await self._answer_one(caller, request, self._settings.max_reply_bytes)
+        return await self._answer_one(caller, request, self._max_reply_bytes)
 
     def _check_batch(self, batch: list[Any]) -> None:
         if not batch:
@@ -98,13 +99,13 @@ class JsonRpc:
         replies: list[bytes] = []
         size, settings = 0, self._settings
         for member in batch:
-            full = size > min(settings.max_body_bytes, settings.max_reply_bytes)
+            full = size > min(settings.max_body_bytes, self._max_reply_bytes)
             if full and isinstance(member, dict) and "id" in member and not _request_problem(member):
                 # Small requests may have large answers: a batch of them must not fill the memory.
                 too_large = f"The answers before this one have {size} bytes: send it in another batch."
                 reply: bytes | None = error_reply(member["id"], *describe(errors.TooLargeError(too_large)))
             else:
-                reply = await self._answer_one(caller, member, settings.max_reply_bytes - size)
+                reply = await self._answer_one(caller, member, self._max_reply_bytes - size)
             if reply is not None:
                 replies.append(reply)
                 size += len(reply)
