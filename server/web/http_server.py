@@ -66,7 +66,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._cancel()
         for cycle in {self._running_cycle, self.cycle} - {None}:
             cycle.disconnected = True  # it gets this answer and no other
-        self.socket = WebSocket(self, self.transport, self.settings.body_timeout_seconds)
+        self.socket = WebSocket(self, self.transport, self.settings.receive_seconds)
         self.transport.write(accepted + b"\r\n")
         self.transport.set_protocol(self.socket)
         self.transport.resume_reading()
