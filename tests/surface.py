@@ -29,7 +29,6 @@ from typing_extensions import Unpack, is_typeddict
 from server.base.settings import FeatureSettings, Settings
 from server.cli import cli
 from server.execution.failure import Failure
-from server.features.audit.command import FORMAT as AUDIT
 from server.features.mcp.messages import CALL_ID_KEY, VERSIONS
 from server.features.mcp.protocol import Mcp
 from server.features.replay.bundle_format import FORMAT as BUNDLES
@@ -201,7 +200,7 @@ class Surface(dict[str, Thing]):
 
     def add_formats(self) -> None:
         numbers = {"SQLite stores": SQLITE, "Redis stores": REDIS.decode(), "snapshots": SNAPSHOTS, "bundles": BUNDLES}
-        for name, number in (numbers | {"reports of audit": AUDIT}).items():
+        for name, number in numbers.items():
             self[f"format of {name}"].gives.add(f"is {number}")
 
     def add_package(self) -> None:

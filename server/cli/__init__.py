@@ -38,7 +38,7 @@ COMMANDS = {
 GROUPS = {"session": "Look at sessions, and write them into files."}
 """Commands that have subcommands, and what these do: `session trace` is the subcommand `trace` of `session`."""
 
-ELSEWHERE = {"conform": "toolpack-conformance"}
+ELSEWHERE = {"audit": "toolpack-author", "conform": "toolpack-conformance"}
 """Commands of distributions that are made of the same repository, for whoever looks for them without these."""
 
 

@@ -15,14 +15,18 @@ import pydantic
 MAX_CHARACTERS = 16_000
 MAX_FRAMES = 40  # of each exception: the outermost and the innermost
 
-_SERVER = str(Path(__file__).parents[1]) + "/"
+_ours = [str(Path(__file__).parents[1]) + "/"]
 _ON_THE_WAY = (
-    _SERVER,
     str(Path(asyncio.__file__).parent) + "/",
     str(Path(concurrent.futures.__file__).parent) + "/",
     str(Path(pydantic.__file__).parent) + "/",
     threading.__file__,
 )
+
+
+def leave_out(folder: Path) -> None:
+    """Leave code in a folder out of tracebacks, as the server's own is: functions are run by it, too."""
+    _ours.append(f"{folder}/")
 
 
 def traceback_text(error: BaseException) -> str | None:
@@ -42,10 +46,10 @@ def traceback_text(error: BaseException) -> str | None:
 
 def _shorten(report: traceback.TracebackException) -> bool:
     """Leave out the server's frames, of the causes too; say whether the first exception has others."""
-    frames = [*report.stack]
-    while frames and frames[0].filename.startswith(_ON_THE_WAY):
+    frames, ours = [*report.stack], tuple(_ours)
+    while frames and frames[0].filename.startswith((*ours, *_ON_THE_WAY)):
         del frames[0]
-    frames = [frame for frame in frames if not frame.filename.startswith(_SERVER)]
+    frames = [frame for frame in frames if not frame.filename.startswith(ours)]
     if len(frames) > MAX_FRAMES:
         frames = frames[: MAX_FRAMES // 2] + frames[-MAX_FRAMES // 2 :]
     report.stack = traceback.StackSummary.from_list(frames)

@@ -28,7 +28,7 @@ def world(tmp_path_factory):
         yield server, session_id, file
 
 
-@pytest.mark.parametrize("name", ["evaluate", "check", "replay", "replay-file", "audit"])
+@pytest.mark.parametrize("name", ["evaluate", "check", "replay", "replay-file"])
 def test_long_commands_show_a_bar_on_a_terminal_and_only_there(world, name):
     server, session_id, file = world
     doing, arguments = {
@@ -36,7 +36,6 @@ def test_long_commands_show_a_bar_on_a_terminal_and_only_there(world, name):
         "check": ("Checking tasks", ["check", *BANK, "--no-calls", "--task", TASK]),
         "replay": ("Replaying", ["replay", "--url", server.url, session_id]),
         "replay-file": ("Replaying", ["replay", *BANK, file]),
-        "audit": ("Auditing tasks", ["audit", *BANK, "--task", TASK, "--mutants", 1, "--no-hash-seeds"]),
     }[name]
     bar, printed = with_errors_on_a_terminal(*arguments)
     assert doing in bar

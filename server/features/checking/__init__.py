@@ -1,5 +1,1 @@
-"""What `check` finds by looking at toolpacks' code and by running it.
-
-The rule: nothing that is run here stays. Functions are called in a process of its own, on environments that nobody else
-has.
-"""
+"""What `check` finds by loading toolpacks, and by reading their code; other distributions may look deeper."""

@@ -1,23 +1,25 @@
 """`toolpack-server check`: finds the mistakes in toolpacks.
 
 The rule: every problem is printed, not only the first. Problems go to standard error and make the exit status 1; notes
-are about what may be meant so.
+are about what may be meant so. Toolpacks are loaded and their code is read here; what runs it comes with other
+distributions, which name functions for that.
 """
 
 import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import astuple
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from server.base.settings import Settings, load_settings, unknown_variables
 from server.cli.shadowing import shadowing_files
 from server.features.api_commands import echo, packs_options
-from server.features.checking.calls import Tried, try_functions
-from server.features.checking.findings import Finding
+from server.features.checking.findings import Finding, Tried
 from server.features.checking.notes import notes_on
 from server.features.checking.writes import writes
 from server.features.tasks.checks import check_tasks
@@ -27,12 +29,22 @@ from server.packs.registration import place, qualified_name
 from server.processes.apart import run_apart
 from server.wiring.installed import feature_variables
 
+GROUP = "toolpack_server.checks"
+"""The group of entry points by which a distribution names functions that look at toolpacks by running their code.
+
+They take a function that loads the toolpacks, and the functions to look at, each a `Tried`, and give a `Finding` each.
+"""
+NOT_CALLED = "No function was called: that takes toolpack-author, in a clone `pip install ./packages/toolpack-author`."
 IN_MEMORY = {"store": "memory:", "log_calls": "off", "log_level": "error", "isolation": "thread", "workers": 1}
 
 
 @click.command()
 @packs_options
-@click.option("--calls/--no-calls", default=True, help="Call every function in a process of its own.  [default: calls]")
+@click.option(
+    "--calls/--no-calls",
+    default=True,
+    help="Call every function in a process of its own, where toolpack-author is installed.  [default: calls]",
+)
 @click.option("--tasks", is_flag=True, help="Check every task and its solution, too; may take long.")
 @click.option("--task", "names", multiple=True, metavar="NAME", help="Check this task, toolpack/name; may be repeated.")
 @click.option("--strict", is_flag=True, help="Exit with status 1 for notes, too.")
@@ -41,13 +53,21 @@ def check(
 ) -> None:
     """Load every toolpack, call its functions, and print every problem."""
     settings = load_settings(pack_dir=pack_dir or None, packs=packs)
+    deeper = entry_points(group=GROUP)
+    if (
+        calls
+        and not deeper
+        and click.get_current_context().get_parameter_source("calls") is ParameterSource.COMMANDLINE
+    ):
+        raise click.UsageError(NOT_CALLED)
     looked = _Looked(**run_apart(lambda: _look(settings)._asdict()))
     problems = looked.problems
     notes = [*unknown_variables(feature_variables()), *shadowing_files([Path.cwd(), *settings.pack_dir]), *looked.notes]
     found = [Finding(*finding) for finding in looked.findings]
     if calls and not problems:
         written = {(finding.function, finding.subject) for finding in found}
-        tried = try_functions(lambda: _load(settings), [Tried(*function) for function in looked.functions])
+        functions = [Tried(*function) for function in looked.functions]
+        tried = [finding for point in deeper for finding in point.load()(lambda: _load(settings), functions)]
         found += [each for each in tried if (each.function, each.subject) not in written]
     notes += [str(finding) for finding in found if not finding.is_problem]
     problems += [str(finding) for finding in found if finding.is_problem]
@@ -62,9 +82,11 @@ def check(
     for problem in problems:
         echo(*problem.split("\n"), err=True)
     if not problems:
-        functions = len(looked.functions)
+        number = len(looked.functions)
         packs_found = f"{looked.toolpacks} toolpack{'' if looked.toolpacks == 1 else 's'}"
-        echo(f"{packs_found} with {functions} function{'' if functions == 1 else 's'}{checked}: no problems.")
+        echo(f"{packs_found} with {number} function{'' if number == 1 else 's'}{checked}: no problems.")
+        if calls and not deeper:
+            echo(NOT_CALLED, err=True)
     if problems or (strict and notes):
         sys.exit(1)
 

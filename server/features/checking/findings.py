@@ -5,6 +5,7 @@ intentional.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +25,11 @@ class Finding:
         advice = f": {self.advice}" if self.advice else ""
         lines = "".join(f"\n    {line}" for line in self.details.splitlines())
         return f"{self.place}: {self.what}{self.called}{advice}{lines}"
+
+
+class Tried(NamedTuple):
+    """A function to look at, by the name of its toolpack and its own, and the place of its definition."""
+
+    toolpack: str
+    name: str
+    place: str

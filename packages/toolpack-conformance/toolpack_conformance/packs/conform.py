@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr
 
-from server import Depends, Rollout, Task, TaskEnvironment, Toolpack
+from toolpack_server import Depends, Rollout, Task, TaskEnvironment, Toolpack
 
 
 class Color(Enum):

@@ -9,21 +9,27 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from server.base.errors import Interrupted, RequestError
-from server.execution.views import thawed
-from server.execution.world import Snapshot
-from server.features.audit.attempts import Calls, Solved, attempts
-from server.features.audit.findings import AuditFinding, TriedTask, findings, first_finding, never_failing
-from server.features.audit.trials import Phase, RefusedError, Trials, said
-from server.features.audit.values import KnownValues
-from server.features.tasks.finding import find_task, tasks_of
-from server.features.tasks.solutions import solution_calls
-from server.features.tasks.task import Task
-from server.jsonio.strict import dumps, loads
-from server.packs.formats import native
-from server.packs.pack_function import PackFunction
-from server.packs.toolpack import Toolpack, as_made
-from server.wiring.service import Service
+from server.features.api import RequestError
+from server.features.api_trials import (
+    Interrupted,
+    PackFunction,
+    Service,
+    Snapshot,
+    Task,
+    Toolpack,
+    as_made,
+    dumps,
+    find_task,
+    loads,
+    native,
+    solution_calls,
+    tasks_of,
+    thawed,
+)
+from toolpack_author.audit.attempts import Calls, Solved, attempts
+from toolpack_author.audit.findings import AuditFinding, TriedTask, findings, first_finding, never_failing
+from toolpack_author.audit.trials import Phase, RefusedError, Trials, said
+from toolpack_author.audit.values import KnownValues
 
 
 class Effort(NamedTuple):

@@ -15,11 +15,10 @@ from typing import Any
 import click
 import jsonpointer
 
-from server.base.errors import ToolpackServerError, shown
-from server.base.settings import Settings, load_settings
 from server.features.api_commands import echo, packs_options, progress
-from server.features.audit.auditing import Effort
-from server.features.audit.processes import HashSeeds, Report, audit_tasks, task_names
+from server.features.api_trials import Settings, ToolpackServerError, load_settings, shown
+from toolpack_author.audit.auditing import Effort
+from toolpack_author.audit.processes import HashSeeds, Report, audit_tasks, task_names
 
 FORMAT = "audit-1"
 UNSTABLE = "processes with other hash seeds give other verdicts or metrics: the evaluator goes by the order of a set"

@@ -12,25 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import NamedTuple
 
-from server.features.checking.findings import Finding
-from server.features.checking.trial import Trial
-from server.packs.catalog import Catalog
-from server.processes.child import Child, follow
+from server.features.api_trials import Catalog, Child, Finding, Tried, follow
+from toolpack_author.checking.trial import Trial
 
 SECONDS_EACH = 3.0
 SECONDS = 30.0
 
 _CALLED, _RETURNED = b"called", b"returned"  # between the two the time is the function's, in all other steps ours
-
-
-class Tried(NamedTuple):
-    """A function to try, by the name of its toolpack and its own, and the place of its definition."""
-
-    toolpack: str
-    name: str
-    place: str
 
 
 def try_functions(load: Callable[[], Catalog], functions: Sequence[Tried]) -> list[Finding]:

@@ -18,33 +18,43 @@ import jsonpointer
 from pydantic import BaseModel
 from typing_extensions import override
 
-from server.base.errors import EvaluationError, Interrupted, ReplyError, RequestError
-from server.execution.call import call
-from server.execution.codec import Codec, PlainCodec
-from server.execution.failure import Failure
-from server.execution.nested import read_nested
-from server.execution.parts import toolpack_of
-from server.execution.runner import opened
-from server.execution.views import view
-from server.execution.world import Means, Snapshot
-from server.features.audit.attempts import Attempt, Calls
-from server.features.audit.deadlines import deadline
-from server.features.audit.values import leaves, spoken_in
-from server.features.audit.worlds import DIFFERENT, EQUAL, MARKS, at, difference, marked
-from server.features.tasks.evaluation import Evidence, Seen, evaluate, solve
-from server.features.tasks.service import Tasks
-from server.features.tasks.solutions import PlainCall
-from server.features.tasks.task import Task
-from server.functions.pins import Pin
-from server.jsonio.strict import dumps, loads
-from server.packs.pack_function import PackFunction, is_offered
-from server.protocol.results import Verdict
-from server.protocol.rights import AGENT
-from server.rpc.caller import Caller
-from server.sessions.addresses import Address
-from server.sessions.calls import CallRequest
-from server.volumes.volume import is_piece
-from server.wiring.service import Service
+from server.features.api import Caller, ReplyError, RequestError
+from server.features.api_trials import (
+    AGENT,
+    Address,
+    CallRequest,
+    Codec,
+    EvaluationError,
+    Evidence,
+    Failure,
+    Interrupted,
+    Means,
+    PackFunction,
+    Pin,
+    PlainCall,
+    PlainCodec,
+    Seen,
+    Service,
+    Snapshot,
+    Task,
+    Tasks,
+    Verdict,
+    call,
+    dumps,
+    evaluate,
+    is_offered,
+    is_piece,
+    loads,
+    opened,
+    read_nested,
+    solve,
+    toolpack_of,
+    view,
+)
+from toolpack_author.audit.attempts import Attempt, Calls
+from toolpack_author.audit.deadlines import deadline
+from toolpack_author.audit.values import leaves, spoken_in
+from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS, at, difference, marked
 
 KEPT_WORLDS = 50  # of one task, as JSON
 MOST_CONTAINERS, MOST_DEEP = 50, 4  # of a world, and how many names lead to one

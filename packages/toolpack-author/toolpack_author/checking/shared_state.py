@@ -14,10 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from server.features.checking.writes import ENVIRON, FOLDER
-from server.packs.toolpack import Toolpack
-from server.snapshots.comparison import first_difference
-from server.snapshots.graph import walk
+from server.features.api_trials import ENVIRON, FOLDER, Toolpack, first_difference, walk
 
 MAX_OBJECTS = 20_000  # of one variable
 _NO_STATE = (str, int, float, bool, bytes, type(None))

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from server.features.audit.values import (
+from server.features.api_trials import AGENT, PlainCall, dumps
+from toolpack_author.audit.values import (
     KnownValues,
     Path,
     arguments,
@@ -22,9 +23,6 @@ from server.features.audit.values import (
     replaced,
     spoken_in,
 )
-from server.features.tasks.solutions import PlainCall
-from server.jsonio.strict import dumps
-from server.protocol.rights import AGENT
 
 Calls = tuple[PlainCall, ...]
 

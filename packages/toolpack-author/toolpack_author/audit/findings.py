@@ -8,11 +8,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from server.features.audit.attempts import Attempt, Calls
-from server.features.audit.trials import AttemptResult
-from server.features.audit.worlds import DIFFERENT, EQUAL, MARKS
-from server.protocol.results import Verdict
-from server.protocol.rights import AGENT
+from server.features.api_trials import AGENT, Verdict
+from toolpack_author.audit.attempts import Attempt, Calls
+from toolpack_author.audit.trials import AttemptResult
+from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS
 
 SEVERAL = 2  # agents that call at random; a single one may be lucky
 

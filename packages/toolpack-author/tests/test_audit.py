@@ -9,14 +9,14 @@ from command_line import invoke
 from serving import PACKS
 
 from server.base.settings import Settings
-from server.features.audit import processes
-from server.features.audit.auditing import Effort
-from server.features.audit.processes import audit_tasks, task_names
-from server.features.audit.values import spoken_in
-from server.features.audit.worlds import DIFFERENT, EQUAL, MARKS, difference
 from server.features.tasks.finding import all_tasks
 from server.packs.loading import load_catalog
 from server.processes import child
+from toolpack_author.audit import processes
+from toolpack_author.audit.auditing import Effort
+from toolpack_author.audit.processes import audit_tasks, task_names
+from toolpack_author.audit.values import spoken_in
+from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS, difference
 
 CATALOG = load_catalog((PACKS,), ("library",))
 LIBRARY = Settings(store="memory:", pack_dir=(PACKS,), packs=("library",))

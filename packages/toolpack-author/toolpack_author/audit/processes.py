@@ -20,17 +20,22 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from server.base.errors import EvaluationError, StartError
-from server.base.settings import Settings, load_settings
-from server.features.audit.auditing import Auditor, Effort, report
-from server.features.audit.findings import AuditFinding
-from server.features.checking.command import IN_MEMORY
-from server.features.tasks.finding import all_tasks
-from server.features.tasks.task import SEPARATOR
-from server.packs.loading import load_catalog
-from server.processes.apart import run_apart
-from server.processes.child import Child, follow
-from server.wiring.service import Service
+from server.features.api_trials import (
+    IN_MEMORY,
+    SEPARATOR,
+    Child,
+    EvaluationError,
+    Service,
+    Settings,
+    StartError,
+    all_tasks,
+    follow,
+    load_catalog,
+    load_settings,
+    run_apart,
+)
+from toolpack_author.audit.auditing import Auditor, Effort, report
+from toolpack_author.audit.findings import AuditFinding
 
 MEMORY = 2 * 2**30  # that the audit of tasks may take, where the settings don't say how much
 GRACE_SECONDS = 5.0  # after a deadline at which the process itself should have ended what was late

@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from server.functions.signatures import NEEDED
-from server.snapshots.graph import children, walk
+from server.features.api_trials import NEEDED, children, walk
 
 MAX_NESTING = 8
 MAX_OBJECTS = 5_000  # of an environment that are looked at

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from server.base.errors import Interrupted
+from server.features.api_trials import Interrupted
 
 
 class Watched:

@@ -8,32 +8,45 @@ import gc
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import NoneType
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from server.base.errors import InvalidParamsError, SnapshotError, TooLargeError
-from server.execution.call import Outcome, call
-from server.execution.codec import PlainCodec
-from server.execution.initial import Built, build
-from server.execution.parts import environments
-from server.execution.promises import Promises
-from server.execution.runtime import SessionRuntime
-from server.execution.volumes import READ_ONLY
-from server.execution.world import Means, Snapshot, World
-from server.features.checking.examples import example_arguments, example_options, known_values
-from server.features.checking.findings import Finding
-from server.features.checking.shared_state import SharedState
-from server.functions.leftovers import Watch
-from server.functions.steps import Steps
-from server.jsonio.strict import dumps
-from server.packs.catalog import Catalog
-from server.packs.pack_function import PackFunction
-from server.packs.registration import place, qualified_name
-from server.packs.toolpack import Toolpack
-from server.volumes.scratch import Scratch
-from server.volumes.volume import Limits, Volume, VolumeMeans, is_piece
+from server.features.api import InvalidParamsError, Volume
+from server.features.api_trials import (
+    READ_ONLY,
+    Built,
+    Catalog,
+    Finding,
+    Limits,
+    Means,
+    Outcome,
+    PackFunction,
+    PlainCodec,
+    Promises,
+    Scratch,
+    SessionRuntime,
+    Snapshot,
+    SnapshotError,
+    Steps,
+    TooLargeError,
+    Toolpack,
+    VolumeMeans,
+    Watch,
+    World,
+    build,
+    call,
+    dumps,
+    environments,
+    is_piece,
+    leave_out,
+    place,
+    qualified_name,
+)
+from toolpack_author.checking.examples import example_arguments, example_options, known_values
+from toolpack_author.checking.shared_state import SharedState
 
 MAX_BYTES = 32 * 2**20
 MAX_RESULT_BYTES = 2**20
@@ -43,6 +56,9 @@ MISTAKES = ("NameError", "UnboundLocalError", "AttributeError", "TypeError", "Im
 """Exceptions that valid arguments should never bring about."""
 ENDS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")
 NO_FIELD = 'object has no field "'  # what pydantic says of a name that a model doesn't have, as a ValueError
+
+
+leave_out(Path(__file__).parent)
 
 
 class _TriedRuntime(SessionRuntime):

@@ -13,8 +13,8 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from server.features.checking.examples import example
-from server.jsonio.strict import dumps
+from server.features.api_trials import dumps
+from toolpack_author.checking.examples import example
 
 Path = tuple[str | int, ...]
 """Where a value is within a JSON value."""

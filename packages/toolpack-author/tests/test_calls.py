@@ -1,0 +1,230 @@
+"""`check` calls functions, and says of each mistake where it is, what it is and what to do."""
+
+import sys
+
+import pytest
+import serving
+from test_from_class import CATALOG
+from wrong_toolpacks import WRONG, assert_said, check, headed, write
+
+from server import TaskEnvironment
+from server.features.api_trials import Tried
+from server.functions_runtime import make_function
+from server.packs import checks
+from toolpack_author.checking import calls
+from toolpack_author.checking.examples import example_arguments, known_values
+
+LIMITS = {
+    "build": (checks, "BUILD_SECONDS"),
+    "call": (calls, "SECONDS_EACH"),
+    "calls": (calls, "SECONDS"),
+}
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch):
+    """Limits that a slow machine keeps, too, and no module that another test has loaded under the same name."""
+    for module, name in LIMITS.values():
+        monkeypatch.setattr(module, name, serving.PATIENCE)
+    monkeypatch.setenv("TOOLPACK_IMPORT_SECONDS", str(serving.PATIENCE))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("toolpacks.wrong_"):
+            del sys.modules[name]
+
+
+ENDLESS = {
+    "endless": "call",
+    "sleeps": "call",
+    "endless_import": "import",
+    "sleeping_import": "import",
+    "factory_never_ends": "build",
+}
+"""What passes a limit, and which."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_mistake_is_found_and_said(tmp_path, name, monkeypatch):
+    if name in ENDLESS:
+        if ENDLESS[name] == "import":
+            monkeypatch.setenv("TOOLPACK_IMPORT_SECONDS", "0.3")
+        else:
+            monkeypatch.setattr(*LIMITS[ENDLESS[name]], 0.3)
+    expected = assert_said(tmp_path, name, called=True)
+    assert bool(expected) == (name != "sound")
+
+
+def test_without_calls_nothing_is_run(tmp_path):
+    mark = tmp_path / "mark"
+    body = f'@toolpack.function\ndef f():\n    """Do it."""\n    open({str(mark)!r}, "w").close()\n'
+    write(tmp_path, "marks", headed("marks", body))
+    assert check("--pack-dir", tmp_path, "--no-calls")[:2] == (0, [])
+    assert not mark.exists()
+    assert check("--pack-dir", tmp_path)[:2] == (0, [])
+    assert mark.exists()
+
+
+def test_what_functions_print_is_not_shown(tmp_path):
+    body = '@toolpack.function\ndef f():\n    """Do it."""\n    print("a line of its own")\n'
+    write(tmp_path, "prints", headed("prints", body))
+    assert "a line of its own" not in check("--pack-dir", tmp_path)[2]
+
+
+def test_a_function_that_raises_is_shown_with_its_traceback(tmp_path):
+    body = '@toolpack.function\ndef f():\n    """Do it."""\n    helper()\n\n\ndef helper():\n    return nothing\n'
+    write(tmp_path, "raises", headed("raises", body))
+    _, _, output = check("--pack-dir", tmp_path)
+    shown = [line.strip() for line in output.splitlines() if line.startswith("    ")]
+    assert shown[0] == "Traceback (most recent call last):"
+    assert [line.rpartition(", in ")[2] for line in shown if ", in " in line] == ["f", "helper"]
+    assert shown[-1].startswith("NameError: name 'nothing' is not defined")
+
+
+def test_all_functions_together_have_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(*LIMITS["calls"], 0)
+    names = ("f", "g", "h")
+    body = "".join(f'@toolpack.function\ndef {n}():\n    """Do it."""\n    while True: pass\n\n\n' for n in names)
+    write(tmp_path, "slow", headed("slow", body))
+    status, lines, _ = check("--pack-dir", tmp_path)
+    assert status == 0
+    assert lines == ["note: check: 3 functions weren't called, because 0 s are over."]
+
+
+def test_no_function_of_a_class_is_falsely_read_only():
+    functions = [Tried(pack.name, name, "") for pack in CATALOG.toolpacks.values() for name in pack.functions]
+    assert not [finding for finding in calls.try_functions(lambda: CATALOG, functions) if finding.is_problem]
+
+
+def test_bundled_toolpacks_have_nothing_to_be_said():
+    assert check("--packs", "bank,workspace")[:2] == (0, [])
+
+
+# The arguments that functions are called with
+
+
+IMPORTS = """
+import datetime, enum, uuid
+from typing import Annotated, Any, Literal
+from pydantic import BaseModel, Field
+"""
+
+
+def arguments_of(code, known=None):
+    names = {}
+    exec(IMPORTS + code, names)
+    model = make_function(names["f"]).parameters
+    return [*example_arguments(model, known or {})]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("str", "int", "float", "bool", "list[int]", "dict[str, int]", "tuple[int, str]", "set[str]", "str | None"),
+        *("Literal['a', 'b']", "datetime.date", "datetime.datetime", "datetime.timedelta", "uuid.UUID", "bytes", "Any"),
+        *("Annotated[int, Field(gt=5)]", "Annotated[int, Field(ge=3, lt=5)]", "Annotated[float, Field(gt=0, lt=1)]"),
+        *("Annotated[str, Field(min_length=9)]", "Annotated[str, Field(max_length=2)]"),
+        *("Annotated[list[str], Field(min_length=3)]", "Annotated[int, Field(multiple_of=7, ge=10)]"),
+        *("Colour", "Point", "list[Point]", "Tree", "Annotated[str, Field(pattern='^[a-z]+$')]", "int | str"),
+    ],
+)
+def test_arguments_fit_the_schema(kind):
+    code = f'''
+class Colour(enum.StrEnum):
+    RED = "red"
+
+class Point(BaseModel):
+    x: int
+    y: int = 2
+
+class Tree(BaseModel):
+    name: str
+    children: list["Tree"]
+
+def f(x: {kind}):
+    """Do it.
+
+    :param x: X.
+    """
+'''
+    assert arguments_of(code)
+
+
+def test_examples_come_first_then_values_of_the_environment():
+    code = '''
+def f(iban: str, user_id: int, example: Annotated[str, Field(examples=["mine"])], more: int = 3):
+    """Do it.
+
+    :param iban: I.
+    :param user_id: U.
+    :param example: E.
+    :param more: M.
+    """
+'''
+    first, second = arguments_of(code, {"iban": [5, "DE1"], "id": [7], "example": ["theirs"]})
+    assert first == {"iban": "DE1", "user_id": 7, "example": "mine"}
+    assert second == {"iban": "text", "user_id": 1, "example": "mine", "more": 3}
+
+
+def test_the_keys_of_a_dict_are_known_by_its_name_and_a_shared_string_by_each_of_its_names():
+    class Env(TaskEnvironment):
+        users: dict[str, dict[str, object]]
+        stock: dict[str, int]
+
+    user = "ann"
+    known = known_values(Env(users={user: {"user_id": user, "age": 30}}, stock={"pen": 1}))
+    assert known["user_id"] == ["ann"]
+    assert known["users"][0] == "ann"
+    code = '''
+def f(user_id: str, stock: str):
+    """Do it.
+
+    :param user_id: U.
+    :param stock: S.
+    """
+'''
+    first, _ = arguments_of(code, known)
+    assert first == {"user_id": "ann", "stock": "pen"}
+
+
+SCENARIO = '''
+from server import Toolpack
+
+
+class Drive:
+    def __init__(self):
+        self.files: dict
+
+    def _load(self, scenario: dict, owner: str = "ann"):
+        self.files = dict(scenario)BAD
+
+    def look(self) -> int:
+        """Look."""
+        self.looked = True
+        return len(self.files)
+
+    def add(self, name: str) -> int:
+        """Add."""
+        self.files[name] = 1
+        return len(self.files)
+
+
+toolpack = Toolpack.from_class("NAME", Drive, options="_load", read_only=["look"])
+'''
+
+
+def test_instances_are_prepared_with_made_up_options(tmp_path):
+    file = tmp_path / "wrong_prepared.py"
+    file.write_text(SCENARIO.replace("BAD", "").replace("NAME", file.stem))
+    status, (line,), _ = check("--pack-dir", tmp_path)
+    assert status == 1
+    assert f"{file}:12: Drive.look: it promises read_only=True but changes env: .looked is new" in line
+
+
+def test_instances_that_no_made_up_options_prepare_are_named_once(tmp_path):
+    file = tmp_path / "wrong_unprepared.py"
+    file.write_text(SCENARIO.replace("BAD", "; scenario['root']").replace("NAME", file.stem))
+    status, (line,), _ = check("--pack-dir", tmp_path)
+    assert status == 0
+    assert line.startswith(f"note: {file}:23: Toolpack('{file.stem}'): functions of '{file.stem}' can't be tried")
+    assert '{"scenario":{}}: make the toolpack with options=' in line

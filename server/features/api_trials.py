@@ -1,0 +1,137 @@
+"""What tools that try toolpacks import besides `api`: calls, evaluations and environments, without sessions.
+
+The rule: nothing is defined here, and nothing is promised. Who imports this needs exactly this version of the server.
+"""
+
+from server.base.errors import (
+    EvaluationError,
+    Interrupted,
+    SnapshotError,
+    StartError,
+    TooLargeError,
+    ToolpackServerError,
+    shown,
+)
+from server.base.settings import Settings, load_settings
+from server.execution.call import Outcome, call
+from server.execution.codec import Codec, PlainCodec
+from server.execution.failure import Failure
+from server.execution.initial import Built, build
+from server.execution.nested import read_nested
+from server.execution.parts import environments, toolpack_of
+from server.execution.promises import Promises
+from server.execution.runner import opened
+from server.execution.runtime import SessionRuntime
+from server.execution.views import thawed, view
+from server.execution.volumes import READ_ONLY
+from server.execution.world import Means, Snapshot, World
+from server.features.checking.command import IN_MEMORY
+from server.features.checking.findings import Finding, Tried
+from server.features.checking.writes import ENVIRON, FOLDER
+from server.features.tasks.evaluation import Evidence, Seen, evaluate, solve
+from server.features.tasks.finding import all_tasks, find_task, tasks_of
+from server.features.tasks.service import Tasks
+from server.features.tasks.solutions import PlainCall, solution_calls
+from server.features.tasks.task import SEPARATOR, Task
+from server.functions.leftovers import Watch
+from server.functions.pins import Pin
+from server.functions.signatures import NEEDED
+from server.functions.steps import Steps
+from server.functions.tracebacks import leave_out
+from server.jsonio.strict import dumps, loads
+from server.packs.catalog import Catalog
+from server.packs.formats import native
+from server.packs.loading import load_catalog
+from server.packs.pack_function import PackFunction, is_offered
+from server.packs.registration import place, qualified_name
+from server.packs.toolpack import Toolpack, as_made
+from server.processes.apart import run_apart
+from server.processes.child import Child, follow
+from server.protocol.results import Verdict
+from server.protocol.rights import AGENT
+from server.sessions.addresses import Address
+from server.sessions.calls import CallRequest
+from server.snapshots.comparison import first_difference
+from server.snapshots.graph import children, walk
+from server.volumes.scratch import Scratch
+from server.volumes.volume import Limits, VolumeMeans, is_piece
+from server.wiring.service import Service
+
+__all__ = [
+    "AGENT",
+    "ENVIRON",
+    "FOLDER",
+    "IN_MEMORY",
+    "NEEDED",
+    "READ_ONLY",
+    "SEPARATOR",
+    "Address",
+    "Built",
+    "CallRequest",
+    "Catalog",
+    "Child",
+    "Codec",
+    "EvaluationError",
+    "Evidence",
+    "Failure",
+    "Finding",
+    "Interrupted",
+    "Limits",
+    "Means",
+    "Outcome",
+    "PackFunction",
+    "Pin",
+    "PlainCall",
+    "PlainCodec",
+    "Promises",
+    "Scratch",
+    "Seen",
+    "Service",
+    "SessionRuntime",
+    "Settings",
+    "Snapshot",
+    "SnapshotError",
+    "StartError",
+    "Steps",
+    "Task",
+    "Tasks",
+    "TooLargeError",
+    "Toolpack",
+    "ToolpackServerError",
+    "Tried",
+    "Verdict",
+    "VolumeMeans",
+    "Watch",
+    "World",
+    "all_tasks",
+    "as_made",
+    "build",
+    "call",
+    "children",
+    "dumps",
+    "environments",
+    "evaluate",
+    "find_task",
+    "first_difference",
+    "follow",
+    "is_offered",
+    "is_piece",
+    "leave_out",
+    "load_catalog",
+    "load_settings",
+    "loads",
+    "native",
+    "opened",
+    "place",
+    "qualified_name",
+    "read_nested",
+    "run_apart",
+    "shown",
+    "solution_calls",
+    "solve",
+    "tasks_of",
+    "thawed",
+    "toolpack_of",
+    "view",
+    "walk",
+]
