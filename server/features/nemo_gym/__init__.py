@@ -1,0 +1,1 @@
+"""NeMo Gym: this server is a resources server, at which its agents play tasks."""

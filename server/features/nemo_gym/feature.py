@@ -1,0 +1,29 @@
+"""What NeMo Gym's resources server adds to the server."""
+
+from server.features.api import Feature
+from server.features.nemo_gym.episodes import GymEpisodes
+
+_ENDPOINTS = "server.features.nemo_gym.endpoints"
+
+
+class NemoGymFeature(Feature):
+    name = "nemo_gym"
+    needs = ("tasks",)
+    after = ("mcp", "openenv", "ors")  # whose paths aren't functions
+    services = (GymEpisodes,)
+    about = "POST /seed_session, /verify and /{function} play tasks for the agents of NeMo Gym."
+    routes = {
+        "/nemo_gym/{toolpack}.jsonl": f"{_ENDPOINTS}:RowsEndpoint",
+        "/reverify_mode": f"{_ENDPOINTS}:ReverifyEndpoint",
+        **{
+            f"{rollout}/{path}": f"{_ENDPOINTS}:{endpoint}"
+            for rollout in ("", "/ng-rollout/{rollout}")
+            for path, endpoint in {
+                "seed_session": "SeedEndpoint",
+                "verify": "VerifyEndpoint",
+                "close_session": "CloseEndpoint",
+                "aggregate_metrics": "MetricsEndpoint",
+                "{function}": "FunctionEndpoint",
+            }.items()
+        },
+    }

@@ -1,0 +1,131 @@
+"""Plays episodes with the unmodified agent of NeMo Gym, in whichever Python has it.
+
+It reads a JSON line {url, by, episodes: [{row, calls, answer, pause}]}, and prints a line for each: what its run
+came to. Where an episode is to `pause` it prints `amid` before the call in its middle, and goes on after a line. The
+model is scripted: it makes the episode's calls, then says the answer. What is begun `by` an `agent` has no name; what
+NeMo Gym's `environment` server begins has one, and that server has the agent play.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+
+import uvicorn
+from environment_servers.single_agent_turn.app import SingleAgentTurnEnvironmentServer
+from fastapi import FastAPI, Request
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.global_config import GlobalConfigDictParserConfig, get_global_config_dict
+from nemo_gym.server_utils import ServerClient
+from omegaconf import OmegaConf
+from responses_api_agents.simple_agent.app import SimpleAgent
+
+episode = {}
+model = FastAPI()
+
+
+@model.post("/v1/responses")
+@model.post("/ng-rollout/{rollout}/v1/responses")
+async def respond(request: Request):
+    said = (await request.json())["input"]
+    number = sum(1 for each in said if each.get("type") == "function_call_output")
+    calls = episode["calls"]
+    if number < len(calls):
+        if episode["pause"] and number == len(calls) // 2:
+            print("amid", flush=True)  # noqa: T201
+            await asyncio.to_thread(sys.stdin.readline)
+        name, given = calls[number]
+        call = {"name": name, "arguments": json.dumps(given), "call_id": f"call-{number}"}
+        output = {"type": "function_call", **call}
+    else:
+        content = [{"type": "output_text", "text": episode["answer"], "annotations": []}]
+        output = {"id": "0", "type": "message", "role": "assistant", "status": "completed", "content": content}
+    response = {"id": "0", "object": "response", "created_at": 0, "model": "scripted", "tools": [], "output": [output]}
+    return response | {"parallel_tool_calls": True, "tool_choice": "auto"}
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def serve(apps):
+    """Serve applications by their ports, in one event loop, as NeMo Gym's client of HTTP wants it."""
+    made = [uvicorn.Server(uvicorn.Config(app, port=port, log_level="error")) for port, app in apps.items()]
+
+    async def run():
+        await asyncio.gather(*(each.serve() for each in made))
+
+    threading.Thread(target=asyncio.run, args=(run(),), daemon=True).start()
+    while not all(each.started for each in made):
+        time.sleep(0.01)
+
+
+def post(url, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as reply:
+        return json.load(reply)
+
+
+def run(by, ports, number, row):
+    if by == "agent":
+        return post(f"http://127.0.0.1:{ports['agent']}/run", row)
+    task = {"task_id": {"taskset": "toolpack", "task_id": row["task"]}, "task_input": row}
+    body = {"episode_id": {"rollout_id": f"rollout.{number}"}, "task": task}
+    ended = post(f"http://127.0.0.1:{ports['environment']}/run", body)
+    return ended["result"] or ended
+
+
+def main(url, by, episodes):
+    target = urllib.parse.urlsplit(url)
+    ports = {"agent": free_port(), "model": free_port(), "environment": free_port()}
+    here = {name: {"host": "127.0.0.1", "port": port} for name, port in ports.items()}
+    agent = {
+        **here["agent"],
+        "entrypoint": "app.py",
+        "name": "agent",
+        "resources_server": {"type": "resources_servers", "name": "toolpack"},
+        "model_server": {"type": "responses_api_models", "name": "model"},
+    }
+    toolpack = {"host": target.hostname, "port": target.port, "entrypoint": "app.py", "domain": "agent"}
+    environment = {
+        **here["environment"],
+        "entrypoint": "app.py",
+        "name": "environment",
+        "resources_server": {"type": "resources_servers", "name": "toolpack"},
+        "agent_server": {"type": "responses_api_agents", "name": "agent"},
+        "resources_tool_transports": ["direct_http"],
+        "cleanup_timeout_seconds": 30,
+    }
+    settings = OmegaConf.create(
+        {
+            "toolpack": {"resources_servers": {"toolpack": toolpack}},
+            "agent": {"responses_api_agents": {"agent": agent}},
+            "model": {"responses_api_models": {"model": {**here["model"], "entrypoint": "app.py"}}},
+            "environment": {"environment_servers": {"environment": environment}},
+        }
+    )
+    get_global_config_dict(GlobalConfigDictParserConfig(initial_global_config_dict=settings))
+    client = ServerClient(head_server_config=BaseServerConfig(host="127.0.0.1", port=1), global_config_dict=settings)
+    apps = {ports["model"]: model}
+    for kind, config in ((SimpleAgent, agent), (SingleAgentTurnEnvironmentServer, environment)):
+        played = kind(config=kind.model_fields["config"].annotation(**config), server_client=client)
+        apps[config["port"]] = played.setup_webserver()
+    serve(apps)
+    for number, each in enumerate(episodes):
+        episode.clear()
+        episode.update(each)
+        ended = run(by, ports, number, each["row"])
+        shown = {name: ended.get(name) for name in ("reward", "mask_sample", "session_id")}
+        print(json.dumps(shown), flush=True)  # noqa: T201
+    os._exit(0)  # without what its client of HTTP does at exit
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.stdin.readline()))

@@ -1,0 +1,229 @@
+"""The protocol of NeMo Gym's resources servers, by plain HTTP: episodes, verifications, and refusals in a sentence."""
+
+import base64
+import contextlib
+import json
+
+import httpx
+import pytest
+import server_process
+import serving
+
+TOKENS = {"TOOLPACK_TOKENS": "ann:token-of-ann,bob:token-of-bob"}
+
+
+class Agent:
+    def __init__(self, url, auth=None):
+        self.http = httpx.Client(base_url=url, timeout=serving.PATIENCE, auth=auth)
+
+    def close(self):
+        self.http.close()
+
+    def post(self, path, body=None):
+        return self.http.post(path, json=body)
+
+    def seed(self, task, **more):
+        reply = self.post("/seed_session", {"task": task, "responses_create_params": {"input": "x"}, **more})
+        assert reply.status_code == 200, reply.text
+        return reply.json()["mcp"]
+
+    def seed_as(self, name, task, **more):
+        body = {
+            "resources_session_id": name,
+            "episode_id": {"a": 1},
+            "task_id": {},
+            "task_data": {"task": task, **more},
+        }
+        return self.post("/seed_session", body)
+
+    def verify(self, *output, **more):
+        reply = self.post("/verify", {"task": "x", "response": {"id": "0", "output": [*output]}, **more})
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def mcp(self, tools, method, **params):
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        return self.http.post(tools["url_path"], json=body, headers=tools["headers"]).json()["result"]
+
+
+def message(text):
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+CALL = {"type": "function_call", "name": "get_balance", "arguments": "{}", "call_id": "1"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with server_process.served(tmp_path_factory.mktemp("gym"), "--packs", "chores,ledger,bank") as served:
+        yield served
+
+
+@pytest.fixture
+def agent(server):
+    with contextlib.closing(Agent(server.url)) as agent:
+        yield agent
+
+
+def detail(reply, status):
+    assert reply.status_code == status, reply.text
+    ((name, said),) = reply.json().items()
+    assert name == "detail"
+    return said
+
+
+def test_an_agent_plays_over_http_and_its_reward_comes_with_what_it_sent(agent, server):
+    agent.seed("bank/save-300")
+    assert agent.post("/get_balance", {}).text == "1840.25"
+    assert agent.post("/move_to_savings", {"amount": "300.00"}).json()["amount"] == "-300.00"
+    for _ in range(2):  # a verification whose answer was lost is sent again
+        verified = agent.verify(CALL, message("Done."), extra={"kept": [1]})
+        assert (verified["reward"], verified["mask_sample"], verified["passed"]) == (1.0, False, True)
+        assert (verified["extra"], verified["task"]) == ({"kept": [1]}, "bank/save-300")
+    session = server.rpc("get_session", session_id=verified["session_id"])
+    assert session["labels"] == {"nemo_gym": ""}
+    assert agent.post("/get_balance", {}).text.startswith("EpisodeOverError: ")
+
+
+def test_an_agent_plays_over_mcp(agent):
+    tools = agent.seed("bank/save-300")
+    assert (tools["server_name"], tools["transport"]) == ("toolpack", "http")
+    assert tools["headers"].keys() == {"X-NeMo-Gym-Session-Token"}
+    called = agent.mcp(tools, "tools/call", name="move_to_savings", arguments={"amount": "300.00"})
+    assert called["isError"] is False
+    assert agent.verify(message("Done."))["reward"] == 1.0
+
+
+def test_nothing_done_is_no_reward_and_what_was_cut_off_hands_nothing_in(agent, server):
+    agent.seed("bank/save-300")
+    verified = agent.verify(CALL)
+    assert (verified["reward"], verified["mask_sample"]) == (0.0, False)
+    kinds = [record["kind"] for record in server.rpc("get_trace", session_id=verified["session_id"])]
+    assert kinds == ["verdict"]
+
+
+@pytest.mark.parametrize("failure", ["raises", "exits", "slow", "returns-nan"])
+def test_an_invalid_verdict_is_masked(agent, failure):
+    agent.seed(f"chores/{failure}")
+    verified = agent.verify(message("x"))
+    assert (verified["reward"], verified["mask_sample"], verified["failure_kind"]) == (0.0, True, "verifier_error")
+    assert verified["failure_reason"]
+
+
+def test_a_lost_session_is_masked(agent, server):
+    agent.seed("bank/save-300")
+    assert "response.output: must be the list" in detail(agent.post("/verify", {}), 400)
+    server.rpc("close_session", session_id=agent.http.cookies["toolpack_session"])
+    verified = agent.verify(message("x"))
+    assert (verified["reward"], verified["mask_sample"], verified["failure_kind"]) == (0.0, True, "session_lost")
+
+
+def test_an_environment_server_names_its_episode(agent, server):
+    first = agent.seed_as("one", "bank/save-300")
+    assert first.json()["resources_session_id"] == "one"
+    assert agent.seed_as("one", "bank/save-300").json() == first.json()
+    agent.mcp(first.json()["resources_tools"], "tools/call", name="get_balance")
+    assert agent.seed_as("one", "bank/save-300").json() == first.json()
+    for _ in range(2):
+        assert agent.post("/close_session", {"resources_session_id": "one", "episode_id": {}}).json() == {
+            "resources_session_id": "one"
+        }
+    # An episode that has ended, or that was ended before it was begun, isn't made anew.
+    assert agent.post("/close_session", {"resources_session_id": "two"}).status_code == 200
+    for name in ("one", "two"):
+        said = detail(agent.seed_as(name, "bank/save-300"), 409)
+        assert said == f"The episode '{name}' has ended, or has another task: begin one of another name."
+    (session,) = server.rpc("list_sessions", labels={"nemo_gym": "one"})
+    kinds = [record["kind"] for record in server.rpc("get_trace", session_id=session["session_id"])]
+    assert kinds == ["call", "verdict"]
+
+
+def test_functions_that_fail_are_results_and_what_is_none_is_refused(agent):
+    agent.seed("chores/looks")
+    assert agent.post("/do", {"chore": "nothing"}).text == "ValueError: nothing is no chore"
+    assert "nope" in detail(agent.post("/nope", {}), 404)
+    assert "chore" in detail(agent.post("/do", {"chore": [1]}), 422)
+    assert detail(agent.post("/do", [1]), 400) == "The body must be a JSON object."
+    bad = agent.http.post("/do", content=b"{", headers={"content-type": "application/json"})
+    assert detail(bad, 400).startswith("The body isn't JSON: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/seed_session", {}, 400, "task: "),
+        ("/seed_session", [], 400, "The body must be a JSON object."),
+        ("/seed_session", {"task": "bank/nope"}, 400, "bank/nope"),
+        ("/seed_session", {"task": 3}, 400, "task: "),
+        ("/seed_session", {"resources_session_id": "", "task_data": {"task": "x"}}, 400, "resources_session_id: "),
+        ("/seed_session", {"resources_session_id": "x" * 129, "task_data": {"task": "x"}}, 400, "at most 128"),
+        ("/seed_session", {"resources_session_id": "x"}, 400, "task_data: "),
+        ("/seed_session", {"task": "bank/save-300", "seed": [1]}, 400, "seed: "),
+        ("/verify", {"response": {"output": []}}, 400, "Which episode? Send the cookie toolpack_session"),
+        ("/close_session", {}, 400, "resources_session_id: "),
+        ("/aggregate_metrics", {"verify_responses": 3}, 400, "verify_responses: "),
+    ],
+)
+def test_refusals(agent, path, body, status, says):
+    assert says in detail(agent.post(path, body), status)
+
+
+def test_a_path_that_is_nothing_stays_nothing_without_an_episode(agent):
+    for reply in (agent.post("/get_balance", {}), agent.http.get("/get_balance"), agent.http.get("/register")):
+        assert reply.status_code == 404
+        assert "There is nothing at this path" in reply.json()["error"]["message"]
+    for reply in (agent.http.get("/rpc"), agent.post("/openrpc.json", {}), agent.http.get("/seed_session")):
+        assert reply.status_code == 405
+        assert reply.headers["allow"]
+    agent.http.cookies.set("toolpack_session", "nobody")
+    assert "No session has this id" in detail(agent.post("/get_balance", {}), 404)
+
+
+def test_metrics_are_means_without_what_is_masked(agent):
+    verified = [
+        {"_ng_task_index": 0, "reward": 1.0},
+        {"_ng_task_index": 0, "reward": 0.0},
+        {"_ng_task_index": 1, "reward": 0.5},
+        {"_ng_task_index": 1, "reward": 0.0, "mask_sample": True},
+        {"reward": None},
+    ]
+    told = agent.post("/aggregate_metrics", {"verify_responses": verified}).json()
+    assert told["agent_metrics"] == told["key_metrics"] == {"mean/reward": 0.5}
+    assert told["group_level_metrics"] == [
+        {"_ng_task_index": 0, "mean/reward": 0.5},
+        {"_ng_task_index": 1, "mean/reward": 0.5},
+    ]
+    assert agent.post("/aggregate_metrics", {"verify_responses": []}).json()["agent_metrics"] == {}
+    assert agent.http.get("/reverify_mode").json() == "unsupported"
+
+
+def test_rows_have_the_prompt_and_the_functions_of_each_task(agent, server):
+    rows = [json.loads(line) for line in agent.http.get("/nemo_gym/bank.jsonl").text.splitlines()]
+    tasks = server.rpc("list_tasks", toolpack="bank", limit=1000)["tasks"]
+    assert [row["task"] for row in rows] == [task["task"] for task in tasks]
+    assert [row["responses_create_params"]["input"] for row in rows] == [task["prompt"] for task in tasks]
+    names = [tool["name"] for tool in rows[0]["responses_create_params"]["tools"]]
+    assert names[0] == "get_iban"
+    assert "add" not in names
+    assert "nope" in detail(agent.http.get("/nemo_gym/nope.jsonl"), 400)
+
+
+def test_an_episode_is_its_owner_s(tmp_path):
+    with server_process.served(tmp_path, "--packs", "bank", **TOKENS) as served:
+        ann, bob = (Agent(served.url, ("me", f"token-of-{name}")) for name in ("ann", "bob"))
+        stranger, bearer = Agent(served.url), Agent(served.url)
+        bearer.http.headers["authorization"] = "Bearer token-of-ann"
+        wrong = Agent(served.url)
+        wrong.http.headers["authorization"] = "Basic " + base64.b64encode(b"a:b").decode()[:-1]
+        with contextlib.ExitStack() as stack:
+            for each in (ann, bob, stranger, bearer, wrong):
+                stack.callback(each.close)
+            ann.seed("bank/save-300")
+            for other in (bob, stranger, bearer, wrong):
+                other.http.cookies.update(ann.http.cookies)
+            assert bearer.post("/get_balance", {}).text == "1840.25"
+            assert "No session has this id" in detail(bob.post("/get_balance", {}), 404)
+            assert bob.verify(message("x"))["failure_kind"] == "session_lost"
+            for other in (stranger, wrong):
+                assert "token" in detail(other.post("/get_balance", {}), 401)
+                assert "token" in detail(other.post("/seed_session", {"task": "bank/save-300"}), 401)

@@ -1,0 +1,97 @@
+"""The unmodified agent of NeMo Gym 0.7 plays all tasks of the bank, through kills of the server, on two workers.
+
+The rule: it runs in a Python of its own, which NEMO_GYM names; without it these tests are skipped, and say what to do.
+"""
+
+import json
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+import server_process
+import serving
+from faults.world import Server
+from patience import PATIENCE
+
+PYTHON = os.environ.get("NEMO_GYM")
+ADVICE = "no NeMo Gym: python3.13 -m venv X && X/bin/pip install --ignore-requires-python nemo-gym==0.7.0, NEMO_GYM=…"
+PLAYER = Path(__file__).with_name("nemo_gym_player.py")
+
+pytestmark = [pytest.mark.heavy, pytest.mark.skipif(PYTHON is None, reason=ADVICE)]
+
+
+def rpc(url, method, **params):
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    return serving.result_of(httpx.post(f"{url}/rpc", json=body, timeout=PATIENCE).content)
+
+
+def solved(url):
+    """Get the solution of each task of the bank, as an episode to play."""
+    for line in httpx.get(f"{url}/nemo_gym/bank.jsonl", timeout=PATIENCE).text.splitlines():
+        row = json.loads(line)
+        solution = rpc(url, "get_solution", session_id=rpc(url, "create_session", task=row["task"])["session_id"])
+        calls = [[call["function"], call["kwargs"]] for call in solution["calls"]]
+        yield {"row": row, "calls": calls, "answer": solution["answer"] or "", "pause": False}
+
+
+def played(url, by, episodes, amid=lambda: None):
+    """Have episodes played, and get what each came to; `amid` is called where they pause."""
+    with subprocess.Popen(
+        [PYTHON, str(PLAYER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        said = []
+        listener = threading.Thread(target=lambda: said.append(process.stderr.read()))
+        listener.start()
+        try:
+            print(json.dumps({"url": url, "by": by, "episodes": episodes}), file=process.stdin, flush=True)
+            ended = []
+            for line in process.stdout:
+                if line == "amid\n":
+                    amid()
+                    print(file=process.stdin, flush=True)
+                elif line.startswith("{"):
+                    ended.append(json.loads(line))
+            assert process.wait(PATIENCE) == 0, said
+        finally:
+            process.kill()
+            listener.join(PATIENCE)
+    return ended
+
+
+@pytest.mark.parametrize("by", ["agent", "environment"])
+def test_each_solution_has_its_reward_and_nothing_done_has_none(tmp_path, by):
+    with server_process.served(tmp_path, "--packs", "bank") as server:
+        episodes = list(solved(server.url))
+        assert [each["reward"] for each in played(server.url, by, episodes)] == [1.0] * len(episodes)
+        idle = [{**each, "calls": [], "answer": ""} for each in episodes]
+        assert all(each["reward"] < 1.0 for each in played(server.url, by, idle))
+
+
+@pytest.mark.parametrize("by", ["agent", "environment"])
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_episodes_go_on_when_the_server_is_killed_amid_each_tenth(tmp_path, store, by, request):
+    url = request.getfixturevalue("redis_url") if store == "redis" else None
+    server = Server(tmp_path, url, 2, packs="bank", log_calls="off")
+    server.start()
+    address, kills = f"http://127.0.0.1:{server.port}", []
+
+    def kill():
+        server.kill()
+        server.start()
+        kills.append(store)
+
+    try:
+        solutions = [episode for episode in solved(address) if episode["calls"]]
+        episodes = [{**each, "pause": not number % 10} for number, each in enumerate(solutions * 4)][:31]
+        ended = played(address, by, episodes, kill)
+        assert [(each["reward"], each["mask_sample"]) for each in ended] == [(1.0, False)] * 31
+        assert len(kills) == 4
+        for each, episode in zip(ended, episodes, strict=True):
+            records = rpc(address, "get_trace", session_id=each["session_id"])
+            calls = [[record["function"], record["kwargs"]] for record in records if record["kind"] == "call"]
+            assert calls == episode["calls"]
+    finally:
+        server.kill()
