@@ -9,7 +9,7 @@ _ENDPOINTS = "server.features.nemo_gym.endpoints"
 class NemoGymFeature(Feature):
     name = "nemo_gym"
     needs = ("tasks",)
-    after = ("mcp", "openenv", "ors")  # whose paths aren't functions
+    after = ("mcp", "openenv", "ors")  # whose paths are no functions
     services = (GymEpisodes,)
     about = "POST /seed_session, /verify and /{function} play tasks for the agents of NeMo Gym."
     routes = {
