@@ -4,13 +4,23 @@ import { agentsAddress, button, count, fill, go, h, link } from "./dom.js";
 import { call, parse } from "./rpc.js";
 
 export function auditOf(toolpack, signal) {
-  const found = h("div", { "aria-live": "polite" }), stop = (event) => event.preventDefault();
-  const show = async (file) => file && fill(found, shown(toolpack, file.name, read(await file.text()))).scrollIntoView();
-  const drop = (event) => void (stop(event), show(event.dataTransfer.files[0]));
+  const found = h("div", { "aria-live": "polite" }),
+    stop = (event) => event.preventDefault();
+  const show = async (file) =>
+    file && fill(found, shown(toolpack, file.name, read(await file.text()))).scrollIntoView();
+  const drop = (event) => {
+    stop(event);
+    show(event.dataTransfer.files[0]);
+  };
   addEventListener("dragover", stop, { signal });
   addEventListener("drop", drop, { signal });
   const file = h("input", { type: "file", id: "report", onchange: ({ target }) => show(target.files[0]) });
-  const about = h("p.hint", "Drop the report of ", h("code", "toolpack-server audit --json FILE"), " onto this page, or choose it. It is sent nowhere.");
+  const about = h(
+    "p.hint",
+    "Drop the report of ",
+    h("code", "toolpack-server audit --json FILE"),
+    " onto this page, or choose it. It is sent nowhere.",
+  );
   return [h("h2", h("label", { for: "report" }, "Audit")), about, h("p.actions", file), found];
 }
 
@@ -25,7 +35,8 @@ function read(text) {
 
 function shown(toolpack, name, tasks) {
   const own = tasks?.filter(([task]) => task.startsWith(`${toolpack}/`));
-  if (!own?.length) return h("p.problem", tasks ? `${name} has no task of ${toolpack}.` : `${name} is no report of audit.`);
+  if (!own?.length)
+    return h("p.problem", tasks ? `${name} has no task of ${toolpack}.` : `${name} is no report of audit.`);
   const rows = own.flatMap(([task, findings]) => findings.map((finding) => rowOf(task, finding)));
   const total = `${count(own.length, "task")} in ${name}, ${count(rows.length, "finding")}.`;
   return [h("p", total), rows.length > 0 && h("table.changes.cards", h("tbody", rows))];
@@ -34,7 +45,10 @@ function shown(toolpack, name, tasks) {
 function rowOf(task, { kind, fault, text, calls = [], answer = "" }) {
   const level = h(fault ? "span.tag.bad" : "span.tag.mark", fault ? "fault" : "weakness");
   const again = button("Repeat", () => repeat(task, calls, answer));
-  return h("tr", [link(["new"], { task }, task), [level, ` ${kind}`], h("span.words", text), again].map((cell) => h("td", cell)));
+  return h(
+    "tr",
+    [link(["new"], { task }, task), [level, ` ${kind}`], h("span.words", text), again].map((cell) => h("td", cell)),
+  );
 }
 
 async function repeat(task, calls, answer) {

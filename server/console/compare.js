@@ -4,7 +4,14 @@ import { count, fill, go, h, labelsOf, link, load, short } from "./dom.js";
 import { all, world } from "./rpc.js";
 import { worldPanel } from "./world.js";
 
-const WORDS = { changed: "differs", added: "only in B", removed: "only in A", change: "difference", old: "A ", now: "B " };
+const WORDS = {
+  changed: "differs",
+  added: "only in B",
+  removed: "only in A",
+  change: "difference",
+  old: "A ",
+  now: "B ",
+};
 
 export function openCompare(place, [a = "", b = a], query, signal) {
   const result = h("div.compare");
@@ -30,7 +37,10 @@ export function openCompare(place, [a = "", b = a], query, signal) {
 }
 
 async function compared(ids, versions, signal) {
-  const sessions = await all(ids.map((id) => ["get_session", { session_id: id }]), signal);
+  const sessions = await all(
+    ids.map((id) => ["get_session", { session_id: id }]),
+    signal,
+  );
   const at = sessions.map(({ version }, side) => Number(versions[side] ?? version));
   const [a, b] = await Promise.all(ids.map((id, side) => world(id, at[side])));
   const change = difference(a, b);

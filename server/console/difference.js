@@ -27,7 +27,8 @@ function ofObjects(old, now) {
 function ofLists(old, now) {
   const text = (value) => JSON.stringify(value, (_key, member) => (typeof member === "bigint" ? `${member}n` : member));
   const entries = [];
-  let i = 0, j = 0;
+  let i = 0,
+    j = 0;
   for (const [a, b] of [...common(old.map(text), now.map(text)), [old.length, now.length]]) {
     while (i < a || j < b) {
       if (i < a && j < b && mayBeSame(old[i], now[j])) entries.push(kept(j, old[i++], now[j++]));

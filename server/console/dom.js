@@ -1,6 +1,7 @@
 // Elements, and what several views need of them.
 // The rule: whatever is shown goes through `h`, which makes text of it. Nothing that a session holds becomes markup,
 // and characters that can't be seen, or that turn the direction of a text round, are written as \u202e.
+// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
 const UNSEEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 const escaped = (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`;
 export const visible = (text) => String(text).replace(UNSEEN, escaped);
@@ -30,7 +31,10 @@ export function fill(element, ...children) {
 export function refill(element, ...children) {
   const { id, href } = element.contains(document.activeElement) ? document.activeElement : {};
   fill(element, children);
-  if (id || href) [...element.querySelectorAll("[id], a")].find((each) => (id ? each.id === id : each.href === href))?.focus({ preventScroll: true });
+  if (id || href)
+    [...element.querySelectorAll("[id], a")]
+      .find((each) => (id ? each.id === id : each.href === href))
+      ?.focus({ preventScroll: true });
 }
 
 export const short = (id) => id.slice(0, 8);
@@ -47,7 +51,8 @@ export function address(parts, query = {}) {
 let arrival = null; // what is to be said at the next address
 /** Go to a view, and say something there. */
 export function go(parts, query, text = null) {
-  const to = address(parts, query), isHere = to === location.hash;
+  const to = address(parts, query),
+    isHere = to === location.hash;
   arrival = text;
   if (isHere) arrive();
   else location.hash = to;
@@ -62,7 +67,8 @@ export function arrive() {
 
 export const agentsAddress = (path) => new URL(`..${path}`, document.baseURI).href;
 export const link = (parts, query, ...children) => h("a", { href: address(parts, query) }, children);
-export const labelsOf = (labels) => Object.entries(labels).map(([name, value]) => [h("span.label", `${name}=${value}`), " "]);
+export const labelsOf = (labels) =>
+  Object.entries(labels).map(([name, value]) => [h("span.label", `${name}=${value}`), " "]);
 
 export function time(text) {
   const clock = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
@@ -85,7 +91,9 @@ export function button(label, action, kind) {
   made.addEventListener("click", async () => {
     if (made.ariaDisabled) return;
     made.ariaDisabled = "true";
-    await Promise.resolve(made).then(action).catch((error) => error.name === "AbortError" || say(error.message, true, error.isAway));
+    await Promise.resolve(made)
+      .then(action)
+      .catch((error) => error.name === "AbortError" || say(error.message, true, error.isAway));
     made.ariaDisabled = null;
   });
   return made;

@@ -12,7 +12,12 @@ export function openEvaluation({ id, session, version, signal }) {
   if (session.task) evaluate();
   return [
     h("h2", "Evaluate"),
-    h("p.hint", "Asks a task's evaluator how well it was done, and changes nothing. The tasks are those of", toolpacks, "."),
+    h(
+      "p.hint",
+      "Asks a task's evaluator how well it was done, and changes nothing. The tasks are those of",
+      toolpacks,
+      ".",
+    ),
     h("div.field", h("label", { for: "task" }, "Task"), input),
     h("p.actions", button(`Evaluate at version ${version}`, evaluate, "primary")),
     answer,
@@ -20,14 +25,24 @@ export function openEvaluation({ id, session, version, signal }) {
 }
 
 const tag = (ok) => h(ok ? "span.tag.good" : "span.tag.bad", ok ? "passed" : "failed");
-const outcome = ({ passed, reward, valid }) => [valid ? tag(passed) : h("span.tag.mark", "invalid"), reward !== null && ` reward ${reward}`];
+const outcome = ({ passed, reward, valid }) => [
+  valid ? tag(passed) : h("span.tag.mark", "invalid"),
+  reward !== null && ` reward ${reward}`,
+];
 
 /** Fill in what the session's evaluator says of it now, in a word. */
 export async function verdictOf({ id, verdict, signal }) {
   try {
     const said = await call("evaluate_session", { session_id: id, raise_on_error: false }, signal);
-    const wrong = said.checks.filter(({ passed }) => !passed).map(({ name }) => name).join("; ");
-    fill(verdict, link(["sessions", id], { evaluate: " " }, outcome(said)), h("span.hint", " ", said.failure?.message ?? wrong));
+    const wrong = said.checks
+      .filter(({ passed }) => !passed)
+      .map(({ name }) => name)
+      .join("; ");
+    fill(
+      verdict,
+      link(["sessions", id], { evaluate: " " }, outcome(said)),
+      h("span.hint", " ", said.failure?.message ?? wrong),
+    );
   } catch (error) {
     if (error.name !== "AbortError") fill(verdict, h("span.tag.bad", { title: error.message }, "can't be evaluated"));
   }
@@ -36,8 +51,21 @@ export async function verdictOf({ id, verdict, signal }) {
 function resultOf(said) {
   const { task, version, checks, metrics = {}, failure } = said;
   const none = h("span.hint", "none");
-  const rows = checks.map(({ passed: ok, name, detail }) => h("tr", h("td", tag(ok)), h("td", name), h("td.words", { "data-label": "Detail: " }, detail || none.cloneNode(true))));
-  const head = h("thead", h("tr", ["Outcome", "Check", "Detail"].map((text) => h("th", { scope: "col" }, text))));
+  const rows = checks.map(({ passed: ok, name, detail }) =>
+    h(
+      "tr",
+      h("td", tag(ok)),
+      h("td", name),
+      h("td.words", { "data-label": "Detail: " }, detail || none.cloneNode(true)),
+    ),
+  );
+  const head = h(
+    "thead",
+    h(
+      "tr",
+      ["Outcome", "Check", "Detail"].map((text) => h("th", { scope: "col" }, text)),
+    ),
+  );
   const table = checks.length > 0 && h("table.changes.cards", head, h("tbody", rows));
   const more = Object.keys(metrics).length > 0 && [h("h3", "Metrics"), h("pre", full(metrics))];
   const why = failure && h("p.hint", `Says nothing of the agent: ${failure.message}`);

@@ -34,11 +34,15 @@ export function schemaForm(schema, values = {}) {
 /** Follow references, and take "or null" away. */
 function resolved(spec, schema) {
   if (spec.$ref) {
-    const target = spec.$ref.split("/").slice(1).reduce((inner, key) => inner?.[key], schema);
+    const target = spec.$ref
+      .split("/")
+      .slice(1)
+      .reduce((inner, key) => inner?.[key], schema);
     return resolved({ ...target, ...spec, $ref: undefined }, schema);
   }
   const options = (spec.anyOf ?? []).map((option) => resolved(option, schema));
-  const kinds = options.filter(({ type }) => type !== "null"), types = kinds.map(({ type }) => type);
+  const kinds = options.filter(({ type }) => type !== "null"),
+    types = kinds.map(({ type }) => type);
   const isNullable = kinds.length < options.length;
   if (kinds.length === 1) return { ...kinds[0], ...spec, isNullable };
   const isDecimal = types.includes("string") && types.every((type) => ["string", "number", "integer"].includes(type));
@@ -46,9 +50,16 @@ function resolved(spec, schema) {
 }
 
 function field(name, spec, isRequired, value) {
-  const id = `field-${name}`, about = h("span.about", { id: `${id}-about` }, spec.description);
+  const id = `field-${name}`,
+    about = h("span.about", { id: `${id}-about` }, spec.description);
   const error = h("span.error", { id: `${id}-error` });
-  const attributes = { id, name, "aria-describedby": `${about.id} ${error.id}`, spellcheck: "false", autocomplete: "off" };
+  const attributes = {
+    id,
+    name,
+    "aria-describedby": `${about.id} ${error.id}`,
+    spellcheck: "false",
+    autocomplete: "off",
+  };
   const [input, get] = control(spec, isRequired, attributes, value);
   const choice = spec.enum || spec.const !== undefined ? "choice" : spec.format;
   const kind = `${choice ?? (typeof spec.type === "string" ? spec.type : "JSON")}${spec.isNullable ? " or null" : ""}`;
@@ -71,9 +82,14 @@ function control(spec, isRequired, attributes, value) {
   const only = spec.const === undefined ? null : [spec.const];
   const options = spec.enum ?? only ?? (type === "boolean" ? [true, false] : null);
   if (options) return select(options, isRequired && !isNullable, attributes, value);
-  const isNumber = type === "integer" || type === "number", isText = type === "string";
+  const isNumber = type === "integer" || type === "number",
+    isText = type === "string";
   const isLine = isNumber || (isText && (format || spec.pattern));
-  const input = h(isLine ? "input" : "textarea", { ...attributes, type: format === "date" ? "date" : null, rows: isText ? 1 : 2 });
+  const input = h(isLine ? "input" : "textarea", {
+    ...attributes,
+    type: format === "date" ? "date" : null,
+    rows: isText ? 1 : 2,
+  });
   input.value = (value ?? null) === null ? "" : isText ? full(value) : stringify(value, 2);
   const get = () => {
     if (input.value.trim()) return isText ? input.value : readJson(input.value, isNumber && type);
@@ -105,7 +121,10 @@ function select(options, isNeeded, attributes, value) {
 
 /** Read `name=value, name=value`. */
 export function readLabels(text) {
-  const pairs = text.split(",").map((part) => part.trim()).filter(Boolean);
+  const pairs = text
+    .split(",")
+    .map((part) => part.trim())
+    .filter(Boolean);
   const parts = pairs.map((pair) => /^([^=]+)=(.*)$/s.exec(pair));
   if (parts.includes(null)) throw new Error(`Write labels as name=value, separated by commas: “${text}” is not.`);
   return Object.fromEntries(parts.map(([, name, value]) => [name.trim(), value.trim()]));

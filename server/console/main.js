@@ -10,7 +10,13 @@ import { openSession } from "./session.js";
 import { openSessions } from "./sessions.js";
 import { openToolpacks } from "./toolpacks.js";
 
-const VIEWS = { sessions: [openSessions, openSession], new: [openNew], runs: [openRunsOfServer], compare: [openCompare], toolpacks: [openToolpacks] };
+const VIEWS = {
+  sessions: [openSessions, openSession],
+  new: [openNew],
+  runs: [openRunsOfServer],
+  compare: [openCompare],
+  toolpacks: [openToolpacks],
+};
 const main = document.getElementById("main");
 let shown = { path: null, leave: new AbortController(), update: null };
 
@@ -24,10 +30,15 @@ function show() {
   if (shown.path !== null) main.focus({ preventScroll: true });
   shown.leave.abort();
   shown = { path, leave: new AbortController(), update: null };
-  for (const other of document.querySelectorAll("nav a")) other.ariaCurrent = other.hash === `#/${name}` ? "page" : null;
-  const title = [name[0].toUpperCase() + name.slice(1), ...ids.map((id) => (/^[0-9a-f]{48}$/.test(id) ? short(id) : id))];
+  for (const other of document.querySelectorAll("nav a"))
+    other.ariaCurrent = other.hash === `#/${name}` ? "page" : null;
+  const title = [
+    name[0].toUpperCase() + name.slice(1),
+    ...ids.map((id) => (/^[0-9a-f]{48}$/.test(id) ? short(id) : id)),
+  ];
   document.title = `${title.join(" ")} · Toolpack Server`;
-  const place = h("div"), views = Object.hasOwn(VIEWS, name) ? VIEWS[name] : [];
+  const place = h("div"),
+    views = Object.hasOwn(VIEWS, name) ? VIEWS[name] : [];
   fill(main, place);
   scrollTo(0, 0);
   if (!views.length) return fill(place, h("h1", "There is no such page"), link(["sessions"], {}, "Go to the sessions"));

@@ -5,11 +5,15 @@ import { call } from "./rpc.js";
 
 export const openNew = (place, _ids, { task }, signal) =>
   void load(place, async () => {
-    const [toolpacks, asked] = await Promise.all([call("list_toolpacks", {}, signal), task && call("get_task", { task }, signal)]);
+    const [toolpacks, asked] = await Promise.all([
+      call("list_toolpacks", {}, signal),
+      task && call("get_task", { task }, signal),
+    ]);
     return formOf(toolpacks, task, asked?.variants ?? []);
   });
 
-const RULES = "Faults and injections that its agent meets: a list of objects, such as {\"functions\": \"send_*\", \"error\": \"…\"}.";
+const RULES =
+  'Faults and injections that its agent meets: a list of objects, such as {"functions": "send_*", "error": "…"}.';
 
 function formOf(toolpacks, task, variants) {
   const perturbing = schemaForm({
@@ -22,7 +26,9 @@ function formOf(toolpacks, task, variants) {
   const own = task?.split("/")[0]; // comes with the task
   const choices = toolpacks.map((toolpack) => choiceOf(toolpack, task ? toolpack.name === own : !toolpack.opt_in));
   const labels = h("input", { type: "text", id: "labels", name: "labels", placeholder: "name=value, name=value" });
-  const roles = schemaForm({ properties: { participants: { type: "object", description: "{name: {functions, max_calls, prompt, answers}}" } } });
+  const roles = schemaForm({
+    properties: { participants: { type: "object", description: "{name: {functions, max_calls, prompt, answers}}" } },
+  });
   const create = async () => {
     const used = choices.filter(({ box }) => box.checked);
     const options = Object.fromEntries(used.map(({ name, form }) => [name, form?.read() ?? {}]));

@@ -29,7 +29,10 @@ export async function call(method, params = {}, signal = undefined, address = RP
 /** Call several methods, in order; each answer is `{result}` or `{error}`. */
 export async function batch(calls, signal = undefined) {
   if (!calls.length) return [];
-  const replies = await post(calls.map(([method, params], id) => ({ jsonrpc: "2.0", id, method, params })), signal);
+  const replies = await post(
+    calls.map(([method, params], id) => ({ jsonrpc: "2.0", id, method, params })),
+    signal,
+  );
   if (!Array.isArray(replies)) outcome(replies);
   const answers = replies.sort((a, b) => a.id - b.id).map(async (reply) => outcome(reply));
   return (await Promise.allSettled(answers)).map(({ value, reason }) => ({ result: value, error: reason }));

@@ -4,7 +4,7 @@ import { difference } from "./difference.js";
 import { button, copyButton, fill, go, h, link } from "./dom.js";
 import { schemaForm } from "./form.js";
 import { call, world } from "./rpc.js";
-import { curlOf, valueOf } from "./step.js";
+import { curlOf, shownValue } from "./step.js";
 import { records } from "./trace.js";
 import { changeList } from "./world.js";
 
@@ -13,16 +13,20 @@ const FORK_SECONDS = 120; // if the page is closed before the fork is
 export async function openRun(state) {
   const { id, query, signal } = state;
   const { result: functions } = await call("list_functions", { session_id: id }, signal);
-  const chosen = functions.find(({ name }) => name === query.run), like = Number(query.like ?? -1);
+  const chosen = functions.find(({ name }) => name === query.run),
+    like = Number(query.like ?? -1);
   const [recorded] = chosen && like >= 0 ? await records(id, like, like + 1, signal) : [];
   const onchange = ({ target }) => {
     const { version, record } = state.query;
     go(["sessions", id], { version, record, run: target.value });
   };
-  const options = functions.map(({ name: value, read_only: reads }) => h("option", { value }, reads ? `${value} (reads)` : value));
+  const options = functions.map(({ name: value, read_only: reads }) =>
+    h("option", { value }, reads ? `${value} (reads)` : value),
+  );
   const none = h("option", { value: " " }, `Choose one of ${functions.length}…`);
   // It stays the same element: whoever types a name into it chooses a function with each letter.
-  const select = (state.select ??= h("select", { id: "function", name: "function", onchange }, none, options));
+  state.select ??= h("select", { id: "function", name: "function", onchange }, none, options);
+  const { select } = state;
   select.value = chosen ? query.run : " ";
   const about = h("span.about", chosen?.description ?? "To try one shows what it would change, and changes nothing.");
   const field = h("div.field", h("label", { for: "function" }, "Function"), select, about);
@@ -30,14 +34,15 @@ export async function openRun(state) {
 }
 
 function formOf({ id, version, session, signal }, { name, parameters }, kwargs) {
-  const form = schemaForm(parameters, kwargs), answer = h("div", { "aria-live": "polite" });
+  const form = schemaForm(parameters, kwargs),
+    answer = h("div", { "aria-live": "polite" });
   const ask = (params) => call("run_function", { function: name, raise_on_error: true, ...params }, signal);
   const shown = (label, work) => async () => {
     fill(answer);
     const given = form.read();
     try {
       const [result, rest] = await work(given);
-      fill(answer, h("h3", label), valueOf(result), rest);
+      fill(answer, h("h3", label), shownValue(result), rest);
     } catch (error) {
       if (error.code === -32004) form.refuse(error.data.errors);
       fill(answer, h("h3", "Error"), h("pre.bad", error.message), h("p.hint", "The world has not changed."));

@@ -1,11 +1,12 @@
 // The runs of this server: their sessions are read in pages, and those without a recorded verdict are evaluated.
-// The rule: only what is looked at is evaluated, a few at a time, and no verdict is recorded. What an evaluator has said
-// is known in this tab until the session goes on, or everything is read again.
+// The rule: only what is looked at is evaluated, a few at a time, and no verdict is recorded. What an evaluator has
+// said is known in this tab until the session goes on, or everything is read again.
 import { link } from "./dom.js";
 import { batch, call } from "./rpc.js";
 import { openRuns } from "./runs_view.js";
 
-const PAGE = 1000, AT_ONCE = 10; // sessions
+const PAGE = 1000,
+  AT_ONCE = 10; // sessions
 const REQUESTS = 3; // at the same time: evaluators may wait, or run in several processes
 const judged = new Map(); // verdicts that aren't recorded
 const stage = ({ session_id: id, records }) => `${id} ${records}`;
@@ -27,12 +28,18 @@ async function* sessions(labels, text, signal) {
 
 /** Evaluate those sessions that have no verdict; comes back whenever some more have one. */
 export async function* judge(some, signal) {
-  const open = some.filter(({ verdict }) => !verdict), running = new Set();
+  const open = some.filter(({ verdict }) => !verdict),
+    running = new Set();
   const ask = async (part) => {
-    const answers = await batch(part.map(({ session_id: id }) => ["evaluate_session", { session_id: id, raise_on_error: false }]), signal);
+    const answers = await batch(
+      part.map(({ session_id: id }) => ["evaluate_session", { session_id: id, raise_on_error: false }]),
+      signal,
+    );
     for (const [at, { result, error }] of answers.entries()) {
-      if (result) judged.set(stage(part[at]), (part[at].verdict = result));
-      else part[at].problem ??= error.message;
+      if (result) {
+        part[at].verdict = result;
+        judged.set(stage(part[at]), result);
+      } else part[at].problem ??= error.message;
     }
   };
   while (open.length || running.size) {

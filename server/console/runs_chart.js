@@ -3,7 +3,11 @@
 import { fill, h, visible } from "./dom.js";
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
-const WIDTH = 240, HEIGHT = 96, LEFT = 46, BOTTOM = 16, TOP = 8;
+const WIDTH = 240,
+  HEIGHT = 96,
+  LEFT = 46,
+  BOTTOM = 16,
+  TOP = 8;
 
 /** Make an element of SVG; texts are text, as with `h`. */
 function svg(name, attributes, ...children) {
@@ -24,7 +28,15 @@ function frame(title, said, first, last, top, format, drawn, legend) {
   const axes = [svg("path", { d: `M${LEFT} ${TOP}V${base}H${WIDTH}`, class: "axis" })];
   const numbers = [label(LEFT - 4, TOP + 7, format(top), "end"), label(LEFT - 4, base, format(0), "end")];
   const ends = [label(LEFT, HEIGHT - 3, first, "start"), last !== first && label(WIDTH, HEIGHT - 3, last, "end")];
-  const image = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" }, svg("title", {}, `${title}: ${said}`), axes, numbers, ends, drawn);
+  const image = svg(
+    "svg",
+    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" },
+    svg("title", {}, `${title}: ${said}`),
+    axes,
+    numbers,
+    ends,
+    drawn,
+  );
   return h("figure.chart", h("figcaption", title, " ", legend), image);
 }
 
@@ -32,35 +44,97 @@ function frame(title, said, first, last, top, format, drawn, legend) {
 export function lineChart(title, places, series, format, top = 0) {
   const highest = Math.max(top, ...series.flatMap(([, values]) => values.map((value) => value ?? 0))) || 1;
   const drawn = series.map(([name, values], index) => {
-    const points = values.map((value, at) => value !== null && [across(at, places.length), up(value, highest), value, places[at]]).filter(Boolean);
+    const points = values
+      .map((value, at) => value !== null && [across(at, places.length), up(value, highest), value, places[at]])
+      .filter(Boolean);
     const path = points.map(([x, y], at) => `${at ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
     const few = points.length <= 60 ? points : [];
-    const dots = few.map(([x, y, value, place]) => svg("circle", { cx: x.toFixed(1), cy: y.toFixed(1), r: 2.5 }, svg("title", {}, `${name} ${place}: ${format(value)}`)));
+    const dots = few.map(([x, y, value, place]) =>
+      svg(
+        "circle",
+        { cx: x.toFixed(1), cy: y.toFixed(1), r: 2.5 },
+        svg("title", {}, `${name} ${place}: ${format(value)}`),
+      ),
+    );
     return svg("g", { class: `series${index}` }, svg("path", { d: path }), dots);
   });
-  const said = series.map(([name, values]) => `${name} ${values.map((value, at) => `${places[at]}: ${value === null ? "none" : format(value)}`).slice(0, 30).join(", ")}`).join("; ");
-  return frame(title, said, places[0] ?? "", places.at(-1) ?? "", highest, format, drawn, legendOf(series.map(([name]) => name)));
+  const said = series
+    .map(
+      ([name, values]) =>
+        `${name} ${values
+          .map((value, at) => `${places[at]}: ${value === null ? "none" : format(value)}`)
+          .slice(0, 30)
+          .join(", ")}`,
+    )
+    .join("; ");
+  return frame(
+    title,
+    said,
+    places[0] ?? "",
+    places.at(-1) ?? "",
+    highest,
+    format,
+    drawn,
+    legendOf(series.map(([name]) => name)),
+  );
 }
 
 /** How often values fall where: `series` are [name, numbers]. */
 export function histogram(title, series, format, bins = 12) {
   const all = series.flatMap(([, numbers]) => numbers);
-  const low = Math.min(0, ...all), high = Math.max(...all, low + 1e-9), step = (high - low) / bins;
+  const low = Math.min(0, ...all),
+    high = Math.max(...all, low + 1e-9),
+    step = (high - low) / bins;
   const counts = series.map(([, numbers]) => {
     const found = Array.from({ length: bins }, () => 0);
     for (const number of numbers) found[Math.min(Math.floor((number - low) / step), bins - 1)] += 1;
     return found;
   });
-  const top = Math.max(1, ...counts.flat()), wide = (WIDTH - LEFT - 4) / bins, part = (wide - 2) / series.length;
+  const top = Math.max(1, ...counts.flat()),
+    wide = (WIDTH - LEFT - 4) / bins,
+    part = (wide - 2) / series.length;
   const bar = (count, bin, index) =>
-    svg("rect", { x: (LEFT + 2 + bin * wide + index * part).toFixed(1), y: up(count, top).toFixed(1), width: part.toFixed(1), height: (HEIGHT - BOTTOM - up(count, top)).toFixed(1) },
-      svg("title", {}, `${format(low + bin * step)} to ${format(low + (bin + 1) * step)}: ${count}`));
-  const drawn = counts.map((found, index) => svg("g", { class: `series${index}` }, found.map((count, bin) => count > 0 && bar(count, bin, index))));
-  const said = series.map(([name, numbers]) => `${name} ${numbers.length} from ${format(Math.min(...numbers))} to ${format(Math.max(...numbers))}`).join("; ");
-  return frame(title, all.length ? said : "none", format(low), format(high), top, String, drawn, legendOf(series.map(([name]) => name)));
+    svg(
+      "rect",
+      {
+        x: (LEFT + 2 + bin * wide + index * part).toFixed(1),
+        y: up(count, top).toFixed(1),
+        width: part.toFixed(1),
+        height: (HEIGHT - BOTTOM - up(count, top)).toFixed(1),
+      },
+      svg("title", {}, `${format(low + bin * step)} to ${format(low + (bin + 1) * step)}: ${count}`),
+    );
+  const drawn = counts.map((found, index) =>
+    svg(
+      "g",
+      { class: `series${index}` },
+      found.map((count, bin) => count > 0 && bar(count, bin, index)),
+    ),
+  );
+  const said = series
+    .map(
+      ([name, numbers]) =>
+        `${name} ${numbers.length} from ${format(Math.min(...numbers))} to ${format(Math.max(...numbers))}`,
+    )
+    .join("; ");
+  return frame(
+    title,
+    all.length ? said : "none",
+    format(low),
+    format(high),
+    top,
+    String,
+    drawn,
+    legendOf(series.map(([name]) => name)),
+  );
 }
 
-const legendOf = (names) => names.length > 1 && h("span.legend", names.map((name, index) => h(`span.series${index}`, name)));
+const legendOf = (names) =>
+  names.length > 1 &&
+  h(
+    "span.legend",
+    names.map((name, index) => h(`span.series${index}`, name)),
+  );
 
 /** A bar of what sessions came to, for a row of a table. */
 export function shareBar({ rollouts, passed, failed, invalid, open }) {
@@ -70,5 +144,9 @@ export function shareBar({ rollouts, passed, failed, invalid, open }) {
     x += (100 * count) / (rollouts || 1);
     return made;
   });
-  return svg("svg", { viewBox: "0 0 100 8", class: "share", "aria-hidden": "true", preserveAspectRatio: "none" }, parts);
+  return svg(
+    "svg",
+    { viewBox: "0 0 100 8", class: "share", "aria-hidden": "true", preserveAspectRatio: "none" },
+    parts,
+  );
 }

@@ -4,7 +4,8 @@
 
 export const STATES = { passed: "✓", failed: "✗", invalid: "!", open: "·" };
 export const WORDS = { passed: "passed", failed: "failed", invalid: "invalid", open: "not evaluated" };
-export const stateOf = ({ verdict }) => (!verdict ? "open" : !verdict.valid ? "invalid" : verdict.passed ? "passed" : "failed");
+export const stateOf = ({ verdict }) =>
+  !verdict ? "open" : !verdict.valid ? "invalid" : verdict.passed ? "passed" : "failed";
 export const isCounted = (session) => ["passed", "failed"].includes(stateOf(session));
 const mean = (numbers) => (numbers.length ? numbers.reduce((sum, each) => sum + each, 0) / numbers.length : null);
 
@@ -35,10 +36,11 @@ export function figures(sessions) {
   };
 }
 
-/** Group sessions by task and variant; the rollouts of each are in the order of their numbers, then of their creation. */
+/** Group sessions by task and variant; rollouts are in the order of their numbers, then of their creation. */
 export function tasksOf(sessions) {
   const number = ({ labels }) => labels.rollout ?? "";
-  const before = (a, b) => inOrder(number(a), number(b)) || inOrder(a.created_at, b.created_at) || inOrder(a.session_id, b.session_id);
+  const before = (a, b) =>
+    inOrder(number(a), number(b)) || inOrder(a.created_at, b.created_at) || inOrder(a.session_id, b.session_id);
   const groups = Map.groupBy(sessions, ({ task, variant }) => `${task ?? ""} ${variant ?? ""}`);
   const rows = [...groups].map(([key, some]) => {
     const { task, variant } = some[0];
@@ -48,7 +50,8 @@ export function tasksOf(sessions) {
 }
 
 /** How probable it is that all of k rollouts pass (pass^k), and that at least one does (pass@k). */
-const choices = (some, of, k) => Array.from({ length: k }, (_, i) => Math.max(some - i, 0) / (of - i)).reduce((a, b) => a * b, 1);
+const choices = (some, of, k) =>
+  Array.from({ length: k }, (_, i) => Math.max(some - i, 0) / (of - i)).reduce((a, b) => a * b, 1);
 export const allOf = ({ passed, counted }, k) => choices(passed, counted, k);
 export const anyOf = ({ failed, counted }, k) => 1 - choices(failed, counted, k);
 
@@ -59,11 +62,13 @@ export function mostK(rows) {
 }
 
 /** Get the mean of pass^k or pass@k over the tasks. */
-export const overTasks = (rows, chance, k) => mean(rows.filter(({ counted }) => counted >= k).map((row) => chance(row, k)));
+export const overTasks = (rows, chance, k) =>
+  mean(rows.filter(({ counted }) => counted >= k).map((row) => chance(row, k)));
 
 /** Pair the rollouts of a run with those of another: by task, variant and place. Gets the other state, by session. */
 export function before(rows, others) {
-  const found = new Map(), byKey = new Map(others.map((row) => [row.key, row]));
+  const found = new Map(),
+    byKey = new Map(others.map((row) => [row.key, row]));
   for (const { key, sessions } of rows) {
     const other = byKey.get(key)?.sessions ?? [];
     const numbers = new Map(other.map((session) => [session.labels.rollout, session]));
@@ -80,7 +85,10 @@ export function reason({ verdict, problem }) {
   if (problem) return problem;
   if (!verdict) return "";
   if (verdict.failure) return `${verdict.failure.kind}: ${verdict.failure.message}`;
-  return verdict.checks.filter(({ passed }) => !passed).map(({ name, detail }) => (detail ? `${name}: ${detail}` : name)).join("; ");
+  return verdict.checks
+    .filter(({ passed }) => !passed)
+    .map(({ name, detail }) => (detail ? `${name}: ${detail}` : name))
+    .join("; ");
 }
 
 /** Get what was wrong in a session, by name: the checks that failed, or why it has no reward. */
@@ -93,9 +101,11 @@ export function faultsOf({ verdict, problem }) {
 
 /** Put things in an order by one of these columns: `-name` is from the largest. What has no value comes last. */
 export function sorted(things, columns, wanted) {
-  const name = wanted?.replace(/^-/, ""), sign = wanted?.startsWith("-") ? -1 : 1;
+  const name = wanted?.replace(/^-/, ""),
+    sign = wanted?.startsWith("-") ? -1 : 1;
   if (!Object.hasOwn(columns, name ?? "")) return things;
-  const value = columns[name], has = (thing) => ![null, undefined, ""].includes(value(thing));
+  const value = columns[name],
+    has = (thing) => ![null, undefined, ""].includes(value(thing));
   const compare = (a, b) => (typeof a === "number" ? a - b : inOrder(String(a), String(b)));
   return things.toSorted((a, b) => has(b) - has(a) || (has(a) && sign * compare(value(a), value(b))));
 }

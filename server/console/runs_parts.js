@@ -1,6 +1,6 @@
 // What the pages of runs share: how figures are written, heads by which tables are sorted, tags of verdicts.
 import { count, h, link } from "./dom.js";
-import { STATES, WORDS, stateOf } from "./runs_model.js";
+import { STATES, stateOf, WORDS } from "./runs_model.js";
 
 export const NONE = "–";
 export const MOST_K = 8;
@@ -12,36 +12,75 @@ export const seconds = (number) => {
   return number < 1 ? `${(number * 1000).toFixed(number < 0.01 ? 1 : 0)} ms` : `${decimal(number)} s`;
 };
 const TONES = { passed: "good", failed: "bad", invalid: "mark", open: "soft" };
-export const tag = (session) => h(`span.tag.${TONES[stateOf(session)]}`, `${STATES[stateOf(session)]} ${WORDS[stateOf(session)]}`);
+export const tag = (session) =>
+  h(`span.tag.${TONES[stateOf(session)]}`, `${STATES[stateOf(session)]} ${WORDS[stateOf(session)]}`);
 
 /** The head of a table whose columns, `[key, text, hint]`, are sorted by links; the query's `name` says by which. */
 export const header = (columns, query, name, view = "runs") =>
-  h("thead", h("tr", columns.map(([key, text, hint]) => {
-    const now = query[name], isUp = now === key, isDown = now === `-${key}`;
-    const shown = key ? link([view], { ...query, [name]: isDown ? key : `-${key}` }, text, isDown && " ↓", isUp && " ↑") : text;
-    return h("th", { scope: "col", title: hint, "aria-sort": isUp ? "ascending" : isDown ? "descending" : null }, shown);
-  })));
+  h(
+    "thead",
+    h(
+      "tr",
+      columns.map(([key, text, hint]) => {
+        const now = query[name],
+          isUp = now === key,
+          isDown = now === `-${key}`;
+        const shown = key
+          ? link([view], { ...query, [name]: isDown ? key : `-${key}` }, text, isDown && " ↓", isUp && " ↑")
+          : text;
+        return h(
+          "th",
+          { scope: "col", title: hint, "aria-sort": isUp ? "ascending" : isDown ? "descending" : null },
+          shown,
+        );
+      }),
+    ),
+  );
 
 /** How far the reading is; nothing when it is done. */
 export const progress = ({ isRead, isJudged, sessions, others }) => {
-  const all = [...sessions, ...others], done = isJudged && all.filter(({ verdict, problem }) => verdict || problem).length;
+  const all = [...sessions, ...others],
+    done = isJudged && all.filter(({ verdict, problem }) => verdict || problem).length;
   const bar = h("progress", { max: all.length || 1, value: isJudged && done, "aria-label": "Read and evaluated" });
-  return !isRead && h("p.hint", bar, ` ${count(all.length, "rollout")}`, isJudged && `, ${done.toLocaleString("en")} with a verdict`);
+  return (
+    !isRead &&
+    h("p.hint", bar, ` ${count(all.length, "rollout")}`, isJudged && `, ${done.toLocaleString("en")} with a verdict`)
+  );
 };
 
 let trail = { ids: [], place: null };
 /** Keep which sessions are listed at this address, so that a session leads to the one before and after it. */
-export const keepTrail = (sessions) => (trail = { ids: sessions.map(({ session_id: id }) => id), place: location.hash });
+export const keepTrail = (sessions) =>
+  (trail = { ids: sessions.map(({ session_id: id }) => id), place: location.hash });
 export function trailOf(id, query) {
-  const { ids, place } = trail, at = ids.indexOf(id);
+  const { ids, place } = trail,
+    at = ids.indexOf(id);
   const to = (other, text) => (other ? link(["sessions", other], query, text) : h("span.hint", text));
-  return at >= 0 && h("nav.trail", { "aria-label": "List" }, h("a", { href: place }, "Back to the list"), to(ids[at - 1], "‹ Previous"), h("span.hint", `${at + 1} of ${ids.length}`), to(ids[at + 1], "Next ›"));
+  return (
+    at >= 0 &&
+    h(
+      "nav.trail",
+      { "aria-label": "List" },
+      h("a", { href: place }, "Back to the list"),
+      to(ids[at - 1], "‹ Previous"),
+      h("span.hint", `${at + 1} of ${ids.length}`),
+      to(ids[at + 1], "Next ›"),
+    )
+  );
 }
 
 export const cell = (name, ...content) => h("td.number", { "data-label": `${name} ` }, content);
 /** How many have passed, of how many; those that count nowhere are named. */
 export const passedOf = ({ passed, counted, invalid, open, share }) => [
-  h("strong", `${passed}/${counted}`), share !== null && ` ${percent(share)}`,
-  invalid > 0 && [" ", h("span.tag.mark", { title: "Invalid rollouts say nothing of the agent, and count nowhere." }, `${invalid} invalid`)],
+  h("strong", `${passed}/${counted}`),
+  share !== null && ` ${percent(share)}`,
+  invalid > 0 && [
+    " ",
+    h(
+      "span.tag.mark",
+      { title: "Invalid rollouts say nothing of the agent, and count nowhere." },
+      `${invalid} invalid`,
+    ),
+  ],
   open > 0 && [" ", h("span.tag", `${open} not evaluated`)],
 ];

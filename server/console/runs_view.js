@@ -1,6 +1,7 @@
-// Runs at a glance: which rollouts of which tasks have passed, what that comes to, and what changed against another run.
+// Runs at a glance: which rollouts of which tasks have passed, what that comes to, and what changed against another.
 // The rule: where the sessions come from is the source's business, so the console and the file that `evaluate --html`
-// writes show the same page. A source is `{sessions(labels, text, signal), judge(sessions, signal), cell(session, query), forget()}`.
+// writes show the same page. A source is
+// `{sessions(labels, text, signal), judge(sessions, signal), cell(session, query), forget()}`.
 import { button, fill, go, h, link, load, refill } from "./dom.js";
 import { drawAll, keyOf } from "./runs_all.js";
 import { WORDS } from "./runs_model.js";
@@ -11,7 +12,10 @@ const DRAWN = 400; // milliseconds between drawings while sessions are read
 const labelled = (by, value) => (by === undefined ? {} : { [by]: value });
 
 export function openRuns(place, source, query, signal) {
-  const head = h("div"), form = h("div"), far = h("div"), body = h("div.runs");
+  const head = h("div"),
+    form = h("div"),
+    far = h("div"),
+    body = h("div.runs");
   let known = { name: null, sessions: [], others: [], isRead: false }; // what was read for an address
   let next = 0; // when to draw
   const values = h("datalist", { id: "run-values" });
@@ -32,25 +36,36 @@ export function openRuns(place, source, query, signal) {
     return known === reading;
   };
   const readAll = async (reading) => {
-    const { by, run, against, text } = query, isOne = run !== undefined;
+    const { by, run, against, text } = query,
+      isOne = run !== undefined;
     reading.isJudged = isOne || query.judge !== undefined;
     const read = (into, value, words = "") => {
       const labels = labelled(by, value);
       const isOf = ({ task, labels: has }) => task !== null && (has.console === undefined || "console" in labels);
-      return each(source.sessions(isOne ? labels : {}, words, signal), reading, (some) => into.push(...some.filter(isOf)));
+      return each(source.sessions(isOne ? labels : {}, words, signal), reading, (some) =>
+        into.push(...some.filter(isOf)),
+      );
     };
     const found = [];
     if (!(await read(reading.sessions, run)) || (against && !(await read(reading.others, against)))) return;
     if (isOne && text && !(await read(found, run, text))) return;
     if (isOne && text) reading.found = new Set(found.map(({ session_id: id }) => id));
-    if (reading.isJudged && !(await each(source.judge([...reading.sessions, ...reading.others], signal), reading))) return;
+    if (reading.isJudged && !(await each(source.judge([...reading.sessions, ...reading.others], signal), reading)))
+      return;
     reading.isRead = true;
-    if (!isOne) fill(values, [...new Set(reading.sessions.map(({ labels }) => labels[keyOf(reading, query)]))].filter(Boolean).map((value) => h("option", { value })));
+    if (!isOne)
+      fill(
+        values,
+        [...new Set(reading.sessions.map(({ labels }) => labels[keyOf(reading, query)]))]
+          .filter(Boolean)
+          .map((value) => h("option", { value })),
+      );
   };
   const show = async () => {
     const name = JSON.stringify([query.by, query.run, query.against, query.text, query.judge]);
     if (known.name !== name) {
-      const reading = (known = { name, sessions: [], others: [], found: null, isRead: false });
+      const reading = { name, sessions: [], others: [], found: null, isRead: false };
+      known = reading;
       try {
         await readAll(reading);
       } catch (error) {
@@ -62,7 +77,14 @@ export function openRuns(place, source, query, signal) {
   };
   const open = (wanted) => {
     query = wanted;
-    fill(head, headOf(query, () => (source.forget(), (known.name = null), open(query))));
+    fill(
+      head,
+      headOf(query, () => {
+        source.forget();
+        known.name = null;
+        return open(query);
+      }),
+    );
     fill(form, query.run !== undefined && filterOf(query));
     return load(body, show);
   };
@@ -72,16 +94,28 @@ export function openRuns(place, source, query, signal) {
 }
 
 function headOf({ by, run, against }, again) {
-  const title = run === undefined ? "Runs" : [by === undefined ? "All rollouts" : h("code", `${by}=${run}`), against && [" against ", h("code", against)]];
+  const title =
+    run === undefined
+      ? "Runs"
+      : [by === undefined ? "All rollouts" : h("code", `${by}=${run}`), against && [" against ", h("code", against)]];
   const up = run !== undefined && link(["runs"], { by }, "All runs");
   return h("div.heading", h("h1", title), up, button("Read again", again));
 }
 
 /** The form that filters one run; what is empty isn't asked for. */
 function filterOf(query) {
-  const field = (name, text, more) => h("label", text, " ", h("input", { name, value: query[name], type: "search", ...more }));
+  const field = (name, text, more) =>
+    h("label", text, " ", h("input", { name, value: query[name], type: "search", ...more }));
   const options = [["", "any"], ...Object.entries(WORDS), ["changed", "changed"]];
-  const verdict = h("label", "Verdict ", h("select", { name: "verdict" }, options.map(([value, text]) => h("option", { value, selected: value === (query.verdict ?? "") }, text))));
+  const verdict = h(
+    "label",
+    "Verdict ",
+    h(
+      "select",
+      { name: "verdict" },
+      options.map(([value, text]) => h("option", { value, selected: value === (query.verdict ?? "") }, text)),
+    ),
+  );
   const onsubmit = (event) => {
     event.preventDefault();
     go(["runs"], { ...query, ...Object.fromEntries(new FormData(event.target)), session: undefined, more: undefined });

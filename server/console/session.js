@@ -1,11 +1,25 @@
 // One session: its timeline, in which new records appear by themselves, and beside it the chosen step or another panel.
-import { agentsAddress, askingButton, copyButton, count, fill, go, h, labelsOf, link, load, pause, short, time } from "./dom.js";
+import {
+  agentsAddress,
+  askingButton,
+  copyButton,
+  count,
+  fill,
+  go,
+  h,
+  labelsOf,
+  link,
+  load,
+  pause,
+  short,
+  time,
+} from "./dom.js";
 import { openEvaluation, verdictOf } from "./evaluation.js";
 import { all, call } from "./rpc.js";
 import { openRun } from "./run.js";
+import { trailOf } from "./runs_parts.js";
 import { openStep } from "./step.js";
 import { timeline } from "./timeline.js";
-import { trailOf } from "./runs_parts.js";
 import { countRecords, indexOf } from "./trace.js";
 
 const LOOK_AGAIN = 1000; // milliseconds
@@ -14,7 +28,8 @@ const panelOf = (query) => Object.keys(PANELS).find((name) => name in query);
 
 export function openSession(place, [id], query, signal) {
   const state = { id, query, signal, session: null, total: 0, version: 0, verdict: h("span"), prompt: null };
-  const head = h("div"), side = h("section.side", { "aria-label": "Details" });
+  const head = h("div"),
+    side = h("section.side", { "aria-label": "Details" });
   const steps = timeline(state);
   const show = async (next) => {
     state.query = next;
@@ -27,7 +42,13 @@ export function openSession(place, [id], query, signal) {
   };
   const look = async () => {
     const after = { session_id: id, after: state.total - 1, limit: 500 };
-    const [news, session] = await all([["get_trace", after], ["get_session", { session_id: id }]], signal); // in this order
+    const [news, session] = await all(
+      [
+        ["get_trace", after],
+        ["get_session", { session_id: id }],
+      ],
+      signal,
+    ); // in this order
     Object.assign(state, { session, total: state.total + news.length });
     steps.add(news);
     showLive(true);
@@ -55,7 +76,13 @@ export function openSession(place, [id], query, signal) {
     }
   };
   load(place, async () => {
-    const [session, toolpacks] = await all([["get_session", { session_id: id }], ["list_toolpacks", {}]], signal);
+    const [session, toolpacks] = await all(
+      [
+        ["get_session", { session_id: id }],
+        ["list_toolpacks", {}],
+      ],
+      signal,
+    );
     state.hasTasks = toolpacks.some(({ name, tasks }) => tasks > 0 && session.toolpacks.includes(name));
     state.session = session;
     state.prompt = await promptOf(session, signal);
@@ -74,7 +101,9 @@ async function promptOf({ task }, signal) {
   const said = await call("get_task", { task }, signal).catch(() => null); // it isn't loaded any more
   const messages = typeof said?.prompt === "string" ? [{ content: said.prompt }] : (said?.prompt ?? []);
   const shown = messages.map(({ role, content }) => h("pre", role ? `${role}: ${content}` : content));
-  return messages.length > 0 && h("details.prompt", { open: true }, h("summary", "What the agent is asked to do"), shown);
+  return (
+    messages.length > 0 && h("details.prompt", { open: true }, h("summary", "What the agent is asked to do"), shown)
+  );
 }
 
 function headOf({ id, session, query, hasTasks, verdict, prompt }) {
@@ -84,7 +113,11 @@ function headOf({ id, session, query, hasTasks, verdict, prompt }) {
     go(["sessions"], {}, `The session ${short(id)} is closed.`);
   };
   const origin = parent ?? { session_id: id, version: 0 };
-  const compare = link(["compare", origin.session_id, id], { a: origin.version }, `Compare with ${parent ? "parent" : "start"}`);
+  const compare = link(
+    ["compare", origin.session_id, id],
+    { a: origin.version },
+    `Compare with ${parent ? "parent" : "start"}`,
+  );
   const from = link(["sessions", origin.session_id], { version: origin.version }, h("code", short(origin.session_id)));
   const tab = (name, text) => {
     const { version: at, record } = query;
@@ -117,7 +150,16 @@ function headOf({ id, session, query, hasTasks, verdict, prompt }) {
     h("div.heading", h("h1", "Session ", h("code", short(id))), compare, menu, closing),
     task && h("p.facts.verdict", h("span", "task ", link(["toolpacks", task.split("/")[0]], {}, task)), verdict),
     prompt,
-    h("p.facts", facts.map((fact) => fact && h("span", fact))),
-    h("nav.tabs", { "aria-label": "Details" }, tab(undefined, "Step"), tab("run", "Run a function"), hasTasks && tab("evaluate", "Evaluate")),
+    h(
+      "p.facts",
+      facts.map((fact) => fact && h("span", fact)),
+    ),
+    h(
+      "nav.tabs",
+      { "aria-label": "Details" },
+      tab(undefined, "Step"),
+      tab("run", "Run a function"),
+      hasTasks && tab("evaluate", "Evaluate"),
+    ),
   ];
 }

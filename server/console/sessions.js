@@ -3,18 +3,41 @@ import { count, fill, go, h, labelsOf, link, load, pause, short, time } from "./
 import { readLabels } from "./form.js";
 import { stringify } from "./rpc.js";
 import { judge, summaries } from "./runs.js";
-import { WORDS, figures, reason, sorted, stateOf } from "./runs_model.js";
+import { figures, reason, sorted, stateOf, WORDS } from "./runs_model.js";
 import { decimal, header, keepTrail, seconds, tag } from "./runs_parts.js";
 
 const PAGE = 100;
 const LOOK_AGAIN = 3000; // milliseconds
-const HEADS = [[null, h("span.unseen", "Compare")], ["session", "Session"], ["task", "Task"], ["parent", "Fork of"], [null, "Labels"], ["verdict", "Verdict", "Recorded, or asked for once the answer is there; and the reward"], ["calls", "Calls"], ["last", "Last function"], ["done", "Answer"], ["version", "Version"], ["created", "Created"]];
-const COLUMNS = { session: (each) => each.session_id, task: (each) => each.task, parent: (each) => each.parent?.session_id, verdict: (each) => (each.verdict ? stateOf(each) : null), calls: (each) => each.calls, last: (each) => each.last_function, done: (each) => Number(each.done), version: (each) => each.version, created: (each) => each.created_at };
+const HEADS = [
+  [null, h("span.unseen", "Compare")],
+  ["session", "Session"],
+  ["task", "Task"],
+  ["parent", "Fork of"],
+  [null, "Labels"],
+  ["verdict", "Verdict", "Recorded, or asked for once the answer is there; and the reward"],
+  ["calls", "Calls"],
+  ["last", "Last function"],
+  ["done", "Answer"],
+  ["version", "Version"],
+  ["created", "Created"],
+];
+const COLUMNS = {
+  session: (each) => each.session_id,
+  task: (each) => each.task,
+  parent: (each) => each.parent?.session_id,
+  verdict: (each) => (each.verdict ? stateOf(each) : null),
+  calls: (each) => each.calls,
+  last: (each) => each.last_function,
+  done: (each) => Number(each.done),
+  version: (each) => each.version,
+  created: (each) => each.created_at,
+};
 const newSession = () => h("a.primary", { href: "#/new" }, "New session");
 
 export function openSessions(place, _ids, query, signal) {
   let seen = null;
-  const picked = new Set(), table = h("div");
+  const picked = new Set(),
+    table = h("div");
   const labels = h("input", { type: "search", placeholder: "name=value, name=value" });
   const text = h("input", { type: "search", name: "text", placeholder: "id, task, label, trace" });
   const compare = h("button", { type: "button", onclick: () => go(["compare", ...picked]) });
@@ -46,11 +69,17 @@ export function openSessions(place, _ids, query, signal) {
   };
   const follow = async () => {
     for (await open(query); !signal.aborted; await pause(LOOK_AGAIN)) {
-      const isUsed = document.hidden || query.text || table.contains(document.activeElement) || table.querySelector(".problem");
+      const isUsed =
+        document.hidden || query.text || table.contains(document.activeElement) || table.querySelector(".problem");
       if (!isUsed) await load(table, show);
     }
   };
-  const filter = [h("label", "Labels ", labels), h("label", "Text ", text), h("button", { type: "submit" }, "Filter"), compare];
+  const filter = [
+    h("label", "Labels ", labels),
+    h("label", "Text ", text),
+    h("button", { type: "submit" }, "Filter"),
+    compare,
+  ];
   fill(place, h("div.heading", h("h1", "Sessions"), newSession()), h("form.filter", { onsubmit }, filter), table);
   pick(null, false);
   follow();
@@ -61,7 +90,13 @@ export function openSessions(place, _ids, query, signal) {
 async function read({ label, text, after = "" }, signal) {
   const found = [];
   for (let next = after; next !== null && found.length < PAGE; ) {
-    const asked = { labels: readLabels(label ?? ""), limit: PAGE - found.length, order: "-created", after: next, text: text ?? "" };
+    const asked = {
+      labels: readLabels(label ?? ""),
+      limit: PAGE - found.length,
+      order: "-created",
+      after: next,
+      text: text ?? "",
+    };
     const answer = await summaries(asked, signal);
     found.push(...answer.sessions);
     if (answer.next === null || found.length === PAGE) return [found, answer.next];
@@ -70,9 +105,9 @@ async function read({ label, text, after = "" }, signal) {
   return [found, null];
 }
 
-
 function empty({ label, text, after }) {
-  if (text) return h("p.empty", `No session has the text “${text}”. `, link(["sessions"], { label }, "Show all sessions"));
+  if (text)
+    return h("p.empty", `No session has the text “${text}”. `, link(["sessions"], { label }, "Show all sessions"));
   if (after) return h("p.empty", "There are no older sessions. ", link(["sessions"], { label }, "Show the newest"));
   if (label) return h("p.empty", `No session has the labels ${label}. `, link(["sessions"], {}, "Show all sessions"));
   const about = "A session is one agent's private world. Create one, run functions in it, and see what they change.";
@@ -93,19 +128,40 @@ function indented(sessions) {
 }
 
 function listOf(sessions, next, query, picked, pick) {
-  const { label, text, after, sort } = query, same = { label, text, sort };
+  const { label, text, after, sort } = query,
+    same = { label, text, sort };
   const older = next && link(["sessions"], { ...same, after: sessions.at(-1).session_id }, "Older");
-  const links = [after && link(["sessions"], same, "Newest"), older, (label || text) && link(["sessions"], {}, "Show all")];
+  const links = [
+    after && link(["sessions"], same, "Newest"),
+    older,
+    (label || text) && link(["sessions"], {}, "Show all"),
+  ];
   const siblings = Map.groupBy(sessions.toReversed(), ({ parent }) => parent?.session_id);
   const lines = sort ? sorted(sessions, COLUMNS, sort).map((session) => [session, 0]) : indented(sessions);
   keepTrail(lines.map(([session]) => session));
-  const hasForks = sessions.some(({ parent }) => parent), heads = HEADS.filter(([key]) => key !== "parent" || hasForks);
-  const rows = lines.map(([session, depth]) => rowOf(session, depth, hasForks && siblings.get(session.parent?.session_id), picked, pick));
-  const all = figures(sessions.filter(({ verdict }) => verdict)), sum = (name) => sessions.reduce((total, each) => total + each[name], 0);
-  const said = ["passed", "failed", "invalid"].filter((state) => all[state]).map((state) => `${all[state]} ${WORDS[state]}`);
-  const totals = [...said, all.counted > 0 && `mean reward ${decimal(all.reward)}`, count(sum("calls"), "call"), count(sum("errors"), "error"), `${seconds(sum("duration_ms") / 1000)} in calls`];
+  const hasForks = sessions.some(({ parent }) => parent),
+    heads = HEADS.filter(([key]) => key !== "parent" || hasForks);
+  const rows = lines.map(([session, depth]) =>
+    rowOf(session, depth, hasForks && siblings.get(session.parent?.session_id), picked, pick),
+  );
+  const all = figures(sessions.filter(({ verdict }) => verdict)),
+    sum = (name) => sessions.reduce((total, each) => total + each[name], 0);
+  const said = ["passed", "failed", "invalid"]
+    .filter((state) => all[state])
+    .map((state) => `${all[state]} ${WORDS[state]}`);
+  const totals = [
+    ...said,
+    all.counted > 0 && `mean reward ${decimal(all.reward)}`,
+    count(sum("calls"), "call"),
+    count(sum("errors"), "error"),
+    `${seconds(sum("duration_ms") / 1000)} in calls`,
+  ];
   const size = h("p.hint", count(sessions.length, "session"), " on this page: ", totals.filter(Boolean).join(", "));
-  return [size, h(`table.sessions.cards${hasForks ? "" : ".roomy"}`, header(heads, query, "sort", "sessions"), h("tbody", rows)), h("p.pager", links)];
+  return [
+    size,
+    h(`table.sessions.cards${hasForks ? "" : ".roomy"}`, header(heads, query, "sort", "sessions"), h("tbody", rows)),
+    h("p.pager", links),
+  ];
 }
 
 function rowOf(session, depth, siblings, picked, pick) {
@@ -115,19 +171,41 @@ function rowOf(session, depth, siblings, picked, pick) {
   const labels = Object.entries(session.labels).map(([name, value]) =>
     link(["sessions"], { label: `${name}=${value}` }, labelsOf({ [name]: value })),
   );
-  const from = parent && [link(["sessions", parent.session_id], { version: parent.version }, short(parent.session_id)), h("span.hint", ` v${parent.version}, ${siblings.indexOf(session) + 1} of ${siblings.length}`)];
+  const from = parent && [
+    link(["sessions", parent.session_id], { version: parent.version }, short(parent.session_id)),
+    h("span.hint", ` v${parent.version}, ${siblings.indexOf(session) + 1} of ${siblings.length}`),
+  ];
   const words = session.problem ? h("span.tag.bad", { title: session.problem }, "damaged") : verdict && tag(session);
   const cell = (name, ...content) => h("td.number", { "data-label": `${name} ` }, content);
-  return h(`tr.depth${Math.min(depth, 4)}`,
+  return h(
+    `tr.depth${Math.min(depth, 4)}`,
     h("td", box),
     h("td.id", link(["sessions", id], {}, h("code", short(id)))),
     h("td.line", { title: task ?? toolpacks.join(", ") }, task ?? h("span.hint", toolpacks.join(", "))),
     siblings && h("td.number", from),
-    h("td.line", { title: Object.entries(session.labels).map((pair) => pair.join("=")).join(", ") }, labels),
-    h("td.number", { title: reason(session) }, words, (verdict?.reward ?? null) !== null && ` ${decimal(verdict.reward)}`),
+    h(
+      "td.line",
+      {
+        title: Object.entries(session.labels)
+          .map((pair) => pair.join("="))
+          .join(", "),
+      },
+      labels,
+    ),
+    h(
+      "td.number",
+      { title: reason(session) },
+      words,
+      (verdict?.reward ?? null) !== null && ` ${decimal(verdict.reward)}`,
+    ),
     cell("calls", session.errors ? `${session.calls} (${count(session.errors, "error")})` : session.calls),
-    h("td.line", { title: session.last_function, "data-label": session.last_function && "last " }, session.last_function),
+    h(
+      "td.line",
+      { title: session.last_function, "data-label": session.last_function && "last " },
+      session.last_function,
+    ),
     h("td", session.done && h("span.tag", "done")),
     cell("version", String(session.version)),
-    cell("created", time(session.created_at)));
+    cell("created", time(session.created_at)),
+  );
 }

@@ -1,7 +1,20 @@
 // The chosen step: what was asked and answered, what it has changed, the world after it, and what one can do from here.
 import { difference } from "./difference.js";
-import { address, agentsAddress, askingButton, button, copyButton, fill, go, h, link, load, pause, time } from "./dom.js";
-import { RPC, call, hasToken, stringify, world } from "./rpc.js";
+import {
+  address,
+  agentsAddress,
+  askingButton,
+  button,
+  copyButton,
+  fill,
+  go,
+  h,
+  link,
+  load,
+  pause,
+  time,
+} from "./dom.js";
+import { call, hasToken, RPC, stringify, world } from "./rpc.js";
 import { contentOf, isCall, outcome, rulesMet, title, who } from "./trace.js";
 import { full } from "./tree.js";
 import { replayWithout } from "./without.js";
@@ -11,11 +24,19 @@ const PATIENCE = 400; // milliseconds for which the step before stays, so that n
 
 export async function openStep(state, record, before) {
   const { id, version, session } = state;
-  const changes = h("div"), place = h("div");
+  const changes = h("div"),
+    place = h("div");
   const showWorld = async () => {
-    const old = version > before ? world(id, before).then((value) => [value], (error) => error.message) : null;
+    const old =
+      version > before
+        ? world(id, before).then(
+            (value) => [value],
+            (error) => error.message,
+          )
+        : null;
     const rowsOf = (pointer, limit) => call("get_environment", { session_id: id, version, pointer, limit });
-    let now = await world(id, version), read = await old;
+    let now = await world(id, version),
+      read = await old;
     if (Array.isArray(read)) [read[0], now] = await withRows(id, [before, version], [read[0], now]);
     const change = Array.isArray(read) ? difference(read[0], now) : null;
     const none = typeof read === "string" ? read : "Nothing that the world shows.";
@@ -46,14 +67,19 @@ const resetButton = ({ id, session }, version) =>
 function startOf(state) {
   const run = h("a.primary", { href: address(["sessions", state.id], { run: " " }) }, "Run a function");
   const copy = copyButton("Copy agent's address", () => agentsAddress(state.session.agent_path));
-  const first = [h("p", "Nothing was called yet. Calls of the agent appear here by themselves."), h("p.actions", run, copy)];
+  const first = [
+    h("p", "Nothing was called yet. Calls of the agent appear here by themselves."),
+    h("p.actions", run, copy),
+  ];
   const actions = h("p.actions", forkButton("Fork here", state, 0), withoutRules(state, 0), resetButton(state, 0));
   return [h("h2", "Start"), state.total === 0 ? h("div.empty", first) : actions];
 }
 
 function stepOf(state, record, before) {
-  const { id, version, session } = state, { index, started_at: start, duration_ms: duration, by, call_id: callId } = record;
-  const changed = version > before, called = isCall(record);
+  const { id, version, session } = state,
+    { index, started_at: start, duration_ms: duration, by, call_id: callId } = record;
+  const changed = version > before,
+    called = isCall(record);
   const replay = (made) => replayWithout(state, record, (text) => fill(made, text));
   const facts = [
     changed ? `version ${before} → ${version}` : `version ${version}`,
@@ -73,28 +99,38 @@ function stepOf(state, record, before) {
   ];
   return [
     h("h2", `Step ${index}: ${title(record)} `, h(...outcome(record, before)), " ", rulesMet(record)),
-    h("p.facts", facts.map((fact) => fact && h("span", fact))),
+    h(
+      "p.facts",
+      facts.map((fact) => fact && h("span", fact)),
+    ),
     h("p.actions", actions),
   ];
 }
 
 /** Show a value in full; a text without characters in words, as it would be a blank bar. */
-export const valueOf = (value) => (value === "" ? h("p.hint", "An empty text.") : h("pre", full(value)));
-const noteOf = (content) => content !== undefined && [h("h3", "Content"), valueOf(content)];
+export const shownValue = (value) => (value === "" ? h("p.hint", "An empty text.") : h("pre", full(value)));
+const noteOf = (content) => content !== undefined && [h("h3", "Content"), shownValue(content)];
 
 function callOf({ kwargs, error, result, nested = [], perturbed }) {
-  const isCut = [kwargs, result, ...Object.values(kwargs)].some((value) => value?.$cut) || nested.some(({ result }) => result?.$cut);
-  const ran = ({ function: name, kwargs, error, result }) => `${name}(${full(kwargs)})\n${error ? `✗ ${error}` : `→ ${full(result)}`}`;
+  const isCut =
+    [kwargs, result, ...Object.values(kwargs)].some((value) => value?.$cut) ||
+    nested.some(({ result }) => result?.$cut);
+  const ran = ({ function: name, kwargs, error, result }) =>
+    `${name}(${full(kwargs)})\n${error ? `✗ ${error}` : `→ ${full(result)}`}`;
   return [
     h("h3", "Arguments"),
     Object.keys(kwargs).length ? h("pre", full(kwargs)) : h("p.hint", "None."),
-    nested.length > 0 && [h("h3", "Nested calls, in the order in which they ran"), h("pre", nested.map(ran).join("\n\n"))],
+    nested.length > 0 && [
+      h("h3", "Nested calls, in the order in which they ran"),
+      h("pre", nested.map(ran).join("\n\n")),
+    ],
     perturbed ? bothOf({ error, result }, perturbed) : answerOf({ error, result }),
     isCut && h("p.hint", "$cut stands for a value that is too long for a record (TOOLPACK_MAX_RECORD_BYTES)."),
   ];
 }
 
-const answerOf = ({ error, result }) => (error ? [h("h3", "Error"), h("pre.bad", error)] : [h("h3", "Result"), valueOf(result)]);
+const answerOf = ({ error, result }) =>
+  error ? [h("h3", "Error"), h("pre.bad", error)] : [h("h3", "Result"), shownValue(result)];
 
 /** Show what has happened beside what the agent has heard of it. */
 function bothOf(happened, { run, agent }) {

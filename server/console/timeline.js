@@ -6,16 +6,22 @@ import { batch } from "./rpc.js";
 import { details, isCall, outcome, records, rulesMet, title, who } from "./trace.js";
 import { brief } from "./tree.js";
 
-const PAGE = 100, AT_ONCE = 8; // steps
+const PAGE = 100,
+  AT_ONCE = 8; // steps
 const QUICKLY = 1500; // milliseconds
 const LINES = 3; // changes of a step
 
 export function timeline(state) {
   const { id, signal } = state;
-  const live = h("span.hint"), pager = h("div.pager"), list = h("ol.steps");
+  const live = h("span.hint"),
+    pager = h("div.pager"),
+    list = h("ol.steps");
   const rows = new Map(); // by index; -1 is the start
   const patches = new Map(); // by version
-  let first = 0, shown = [], chosen = null, versionBefore = 0; // `versionBefore` is that of the record before the page
+  let first = 0,
+    shown = [],
+    chosen = null,
+    versionBefore = 0; // `versionBefore` is that of the record before the page
 
   const before = (index) => (index > first ? shown[index - first - 1].version : index < 0 ? 0 : versionBefore);
   const page = () => {
@@ -71,19 +77,30 @@ export function timeline(state) {
     const wanted = changing.filter(({ version }) => !patches.has(version));
     changing.forEach(write);
     for (let start = 0, isLate = false; start < wanted.length && here === shown && !isLate; start += AT_ONCE) {
-      const part = wanted.slice(start, start + AT_ONCE), began = performance.now();
+      const part = wanted.slice(start, start + AT_ONCE),
+        began = performance.now();
       const ends = ({ version }) => ({ session_id: id, from_version: version - 1, to_version: version });
-      const answers = await batch(part.map((record) => ["diff_environment", ends(record)]), signal).catch(() => []);
-      answers.forEach(({ result }, place) => result && patches.set(part[place].version, result.slice(0, 20)));
+      const answers = await batch(
+        part.map((record) => ["diff_environment", ends(record)]),
+        signal,
+      ).catch(() => []);
+      for (const [place, { result }] of answers.entries())
+        if (result) patches.set(part[place].version, result.slice(0, 20));
       part.forEach(write);
       if (performance.now() < chosen?.until) reveal();
       isLate = performance.now() - began > QUICKLY || !answers.every(({ result }) => result);
     }
   };
   const write = ({ index, version }) => {
-    const did = rows.get(index)?.querySelector(".did"), patch = patches.get(version) ?? [];
+    const did = rows.get(index)?.querySelector(".did"),
+      patch = patches.get(version) ?? [];
     const more = patch.length > LINES && h("span", `and ${patch.length - LINES} more`);
-    if (did) fill(did, patch.slice(0, LINES).map((one) => changeOf(one, state.session.toolpacks.length)), more);
+    if (did)
+      fill(
+        did,
+        patch.slice(0, LINES).map((one) => changeOf(one, state.session.toolpacks.length)),
+        more,
+      );
   };
   return { element: h("section.timeline", { "aria-label": "Timeline" }, pager, list), choose, add, before, live };
 }
@@ -102,9 +119,20 @@ function startRow({ id, session: { parent } }) {
 
 function rowOf(record, before, { id, session }) {
   const { index, version, error, duration_ms: duration } = record;
-  const name = [h("span.at", String(index)), h("strong", title(record)), h(...outcome(record, before)), rulesMet(record)];
+  const name = [
+    h("span.at", String(index)),
+    h("strong", title(record)),
+    h(...outcome(record, before)),
+    rulesMet(record),
+  ];
   const whose = session.participants && who(record);
   const milliseconds = h("span.ms", duration === undefined ? "" : `${Math.round(duration * 10) / 10} ms`);
-  const below = [h("span.args", whose && [h("b", whose), " "], details(record)), error ? h("span.did.bad", error.slice(0, 200)) : h("span.did")];
-  return h("li", link(["sessions", id], { version, record: index }, name, milliseconds, h("span.v", `v${version}`), below));
+  const below = [
+    h("span.args", whose && [h("b", whose), " "], details(record)),
+    error ? h("span.did.bad", error.slice(0, 200)) : h("span.did"),
+  ];
+  return h(
+    "li",
+    link(["sessions", id], { version, record: index }, name, milliseconds, h("span.v", `v${version}`), below),
+  );
 }

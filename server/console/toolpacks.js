@@ -11,7 +11,19 @@ export function openToolpacks(place, [name], query, signal) {
   return show;
 }
 
-const table = (rows) => h("table.cards", h("tbody", rows.map((cells) => h("tr", cells.map((cell) => h("td", cell))))));
+const table = (rows) =>
+  h(
+    "table.cards",
+    h(
+      "tbody",
+      rows.map((cells) =>
+        h(
+          "tr",
+          cells.map((cell) => h("td", cell)),
+        ),
+      ),
+    ),
+  );
 
 async function list(signal) {
   const toolpacks = await call("list_toolpacks", {}, signal);
@@ -25,8 +37,15 @@ async function list(signal) {
 }
 
 async function toolpackOf(name, { after = -1 }, signal) {
-  const [toolpacks, { result: functions }] = await all([["list_toolpacks", {}], ["list_functions", {}]], signal);
-  const found = toolpacks.find((toolpack) => toolpack.name === name), params = { toolpack: name, after: Number(after), limit: PAGE };
+  const [toolpacks, { result: functions }] = await all(
+    [
+      ["list_toolpacks", {}],
+      ["list_functions", {}],
+    ],
+    signal,
+  );
+  const found = toolpacks.find((toolpack) => toolpack.name === name),
+    params = { toolpack: name, after: Number(after), limit: PAGE };
   if (!found) return [h("h1", "There is no such toolpack"), link(["toolpacks"], {}, "Show all toolpacks")];
   return [
     h("div.heading", h("h1", name), link(["toolpacks"], {}, "All toolpacks")),

@@ -15,7 +15,9 @@ async function firstIndex(id, isLate, signal, low = 0) {
   let high = 2 ** 24; // a session can't store as many
   for (let isFirst = true; low < high; isFirst = false) {
     const step = (n) => (isFirst ? 2 ** n - 1 : Math.floor(((high - low) * n) / PROBES));
-    const places = [...new Set(Array.from({ length: PROBES }, (_, n) => low + step(n)))].filter((place) => place < high);
+    const places = [...new Set(Array.from({ length: PROBES }, (_, n) => low + step(n)))].filter(
+      (place) => place < high,
+    );
     const calls = places.map((place) => ["get_trace", { session_id: id, after: place - 1, limit: 1 }]);
     const answers = await batch(calls, signal);
     const end = answers.findIndex(({ result, error }) => error || !result.length || isLate(result[0]));
@@ -28,7 +30,7 @@ async function firstIndex(id, isLate, signal, low = 0) {
 
 export const countRecords = (id, signal, atLeast) => firstIndex(id, () => false, signal, atLeast);
 /** Find the index of the record that made a version; -1 for version 0. */
-export const indexOf = async (id, at, signal) => at < 1 ? -1 : firstIndex(id, ({ version }) => version >= at, signal);
+export const indexOf = async (id, at, signal) => (at < 1 ? -1 : firstIndex(id, ({ version }) => version >= at, signal));
 
 /** Get the records from one index up to another; with `path` those that led to the present version, of parents too. */
 export async function records(id, from, to, signal, path = undefined) {
@@ -43,11 +45,16 @@ export async function records(id, from, to, signal, path = undefined) {
 
 export function details(record) {
   if (!isCall(record)) return contentOf(record) ? brief(contentOf(record)) : "";
-  return Object.entries(record.kwargs).map(([name, value]) => `${name}: ${brief(value, 60)}`).join(", ");
+  return Object.entries(record.kwargs)
+    .map(([name, value]) => `${name}: ${brief(value, 60)}`)
+    .join(", ");
 }
 
 /** Get the rules that a call has met, as a tag; nothing if it has met none. */
-export const rulesMet = (record) => isCall(record) && record.perturbed && h("span.tag.mark", { title: "It has met these rules." }, record.perturbed.rules.join(", "));
+export const rulesMet = (record) =>
+  isCall(record) &&
+  record.perturbed &&
+  h("span.tag.mark", { title: "It has met these rules." }, record.perturbed.rules.join(", "));
 /** Say who has made a record, and to whom it was said, in a session with participants. */
 export const who = ({ by, to }) => (by && to ? `${by} to ${to}` : (by ?? ""));
 

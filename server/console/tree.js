@@ -16,7 +16,8 @@ const keyed = (value) => (Array.isArray(value) ? [...value.entries()] : Object.e
 export function brief(value, limit = LONG) {
   if (typeof value === "string") return `${JSON.stringify(value.slice(0, limit))}${value.length > limit ? "…" : ""}`;
   if (!isContainer(value)) return String(value);
-  const isList = Array.isArray(value), parts = [];
+  const isList = Array.isArray(value),
+    parts = [];
   let room = limit;
   for (const [key, member] of keyed(value)) {
     parts.push(room < 0 ? "…" : `${isList ? "" : `${key}: `}${brief(member, Math.max(room, 12))}`);
@@ -31,7 +32,8 @@ export const full = (value) => (typeof value === "string" ? value : stringify(va
 /** Get the nodes below one: its members, or groups of them. */
 function below({ group, value, change, pointer }) {
   if (group) return grouped(group);
-  const entries = change?.kind === "inside" ? change.entries : keyed(value).map(([key, member]) => ({ key, value: member }));
+  const entries =
+    change?.kind === "inside" ? change.entries : keyed(value).map(([key, member]) => ({ key, value: member }));
   const place = (entry) => ({ pointer: join(pointer, entry.key), changes: changesOf(entry.change).length });
   const nodes = entries.map((entry) => ({ ...entry, ...place(entry) }));
   return grouped(change && Array.isArray(value) ? folded(nodes) : nodes);
@@ -76,7 +78,12 @@ export function tree(value, change, { label, words, onSelect, rowsOf }) {
   const isOpen = (item) => item.ariaExpanded === "true";
 
   function itemOf(node) {
-    const given = { role: "treeitem", tabindex: "-1", class: node.change?.kind, "aria-expanded": canOpen(node) && "false" };
+    const given = {
+      role: "treeitem",
+      tabindex: "-1",
+      class: node.change?.kind,
+      "aria-expanded": canOpen(node) && "false",
+    };
     const item = h("li", given, rowOf(node, words));
     nodes.set(item, node);
     return item;
@@ -91,11 +98,17 @@ export function tree(value, change, { label, words, onSelect, rowsOf }) {
   }
   function pagesOf({ pointer, value: { $rows: all, ...shown } }) {
     let limit = 0;
-    const more = button("Show 100 rows more", async () => {
-      const rows = Object.entries(await rowsOf(pointer, (limit += GROUP))).filter(([key]) => !Object.hasOwn(shown, key));
-      page.before(...rows.map(([key, row]) => itemOf({ key, value: (shown[key] = row), pointer: join(pointer, key), changes: 0 })));
-      if (limit >= Math.min(all, MOST_ROWS)) page.remove();
-    }, "quiet");
+    const more = button(
+      "Show 100 rows more",
+      async () => {
+        limit += GROUP;
+        const rows = Object.entries(await rowsOf(pointer, limit)).filter(([key]) => !Object.hasOwn(shown, key));
+        Object.assign(shown, Object.fromEntries(rows));
+        page.before(...rows.map(([key, value]) => itemOf({ key, value, pointer: join(pointer, key), changes: 0 })));
+        if (limit >= Math.min(all, MOST_ROWS)) page.remove();
+      },
+      "quiet",
+    );
     const page = h("li", { role: "none" }, more);
     return page;
   }
@@ -123,7 +136,8 @@ export function tree(value, change, { label, words, onSelect, rowsOf }) {
   });
   element.addEventListener("keydown", (event) => {
     const item = event.target.closest("[role=treeitem]");
-    const shown = [...element.querySelectorAll("[role=treeitem]")], at = shown.indexOf(item);
+    const shown = [...element.querySelectorAll("[role=treeitem]")],
+      at = shown.indexOf(item);
     const moves = {
       ArrowDown: () => shown[at + 1],
       ArrowUp: () => shown[at - 1],
@@ -149,14 +163,16 @@ export function tree(value, change, { label, words, onSelect, rowsOf }) {
 
 function rowOf({ key, value, change, group, changes }, words) {
   const said = changes > 0 && (group || change.kind === "inside") ? count(changes, words.change) : words[change?.kind];
-  const mark = said && h("span.mark", said), name = h("span.key", String(key), !group && ": ");
+  const mark = said && h("span.mark", said),
+    name = h("span.key", String(key), !group && ": ");
   if (group) return h("div.row", name, h("span.preview", count(group.length, "item")), mark);
   if (change?.kind === "changed") {
     const { old, now } = change;
     return h("div.row", name, h("del", words.old, brief(old)), " → ", h("ins", words.now, brief(now)), mark);
   }
   if (!isContainer(value)) return h("div.row", name, brief(value), mark);
-  const size = keyed(value).length, preview = h("span.preview", size > 0 && brief(value, 60));
+  const size = keyed(value).length,
+    preview = h("span.preview", size > 0 && brief(value, 60));
   return h("div.row", name, h("span.hint", count(size, Array.isArray(value) ? "item" : "field")), preview, mark);
 }
 

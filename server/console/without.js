@@ -20,10 +20,14 @@ export async function replayWithout({ id, session, signal }, record, progress) {
     progress(`Replaying ${start} of ${calls.length} calls…`);
     const part = calls.slice(start, start + AT_ONCE);
     const again = part.map((one) => ({ session_id: fork.session_id, function: one.function, kwargs: one.kwargs }));
-    const answers = await all(again.map((params) => ["run_function", params]), signal);
+    const answers = await all(
+      again.map((params) => ["run_function", params]),
+      signal,
+    );
     const ended = (one) => stringify(one.error ?? [one.result]);
     different += answers.filter((answer, at) => ended(answer) !== ended(part[at])).length;
   }
-  const said = `Without step ${record.index}, ${calls.length} later calls were run in a fork; ${different} ended differently.`;
+  const run = `Without step ${record.index}, ${calls.length} later calls were run in a fork`;
+  const said = `${run}; ${different} ended differently.`;
   go(["compare", id, fork.session_id], { a: session.version }, said);
 }

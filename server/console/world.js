@@ -19,11 +19,12 @@ export function worldPanel(value, change, { label, words = WORDS, rowsOf }) {
 
 const MOST = 40; // rows of large tables that are marked
 
-/** Add the rows that differ to tables that are only counted: get both worlds of a session, so that both can be compared. */
+/** Add the rows that differ to tables that are only counted, so that both worlds of a session can be compared. */
 export async function withRows(id, versions, worlds) {
   if (!stringify(worlds).includes('{"$rows":')) return worlds;
   const params = { session_id: id, from_version: versions[0], to_version: versions[1] };
-  const changes = await call("diff_environment", params), given = structuredClone(worlds);
+  const changes = await call("diff_environment", params),
+    given = structuredClone(worlds);
   const pointers = new Set(changes.map(({ path }) => worlds.map((one) => rowIn(one, path).pointer).find(Boolean)));
   const wanted = [...pointers].filter(Boolean).slice(0, MOST);
   for (const [place, version] of versions.entries()) {
@@ -46,7 +47,9 @@ function rowIn(value, path) {
 }
 
 function searchBox(value, reveal) {
-  let text = "", found = [], at = -1;
+  let text = "",
+    found = [],
+    at = -1;
   const said = h("span.hint", { "aria-live": "polite" });
   const step = (by) => {
     if (input.value !== text) [text, found, at] = [input.value, search(value, input.value), by > 0 ? -1 : 0];
@@ -64,11 +67,15 @@ function searchBox(value, reveal) {
 
 /** List single changes, old value and new one. */
 export function changeList(change, limit = 12) {
-  const changes = changesOf(change), more = changes.length - limit;
+  const changes = changesOf(change),
+    more = changes.length - limit;
   const shown = (tag, value) => value !== undefined && h(tag, full(value).slice(0, 2000));
   const rows = changes.slice(0, limit).map(({ pointer, kind, old, now }) => {
     const sides = [shown("del", old), kind === "changed" && " → ", shown("ins", now)];
     return h("tr", h("td", h("code", pointer)), h("td.hint", WORDS[kind]), h("td", sides));
   });
-  return [h("table.changes.cards", h("tbody", rows)), more > 0 && h("p.hint", `And ${more} more: the world shows them.`)];
+  return [
+    h("table.changes.cards", h("tbody", rows)),
+    more > 0 && h("p.hint", `And ${more} more: the world shows them.`),
+  ];
 }

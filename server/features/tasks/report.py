@@ -29,7 +29,7 @@ ENTRY = Path(__file__).with_suffix(".js")
 NOT_SHOWN = {"session_id", "version", "state", "started_at", "duration_ms", "call_id"}  # of what isn't a call
 MOST_LINES, MOST_CHARACTERS = 1000, 400  # of a rollout, and of a value in a line
 
-_IMPORT = re.compile(r'^import \{ (.*) \} from "\./(.*)\.js";$', re.MULTILINE)
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(.*)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function\*?|const) (\w+))", re.MULTILINE)
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -119,6 +119,10 @@ class RunsPage:
         return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
+def _names(imported: str) -> str:
+    return " ".join(imported.split()).rstrip(",").replace(" as ", ": ")
+
+
 def one_script(entry: Path) -> str:
     """Get a module of the console's and all that it imports as one script: a function for each, in order."""
     done: dict[str, str] = {}
@@ -129,7 +133,7 @@ def one_script(entry: Path) -> str:
             if name not in done:
                 add(CONSOLE / f"{name}.js")
         exported = ", ".join(found[1] for found in _EXPORT.findall(text))
-        text = _IMPORT.sub(lambda found: f"const {{ {found[1].replace(' as ', ': ')} }} = ${found[2]};", text)
+        text = _IMPORT.sub(lambda found: f"const {{ {_names(found[1])} }} = ${found[2]};", text)
         text = _EXPORT.sub(r"\1", text)
         done[path.stem] = f"const ${path.stem} = (() => {{\n{text}\nreturn {{ {exported} }};\n}})();\n"
 
