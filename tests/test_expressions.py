@@ -18,7 +18,7 @@ import pytest
 
 from server.features.parts import files_glob
 from server.features.perturbations.appearance import Appearance
-from server.protocol.rules import read_rules
+from server.features.rules import read_rules
 
 ROOT = Path(__file__).parents[1]
 METHODS = {"match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split"}

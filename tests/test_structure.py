@@ -14,12 +14,80 @@ SERVER = Path(server.__file__).parent
 FILES = sorted(SERVER.rglob("*.py"))
 # Files of more than 600 lines that hold one noun nevertheless, each with the reason.
 LONG_FOR_A_REASON: dict[str, str] = {}
-MOST_ARROWS = 114  # of all rooms, packages and single modules
+MOST_ARROWS = 112  # of all rooms, packages and single modules
 # Names that two classes have for a reason.
 ALIKE = {
     "Function": "AgentDojo's name for a function, and the schema of one in the OpenRPC document",
     "Session": "what a test of an author's works with, and the schema of one in the OpenRPC document",
     "Toolpack": "the authors' class adds the features' parts to that of the core",
+}
+FEATURES = ["audit", "conform", "episode", "executor", "mcp", "participant", "perturb", "replay", "task", "telemetry"]
+# The client's methods are generated from those of all features; authors' names and test sessions bring them together.
+OF_ALL_FEATURES = {"__init__.py", "client", "testing.py"}
+# Python's tasks and executors, and AgentDojo's name for an environment.
+ORDINARY_NAMES = {
+    *("Task", "TaskEnvironment", "asyncio.Task[Any]", "_start_asgi_task", "timeout_keep_alive_task", "task", "tasks"),
+    *("all_tasks", "create_task", "current_task", "set_task_factory", "CallTask", "_make_task", "_unregister_task"),
+    *("ThreadPoolExecutor", "LoopExecutor", "run_in_executor", "set_default_executor", "shutdown_default_executor"),
+    *("executor", "_executors", "_executor_threads"),
+}
+# Errors, settings, metrics and the shapes of answers stand in one place each; and the core serves the address of each
+# participant. A name goes from here with its last use; none is added.
+NAMES_OF_FEATURES = {
+    "base/errors.py": {"EpisodeOverError", "ExecutorGoneError", "ExecutorLostError", "McpRefusedError", "ReplayError"},
+    "base/settings.py": {"executor_calls", "executor_memory_bytes", "executors"},
+    "cli/__init__.py": {"audit", "conform", "toolpack-conformance"},
+    "engine/lanes.py": {"RESERVE_EXECUTORS", "SPARE_EXECUTORS", "executors"},
+    "execution/failure.py": {"EPISODE_OVER", "episode_over"},
+    "execution/operations.py": {"ExecutorLostError"},
+    "execution/runner.py": {"ExecutorLostError"},
+    "functions/leftovers.py": {"executors"},
+    "observability/metrics.py": {
+        "EXECUTORS",
+        "_collect_executors",
+        "executor_ended",
+        "executor_started",
+        "executors",
+        "toolpack_executors",
+        "toolpack_executors_ended",
+        "toolpack_executors_started",
+    },
+    "packs/formats.py": {"mcp"},
+    "processes/supervisor.py": {"executors"},
+    "protocol/parameters.py": {"mcp"},
+    "protocol/results.py": {
+        "AgentTask",
+        "ParticipantPaths",
+        "Perturbations",
+        "Perturbed",
+        "Replay",
+        "TaskCheck",
+        "TaskDescription",
+        "TaskPage",
+        "TaskRate",
+        "episode_over",
+        "list[TaskCheck]",
+        "mcp_path",
+        "participants",
+        "perturbations",
+        "perturbed",
+        "replayed",
+    },
+    "protocol/rights.py": {"PARTICIPANTS", "Participants", "participants"},
+    "rpc/codes.py": {"EPISODE_OVER"},
+    "sessions/addresses.py": {"PARTICIPANTS", "Participants", "participants", "participants_of"},
+    "sessions/calls.py": {"ExecutorLostError", "perturbed"},
+    "sessions/identity.py": {
+        "_PARTICIPANTS_KEY",
+        "_participants",
+        "is_participants",
+        "participant",
+        "participants",
+        "participants_of",
+    },
+    "sessions/operation.py": {"PARTICIPANTS"},
+    "sessions/reader.py": {"is_participants", "participant"},
+    "sessions/views.py": {"/mcp/", "mcp_path", "participants"},
 }
 CLIENT_MAY_IMPORT = {"base", "client", "functions_runtime", "jsonio", "protocol", "snapshots"}
 
@@ -89,6 +157,24 @@ def test_rooms_import_few_others_and_none_in_a_circle():
     sorter.prepare()  # raises CycleError
     assert len(found) <= MOST_ARROWS
     assert not [arrow for arrow in found if arrow[1] == "features"]
+
+
+def named(path):
+    """The names that a file's code uses, and its texts of one word; not what its docstrings and comments say."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            yield node.value
+        yield from (
+            found for kind in ("id", "attr", "arg", "name") if isinstance(found := getattr(node, kind, ""), str)
+        )
+
+
+def test_the_core_names_features_only_where_the_reason_is_told():
+    features = re.compile(rf"({'|'.join(FEATURES)})", re.IGNORECASE)
+    for path in FILES:
+        if not path.is_relative_to(SERVER / "features") and name(path).split("/")[0] not in OF_ALL_FEATURES:
+            used = {each for each in named(path) if features.search(each)} - ORDINARY_NAMES
+            assert used <= NAMES_OF_FEATURES.get(name(path), set()), name(path)
 
 
 def test_the_tree_of_errors_is_drawn_whole():

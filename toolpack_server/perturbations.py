@@ -1,4 +1,4 @@
-"""Functions that write rules of perturbations; see `server.protocol.rules`."""
+"""Functions that write rules of perturbations; see `server.features.rules`."""
 
 from server.features.perturbations.authors import (
     fails,

@@ -48,7 +48,7 @@ class Declared(RunnerOperation[T]):
     shape: ClassVar[TypeAdapter[Any]]
 
     @override
-    def write(self, codec: Codec, executor: int) -> Frame:
+    def write(self, codec: Codec, process: int) -> Frame:
         pieces: list[bytes] = []
         self._named: dict[str, Snapshot | Versions] = {}
         return Frame({"fields": self._written("", self, codec, pieces)}, pieces)
@@ -89,7 +89,7 @@ class Declared(RunnerOperation[T]):
         return not sizes
 
     @override
-    def read(self, answer: Frame, means: Means, executor: int) -> T:
+    def read(self, answer: Frame, means: Means, process: int) -> T:
         result: T = self.shape.validate_python(answer.head["result"])
         return result
 
@@ -116,7 +116,7 @@ class DeclaredLong(Declared[T]):
         return len(sizes) <= 1
 
     @override
-    def read(self, answer: Frame, means: Means, executor: int) -> T:
+    def read(self, answer: Frame, means: Means, process: int) -> T:
         (text,) = answer.pieces
         result: T = self.shape.validate_python(loads(text))
         return result
@@ -135,7 +135,7 @@ class DeclaredText(Declared[bytes]):
         return len(sizes) <= 1
 
     @override
-    def read(self, answer: Frame, means: Means, executor: int) -> bytes:
+    def read(self, answer: Frame, means: Means, process: int) -> bytes:
         (text,) = answer.pieces
         loads(text)  # it becomes a part of an answer, which must stay JSON
         return text

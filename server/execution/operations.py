@@ -61,12 +61,12 @@ class Held(NamedTuple):
     """Where an environment, or a volume, is that equals its bytes.
 
     Attributes:
-        executor: The number of an executor.
+        process: The number of an executor.
         tag: By which that knows it.
         pieces: Of a volume, the blob ids of its pieces: the session may have others meanwhile.
     """
 
-    executor: int
+    process: int
     tag: int
     pieces: tuple[str, ...] = ()
 
@@ -116,13 +116,13 @@ class RunCall(RunnerOperation[Outcome]):
             if held is not None and held.pieces == tuple(snapshot.parts[part] for part in stored.parts):
                 self._live[stored.live] = held
         self._tag = next(self._tags)
-        return next(iter(self._live.values())).executor if self._live else None
+        return next(iter(self._live.values())).process if self._live else None
 
     @override
-    def write(self, codec: Codec, executor: int) -> Frame:
+    def write(self, codec: Codec, process: int) -> Frame:
         """Write the request, with the environments that the executor doesn't hold."""
         plan = self._plan
-        held = {part: place.tag for part, place in self._live.items() if place.executor == executor}
+        held = {part: place.tag for part, place in self._live.items() if place.process == process}
         given = [part for part in self._used if part not in held]
         head = {
             "toolpacks": self._toolpacks,
@@ -165,7 +165,7 @@ class RunCall(RunnerOperation[Outcome]):
         return len(sizes) <= 1 + nested + parts + pieces and sum(sizes) <= texts + parts * means.codec.max_bytes + most
 
     @override
-    def read(self, answer: Frame, means: Means, executor: int) -> Outcome:
+    def read(self, answer: Frame, means: Means, process: int) -> Outcome:
         plan, head = self._plan, answer.head
         changed, live, returned = head["blobs"], head["live"], head["nested"]
         volumes = {stored.live: stored for stored in self._volumes}
@@ -190,7 +190,7 @@ class RunCall(RunnerOperation[Outcome]):
             outcome.result, outcome.changes = result, not plan.read_only
             sealed = zip(changed, payloads, strict=True)
             outcome.blobs = {part: means.codec.seal(part, payload) for part, payload in sealed}
-            outcome.live = dict.fromkeys(live, Held(executor, self._tag))
+            outcome.live = dict.fromkeys(live, Held(process, self._tag))
             outcome.entries = read_entries(head["entries"], changed) if plan.pin is not None else {}
             outcome.changed = _counts(head["changed"], self._volumes)
         else:
@@ -198,7 +198,7 @@ class RunCall(RunnerOperation[Outcome]):
         now = {**self._snapshot.parts, **{part: blob_id for part, (blob_id, _) in outcome.blobs.items()}}
         for name in {*live} & volumes.keys():
             pieces = tuple(now[part] for part in volumes[name].possible if part in now)
-            outcome.live[name] = Held(executor, self._tag, pieces)
+            outcome.live[name] = Held(process, self._tag, pieces)
         return outcome
 
     def _comparison(self, members: Any) -> PromiseCheck | None:
@@ -308,7 +308,7 @@ class _Making(Declared[Built]):
         return len(sizes) <= parts and all(size <= most for size in sizes)
 
     @override
-    def read(self, answer: Frame, means: Means, executor: int) -> Built:
+    def read(self, answer: Frame, means: Means, process: int) -> Built:
         payloads = dict(zip(answer.head["parts"], answer.pieces, strict=True))
         check_answer(payloads and all(toolpack_of(part) == self.toolpack for part in payloads))
         return {part: means.codec.seal(part, payload) for part, payload in payloads.items()}
@@ -344,7 +344,7 @@ class ExportEnvironments(DeclaredText):
         return export(means.codec, self.snapshot)
 
     @override
-    def read(self, answer: Frame, means: Means, executor: int) -> bytes:
+    def read(self, answer: Frame, means: Means, process: int) -> bytes:
         (found,) = answer.pieces  # which nobody here looks into
         return found
 
@@ -389,8 +389,8 @@ class ViewVolume(DeclaredText):
             return b""
 
     @override
-    def read(self, answer: Frame, means: Means, executor: int) -> bytes:
-        return b"" if answer.pieces == [b""] else super().read(answer, means, executor)
+    def read(self, answer: Frame, means: Means, process: int) -> bytes:
+        return b"" if answer.pieces == [b""] else super().read(answer, means, process)
 
 
 @dataclass(eq=False)

@@ -56,7 +56,7 @@ class RunnerOperation(Generic[T_co]):
         """Get the number of the executor that does it fastest; None for any. Called once, before it is written."""
         return None
 
-    def write(self, codec: Codec, executor: int) -> Frame:
+    def write(self, codec: Codec, process: int) -> Frame:
         """Write the request, with snapshots opened by the codec, as an executor gets no key.
 
         If the executor ends before it has read that, another request is written.
@@ -71,7 +71,7 @@ class RunnerOperation(Generic[T_co]):
         """Whether an answer may have pieces of these sizes; others aren't even received."""
         raise NotImplementedError
 
-    def read(self, answer: Frame, means: Means, executor: int) -> T_co:
+    def read(self, answer: Frame, means: Means, process: int) -> T_co:
         """Check and read the answer, with the codec that seals.
 
         Whoever has written it may be an attacker: nothing of it is used before it has proved to have the right form and

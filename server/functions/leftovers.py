@@ -12,8 +12,8 @@ from concurrent.futures import thread as executors
 from typing import Any
 from weakref import WeakSet
 
-SERVER_THREADS = frozenset({"calls", "checkpoints", "deadlines", "leases", "telemetry"})
-"""The names of the server's own threads, which no function has left behind."""
+SERVER_THREADS = {"calls", "checkpoints", "deadlines", "leases"}
+"""The names of the server's own threads, which no function has left behind; features add theirs."""
 
 
 class LoopExecutor(ThreadPoolExecutor):

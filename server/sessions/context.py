@@ -29,7 +29,7 @@ from server.sessions.filters import SessionFilter
 from server.sessions.identity import Identities
 from server.sessions.paths import Paths
 from server.sessions.quotas import Quotas
-from server.sessions.recipes import FORK, REPLAYS, Recipe, details_of
+from server.sessions.recipes import FORK, Recipe, details_of
 from server.sessions.record_kinds import RecordKinds
 from server.sessions.records import Records
 from server.stores.base import SessionStore, StoredSession
@@ -120,7 +120,7 @@ class SessionContext:
     @cached_property
     def _known(self) -> frozenset[str]:
         """The names of what a session may keep, with its recipe or among its details."""
-        return frozenset({FORK, REPLAYS}).union(*(beginning.keeps for beginning in self.beginnings))
+        return frozenset({FORK}).union(*(beginning.keeps for beginning in self.beginnings))
 
     def unknown(self, *kept: Mapping[str, Any]) -> str | None:
         """Get the name of something that a session keeps and this server doesn't know; None if it knows everything."""

@@ -16,7 +16,6 @@ from server.jsonio.strict import dumps, loads
 from server.stores.base import StoredSession
 
 FORK = "fork"  # among the details of a session that was imported, and began as a fork
-REPLAYS = "replays"  # among the details of one that a replay has made: how many records there were to run again
 VERSIONS = "toolpack_versions"
 REMEMBERED, LONG_REMEMBERED = 1000, 50  # first lines
 SHORT_BYTES = 4096

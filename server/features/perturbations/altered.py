@@ -13,8 +13,8 @@ from typing import Any, Self
 import jsonpointer
 
 from server.base.errors import TooLargeError
+from server.features.rules import Rule
 from server.jsonio.strict import dumps
-from server.protocol.rules import Rule
 
 FIXED_IN_CONTENT = frozenset({"type", "data", "blob", "mimeType", "uri"})
 """Members of MCP's content blocks that say what a block is; no effect on texts changes them."""

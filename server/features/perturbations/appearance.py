@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from server.features.rules import Rule
 from server.packs.formats import parameters_schema
 from server.packs.names import without_dots
 from server.packs.pack_function import PackFunction
-from server.protocol.rules import Rule
 
 MAX_TEXT = 2**16  # characters of a text that names functions by longer names, unless it was longer before
 

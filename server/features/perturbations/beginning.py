@@ -15,10 +15,10 @@ from typing_extensions import override
 from server.base.errors import InvalidParamsError, shown
 from server.features.perturbations.counts import COUNTS, NAME, Counts, counts_before
 from server.features.perturbations.session_rules import Functions, SessionRules
+from server.features.rules import Rule, read_rules
 from server.features.tasks.finding import find_task
 from server.protocol.parameters import ForkRequest, Parameters, SessionRequest
 from server.protocol.results import Perturbations
-from server.protocol.rules import Rule, read_rules
 from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
 from server.sessions.recipes import Recipe, details_of

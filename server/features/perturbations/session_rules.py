@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from server.features.perturbations.appearance import Appearance
+from server.features.rules import INSTEAD, OF_LISTS, OF_NESTED, Rule, read_rules
 from server.packs.names import without_dots
 from server.packs.pack_function import PackFunction
-from server.protocol.rules import INSTEAD, OF_LISTS, OF_NESTED, Rule, read_rules
 
 VIEWS = 100
 

@@ -37,6 +37,7 @@ from server.features.replay.bundle_format import (
     sealed,
     unpack,
 )
+from server.features.replay.seeds import REPLAYS
 from server.jsonio.strict import Fragment, dumps, loads
 from server.protocol.parameters import CallId, Labels, Parameters, TtlSeconds
 from server.protocol.results import Session
@@ -46,7 +47,7 @@ from server.sessions.context import SessionContext
 from server.sessions.factory import SessionFactory, session_template
 from server.sessions.identity import Creation
 from server.sessions.reader import SessionReader
-from server.sessions.recipes import FORK, REPLAYS, VERSIONS, Recipe, began_as_fork, details_of
+from server.sessions.recipes import FORK, VERSIONS, Recipe, began_as_fork, details_of
 from server.sessions.record_kinds import RecordKinds
 from server.sessions.views import session_view
 from server.snapshots.seal import KeyedHash

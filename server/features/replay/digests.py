@@ -34,7 +34,7 @@ class ReadEntries(Declared[dict[str, Entries | None]]):
         return entries(means.codec, self.snapshot)
 
     @override
-    def read(self, answer: Frame, means: Means, executor: int) -> dict[str, Entries | None]:
+    def read(self, answer: Frame, means: Means, process: int) -> dict[str, Entries | None]:
         return read_entries(answer.head["result"], self.snapshot.parts)
 
 

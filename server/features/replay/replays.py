@@ -23,6 +23,7 @@ from server.base.errors import (
 from server.execution.call import Outcome
 from server.execution.failure import Failure
 from server.features.replay.repeats import CopyOperation, Repeated, RepeatedCall, RepeatedReset, UnrunCall
+from server.features.replay.seeds import REPLAYS
 from server.features.replay.writers import has_kind, other_writers
 from server.jsonio.cutting import cut
 from server.jsonio.strict import Fragment, dumps, loads
@@ -33,7 +34,7 @@ from server.sessions.calls import CallRequest, heard
 from server.sessions.context import SessionContext
 from server.sessions.identity import Creation
 from server.sessions.manager import SessionManager
-from server.sessions.recipes import REPLAYS, Recipe, began_as_fork, details_of
+from server.sessions.recipes import Recipe, began_as_fork, details_of
 from server.sessions.records import cut_error
 from server.stores.base import StoredSession
 from server.volumes.volume import is_piece

@@ -13,7 +13,7 @@ from typing_extensions import override
 from server.engine.jobs import StartClock
 from server.engine.state import Effect, SessionState
 from server.features.replay.digests import StateDigests
-from server.features.replay.seeds import REAL, Seeds
+from server.features.replay.seeds import REAL, REPLAYS, Seeds
 from server.features.replay.writers import WRITTEN_BY, noted_writers
 from server.functions.pins import Pin
 from server.protocol.parameters import ForkRequest, SessionRequest
@@ -64,7 +64,7 @@ class Seeding(Around):
 class SeedBeginning(Beginning):
     """Keeps what is pinned in a new session, and pins it while its environments are built."""
 
-    keeps = frozenset({"seed", "clock", "clock_step_seconds", "ticks", WRITTEN_BY})
+    keeps = frozenset({"seed", "clock", "clock_step_seconds", "ticks", REPLAYS, WRITTEN_BY})
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context

@@ -133,5 +133,6 @@ class Seeds:
             )
 
 
+REPLAYS = "replays"  # among the details of a session that a replay has made: how many records there were to run again
 REAL = Seeds()
 """Nothing is pinned."""

@@ -31,8 +31,8 @@ class EvaluateTask(Declared[Verdict]):
         return evaluate(self.task, self.evidence, means)
 
     @override
-    def read(self, answer: Frame, means: Means, executor: int) -> Verdict:
-        verdict = super().read(answer, means, executor)
+    def read(self, answer: Frame, means: Means, process: int) -> Verdict:
+        verdict = super().read(answer, means, process)
         check_answer((verdict["task"], verdict["version"]) == (self.task, self.evidence.version))
         check_answer(verdict["valid"] and verdict["failure"] is None and verdict["reward"] is not None)
         return verdict

@@ -18,6 +18,7 @@ from typing_extensions import TypedDict, Unpack, override
 from server.base.doing import doing
 from server.base.errors import EvaluationError, InvalidParamsError, RegistrationError, ResultError, shown
 from server.features.episodes.rights import check_rights, is_prompt, laid_over
+from server.features.rules import read_rules
 from server.features.tasks.rollouts import Evaluator
 from server.features.tasks.solutions import check_callers, plain_calls
 from server.functions_runtime import error_text
@@ -25,7 +26,6 @@ from server.jsonio.strict import dumps
 from server.packs.registration import located
 from server.packs.toolpack import Toolpack
 from server.protocol.rights import AGENT
-from server.protocol.rules import read_rules
 
 log = logging.getLogger("toolpack_server")
 

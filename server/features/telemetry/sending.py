@@ -17,10 +17,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from server.features.telemetry.environment import METRICS, TRACES, Destination, number
+from server.functions.leftovers import SERVER_THREADS
 
 log = logging.getLogger("toolpack_server")
 
 THREAD = "telemetry"
+SERVER_THREADS.add(THREAD)
 ATTEMPTS = 3
 PAUSE_SECONDS = 1.0  # before the second attempt; each further pause is twice as long
 QUIET_SECONDS = 60.0  # between two lines in the log

@@ -14,9 +14,9 @@ from server.base.errors import TooLargeError
 from server.features.mcp.protocol import Mcp
 from server.features.perturbations.altered import Chance, altered
 from server.features.perturbations.appearance import Appearance
+from server.features.rules import read_rules
 from server.features.tasks.variants import HEAD, losses, variants_table
 from server.packs.loading import load_catalog
-from server.protocol.rules import read_rules
 from toolpack_server import perturbations as p
 
 PAGES = PACKS.parents[2] / "docs"
