@@ -111,21 +111,7 @@ def test_a_clone_of_this_project_shadows_nothing(tmp_path, monkeypatch):
 def test_check_reports_that_there_are_no_problems():
     result = invoke("check", "--packs", "bank")
     assert result.exit_code == 0, result.output
-    assert result.output == "1 toolpack with 13 functions: no problems.\n"
-
-
-def test_check_finds_a_falsely_read_only_function(tmp_path):
-    (tmp_path / "false_pack.py").write_text(
-        '"""It lies."""\nfrom typing import Annotated\n\nfrom server import Depends, TaskEnvironment, Toolpack\n\n\n'
-        "class FalseEnvironment(TaskEnvironment):\n    count: list[int] = []\n\n\n"
-        'toolpack = Toolpack("false", FalseEnvironment)\n\n\n'
-        "@toolpack.function(read_only=True)\n"
-        'def peek(count: Annotated[list[int], Depends("count")]) -> int:\n    """Peek."""\n'
-        "    count.append(1)\n    return len(count)\n"
-    )
-    result = run("check", "--pack-dir", str(tmp_path))
-    assert result.returncode == 1
-    assert "false_pack.py:14: peek: it promises read_only=True but changes " in result.stderr
+    assert result.stdout == "1 toolpack with 13 functions: no problems.\n"
 
 
 def test_list_shows_packs_and_functions():
