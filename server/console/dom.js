@@ -99,12 +99,23 @@ export function button(label, action, kind) {
   return made;
 }
 
-/** A button that asks once more. */
-export function askingButton(label, question, action) {
-  const ask = (isAsked) => fill(made, isAsked ? question : label).classList.toggle("danger", isAsked);
-  const made = button(label, () => (made.classList.contains("danger") ? action() : ask(true)));
-  made.addEventListener("blur", () => ask(false));
-  return made;
+/** A button that asks in a dialog, which Escape closes; only its `answer` begins the action. */
+export function askingButton(label, question, answer, action) {
+  return button(label, () => {
+    const decide = button(
+      answer,
+      () => {
+        dialog.close();
+        return action();
+      },
+      "danger",
+    );
+    const cancel = h("button", { type: "button", autofocus: true, onclick: () => dialog.close() }, "Cancel");
+    const dialog = h("dialog", { "aria-label": label }, h("p", question), h("p.actions", decide, cancel));
+    dialog.addEventListener("close", () => dialog.remove());
+    document.body.append(dialog);
+    dialog.showModal();
+  });
 }
 
 export const copyButton = (label, text) => button(label, async () => copy(await text()), "quiet");
@@ -114,12 +125,13 @@ async function copy(text) {
   return say("Copied.");
 }
 
-const LOOK_AGAIN = 2000; // milliseconds
+const LOOK_AGAIN = 2000, // milliseconds, which double
+  LONGEST = 15_000;
 const latest = new WeakMap(); // what is to be shown at a place: of several at the same time only the last
 
 /** Show what `work` gives; meanwhile that it loads, and if it fails the error with a way to go on.
- *  A server that can't be reached is asked again by itself. */
-export async function load(place, work) {
+ *  A server that is away is asked again by itself, after pauses that grow. */
+export async function load(place, work, wait = LOOK_AGAIN) {
   const isLate = () => latest.get(place) !== work;
   latest.set(place, work);
   place.setAttribute("aria-busy", "true");
@@ -134,7 +146,8 @@ export async function load(place, work) {
     const again = button("Try again", () => load(place, work));
     const problem = h("div.problem", { role: "alert" }, h("p", error.message), again);
     fill(place, problem);
-    if (error.isAway) pause(LOOK_AGAIN).then(() => problem.isConnected && load(place, work));
+    const longer = Math.min(wait * 2, LONGEST);
+    if (error.isAway) pause(wait).then(() => problem.isConnected && load(place, work, longer));
   } finally {
     clearTimeout(slow);
     if (!isLate()) place.removeAttribute("aria-busy");

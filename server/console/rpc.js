@@ -5,6 +5,10 @@ import { fill } from "./dom.js";
 export const RPC = new URL("../rpc", document.baseURI);
 const TOKEN = "toolpack-token";
 
+// What is over by itself, and is asked again: too many requests, and what a server or its proxy says during a restart.
+const AWAY = new Set([429, 502, 503, 504]);
+const TRY_AGAIN = -32006;
+
 /** Make the error of a request that failed; its message says what to do. `code` and `data` are JSON-RPC's. */
 const failure = (message, more) => Object.assign(new Error(message), { name: "Failure" }, more);
 
@@ -46,7 +50,10 @@ export async function all(calls, signal = undefined) {
 }
 
 function outcome({ result, error }) {
-  if (error) throw failure(error.data?.detail ?? error.message, { code: error.code, data: error.data });
+  if (error) {
+    const { code, data, message } = error;
+    throw failure(data?.detail ?? message, { code, data, isAway: code === TRY_AGAIN });
+  }
   return result;
 }
 
@@ -62,19 +69,27 @@ async function post(body, signal, address = RPC) {
       if (error.name === "AbortError") throw error;
       throw failure("The server can't be reached: check that it runs, then try again.", { isAway: true });
     }
+    const { ok, status } = response;
+    const answer = ok ? parsed(text) : undefined;
+    if (AWAY.has(status) || (ok && answer === undefined)) throw failure(refusal(text, status), { isAway: true });
     for (const note of document.querySelectorAll("#status [data-away]")) note.remove(); // it is back
-    if (response.ok) return parse(text);
-    if (response.status !== 401) throw failure(refusal(text, response.status));
+    if (ok) return answer;
+    if (status !== 401) throw failure(refusal(text, status));
     if (token === sessionStorage.getItem(TOKEN)) await askForToken(refusal(text, 401));
   }
 }
 
-function refusal(text, status) {
+/** Read an answer; undefined if it was cut. */
+function parsed(text) {
   try {
-    return JSON.parse(text).error.message;
+    return parse(text);
   } catch {
-    return `Something between this page and the server answered HTTP ${status}: check the proxy.`;
+    return undefined;
   }
+}
+
+function refusal(text, status) {
+  return parsed(text)?.error?.message ?? `Something between this page and the server answered HTTP ${status}.`;
 }
 
 let asking = null; // several requests may be refused at once

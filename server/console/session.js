@@ -110,8 +110,9 @@ function headOf({ id, session, query, hasTasks, verdict, prompt }) {
   const { labels, parent, toolpacks, toolpack_versions: versions, version, task, perturbations } = session;
   const close = async () => {
     await call("close_session", { session_id: id });
-    go(["sessions"], {}, `The session ${short(id)} is closed.`);
+    go(["sessions"], {}, `The session ${short(id)} is deleted.`);
   };
+  const question = `Delete session ${short(id)}, its worlds and its trace for good? Forks of it stay.`;
   const origin = parent ?? { session_id: id, version: 0 };
   const compare = link(
     ["compare", origin.session_id, id],
@@ -144,7 +145,7 @@ function headOf({ id, session, query, hasTasks, verdict, prompt }) {
     ["created ", time(session.created_at)],
     ["expires ", time(session.expires_at)],
   ];
-  const closing = askingButton("Close", "Close for good?", close);
+  const closing = askingButton("Delete session…", question, "Delete for good", close);
   return [
     trailOf(id, "evaluate" in query ? { evaluate: " " } : {}),
     h("div.heading", h("h1", "Session ", h("code", short(id))), compare, menu, closing),

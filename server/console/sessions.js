@@ -51,7 +51,10 @@ export function openSessions(place, _ids, query, signal) {
     fill(compare, compare.disabled ? "Mark two to compare" : "Compare these two");
   };
   const show = async () => {
-    const [sessions, next] = await read(query, signal);
+    const [sessions, next] = await read(query, signal).catch((error) => {
+      seen = null; // the error is shown now, not the list
+      throw error;
+    });
     const known = stringify([sessions, next, query.sort]);
     if (known === seen) return undefined;
     seen = known;

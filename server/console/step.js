@@ -59,7 +59,7 @@ const withoutRules = (state, version) =>
 
 const resetButton = ({ id, session }, version) =>
   version < session.version &&
-  askingButton("Reset to here", `Reset the session to version ${version}?`, async () => {
+  askingButton("Reset to here", `Reset the session to version ${version}?`, "Reset", async () => {
     await call("reset_session", { session_id: id, version });
     go(["sessions", id], {}, `The session has the world of version ${version} again.`);
   });

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import server_process
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 IBAN = "DE02120300000000202051"
@@ -134,28 +135,36 @@ def test_which_call_moved_the_money_and_what_would_have_happened_without_it(page
     assert labels == {"console": "without step 3 send_money"}  # so that it isn't in the run
 
 
-def test_reset_to_a_step_is_asked_twice(page, server):
+def test_reset_to_a_step_is_asked_in_a_dialog(page, server):
     session_id = bank(server, *THREE)
     page.open(f"#/sessions/{session_id}?version=1")
     page.click("Reset to here")
     assert version(server, session_id) == 3
-    page.click("Reset the session to version 1?")
+    page.find("dialog", "Reset the session to version 1?")
+    page.click("Reset", "dialog .danger")
     page.sees("reset to version 1")
     assert (version(server, session_id), balance(server, session_id)) == (4, "1815.25")
 
 
-def test_close_is_asked_twice(page, server):
+def test_to_delete_is_asked_in_a_dialog(page, server):
     session_id = bank(server)
     page.open(f"#/sessions/{session_id}")
-    page.click("Close")
-    page.find("button.danger", "Close for good?").send_keys(Keys.TAB)  # to go on means no
-    page.click("Close", ".heading button")
+    button = page.find(".heading button", "Delete session…")
+    ActionChains(page.driver).double_click(button).perform()
+    page.find("dialog", "for good?")
     assert version(server, session_id) == 0
-    page.click("Close for good?")
+    page.press(Keys.ESCAPE)
+    page.until(lambda: not page.run("return document.querySelector('dialog[open]')"), "the end of the dialog")
+    page.click("Delete session…")
+    page.until(lambda: page.run("return document.activeElement.innerText") == "Cancel", "the focus on Cancel")
+    page.press(Keys.ENTER)  # which means no
+    page.click("Delete session…")
+    assert version(server, session_id) == 0
+    page.click("Delete for good", "dialog button")
     page.at("#/sessions")
-    page.sees("is closed")
+    page.sees("is deleted")
     page.click("Toolpacks", "nav a")  # what was said stays on its page
-    page.until(lambda: "is closed" not in page.text(), "the end of the notice")
+    page.until(lambda: "is deleted" not in page.text(), "the end of the notice")
     assert session_id not in {s["session_id"] for s in server.rpc("list_sessions")}
 
 
@@ -423,6 +432,27 @@ def test_what_is_said_while_the_server_is_away_ends_when_it_is_back(page, server
     page.find(".problem", "The server can't be reached")
     page.run("window.fetch = window.there")
     page.sees("13 functions")
+    assert page.driver.find_elements("css selector", ".problem, #status .bad") == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("new Response('<html>', {status: 503})", "answered HTTP 503"),
+        ('new Response(\'{"error": {"message": "Too many."}}\', {status: 429})', "Too many."),
+        ("new Response('[{\"jsonrpc\"', {status: 200})", "answered HTTP 200"),
+        ("Response.json({id: 0, error: {code: -32006, message: 'It stops.'}})", "It stops."),
+    ],
+    ids=["restart", "many", "cut", "stopping"],
+)
+def test_a_list_comes_back_by_itself_whatever_was_said_during_a_restart(page, server, answer, said):
+    session_id = bank(server)
+    page.open("#/sessions")
+    page.find(".sessions", session_id[:8])
+    page.run(f"window.there = fetch; window.fetch = async () => {answer}")
+    page.find(".problem", said)
+    page.run("window.fetch = window.there")
+    page.find(".sessions", session_id[:8])
     assert page.driver.find_elements("css selector", ".problem, #status .bad") == []
 
 
