@@ -5,8 +5,10 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
+from typing import Literal
 
 from patience import PATIENCE
 from redis_server import free_port
@@ -14,7 +16,12 @@ from serving import AGENTS_METHODS, CLIENTS_METHODS
 
 from server.base.settings import PREFIX, Settings
 from server.cli import ELSEWHERE, all_commands
+from server.protocol.parameters import SessionId
 from server.rpc import codes
+from server.rpc.caller import Caller
+from server.rpc.method import App, Method
+from server.sessions.record_kinds import RecordKind
+from server.wiring.feature import Feature
 
 ROOT = Path(__file__).parent.parent
 PROTOCOL, OPERATE = ((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("protocol.md", "operate.md"))
@@ -120,3 +127,38 @@ def test_without_tokens_the_image_says_how_to_run_it(tmp_path):
     assert process.returncode == 1
     assert "docker run " in printed
     assert "TOOLPACK_TOKENS=" in printed
+
+
+DEVELOP = (ROOT / "docs" / "develop.md").read_text(encoding="utf-8")
+
+
+def sources():
+    return "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "server").rglob("*.py"))
+
+
+def test_the_files_and_names_of_the_walks_are_there():
+    code, walks = sources(), DEVELOP[DEVELOP.index("## How one request travels") : DEVELOP.index("## Release\n")]
+    spans = set(re.findall(r"`([^`\n]+)`", walks))
+    files = {span for span in spans if re.fullmatch(r"[\w./]+\.(py|md|json|toml)", span)}
+    assert len(files) > 10
+    for name in files:
+        below = [ROOT / name, ROOT / "server" / name, *(ROOT / "server").rglob(name)]
+        assert any(path.exists() for path in below), name
+    classes = {found for span in spans - files for found in re.findall(r"\b[A-Z][a-z]+[A-Z]?\w*", span)}
+    assert len(classes) > 8
+    for name in classes:
+        assert re.search(rf"^(class {name}\b|{name} = )", code, re.MULTILINE), name
+    for name in {span.rpartition(".")[2] for span in spans if re.fullmatch(r"(app|context)\.[a-z._]+", span)}:
+        assert re.search(rf"^ +self\.{name}\b", code, re.MULTILINE), name
+
+
+def test_the_method_of_its_walk_works_as_a_feature(make_bench):
+    walk = {"Literal": Literal, "SessionId": SessionId, "Caller": Caller, "App": App, "Method": Method}
+    walk["RecordKind"] = RecordKind
+    for block in re.findall(r"^ {4}```python\n(.*?)^ {4}```$", DEVELOP, re.MULTILINE | re.DOTALL):
+        exec(textwrap.dedent(block), walk)
+    added = {"name": "walked", "methods": (walk["TouchSession"],), "record_kinds": (walk["RemarkKind"],)}
+    bench = make_bench(features=[type("Walked", (Feature,), added)])
+    session_id = bench.create("ledger")
+    assert bench.rpc("touch_session", session_id=session_id) is True
+    assert bench.service.context.record_kinds["remark"].name == "remark"

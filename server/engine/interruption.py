@@ -6,6 +6,17 @@ can be left with its lock held (cpython issue 148874).
 
 The rule: the exception is raised only while the function itself runs, and this module takes no lock. Function and
 interrupter race for one token: `list.pop` gives it to exactly one of them.
+
+    function's thread            interrupter's thread        outcome
+    enter: puts the token
+    runs the function
+    exit: takes the token        finds no token              the function has ended; nothing is raised
+    or: still in the function    takes it, raises            the exception ends the function
+    or: exit finds no token      has taken it, is raising    exit waits until that is done, takes the exception back if
+                                                             it is still on its way, and raises another itself
+
+So when a block has been left, no exception is on its way to its thread any more. Who holds a lock of ours isn't inside
+such a block, and can't be interrupted.
 """
 
 import ctypes

@@ -3,6 +3,16 @@
 The rule: no owner takes more than its share, and owners take turns: one that submits many jobs delays only its own.
 Within an owner kinds take turns, too, and one that isn't known to wait never waits for those that are. A lane changes
 under the lock of the threads alone.
+
+What becomes of a job that comes to a lane:
+
+    its share has a place      it is inside, and counts in `taken` and in its share, until it leaves
+    no place, but the reserve  it runs in the reserve, which counts nowhere; when the watcher finds that its kind waits,
+      is for its kind          it takes a place of its share, even beyond that
+    neither                    it waits, by share and by kind; whoever leaves lets the next one start
+
+A job whose kind is known to be quick comes to no lane. If it turns out to be slow, it takes its place while it runs
+(`occupy`). One that has passed its deadline and doesn't end is left behind: others get its place, its share doesn't.
 """
 
 from collections import Counter, OrderedDict, deque

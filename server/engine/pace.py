@@ -3,6 +3,18 @@
 The rule: it only steers who goes first; being wrong costs time and nothing else. What counts is processor time and how
 often the watcher has looked, never time that has passed: a process that stood still, or got no processor, shows nothing
 of its functions. Kinds are the names of registered functions and a few fixed words, so their number is bounded.
+
+Two questions are asked of a kind, and each answer may change with every run:
+
+- Is it quick? `quick_runs` goes up by one with each run below 3 ms, to eight at most, and down by four with each that
+  has computed for longer. From four on the kind needs no place in a lane; so one that was quick for long is forgiven
+  once. Four runs in a row that only waited make it slow, too.
+- If it isn't, does it wait or compute? The watcher looks at a job that runs every 5 ms. Whoever has used a tenth of
+  that time on the processor computes, whoever has used a twentieth waits; between these nothing changes.
+
+Of an async function it is asked, besides, whether its calls may await on a loop that they share. For that its first
+calls run on threads: three more without a step of 50 ms than with one, and they may; a step that computes or blocks on
+the loop takes it back for good.
 """
 
 import sys

@@ -3,6 +3,16 @@
 The rule: whoever takes a job out of those that wait, under the lock of the threads, decides what becomes of it: the
 thread that goes on with it, or the watcher at its deadline. A function that blocks its loop holds up its own calls
 alone; they are answered at their deadlines, and its next calls run in threads.
+
+A job is in one of these places:
+
+    _waiting   its coroutine runs or awaits on the loop of its function; nobody has answered it
+    taken      the coroutine has ended: a thread has the job, and goes on with what it returned
+    _ending    its deadline was faster: the watcher has answered it, and its coroutine is cancelled, every second
+               anew, until it ends; who then takes the job learns that there is nothing left to do
+
+Both that end the waiting may come at the same moment. The lock lets one be first: `take` and `take_over` both remove
+the job from `_waiting`, and whoever finds it gone leaves it to the other.
 """
 
 import asyncio

@@ -6,6 +6,15 @@ Pickle's C implementation does the work, but the only names that it can fetch ar
 or property runs; pickle calls only `__hash__` and `__eq__` of dict keys and set members. The keyed hash is needed all
 the same: nothing else stops bytes that allocate gigabytes, or that make pickle call what an allowed instance offers
 (`append`, `__call__`, a property's setter).
+
+An object is written as a call of an operator of its class, and in one step where that is possible: the operator makes
+it, with all its state. In a graph with a cycle that isn't: an object that contains itself must be there before its
+state. Then everything is written anew in two steps, first an empty instance, then its state (`two_steps`). In between,
+a set or a dict may hash a member whose state isn't there yet, and never find it again; so such bytes are read back at
+once, and refused unless each set and dict finds its members.
+
+Most environments have no cycle, so the first attempt tries without. It costs nothing to learn that there is one: a
+writer that meets an object which it has begun and not ended raises `CycleError`.
 """
 
 import copyreg

@@ -26,6 +26,14 @@
 --   noted            string  when the time was counted last, by the clock
 --   uncounted        string  by how many seconds the clock is ahead of the time by which sessions live
 --
+-- Redis runs a script from its beginning to its end, and nothing between: that makes each step atomic. It undoes nothing,
+-- however, if a script fails on its way. So a step first takes all its arguments, looks at all it needs, and answers a
+-- refusal; then it writes, by commands that can't fail.
+--
+-- Arguments are a flat list. `take` gets the next one; what repeats comes as its number, and then one after the other.
+-- Numbers above 2^53 would lose digits in Lua, and cjson writes large ones with an exponent: what counts bytes stays
+-- below, and what is only handed on stays text.
+--
 -- A Redis that is full runs no command that may need memory, unless the script has written something before. So a step
 -- that frees memory begins with a command that needs none.
 
