@@ -1,0 +1,1 @@
+"""Harbor: tasks written as the folders that its harness runs."""

@@ -1,0 +1,131 @@
+"""Tasks as Harbor's folders: Harbor takes them, their solutions are rewarded, and agents reach the tools alone."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import command_line
+import harbor
+import httpx
+import pytest
+import redis_server
+import serving
+
+PROGRAM = """
+import json, sys
+from harbor.models.task.task import Task
+for folder in json.load(sys.stdin):
+    task = Task(folder)
+    (server,) = task.config.environment.mcp_servers
+    print(json.dumps([Task.is_valid_dir(folder), task.name, task.instruction, server.model_dump(mode="json")]))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    written = tmp_path_factory.mktemp("harbor") / "tasks"
+    said = command_line.run("tasks", "--harbor", str(written), "--packs", "bank")
+    assert said.stdout == f"12 tasks in {written}\n", said.stderr
+    return written
+
+
+@contextlib.contextmanager
+def beside(folder, tmp_path):
+    """What stands beside the agent's container, without one; gives how scripts of the task are run."""
+    port, own = redis_server.free_port(), redis_server.free_port()
+    settings = (folder / "environment/docker-compose.yaml").read_text()
+    told = dict(line.strip().split(": ", 1) for line in settings.splitlines() if '": ' not in line and ': "' in line)
+    variables = {name: json.loads(told[name]) for name in ("TASK", "PACKS", "SECRET")}
+    bin_folder = str(Path(sys.executable).parent)
+    path = os.pathsep.join([bin_folder, os.environ["PATH"]])
+    process = subprocess.Popen(
+        [sys.executable, str(folder / "environment/environment.py")],
+        env={**os.environ, **variables, "PATH": path, "PORT": str(port), "SERVER_PORT": str(own)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    url = f"http://127.0.0.1:{port}"
+
+    def run(script):
+        subprocess.run(
+            ["bash", str(folder / script)],
+            env={**os.environ, "TOOLPACK_URL": url, "LOGS": str(tmp_path)},
+            check=True,
+            capture_output=True,
+        )
+        reward = tmp_path / "reward.txt"
+        return float(reward.read_text()) if reward.exists() else None
+
+    def healthy():
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{url}/health").status_code == 200
+
+    try:
+        serving.wait_until(healthy, "the task's environment")
+        yield url, run
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_harbor_takes_the_folders(folder):
+    harbor.required()
+    folders = sorted(map(str, folder.iterdir()))
+    done = subprocess.run(
+        [harbor.PYTHON, "-c", PROGRAM], input=json.dumps(folders), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [valid for valid, *_ in told] == [True] * 12
+    (save,) = [each for each in told if each[1] == "toolpack-server/bank-save-300"]
+    assert save[2].startswith("Please put 300 euros aside on my savings account.\n")
+    assert (save[3]["transport"], save[3]["url"]) == ("streamable-http", "http://toolpack:8000/mcp")
+
+
+@pytest.mark.heavy
+def test_solutions_are_rewarded_and_nothing_done_is_not(folder, tmp_path):
+    for number, task in enumerate(sorted(folder.iterdir())):
+        logs = tmp_path / str(number)
+        logs.mkdir()
+        with beside(task, logs) as (_, run):
+            assert run("tests/test.sh") < 1.0, task
+            run("solution/solve.sh")
+            assert run("tests/test.sh") == 1.0, task
+
+
+@pytest.mark.heavy
+def test_an_agent_reaches_its_tools_and_nothing_else(folder, tmp_path):
+    with beside(folder / "bank-save-300", tmp_path) as (url, _):
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        tools = httpx.post(f"{url}/mcp", json=body).json()["result"]["tools"]
+        assert tools[-1]["name"] == "submit_answer"
+        assert httpx.get(f"{url}/mcp").status_code == 405
+        for path in ("/rpc", "/reward", "/mcp?task=bank/balance", "/mcp/../rpc", "/metrics"):
+            reply = httpx.post(url + path, json={**body, "method": "list_sessions"})
+            assert (reply.status_code, reply.text) == (404, "There is nothing here but /mcp.")
+
+
+def test_the_agents_container_never_has_the_solution_or_the_secret(folder):
+    for task in folder.iterdir():
+        secret = json.loads((task / "environment/docker-compose.yaml").read_text().partition("SECRET: ")[2].split()[0])
+        assert secret in (task / "tests/test.sh").read_text()
+        for seen in ("instruction.md", "task.toml", "environment/Dockerfile"):
+            assert secret not in (task / seen).read_text()
+        assert "COPY" not in (task / "environment/Dockerfile").read_text()
+        assert os.access(task / "tests/test.sh", os.X_OK)
+
+
+def test_what_cannot_be_written_is_said(folder, tmp_path):
+    again = command_line.run("tasks", "--harbor", str(folder), "--packs", "bank", "--task", "bank/save-300")
+    assert again.returncode == 1
+    assert "bank-save-300 is there already: remove it, or choose another folder." in again.stderr
+    unknown = command_line.run("tasks", "--harbor", str(tmp_path), "--packs", "bank", "--task", "bank/no")
+    assert "There is no task bank/no" in unknown.stderr
+    missing = command_line.run("tasks", "--harbor", str(tmp_path), "--packs", "nope")
+    assert missing.returncode
+    assert "Traceback" not in missing.stderr
