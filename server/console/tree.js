@@ -4,6 +4,7 @@
 import { changesOf, isContainer, join } from "./difference.js";
 import { button, count, fill, h } from "./dom.js";
 import { stringify } from "./rpc.js";
+import { isText, textChange, textSummary } from "./text.js";
 
 const GROUP = 100; // members that are shown at once
 const LONG = 120; // characters of a text that are shown in a line
@@ -62,7 +63,7 @@ function grouped(nodes) {
 }
 
 function canOpen({ group, value, change }) {
-  if (change?.kind === "changed") return false;
+  if (change?.kind === "changed") return isText(change);
   if (typeof value === "string") return value.length > LONG || value.includes("\n");
   return Boolean(group) || (isContainer(value) && (keyed(value).length > 0 || change?.kind === "inside"));
 }
@@ -93,6 +94,7 @@ export function tree(value, change, { label, words, onSelect, rowsOf }) {
     const node = nodes.get(item);
     item.ariaExpanded = String(open);
     if (!open) item.lastElementChild.remove();
+    else if (node.change && isText(node.change)) item.append(textChange(node.change));
     else if (typeof node.value === "string") item.append(h("pre", node.value));
     else item.append(h("ul", { role: "group" }, below(node).map(itemOf), rowsOf && node.value?.$rows && pagesOf(node)));
   }
@@ -130,7 +132,7 @@ export function tree(value, change, { label, words, onSelect, rowsOf }) {
   }
   element.addEventListener("click", ({ target }) => {
     const item = target.closest("[role=treeitem]");
-    if (!item || target.closest("pre, button") || String(getSelection())) return;
+    if (!item || target.closest("pre, button, .lines") || String(getSelection())) return;
     select(item);
     toggle(item);
   });
@@ -156,7 +158,10 @@ export function tree(value, change, { label, words, onSelect, rowsOf }) {
   const root = { key: "value", pointer: "", value, change, changes: 0 };
   fill(element, canOpen(root) && isContainer(value) ? below(root).map(itemOf) : itemOf(root));
   if (element.childElementCount === 1) toggle(element.firstElementChild, true);
-  for (const { pointer } of changesOf(change).slice(0, OPENED)) openTo(pointer);
+  for (const { pointer, ...one } of changesOf(change).slice(0, OPENED)) {
+    const item = openTo(pointer);
+    if (isText(one)) toggle(item, true);
+  }
   element.firstElementChild.tabIndex = 0;
   return { element, reveal: (pointer) => select(openTo(pointer), false) };
 }
@@ -168,6 +173,7 @@ function rowOf({ key, value, change, group, changes }, words) {
   if (group) return h("div.row", name, h("span.preview", count(group.length, "item")), mark);
   if (change?.kind === "changed") {
     const { old, now } = change;
+    if (isText(change)) return h("div.row", name, h("span.hint", textSummary(change)), mark);
     return h("div.row", name, h("del", words.old, brief(old)), " → ", h("ins", words.now, brief(now)), mark);
   }
   if (!isContainer(value)) return h("div.row", name, brief(value), mark);

@@ -1,7 +1,8 @@
 // A world with its tools: search in it, and what can be done with the value that is chosen.
 import { changesOf } from "./difference.js";
-import { button, copyButton, fill, h } from "./dom.js";
+import { button, copyButton, count, fill, h } from "./dom.js";
 import { batch, call, stringify } from "./rpc.js";
+import { isText, textChange } from "./text.js";
 import { full, search, tree } from "./tree.js";
 
 const WORDS = { changed: "changed", added: "added", removed: "removed", change: "change", old: "", now: "" };
@@ -65,14 +66,20 @@ function searchBox(value, reveal) {
   return h("div.search", input, turns, said);
 }
 
+const LONGEST = 2000; // characters
+const cut = (text) =>
+  text.length > LONGEST ? `${text.slice(0, LONGEST)}… and ${count(text.length - LONGEST, "character")} more` : text;
+
 /** List single changes, old value and new one. */
 export function changeList(change, limit = 12) {
   const changes = changesOf(change),
     more = changes.length - limit;
-  const shown = (tag, value) => value !== undefined && h(tag, full(value).slice(0, 2000));
-  const rows = changes.slice(0, limit).map(({ pointer, kind, old, now }) => {
-    const sides = [shown("del", old), kind === "changed" && " → ", shown("ins", now)];
-    return h("tr", h("td", h("code", pointer)), h("td.hint", WORDS[kind]), h("td", sides));
+  const shown = (tag, value) => value !== undefined && h(tag, cut(full(value)));
+  const rows = changes.slice(0, limit).flatMap(({ pointer, kind, old, now }) => {
+    const place = [h("td", h("code", pointer)), h("td.hint", WORDS[kind])];
+    if (isText({ kind, old, now }))
+      return [h("tr", place, h("td")), h("tr", h("td", { colspan: 3 }, textChange({ old, now })))];
+    return h("tr", place, h("td", shown("del", old), kind === "changed" && " → ", shown("ins", now)));
   });
   return [
     h("table.changes.cards", h("tbody", rows)),

@@ -46,7 +46,8 @@ class File:
 
 def console_routes(gate: TokenGate, kinds: RecordKinds) -> list[Route]:
     """Get the routes of the console."""
-    files = {path.name: _file(path.name, path.read_bytes()) for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
+    found = [path for path in FOLDER.rglob("*") if path.suffix in MEDIA_TYPES]
+    files = {path.relative_to(FOLDER).as_posix(): _file(path.name, path.read_bytes()) for path in found}
     shown = {
         name: {"title": kind.title, "content": kind.content, "is_call": kind.is_call} for name, kind in kinds.items()
     }
@@ -74,8 +75,8 @@ def console_routes(gate: TokenGate, kinds: RecordKinds) -> list[Route]:
             return Response(status_code=304, headers=answered)
         return Response(file.content, headers=answered, media_type=file.media_type)
 
-    found = {"/": to_console, "/console": to_console, "/console/{name:path}": console, "/rpc": rpc}
-    return [Route(path, endpoint, methods=["GET"]) for path, endpoint in found.items()]
+    paths = {"/": to_console, "/console": to_console, "/console/{name:path}": console, "/rpc": rpc}
+    return [Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()]
 
 
 def _file(name: str, content: bytes) -> File:

@@ -15,7 +15,9 @@ import server
 from server.web.console import MEDIA_TYPES
 
 FOLDER = Path(server.__file__).parent / "console"
-FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
+FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir() if path.is_file()}
+VENDORED = FOLDER / "vendored"
+USED = ("jsdiff/diff/line.js", "jsdiff/diff/word.js")
 CHECKS = Path(__file__).parent
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -66,6 +68,13 @@ def test_what_is_to_be_known_of_the_kinds_of_records_is_served_and_no_script_nam
     assert set(kinds) == {"call", "reset", "message", "answer", "verdict"}
     named = rf"""kind\)? *[!=]== *["'](?:{"|".join(kinds)})["']"""
     assert {name: found for name, text in SCRIPTS.items() if (found := re.findall(named, text))} == {}
+
+
+@pytest.mark.parametrize("name", [*USED, "jsdiff/diff/base.js", "jsdiff/util/string.js", "jsdiff/util/params.js"])
+def test_what_is_vendored_is_served_in_the_same_way(served, name):
+    reply = served.http.get(f"/console/vendored/{name}")
+    assert (reply.status_code, reply.headers["content-security-policy"]) == (200, POLICY)
+    assert reply.text == (VENDORED / name).read_text(encoding="utf-8")
 
 
 def test_an_unchanged_file_is_not_sent_again(served):
@@ -120,12 +129,17 @@ def test_nothing_is_fetched_from_elsewhere():
         for module in re.findall(r'^(?:import|\}) .*"\./(.*)";$', text, re.MULTILINE)
     }
     referred = set(re.findall(r'(?:src|href)="(?!#)([^"]+)"', FILES["index.html"]))
-    assert imported | referred == set(FILES) - {"index.html"}
+    assert imported | referred == {*FILES, *(f"vendored/{name}" for name in USED)} - {"index.html"}
+    for name in USED:  # as it was published, and nothing of it is fetched from elsewhere
+        text = (VENDORED / name).read_text(encoding="utf-8")
+        for module in re.findall(r'^import .* from [\'"](.*)[\'"];$', text, re.MULTILINE):
+            assert (VENDORED / name).parent.joinpath(module).is_file()
+    assert "Redistribution and use in source and binary forms" in (VENDORED / "jsdiff" / "LICENSE").read_text()
 
 
 def test_its_lines_fit_into_120_columns():
     long = [(name, line) for name, text in FILES.items() for line in text.splitlines() if len(line) > 120]
-    assert [line for name, line in long if not name.startswith(("icon.", "vendored_"))] == []
+    assert [line for name, line in long if not name.startswith("icon.")] == []
 
 
 @pytest.mark.heavy

@@ -520,6 +520,36 @@ def test_ten_thousand_records(page, server):
     page.sees("Step 5000: get_iban")
 
 
+def test_the_one_line_that_was_changed_in_a_long_text_is_shown_and_its_words(page, server):
+    lines = [f"{number}: def function_{number}(self): return {number * 7}" for number in range(1, 401)]
+    session_id = server.rpc("create_session", toolpacks=["pages"])["session_id"]
+    server.call(session_id, "write", name="code", content="\n".join(lines))
+    lines[299] = lines[299].replace("return 2100", "return 2101")
+    server.call(session_id, "write", name="code", content="\n".join(lines) + "\n")
+    page.open(f"#/sessions/{session_id}?version=2")
+    for place in (".changes", ".tree"):
+        changed = page.find(f"{place} .lines")
+        assert [row.text for row in changed.find_elements("css selector", ".removed, .added")] == [
+            "300\n-\n300: def function_300(self): return 2100",
+            "300\n+\n300: def function_300(self): return 2101",
+            "400\n-\n400: def function_400(self): return 2800 (no line break at the end)",
+            "400\n+\n400: def function_400(self): return 2800",
+        ], place
+        words = [mark.text for mark in changed.find_elements("css selector", "mark")]
+        assert words[:2] == ["2100", "2101"]
+        assert "297 equal lines" in changed.text
+    page.sees("-2 +2 of 400 lines")
+    page.open(f"#/compare/{session_id}/{session_id}?a=1&b=2")
+    assert "return 2101" in page.find(".tree .lines .added").text
+    one = "word " * 1000
+    server.call(session_id, "write", name="line", content=one + "yes" + " word" * 1000)
+    server.call(session_id, "write", name="line", content=one + "no" + " word" * 1000)
+    page.open(f"#/sessions/{session_id}?version=4")
+    shown = page.find(".changes .lines")
+    assert [mark.text for mark in shown.find_elements("css selector", "mark")] == ["yes", "no"]
+    assert "4,940 characters" in shown.text
+
+
 def test_a_large_table_is_shown_in_pages_and_its_changed_rows_are_marked(page, server):
     session_id = server.rpc("create_session", toolpacks=["stall"], options={"stall": {"rows": 1150}})["session_id"]
     for sql in ("DELETE FROM filler WHERE id = 7", "UPDATE filler SET text = 'it changed' WHERE id = 1101"):

@@ -1,0 +1,95 @@
+// What differs between two texts: the lines that do, with some around them, and in a line the words.
+// The rule: whatever has changed is shown, however long the texts are; what is equal is counted.
+import { count, h } from "./dom.js";
+import { diffLines } from "./vendored/jsdiff/diff/line.js";
+import { diffWordsWithSpace } from "./vendored/jsdiff/diff/word.js";
+
+const LONG = 80; // characters; what is shorter is shown beside each other
+const AROUND = 2; // equal lines
+const NEAR = 60; // equal characters around words
+const MOST = 400; // lines that are shown
+const TIMEOUT = 500; // milliseconds
+
+/** Return whether a change is better shown in lines and words than as two values. */
+export const isText = ({ kind, old, now }) =>
+  kind === "changed" &&
+  typeof old === "string" &&
+  typeof now === "string" &&
+  (old + now).length > LONG &&
+  old !== "" &&
+  now !== "";
+
+const linesOf = (text) => text.replace(/\n$/, "").split("\n");
+
+/** Get the changes of a text in lines: `{kind, lines, other}`; `other` are the lines that stand for them. */
+function chunksOf(old, now) {
+  const whole = [
+    { removed: true, value: old },
+    { added: true, value: now },
+  ];
+  const found = diffLines(old, now, { timeout: TIMEOUT }) ?? whole;
+  const chunks = found.map(({ added, removed, value }) => ({
+    kind: added ? "added" : removed ? "removed" : "equal",
+    lines: linesOf(value),
+    isOpen: !value.endsWith("\n"),
+  }));
+  for (const [at, chunk] of chunks.entries()) {
+    const next = chunks[at + 1];
+    if (chunk.kind !== "removed" || next?.kind !== "added" || chunk.lines.length !== next.lines.length) continue;
+    [chunk.other, next.other] = [next.lines, chunk.lines];
+  }
+  return chunks;
+}
+
+/** Say in a few words how much of a text differs. */
+export function textSummary({ old, now }) {
+  const lines = (kind) => chunksOf(old, now).flatMap((chunk) => (chunk.kind === kind ? chunk.lines : [])).length;
+  const [removed, added, all] = [lines("removed"), lines("added"), linesOf(now).length];
+  return all === 1 && removed === 1 ? "a part of the text" : `-${removed} +${added} of ${count(all, "line")}`;
+}
+
+/** Make the words of a line: those that differ from another line are marked. */
+function wordsOf(line, other, kind) {
+  if (other === undefined) return line;
+  const [before, after] = kind === "removed" ? [line, other] : [other, line];
+  const words = diffWordsWithSpace(before, after, { timeout: TIMEOUT });
+  if (!words) return line;
+  const own = words.filter((part) => part[kind] || (!part.added && !part.removed));
+  return own.map((part, at) => (part[kind] ? h("mark", part.value) : near(part.value, at > 0, at < own.length - 1)));
+}
+
+/** Cut what is equal and far from words that differ. */
+function near(text, isAfter, isBefore) {
+  const room = NEAR * (Number(isAfter) + Number(isBefore));
+  if (!room || text.length <= room + NEAR) return text;
+  const start = isAfter ? text.slice(0, NEAR) : "";
+  return [start, h("span.hint", ` … ${count(text.length - room, "character")} … `), isBefore ? text.slice(-NEAR) : ""];
+}
+
+/** Show what differs between two texts, with the number of each line. */
+export function textChange({ old, now }) {
+  const rows = [];
+  const at = { removed: 1, added: 1 };
+  const rowOf = (kind, number, text) => {
+    const sign = { removed: "-", added: "+", equal: " " }[kind];
+    const tag = { removed: "del", added: "ins", equal: "span" }[kind];
+    rows.push(h(`div.line.${kind}`, h("span.at", String(number)), h("span.sign", sign), h(tag, text)));
+  };
+  const chunks = chunksOf(old, now),
+    all = Math.max(linesOf(old).length, linesOf(now).length);
+  for (const [place, { kind, lines, other, isOpen }] of chunks.entries()) {
+    const first = place > 0 ? AROUND : 0,
+      last = place < chunks.length - 1 ? AROUND : 0;
+    for (const [index, line] of lines.entries()) {
+      const isNear = kind !== "equal" || index < first || index >= lines.length - last;
+      const end = isOpen && kind !== "equal" && index === lines.length - 1 && all > 1;
+      const text = [wordsOf(line, other?.[index], kind), end && h("span.hint", " (no line break at the end)")];
+      if (isNear) rowOf(kind, kind === "removed" ? at.removed : at.added, text);
+      else if (index === first) rows.push(h("div.line.hint", count(lines.length - first - last, "equal line")));
+      if (kind !== "added") at.removed += 1;
+      if (kind !== "removed") at.added += 1;
+    }
+  }
+  const more = rows.length - MOST;
+  return h("div.lines", rows.slice(0, MOST), more > 0 && h("p.hint", `And ${count(more, "line")} more.`));
+}
