@@ -17,8 +17,7 @@ from server.execution.codec import PlainCodec
 from server.execution.parts import besides_volumes, emptied, merge, parts_of, wanted
 from server.execution.plan import Plan
 from server.execution.volumes import READ_ONLY, Volumes, stored_volumes
-from server.jsonio.cutting import cut_if_longer
-from server.jsonio.strict import dumps
+from server.jsonio.strict import cut_if_longer, dumps
 from server.jsonio.view import to_json, without_json
 from server.snapshots.comparison import first_difference
 

@@ -4,6 +4,7 @@ The rule: only RFC 8259 is read and written. orjson, unlike `json`, refuses lone
 it reads integers above 64 bits as floats, so text that may contain one is read again by `json`.
 """
 
+import hashlib
 import json
 from typing import Any
 
@@ -40,3 +41,11 @@ def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
         return json.dumps(
             value, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False, separators=(",", ":")
         ).encode()
+
+
+def cut(text: bytes) -> dict[str, Any]:
+    return {"$cut": {"bytes": len(text), "digest": hashlib.blake2b(text, digest_size=16).hexdigest()}}
+
+
+def cut_if_longer(text: bytes, max_bytes: int) -> bytes:
+    return text if len(text) <= max_bytes else dumps(cut(text))

@@ -25,10 +25,9 @@ from server.protocol.parameters import (
     Version,
 )
 from server.protocol.results import Envelope, Export, FunctionList, Json, Record, Session, ToolpackDescription
-from server.rpc.arguments import read_arguments
 from server.rpc.caller import Caller
-from server.rpc.limits import QUICK_BYTES
 from server.rpc.method import App, Method
+from server.rpc.parsing import QUICK_BYTES, read_arguments
 from server.sessions.calls import CallRequest
 from server.sessions.reader import SessionQuery, SessionReader
 

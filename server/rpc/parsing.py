@@ -1,18 +1,87 @@
-"""Parsing the bodies of requests, within the limits on their JSON.
+"""Parsing the bodies of requests, and arguments that come as text, within the limits on their JSON.
 
-The rule: a body that is over a limit is refused before its values are created. Large bodies aren't parsed on the event
-loop, which all clients share.
+The rule: what is over a limit is refused before its values are created, by a few scans of its bytes, which never take
+longer than parsing. Large bodies aren't parsed on the event loop, which all clients share. Arguments that come as JSON
+text, as models' tool calls carry them, have the same limits; a text that isn't a JSON object is a mistake of the
+agent's, so it fails the call, like wrong arguments, and doesn't refuse the request.
 """
 
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from server.base.errors import RpcRefusedError, TooLargeError
+from server.base.errors import InvalidParamsError, RpcRefusedError, TooLargeError
 from server.base.settings import Settings
 from server.jsonio.strict import loads
 from server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR
-from server.rpc.limits import QUICK_BYTES, has_more_values, is_deeper, parsed_bytes
+
+
+def read_arguments(text: str, settings: Settings) -> tuple[dict[str, Any], str | None]:
+    """Get the arguments, or `{"$text": text}` and what is wrong with the text.
+
+    A text without any character is no argument at all: some models send that.
+
+    Raises:
+        TooLargeError: It has more values than allowed.
+        InvalidParamsError: It is nested more deeply than allowed.
+    """
+    body = text.encode()
+    if has_more_values(body, settings.max_json_values):
+        raise TooLargeError(f"kwargs has more than {settings.max_json_values} values: send less.")
+    try:
+        arguments = loads(body) if text.strip() else {}
+    except ValueError as error:
+        return {"$text": text}, f"the arguments are not JSON: {error}"
+    if not isinstance(arguments, dict):
+        return {"$text": text}, 'the arguments are no JSON object, like {"name": "value"}'
+    if is_deeper(body, arguments, settings.max_json_depth):
+        raise InvalidParamsError(f"kwargs is nested more than {settings.max_json_depth} deep: send flatter JSON.")
+    return arguments, None
+
+
+QUICK_BYTES = 64 * 1024  # JSON text up to this is parsed in less than a millisecond
+SMALL_BYTES, SMALL_FACTOR = 1024, 25  # the values of a small body aren't counted one by one
+VALUE_BYTES = 100  # that a small value takes in memory, up to 50 times its text
+
+# A string, or an unterminated one: a search from each quote of an invalid body would take quadratic time.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+
+
+def _separators(body: bytes) -> int:
+    """Count what comes before a value, in strings too: a body that is a single value may have none."""
+    return sum(map(body.count, (b",", b"[", b"{")))
+
+
+def parsed_bytes(body: bytes) -> int:
+    """Estimate the memory that a body takes together with what is parsed out of it; rather too much than too little."""
+    if len(body) <= SMALL_BYTES:
+        return SMALL_FACTOR * len(body)
+    return len(body) + VALUE_BYTES * _separators(body)
+
+
+def has_more_values(body: bytes, limit: int) -> bool:
+    if len(body) <= limit or _separators(body) <= limit:
+        return False
+    return _separators(_STRING.sub(b"", body)) > limit
+
+
+def is_deeper(body: bytes, value: Any, limit: int) -> bool:
+    # Most bodies have fewer brackets than levels allowed, so this is enough.
+    if body.count(b"[") + body.count(b"{") <= limit:
+        return False
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            part
+            for outer in level
+            if isinstance(outer, dict | list)
+            for part in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
+
 
 Compute = Callable[[Callable[[], Any], str, str], Awaitable[Any]]
 """Does work that takes much of the processor, for an owner and of a kind, without blocking the event loop."""

@@ -21,8 +21,7 @@ from server.execution.operations import RunCall
 from server.execution.plan import Plan, SessionFunctions, uncompared
 from server.execution.world import PromiseCheck, Snapshot
 from server.functions.steps import Steps
-from server.jsonio.cutting import cut_if_longer
-from server.jsonio.strict import Fragment, dumps
+from server.jsonio.strict import Fragment, cut_if_longer, dumps
 from server.observability.suspects import LIMIT
 from server.protocol import results
 from server.protocol.rights import CLIENT

@@ -9,8 +9,7 @@ from typing import Any
 
 from server.base.errors import MAX_SHOWN
 from server.execution.nested import NestedCall
-from server.jsonio.cutting import cut_if_longer
-from server.jsonio.strict import Fragment, dumps
+from server.jsonio.strict import Fragment, cut_if_longer, dumps
 from server.sessions.records import SMALL_BYTES, cut_error
 
 MAX_NESTED_CALLS = 100

@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.base.errors import CallIdReusedError, StateDamagedError
-from server.jsonio.cutting import cut, cut_if_longer
-from server.jsonio.strict import Fragment, dumps, loads
+from server.jsonio.strict import Fragment, cut, cut_if_longer, dumps, loads
 from server.protocol.rights import CLIENT
 from server.snapshots.seal import KeyedHash
-from server.stores.base import Record
-from server.stores.records import new_record_id
+from server.stores.base import Record, new_record_id
 
 # With which stored call_ids begin: one that came to an address, and a client's if it must.
 _ADDRESSES, _CLIENTS = "agent:", "client:"

@@ -16,12 +16,12 @@ Numbers come back when a store loses its newest data, as after the failover of a
 same index, and another lease the same epoch. So each record has a random id, and a commit names the record before it.
 """
 
+import os
+import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
-
-from server.stores.records import NO_HISTORY, History, Record
 
 __all__ = [
     "NO_HISTORY",
@@ -37,6 +37,54 @@ __all__ = [
     "SharedStore",
     "StoredSession",
 ]
+
+# A generator of its own, seeded by the system: to ask that for each id takes longer. Nobody has to be unable to guess
+# them. Another process that begins as a copy of this one gets others.
+_ids = random.Random()  # noqa: S311 - see above
+os.register_at_fork(after_in_child=_ids.seed)
+
+
+def new_record_id() -> str:
+    """Make an id that no other record has."""
+    return f"{_ids.getrandbits(64):016x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of a session's trace."""
+
+    index: int  # its position in the trace, from 0, without gaps
+    version: int  # the session's version after it: the one before or the next
+    call_id: str | None
+    body: bytes  # JSON text; opaque to the store
+    id: str = field(default_factory=new_record_id)  # by which the next commit names it
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a session has gone through elsewhere.
+
+    The changes are, for each version above 0 that is kept, in order and without gaps, the blob id of each part that
+    differs from the version kept before it. The last one is the current version.
+    """
+
+    changes: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    records: Sequence[Record] = ()
+
+    @property
+    def version(self) -> int:
+        return max(self.changes, default=0)
+
+    @property
+    def oldest(self) -> int:
+        return min(self.changes, default=1)
+
+    def rows(self) -> list[tuple[int, str, str]]:
+        """Get the changes as version, part and blob, in order."""
+        return [(version, *change) for version in sorted(self.changes) for change in self.changes[version].items()]
+
+
+NO_HISTORY = History()
 
 
 class ForkPoint(NamedTuple):

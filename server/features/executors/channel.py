@@ -14,7 +14,7 @@ from server.base.errors import ExecutorGoneError, TooLargeError
 from server.base.forked import let_go
 from server.execution.runner import Frame
 from server.jsonio.strict import dumps, loads
-from server.rpc.limits import has_more_values
+from server.rpc.parsing import has_more_values
 
 MAX_HEAD_BYTES = 4 * 2**20  # of the JSON that an executor sends
 MAX_HEAD_VALUES = 250_000

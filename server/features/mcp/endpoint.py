@@ -22,7 +22,7 @@ from server.observability.request_ids import request_id
 from server.rpc.caller import Caller
 from server.rpc.codes import describe
 from server.rpc.in_flight import Reservation
-from server.rpc.limits import QUICK_BYTES
+from server.rpc.parsing import QUICK_BYTES
 from server.web.bodies import HEADERS, no_memory, read_body
 from server.web.endpoints import CUT_OFF, Gateway
 from server.web.refusals import NO_CONTENT, PIECE_BYTES, refusal, refused, send_response

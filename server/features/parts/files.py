@@ -21,7 +21,6 @@ from server.features.parts import files_json, files_pieces
 from server.features.parts.beside import beside_caller
 from server.features.parts.files_directory import Directory, read_folder
 from server.features.parts.files_glob import matching
-from server.features.parts.files_limits import check_size
 from server.features.parts.files_paths import (
     FoundEntry,
     Path,
@@ -41,6 +40,7 @@ from server.features.parts.files_tree import (
     Size,
     byte_size,
     changes,
+    check_size,
     size_of,
     walk,
     with_changes,

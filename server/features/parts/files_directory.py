@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from server.features.parts.files_limits import check_size
 from server.features.parts.files_paths import check_length, failure, find
 from server.features.parts.files_tree import (
     EMPTY,
@@ -29,6 +28,7 @@ from server.features.parts.files_tree import (
     Size,
     byte_size,
     changes,
+    check_size,
     is_same,
     size_of,
     walk,

@@ -4,9 +4,12 @@ The rule: nothing in a tree ever changes; whoever writes a file makes new folder
 nothing, what two trees share is recognised without reading it, and trees can be used by several sessions at once.
 """
 
+import errno
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from server.volumes.volume import Limits
 
 SEPARATOR = "/"
 
@@ -144,3 +147,13 @@ def _own(owned: dict[str, dict[str, Node]], path: str) -> None:
             owned[way] = dict(above[name].entries)  # type: ignore[union-attr]
             above[name] = FolderNode(owned[way])
         above = owned[way]
+
+
+def check_size(size: Size, limits: Limits, before: Size = NOTHING) -> None:
+    """Raise `OSError` if a tree is larger than it may be, and than it was before."""
+    if before.bytes < size.bytes > limits.files_bytes:
+        raise OSError(errno.ENOSPC, f"the files may have {limits.files_bytes} bytes in all (TOOLPACK_MAX_VOLUME_BYTES)")
+    if before.entries < size.entries > limits.files:
+        raise OSError(
+            errno.ENOSPC, f"there may be {limits.files} files, folders and links in all (TOOLPACK_MAX_VOLUME_BYTES)"
+        )

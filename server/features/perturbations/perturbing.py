@@ -27,8 +27,7 @@ from server.features.perturbations.session_rules import Call, Decision, Function
 from server.functions.content import check_content
 from server.functions.pins import SECOND_NS
 from server.functions_runtime import not_found
-from server.jsonio.cutting import cut_if_longer
-from server.jsonio.strict import Fragment, dumps, loads
+from server.jsonio.strict import Fragment, cut_if_longer, dumps, loads
 from server.packs.names import without_dots
 from server.protocol.rights import AGENT
 from server.sessions.addresses import View

@@ -42,7 +42,7 @@ from server.jsonio.strict import Fragment, dumps, loads
 from server.protocol.parameters import CallId, Labels, Parameters, TtlSeconds
 from server.protocol.results import Session
 from server.rpc.in_flight import Reservation
-from server.rpc.limits import has_more_values, is_deeper, parsed_bytes
+from server.rpc.parsing import has_more_values, is_deeper, parsed_bytes
 from server.sessions.context import SessionContext
 from server.sessions.factory import SessionFactory, session_template
 from server.sessions.identity import Creation

@@ -25,8 +25,7 @@ from server.execution.failure import Failure
 from server.features.replay.repeats import CopyOperation, Repeated, RepeatedCall, RepeatedReset, UnrunCall
 from server.features.replay.seeds import REPLAYS
 from server.features.replay.writers import has_kind, other_writers
-from server.jsonio.cutting import cut
-from server.jsonio.strict import Fragment, dumps, loads
+from server.jsonio.strict import Fragment, cut, dumps, loads
 from server.protocol.parameters import ForkRequest
 from server.protocol.results import Difference, Replay, Session, Versions
 from server.protocol.rights import CLIENT

@@ -4,10 +4,13 @@ The rule: plain dictionaries behind one lock, exactly as the protocol says, so t
 with this one.
 """
 
+import dataclasses
 import threading
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 import orjson
@@ -25,8 +28,87 @@ from server.stores.base import (
     StoredSession,
 )
 from server.stores.history import Change, Tip, fitting, follows, parts_at, to_note, trim
-from server.stores.memory.orders import Orders
-from server.stores.memory.row import Row
+
+
+@dataclass(slots=True)
+class Row:
+    """A session and all its data."""
+
+    session: StoredSession
+    expires_at: float
+    parts: Mapping[str, str]
+    changes: list[Change]
+    version: int = 0
+    oldest: int = 1  # the oldest stored version, except version 0
+    recorded: int = 0
+    records: list[Record] = field(default_factory=list)
+    calls: dict[str, Record] = field(default_factory=dict)
+    forks: dict[str, int] = field(default_factory=dict)  # how many records each fork, also one that is kept, needs
+
+    def begin(self, history: History) -> None:
+        """Take over what the session has gone through elsewhere; its changes are there already."""
+        if history.changes:
+            self.version, self.oldest = history.version, history.oldest
+            self.parts = parts_at(self.changes, self.version)
+        self.records = [*history.records]
+        self.recorded = sum(len(record.body) for record in self.records)
+        self.calls = {record.call_id: record for record in self.records if record.call_id is not None}
+
+    def current(self) -> StoredSession:
+        if self.session.expires_at != self.expires_at:
+            self.session = dataclasses.replace(self.session, expires_at=self.expires_at)
+        return self.session
+
+    def head(self, tip: Tip, blobs: Mapping[str, bytes]) -> Head:
+        added = {change.blob for change in self.changes if change.version > 0}
+        size = self.recorded + sum(len(blobs[blob]) for blob in added)
+        return Head(tip.place, self.version, self.parts, tip.epoch, tip.last, size)
+
+
+class Orders:
+    """Ids of sessions, sorted by id and by time of creation, and those of each session's forks."""
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._created: list[tuple[float, str]] = []
+        self._times: dict[str, float] = {}
+        self._forks: defaultdict[str, set[str]] = defaultdict(set)
+
+    def add(self, sessions: Sequence[StoredSession]) -> None:
+        for session in sessions:
+            self._times[session.id] = session.created_at
+            if session.parent is not None:
+                self._forks[session.parent.session_id].add(session.id)
+        self._ids.extend(session.id for session in sessions)
+        self._ids.sort()
+        self._created.extend((session.created_at, session.id) for session in sessions)
+        self._created.sort()
+
+    def remove(self, sessions: Collection[StoredSession]) -> None:
+        for session in sessions:
+            del self._times[session.id]
+            if session.parent is not None:
+                forks = self._forks[session.parent.session_id]
+                forks.remove(session.id)
+                if not forks:
+                    del self._forks[session.parent.session_id]
+        if sessions:
+            self._ids = [id_ for id_ in self._ids if id_ in self._times]
+            self._created = [each for each in self._created if each[1] in self._times]
+
+    def following(self, query: SessionQuery) -> Iterator[str]:
+        """Get the ids after one in an order, of all sessions or of the forks of one, whoever owns them."""
+        after, parent = query.after, query.parent
+        if not query.newest_first:
+            ids = self._ids if parent is None else sorted(self._forks.get(parent, ()))
+            return (ids[place] for place in range(bisect_right(ids, after), len(ids)))
+        if after and after not in self._times:
+            raise SessionNotFoundError
+        created = self._created
+        if parent is not None:
+            created = sorted((self._times[id_], id_) for id_ in self._forks.get(parent, ()))
+        end = bisect_left(created, (self._times[after], after)) if after else len(created)
+        return (created[place][1] for place in range(end - 1, -1, -1))
 
 
 class MemoryStore:

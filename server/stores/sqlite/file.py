@@ -6,8 +6,14 @@ that can't be written, a file that another process has locked or that another pr
 
 A database that isn't at its path any more, because somebody deleted or replaced it, acknowledges nothing. A full disk
 is no end: reads continue, and a small reserved file makes room for the deletion of sessions.
+
+The lock that keeps other servers from the file is on another one beside it: SQLite holds its own locks only during a
+transaction, and a lock on the database file itself would be lost when any connection to it is closed. Of SQLite's
+errors, what passes by itself or by an operator's hand becomes an `OverloadedError`; a file that can't be read any more
+is damaged; what only a bug of ours can cause stays what it is.
 """
 
+import fcntl
 import os
 import sqlite3
 import threading
@@ -15,16 +21,95 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from server.base.errors import OverloadedError, SettingsError
+from server.base.errors import OverloadedError, SettingsError, StateDamagedError, StoreInUseError, shown
 from server.base.forked import descriptors_of, in_forked, let_go
 from server.base.store_url import SQLITE
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.checkpoints import OWN_CHECKPOINT_PAGES, Checkpoints, checkpoint
-from server.stores.sqlite.lock import lock, open_private
-from server.stores.sqlite.translation import is_busy, translate, translated_errors
+
+
+def lock(path: Path, *, exclusive: bool) -> FileIO:
+    """Create a missing file for this user only, and lock the file beside it."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(open_private(path))  # SQLite gives its -wal and -shm files the same mode
+        lock_file = FileIO(open_private(path.with_name(path.name + ".lock")))
+    except OSError as error:
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = "its folder is a file" if is_file else error.strerror
+        raise SettingsError(f"The store {path} can't be opened: {reason}. Choose another --store.") from None
+    try:
+        fcntl.flock(lock_file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except OSError as error:
+        used = f"in use by another toolpack-server{_holders(lock_file.fileno())}"
+        lock_file.close()
+        if not isinstance(error, BlockingIOError):
+            raise SettingsError(
+                f"The store {path} can't be locked: {error.strerror}. Choose another --store."
+            ) from None
+        raise StoreInUseError(f"The store {path} is {used}: stop it, or give this one its own --store.") from None
+    return lock_file
+
+
+def _holders(lock_file: int) -> str:
+    """Say which other processes have a file open, or have locked it, as far as Linux tells this user."""
+    found = os.fstat(lock_file)
+    holders: set[int] = set()
+    with suppress(OSError, ValueError):
+        name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            if name in (words := line.split()) and words[1] == "FLOCK":
+                holders.add(int(words[words.index(name) - 1]))
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            status = descriptor.stat()
+            if (status.st_dev, status.st_ino) == (found.st_dev, found.st_ino):
+                holders.add(int(descriptor.parts[2]))
+    named = []
+    for process in sorted(holders - {os.getpid()}):
+        with suppress(OSError):  # it has ended, and somebody who has inherited it holds the lock
+            command = Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8", errors="replace")
+            shown_command = shown("".join(c if c.isprintable() else " " for c in command).strip())
+            named.append(f"process {process} ({shown_command})")
+    return f", {' and '.join(named)}" if named else ""
+
+
+def open_private(path: Path) -> int:
+    """Open a file that only this user may read; it is created if it is missing."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def is_busy(error: sqlite3.OperationalError) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def translate(error: BaseException) -> None:
+    """Raise an error of SQLite as one of a store; do nothing about others."""
+    # Locked by another process, disk full, file not writable; or SQLite may hold no more memory in this process.
+    if isinstance(error, sqlite3.OperationalError | MemoryError):
+        why = str(error) or "no memory"
+        raise OverloadedError(f"The store can't be used now ({why}); nothing was changed.") from error
+    if type(error) is sqlite3.DatabaseError:  # its other subclasses are bugs of ours
+        raise StateDamagedError(f"The store's file is damaged ({error}): restore a backup of it.") from error
+
+
+class _TranslatedErrors:
+    """A context manager. Not a generator: to enter one takes five times as long, and every call does."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            translate(error)
+
+
+translated_errors = _TranslatedErrors()
+
 
 APPLICATION = 0x746F6F6C  # "tool", in SQLite's application_id: marks the file as ours
 VERSION = 1
