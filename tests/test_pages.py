@@ -517,6 +517,7 @@ RUN = {
     ("docs/replay.md", "Seeded sessions"),
     ("docs/replay.md", "Bundles"),
     ("docs/conformance.md", "Ask a server"),
+    ("docs/store.md", "Test it"),  # by tests/stores/test_store_contract.py
     ("docs/benchmarks.md", "BFCL"),  # by tests/bundled/test_bfcl.py, where its packages are installed
     ("docs/benchmarks.md", "tau2"),  # by tests/bundled/test_tau2.py, likewise
 }

@@ -14,6 +14,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
+STORE_CONTRACT = ROOT / "toolpack_server" / "testing" / "store_contract"
 LIST = (TESTS / "promises.txt").read_text(encoding="utf-8")
 PAGES = ["docs/operate.md", "docs/isolation.md", "SECURITY.md"]
 LEAST = 30  # characters of a sentence that the list has, unless it is shorter
@@ -78,7 +79,7 @@ def differences(text, of_page):
 @functools.cache
 def names_in(file):
     """Get the names of the tests in a file; no two files have one name."""
-    (path,) = TESTS.rglob(file)
+    (path,) = [*TESTS.rglob(file), *STORE_CONTRACT.glob(file)]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
 

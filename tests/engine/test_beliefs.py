@@ -12,13 +12,13 @@ import pytest
 import serving
 import test_files_histories
 from serving import PACKS, Bench, ledger, refused, wait_until
-from shared_memory import SharedMemory
 
 from server import Task, TaskEnvironment, Toolpack
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.stores import open_store
 from server.stores.base import Lease
+from toolpack_server.testing.store_contract.model import SharedMemory
 
 VOLUMES = ("stall", "papers")
 WITH_VOLUMES = load_catalog((PACKS,), VOLUMES)

@@ -7,7 +7,6 @@ import pytest
 import redis_server
 import serving
 from serving import RpcError, ledger, wait_until
-from shared_memory import SharedMemory
 
 from server.base.errors import OverloadedError
 from server.engine import leases, queues
@@ -15,6 +14,7 @@ from server.engine.leases import DEAD_SECONDS, HEARTBEAT_SECONDS, Leases
 from server.engine.state import SessionState
 from server.stores import open_store
 from server.stores.base import Head, Lease, StoredSession
+from toolpack_server.testing.store_contract.model import SharedMemory
 
 OTHER = "another worker"
 

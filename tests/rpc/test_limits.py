@@ -16,7 +16,6 @@ import server_process
 import serving
 from http_endpoint import HEAD, PING, PROTOCOLS, answer, check_refusal, is_ended, read, request, served
 from serving import Bench, Clock, RpcError, ledger, refused, result_of, wait_until
-from shared_memory import SharedMemory
 
 from server import Toolpack
 from server.base.cache import BoundedCache
@@ -30,6 +29,7 @@ from server.execution.initial import build as build_initial
 from server.packs.catalog import Catalog
 from server.rpc import parsing
 from server.sessions import factory, manager, quotas
+from toolpack_server.testing.store_contract.model import SharedMemory
 
 WAIT_SECONDS = 0.4
 LIMITS = [name for name in Settings.variables().values() if name.startswith("max_") or name.endswith("timeout_seconds")]

@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 import pytest
 import serving
 from serving import RpcError, ledger, wait_until
-from shared_memory import SharedMemory
 
 from server.sessions import manager
 from server.stores import open_store
+from toolpack_server.testing.store_contract.model import SharedMemory
 
 DAY = 86_400.0
 

@@ -12,7 +12,6 @@ import time
 import pytest
 import redis_server
 import serving
-from store_sessions import change, record_id, session, use_and_delete
 
 from server.base.errors import (
     OverloadedError,
@@ -20,6 +19,7 @@ from server.base.errors import (
 )
 from server.stores import open_store
 from server.stores.base import Head
+from toolpack_server.testing.store_contract.samples import change, record_id, session, use_and_delete
 
 
 def test_nothing_is_left_in_redis(redis_url):

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import serving
 from patience import PATIENCE
-from store_sessions import change, claim, commit, delete, existing, session, use_and_delete
 
 from server.base.errors import (
     OverloadedError,
@@ -25,6 +24,15 @@ from server.stores import open_store
 from server.stores.base import Head
 from server.stores.sqlite import checkpoints, deletion
 from server.stores.sqlite.file import SqliteFile
+from toolpack_server.testing.store_contract.samples import (
+    change,
+    claim,
+    commit,
+    delete,
+    existing,
+    session,
+    use_and_delete,
+)
 
 
 def test_nothing_is_left_in_sqlite(tmp_path):

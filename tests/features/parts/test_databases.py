@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import database_histories
 import pytest
 from serving import PACKS, PATIENCE, Bench, refused, wait_until
-from shared_memory import SharedMemory
 
 from server import Database, Depends, Task, TaskEnvironment, Toolpack
 from server.base.errors import InvalidParamsError, RegistrationError
@@ -27,6 +26,7 @@ from server.packs.loading import load_catalog
 from server.testing import Session
 from server.volumes.scratch import PREFIX, Scratch, remove_leftovers
 from server.volumes.volume import Limits
+from toolpack_server.testing.store_contract.model import SharedMemory
 
 CATALOG = load_catalog((PACKS,), ("stall",))
 ALONE = "a session's database stands alone: ATTACH, DETACH and VACUUM INTO aren't possible"

@@ -1,0 +1,55 @@
+"""The contract's tests are run from outside, as docs/store.md says: a store that keeps it passes, another fails."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from patience import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "store.md").read_text(encoding="utf-8")
+(FILE,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+FORGETFUL = '''
+class Forgetful(MemoryStore):
+    """It finds no record by the id of its call, so a call that is sent again would run again."""
+
+    def record_of_call(self, session_id, call_id):
+        return None
+
+
+class Careless(Forgetful):
+    record_of_call = MemoryStore.record_of_call
+
+    def delete(self, session_ids):
+        return [*session_ids]
+'''
+
+
+def tried(folder, text, *flags):
+    """Run the tests in a folder of their own; get how many have passed, failed and were skipped."""
+    (folder / "test_mine.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *flags]
+    variables = os.environ | {"COLUMNS": "200", "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / ".hypothesis")}
+    ended = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|skipped)", ended.stdout)}
+    return ended, counts
+
+
+def test_a_store_that_keeps_the_contract_passes(tmp_path):
+    ended, counts = tried(tmp_path, FILE, "-k", "not random")
+    assert ended.returncode == 0, ended.stdout
+    assert counts["passed"] > 75
+    assert counts.keys() == {"passed", "skipped"}
+
+
+def test_a_store_that_breaks_it_fails_and_it_is_said_where(tmp_path):
+    for name, failing in (("Forgetful", "test_records"), ("Careless", "test_all_data_of_a_session_is_deleted")):
+        text = FILE.replace("    return lambda: MemoryStore", f"    return lambda: {name}") + FORGETFUL
+        ended, counts = tried(tmp_path, text, "-k", "not random")
+        assert ended.returncode == 1
+        assert counts["failed"] > 0
+        assert f"::{failing} - assert " in ended.stdout  # pytest says what was compared
