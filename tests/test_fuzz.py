@@ -8,6 +8,7 @@ import server_process
 from fuzz.bodies import fuzz_bodies, fuzz_heavy
 from fuzz.conversations import LIMITS, fuzz_conversations
 from fuzz.costs import fuzz_costs
+from fuzz.doors import fuzz_doors
 
 pytestmark = pytest.mark.heavy
 
@@ -38,3 +39,10 @@ def test_bad_http(tmp_path, http):
     with server_process.served(tmp_path, **LIMITS, **server_process.http_on(http, tmp_path)) as server:
         seen = fuzz_conversations(server, tmp_path / "server.log", 1)
     assert {200, 400} <= set(seen)
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+def test_hostile_clients_of_trainers_protocols(tmp_path, http):
+    with server_process.served(tmp_path, **LIMITS, **server_process.http_on(http, tmp_path)) as server:
+        seen = fuzz_doors(server, tmp_path / "server.log", 200)
+    assert {200, 400, 404, 422, "observation", "error", 1000, 1002} <= set(seen)

@@ -172,8 +172,8 @@ class TaskEpisodes:
 
     async def begin(
         self, caller: Caller, episode_id: str, spec: TaskSpec, labels: Mapping[str, str], *, each: bool, ttl: float
-    ) -> TaskEpisode:
-        """Create the session of an episode; the same request again makes no other.
+    ) -> tuple[TaskEpisode, dict[str, Any]]:
+        """Create the session of an episode, and get what `told` would; the same request again makes no other.
 
         Args:
             labels: Of the session.
@@ -203,23 +203,19 @@ class TaskEpisodes:
         params = {"labels": {self.label: sid}, "limit": PAGE, "order": "-created"}
         for session in await self.app.request(caller, "list_sessions", params):
             if session["parent"] is None and session["task"] is not None:
-                return await self._of(caller, session)
+                return (await self._of(caller, session))[0]
         return None
 
-    async def _of(self, caller: Caller, session: Mapping[str, Any]) -> TaskEpisode:
+    async def _of(self, caller: Caller, session: Mapping[str, Any]) -> tuple[TaskEpisode, dict[str, Any]]:
         session_id, labels = session["session_id"], session["labels"]
         told = await self._as_agent(caller, session_id, "get_task")
-        return TaskEpisode(session_id, session["task"], labels, f"{self.label}-rewards" in labels, told["max_calls"])
+        each = f"{self.label}-rewards" in labels
+        return TaskEpisode(session_id, session["task"], labels, each, told["max_calls"]), told
 
     async def told(self, caller: Caller, episode: TaskEpisode) -> dict[str, Any]:
         """Get what the agent is told: `prompt`, `calls`, `max_calls` and `done`."""
         told: dict[str, Any] = await self._as_agent(caller, episode.session_id, "get_task")
         return told
-
-    async def prompt(self, caller: Caller, episode: TaskEpisode) -> list[dict[str, str]]:
-        """Get the prompt as messages, each with `role` and `content`."""
-        prompt = (await self.told(caller, episode))["prompt"]
-        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
 
     async def functions(self, caller: Caller, episode: TaskEpisode) -> list[dict[str, Any]]:
         """Get the functions of an episode; one named as the answer's tool isn't offered."""
@@ -334,3 +330,9 @@ class TaskEpisodes:
 
     async def _as_agent(self, caller: Caller, session_id: str, method: str, **params: Any) -> Any:
         return await self.app.request(Caller(caller.owner, session_id), method, params)
+
+
+def messages_of(told: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Get the prompt that an agent is told as messages, each with `role` and `content`."""
+    prompt = told["prompt"]
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []

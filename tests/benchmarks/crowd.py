@@ -1,6 +1,6 @@
 """A crowd of sessions, in a process of its own: each is created, takes one step that waits, and is closed.
 
-    python crowd.py ours|openenv PORT SESSIONS SECONDS [TOKEN]
+    python crowd.py ours|episodes|door|openenv PORT SESSIONS SECONDS [TOKEN]
 
 It prints one line of JSON: how long the sessions took, those that ended, and what went wrong with the others. The rule:
 it takes as little of the processor as it can, as it shares that with the server: prepared bytes, a connection for each
@@ -67,8 +67,11 @@ class Session(asyncio.Protocol):
 class OurSession(Session):
     """A session of Toolpack Server: three requests of HTTP."""
 
+    begin = {"toolpacks": ["waiter"]}  # noqa: RUF012 - nobody changes it
+    last, ended = "close_session", b'"result":1'
+
     def first(self):
-        return self.crowd.post("create_session", {"toolpacks": ["waiter"]})
+        return self.crowd.post("create_session", self.begin)
 
     def answer(self):
         head, found, body = self.received.partition(b"\r\n\r\n")
@@ -86,19 +89,33 @@ class OurSession(Session):
             return self.crowd.of_session("run_function", self.id)
         self.crowd.look_at_step(self)
         if self.answers == 2 and b'"error":null' in answer:
-            return self.crowd.of_session("close_session", self.id)
-        if self.answers == 3 and b'"result":true' in answer:
+            return self.crowd.of_session(self.last, self.id)
+        if self.answers == 3 and self.ended in answer:
             return None
         raise ValueError(answer[:200].decode())
+
+
+class OurEpisode(OurSession):
+    """A session with a task, whose verdict is recorded at the end."""
+
+    begin = {"task": "waiter/waits"}  # noqa: RUF012 - nobody changes it
+    last, ended = "evaluate_session", b'"reward":1.0'
 
 
 class OpenEnvSession(Session):
     """A session of OpenEnv: a WebSocket with two messages; the server closes it after the third."""
 
+    path = "/ws"
     upgraded = left = False
 
     def first(self):
-        return self.crowd.upgrade
+        return self.crowd.handshake(self.path)
+
+    def reset(self):
+        return {}
+
+    def step(self):
+        return {"seconds": self.crowd.seconds}
 
     def answer(self):
         if not self.upgraded:
@@ -114,14 +131,14 @@ class OpenEnvSession(Session):
             self.upgraded = True
             if b" 101 " not in answer:
                 raise ValueError(answer[:200].decode())
-            return frame({"type": "reset", "data": {}})
+            return frame({"type": "reset", "data": self.reset()})
         if self.answers == 3:
             self.crowd.look_at_step(self)
         if self.left:  # the end of the WebSocket
             return None
         if b'"observation"' not in answer:
             raise ValueError(answer[:200].decode(errors="replace"))
-        return frame({"type": "step", "data": {"seconds": self.crowd.seconds}}) if self.answers == 2 else self.leave()
+        return frame({"type": "step", "data": self.step()}) if self.answers == 2 else self.leave()
 
     def leave(self):
         self.left = True
@@ -133,9 +150,25 @@ class OpenEnvSession(Session):
         super().connection_lost(error)
 
 
+class DoorSession(OpenEnvSession):
+    """An episode of OpenEnv at Toolpack Server; its verdict is recorded when it is closed."""
+
+    path = "/openenv/waiter/ws"
+
+    def reset(self):
+        return {"task": "waiter/waits"}
+
+    def step(self):
+        return {"type": "call_tool", "tool_name": "wait", "arguments": {"seconds": self.crowd.seconds}}
+
+
+KINDS = {"ours": OurSession, "episodes": OurEpisode, "door": DoorSession, "openenv": OpenEnvSession}
+
+
 def frame(message):
     """Get a text message of a WebSocket's client; a mask of zeros leaves its bytes as they are."""
     text = json.dumps(message).encode()
+    assert len(text) < 126
     return bytes((0x81, 0x80 | len(text), 0, 0, 0, 0)) + text
 
 
@@ -149,20 +182,24 @@ class Crowd:
         self.open = sessions
         self.times, self.steps, self.wrong = [], [], Counter()
         self.done = asyncio.get_running_loop().create_future()
-        key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13"
-        self.upgrade = (
-            f"GET /ws HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{key}\r\n\r\n"
-        ).encode()
         step = {"function": "wait", "kwargs": {"seconds": seconds}}
         self.requests = {
             method: self.post(method, {"session_id": FAKE_ID.decode(), **more}).split(FAKE_ID)
-            for method, more in (("run_function", step), ("close_session", {}))
+            for method, more in (("run_function", step), ("close_session", {}), ("evaluate_session", {}))
         }
+
+    def handshake(self, path):
+        key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+        head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        return f"{head}{key}{self.authorization()}\r\n".encode()
+
+    def authorization(self):
+        return f"Authorization: Bearer {self.token}\r\n" if self.token else ""
 
     def post(self, method, params):
         text = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
         head = f"POST /rpc HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\n"
-        head += f"Authorization: Bearer {self.token}\r\n" if self.token else ""
+        head += self.authorization()
         return f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode()
 
     def of_session(self, method, id_):
@@ -207,9 +244,7 @@ async def main():
     kind, port, sessions, seconds, *token = sys.argv[1:]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    crowd = Crowd(
-        {"ours": OurSession, "openenv": OpenEnvSession}[kind], int(port), int(sessions), float(seconds), *token
-    )
+    crowd = Crowd(KINDS[kind], int(port), int(sessions), float(seconds), *token)
     await crowd.run()
     print(json.dumps({"times": crowd.times, "steps": crowd.steps, "wrong": dict(crowd.wrong.most_common(3))}))
 

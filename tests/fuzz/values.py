@@ -221,17 +221,21 @@ def _written(value, *, raw, spaces):
 
 
 @st.composite
-def bodies(draw, target, *, agent=False):
-    """Get bodies: mostly the JSON of one request or a batch, some of them damaged."""
-    one = requests(target, agent=agent)
-    value = draw(mostly(one, mostly(st.lists(mostly(one, values, 4), max_size=5), values, 3), 7))
-    body = _written(value, raw=draw(st.booleans()), spaces=draw(st.booleans()))
+def written(draw, of_values):
+    """Get the JSON of values, some of it damaged."""
+    body = _written(draw(of_values), raw=draw(st.booleans()), spaces=draw(st.booleans()))
     mark = json.dumps(POISON).encode()
     if mark in body:
         body = body.replace(mark, draw(st.sampled_from(HARMLESS * 6 + POISONS)))
     for _ in range(draw(st.sampled_from([0] * 9 + [1, 2]))):
         body = draw(st.sampled_from(_DAMAGES))(draw, body)
     return body
+
+
+def bodies(target, *, agent=False):
+    """Get bodies: mostly the JSON of one request or a batch."""
+    one = requests(target, agent=agent)
+    return written(mostly(one, mostly(st.lists(mostly(one, values, 4), max_size=5), values, 3), 7))
 
 
 def _cut(draw, body):

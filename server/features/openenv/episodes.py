@@ -20,6 +20,7 @@ from server.features.task_episodes import (
     PlayedCall,
     TaskEpisode,
     TaskEpisodes,
+    messages_of,
 )
 
 EPISODE = "openenv-episode"  # the label that has an episode's id
@@ -67,8 +68,8 @@ class OpenEnvEpisodes(TaskEpisodes):
         settings = self.app.settings_of(OpenEnvSettings)
         labels = {self.label: sid or episode_id, EPISODE: episode_id}
         each = settings.rewards == "each"
-        begun = await self.begin(caller, episode_id, data.spec(task), labels, each=each, ttl=settings.ttl_seconds)
-        prompt = await self.prompt(caller, begun)
+        begun, told = await self.begin(caller, episode_id, data.spec(task), labels, each=each, ttl=settings.ttl_seconds)
+        prompt = messages_of(told)
         lone = len(prompt) == 1 and prompt[0]["role"] == "user"
         text = "\n\n".join(each["content"] if lone else f"{each['role']}: {each['content']}" for each in prompt)
         metadata = {"episode_id": episode_id, "session_id": begun.session_id, "task": begun.task}

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from server.features.api import HttpRefusedError, ReplyError
 from server.features.api_http import FeatureEndpoint, FeatureRequest, Gateway
 from server.features.ors.episodes import OrsEpisodes, block_of
-from server.features.task_episodes import ALL, TaskSpec
+from server.features.task_episodes import ALL, TaskSpec, messages_of
 
 SIGN_SECONDS = 10.0  # between two signs of life; clients give up after 30 s of silence
 CHUNK = 32 * 1024  # bytes of a result in one event; clients read lines of up to 128 KiB
@@ -245,7 +245,7 @@ class PromptEndpoint(OrsEndpoint):
 
     async def answer(self, request: FeatureRequest) -> Response:
         episode = await self.episodes.find(request.caller, _episode_id(request))
-        prompt = await self.episodes.prompt(request.caller, episode)
+        prompt = messages_of(await self.episodes.told(request.caller, episode))
         lone = len(prompt) == 1 and prompt[0]["role"] == "user"
         texts = [each["content"] if lone else f"{each['role']}: {each['content']}" for each in prompt]
         return JSONResponse([block_of(text) for text in texts])
@@ -258,7 +258,7 @@ class MessagesEndpoint(OrsEndpoint):
 
     async def answer(self, request: FeatureRequest) -> Response:
         episode = await self.episodes.find(request.caller, _episode_id(request))
-        prompt = await self.episodes.prompt(request.caller, episode)
+        prompt = messages_of(await self.episodes.told(request.caller, episode))
         return JSONResponse(
             [{"role": each["role"], "blocks": [block_of(each["content"])], "detail": None} for each in prompt]
         )

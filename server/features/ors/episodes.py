@@ -42,7 +42,7 @@ class OrsEpisodes(TaskEpisodes):
         """Create the session of an episode; the same request again makes no other."""
         settings = self.app.settings_of(OrsSettings)
         each = settings.rewards == "each"
-        made = await self.begin(caller, sid, spec, {self.label: sid}, each=each, ttl=settings.ttl_seconds)
+        made, _ = await self.begin(caller, sid, spec, {self.label: sid}, each=each, ttl=settings.ttl_seconds)
         self._remember(caller, sid, made)
 
     async def find(self, caller: Caller, sid: str) -> TaskEpisode:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from server import Depends, TaskEnvironment, Toolpack
+from server import Depends, Rollout, TaskEnvironment, Toolpack
 
 
 class Waits(BaseModel):
@@ -18,6 +18,13 @@ class WaiterEnvironment(TaskEnvironment):
 
 
 toolpack = Toolpack("waiter", WaiterEnvironment)
+
+
+@toolpack.task("waits", prompt="Wait.")
+def waits(rollout: Rollout[WaiterEnvironment]) -> float:
+    """Reward whoever has waited."""
+    return float(rollout.environment.waits.count > 0)
+
 
 TheWaits = Annotated[Waits, Depends("waits")]
 
