@@ -9,6 +9,7 @@ from fuzz.bodies import fuzz_bodies, fuzz_heavy
 from fuzz.conversations import LIMITS, fuzz_conversations
 from fuzz.costs import fuzz_costs
 from fuzz.doors import fuzz_doors
+from fuzz.trainers import fuzz_trainers
 
 pytestmark = pytest.mark.heavy
 
@@ -46,3 +47,9 @@ def test_hostile_clients_of_trainers_protocols(tmp_path, http):
     with server_process.served(tmp_path, **LIMITS, **server_process.http_on(http, tmp_path)) as server:
         seen = fuzz_doors(server, tmp_path / "server.log", 200)
     assert {200, 400, 404, 422, "observation", "error", 1000, 1002} <= set(seen)
+
+
+def test_requests_to_the_doors_of_trainers(tmp_path):
+    with server_process.served(tmp_path, **LIMITS) as server:
+        seen = fuzz_trainers(server.url, 300, 1)
+    assert {200, 400, 404, 422} <= set(seen)

@@ -26,7 +26,17 @@ MAX_PRINTED = 5
 MANY_CALLS = 2000  # so many meet all rules
 RULE_BY_TEXT = {rule[effect]: rule["name"] for rule in RULES for effect in ("error", "lost") if effect in rule}
 DONE = ["append_patiently", "append_and_hang", "append_too_late", "deadlines", "put", "take", "put_and_fail", "say"]
-DONE += ["messages expected", "messages heard", "add_message", "verdicts", "views", "forks", "resets", "sent twice"]
+DONE += [
+    "messages expected",
+    "messages heard",
+    "add_message",
+    "verdicts",
+    "views",
+    "forks",
+    "resets",
+    "sent twice",
+    "calls over ORS",
+]
 
 
 @click.command()

@@ -102,6 +102,7 @@ class KnownSession:
     views: list = field(default_factory=list)
     verdicts: list = field(default_factory=list)
     resets: list = field(default_factory=list)
+    episode: str | None = None  # its id for clients of ORS; None if it is none of theirs
     heard: list = field(default_factory=list)
     last: dict = field(default_factory=dict)
 
@@ -112,6 +113,7 @@ class KnownSession:
 
 
 KINDS = [{}, {"task"}, {"rules"}, {"participants"}, {"rules", "participants", "task"}, {"rules", "task"}]
+KINDS += [{"task", "ors"}]
 """What the sessions at the start have, in turn."""
 
 
@@ -120,6 +122,9 @@ def beginning(number):
     kind = KINDS[number % len(KINDS)]
     params = {"toolpacks": TOOLPACKS, "labels": LABELS}
     known = {"task": "task" in kind, "participants": "participants" in kind}
+    if "ors" in kind:
+        known["episode"] = f"episode-{number}"
+        params["labels"] = LABELS | {"ors": known["episode"]}
     if "rules" in kind:
         known["seed"] = f"seed {number % 4}"
         params["perturbations"] = {"rules": RULES, "seed": known["seed"]}
@@ -206,12 +211,21 @@ class Connection:
             self._connection = http.client.HTTPConnection("127.0.0.1", self._rng.choice(self._ports), timeout=seconds)
         elif self._connection.sock is not None:
             self._connection.sock.settimeout(seconds)
-        speaks_mcp = path.startswith("/mcp/")
+        speaks_mcp, headers = path.startswith("/mcp/"), {"Content-Type": "application/json"}
         if speaks_mcp:
             method, params = "tools/call", _tool_call(**params)
+            if self._rng.random() < 0.5:  # the key is the id of the session that a client of /mcp has
+                path, headers["Mcp-Session-Id"] = "/mcp", path.removeprefix("/mcp/")
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+        response = json.loads(self._post(path, body, headers))
+        if "error" in response:
+            error = response["error"]
+            raise RefusedError(error | {"code": error["code"] + MCP_SHIFT} if speaks_mcp else error)
+        return _envelope(response["result"]) if speaks_mcp else response["result"]
+
+    def _post(self, path, body, headers):
         try:
-            self._connection.request("POST", path, body, {"Content-Type": "application/json"})
+            self._connection.request("POST", path, body, headers)
             reply = self._connection.getresponse()
             text = reply.read()
         except (OSError, http.client.HTTPException) as error:
@@ -220,11 +234,36 @@ class Connection:
         if reply.status == 503:
             self.close()
             raise UnknownError("503")
-        response = json.loads(text)
-        if "error" in response:
-            error = response["error"]
-            raise RefusedError(error | {"code": error["code"] + MCP_SHIFT} if speaks_mcp else error)
-        return _envelope(response["result"]) if speaks_mcp else response["result"]
+        if reply.status >= 500:
+            raise RuntimeError(f"{path} was answered {reply.status}: {text[:500]}")
+        return text
+
+    def play(self, episode, function, kwargs, task_id, until):
+        """Call a function as a client of ORS does, which resumes a stream that ends too soon; get the envelope."""
+        body = json.dumps({"name": function, "input": kwargs, "task_id": task_id})
+        headers = {"Content-Type": "application/json", "X-Session-ID": episode}
+        while True:
+            if self._connection is None:
+                port = self._rng.choice(self._ports)
+                self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
+            with suppress(UnknownError):
+                events = self._post("/call", body, headers).decode().split("\n\n")
+                found = [
+                    event.partition("data: ")[2] for event in events if event.startswith(("event: chunk", "event: end"))
+                ]
+                if any(event.startswith("event: error") for event in events):
+                    raise RuntimeError(f"{episode} {function}: {events}")
+                if any(event.startswith("event: end") for event in events):
+                    result = json.loads("".join(found))
+                    if not result["ok"]:
+                        raise RuntimeError(f"{episode} {function}: {result}")
+                    (block,) = result["output"]["blocks"]
+                    if not block["text"].startswith(LOST):
+                        return {"result": json.loads(block["text"]), "error": None}
+            if until():
+                raise NeverAnsweredError(f"{episode} {function}")
+            self.close()
+            time.sleep(RETRY_PAUSE_SECONDS)
 
     def insist(self, method, params, until, path="/rpc", first_seconds=ANSWER_SECONDS):
         """Send a request, with retries until an answer says what its outcome is.
@@ -324,6 +363,7 @@ class Clients:
             self._listen: 4,
             self._view: 2,
             self._evaluate: 2,
+            self._play: 6,
             self._fork: 1,
             self._reset: 1,
             self._reconnect: 1,
@@ -332,7 +372,12 @@ class Clients:
             kind = rng.choices(list(kinds), list(kinds.values()))[0]
             with suppress(IndexError):
                 kind = [*kinds][self._first_kinds.pop() % len(kinds)]
-            need = {self._say: "participants", self._listen: "participants", self._evaluate: "task"}.get(kind, "id")
+            need = {
+                self._say: "participants",
+                self._listen: "participants",
+                self._evaluate: "task",
+                self._play: "episode",
+            }.get(kind, "id")
             session = rng.choice([each for each in list(self.sessions.values()) if getattr(each, need)])
             try:
                 kind(connection, rng, session, number)
@@ -383,6 +428,19 @@ class Clients:
             again = connection.insist("run_function", params, self._is_over, path)
             if again != call.envelope:
                 self.surprises.append(f"{session.id}: {params} was answered {call.envelope}, then {again}")
+
+    def _play(self, connection, rng, session, number):
+        """Append an entry through the door of ORS, and at times once more with the same id."""
+        kwargs, task_id = {"entry": self._entry()}, _new_id(rng)
+        call = Call(number, "append", kwargs, f"ors-{task_id}", time.monotonic(), AGENT)
+        session.calls.append(call)
+        call.envelope = connection.play(session.episode, "append", kwargs, task_id, self._is_over)
+        call.answered = time.monotonic()
+        self.counts["calls over ORS"] += 1
+        if rng.random() < 0.2:
+            again = connection.play(session.episode, "append", kwargs, task_id, self._is_over)
+            if again != call.envelope:
+                self.surprises.append(f"{session.id}: {kwargs} was answered {call.envelope}, then {again}")
 
     def _call_impatiently(self, connection, rng, session, number):
         """Retry a call while the first attempt may still run."""

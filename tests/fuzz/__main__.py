@@ -23,10 +23,12 @@ from fuzz.bodies import fuzz_bodies, fuzz_heavy
 from fuzz.conversations import LIMITS, fuzz_conversations
 from fuzz.costs import fuzz_costs
 from fuzz.doors import fuzz_doors
+from fuzz.trainers import fuzz_trainers
 from fuzz.values import HEAVY_BYTES
 
 BODIES_PER_ROUND = 500
 HTTP_EXAMPLES = 3
+TRAINERS_PER_ROUND = 300
 
 
 @click.command()
@@ -55,6 +57,7 @@ def main(seconds, seed, connections, heavy):
                 while time.monotonic() < end:
                     statuses += fuzz_conversations(running, Path(folder) / "server.log", HTTP_EXAMPLES, number)
                     statuses += fuzz_doors(running, Path(folder) / "server.log", BODIES_PER_ROUND, number)
+                    statuses += fuzz_trainers(running.url, TRAINERS_PER_ROUND, number)
                     bodies += fuzz_bodies(BODIES_PER_ROUND, number, agent=rounds % 4 == 3)
                     number, rounds = number + 1, rounds + 1
         if connections:
