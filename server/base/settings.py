@@ -124,6 +124,9 @@ class Settings(_FromEnvironment, FixedLimits):
         (), description="Owners that see in /metrics which functions are called, if several have tokens."
     )
     no_auth: bool = Field(False, description="Serve without tokens on an address that isn't loopback.")
+    host_names: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field(
+        (), description="Names by which the server may be addressed without tokens, beside its IP addresses."
+    )
     secret_key: Annotated[SecretStr | None, BeforeValidator(_strip)] = Field(
         None, min_length=16, description="Key of the hash on stored snapshots; default: one made in the data directory."
     )

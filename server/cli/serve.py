@@ -40,10 +40,14 @@ from server.wiring.service import Service, stores
 @click.option("--data-dir", type=Path, help="Folder for the store and the key.  [default: .toolpack-server]")
 @packs_options
 @click.option("--no-auth", is_flag=True, default=None, help="Serve without tokens on an address that isn't loopback.")
+@click.option(
+    "--host-name", "host_names", multiple=True, help="A name of this server's, if it has no tokens; may be repeated."
+)
 @click.option("--reload", is_flag=True, help="Start again whenever a Python file of the toolpacks changes.")
 def serve(reload: bool, **flags: Any) -> None:
     """Serve toolpacks until interrupted."""
     flags["pack_dir"] = flags["pack_dir"] or None
+    flags["host_names"] = flags["host_names"] or None
     if reload:
         flags["compare_read_only"] = True
     settings = load_settings(**flags)

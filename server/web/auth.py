@@ -1,7 +1,7 @@
-"""Authentication: bearer tokens (RFC 6750), or on loopback without tokens the Host and Origin headers.
+"""Authentication: bearer tokens (RFC 6750), or without tokens the Host and Origin headers.
 
-The rule: tokens are compared in constant time and never logged. Without tokens, only programs on this machine are
-served, not web pages in its browsers.
+The rule: tokens are compared in constant time and never logged. Without tokens, programs are served, not web pages of
+others in their browsers: a page can send requests anywhere, and by DNS rebinding it reads the answers, too.
 """
 
 import hashlib
@@ -84,13 +84,14 @@ class TokenGate:
     def __init__(self, settings: Settings) -> None:
         self._owners = _hashed_tokens(settings)
         self._metrics_owners = frozenset(map(_owner, settings.metrics_owners))
-        self._only_local = not self._owners and is_loopback(settings.host)
+        only_local, names = is_loopback(settings.host), frozenset(map(str.lower, settings.host_names))
+        # Nearly all requests carry the same Host header.
+        self._names_this_server = lru_cache(maxsize=64)(lambda header: _is_named(header, names, only_local))
 
     def owner(self, headers: Mapping[bytes, bytes]) -> str:
         """Get the owner whose token a request carries, "" if there are no tokens; refuse it if it has no valid one."""
-        if self._only_local:  # then there are no tokens
-            self.check_origin(headers)
         if not self._owners:
+            self.check_origin(headers)
             return ""
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer" or not token:
@@ -116,20 +117,24 @@ class TokenGate:
         return owner in self._metrics_owners or not self.several
 
     def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
-        """On loopback without tokens, refuse web pages: DNS rebinding by Host, cross-site requests by Origin."""
+        """Without tokens, refuse web pages: DNS rebinding by Host, cross-site requests by Origin."""
         self.check_host(headers)
         origin = headers.get(b"origin")
-        if self._only_local and origin is not None and not names_loopback(origin.decode("latin-1").partition("://")[2]):
+        if origin is None or self._owners:
+            return
+        page = origin.decode("latin-1").partition("://")[2]
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not (split_host(page) == split_host(host) != "" or (names_loopback(page) and names_loopback(host))):
             raise HttpRefusedError(403, "A web page of another origin may not use this server: call it from a program.")
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:
         """The part of `check_origin` that is about the Host header."""
-        if not self._only_local:
-            return
         host = headers.get(b"host", b"").decode("latin-1")
-        if not names_loopback(host):
+        if not self._owners and not self._names_this_server(host):
             raise HttpRefusedError(
-                403, f"The Host header names {split_host(host)!r}, but only this machine is served: use 127.0.0.1."
+                403,
+                f"The Host header names {split_host(host)!r}, which isn't this server's: use its address, or start it "
+                "with --host-name.",
             )
 
 
@@ -139,10 +144,20 @@ def split_host(header: str) -> str:
     return (found[1] or found[2]).lower() if found else ""
 
 
-@lru_cache(maxsize=64)  # nearly all requests carry the same Host header
 def names_loopback(header: str) -> bool:
     """Whether a Host header names a loopback address, with any port."""
     return is_loopback(split_host(header))
+
+
+def _is_named(header: str, names: frozenset[str], only_local: bool) -> bool:
+    """Whether a Host header names this server: by a name that it was given, or by an address, which no DNS changes."""
+    host = split_host(header)
+    if is_loopback(host) or host in names:
+        return True
+    try:
+        return not only_local and bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
 
 
 def _digest(token: str) -> bytes:

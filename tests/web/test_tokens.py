@@ -421,6 +421,52 @@ def test_an_open_address_without_tokens_is_no_start(tmp_path, host):
     assert done.stdout == ""
 
 
+OPEN = Settings(host="0.0.0.0", no_auth=True, host_names=("Tools.example", "tools"))
+
+
+def gate_says(settings, host, origin=None):
+    """What the gate answers to a request with these headers: its status, or 200."""
+    headers = {b"host": host.encode()} | ({b"origin": origin.encode()} if origin else {})
+    try:
+        TokenGate(settings).owner(headers)
+    except HttpRefusedError as error:
+        return error.status
+    return 200
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        *((host, None, 200) for host in ("10.0.0.7:8000", "[fd00::1]:8000", "localhost", "TOOLS:80", "tools.example")),
+        *((host, None, 403) for host in ("evil.example", "tools.example.evil.example", "", "10.0.0.7.evil.example")),
+        ("10.0.0.7:8000", "http://10.0.0.7:8000", 200),
+        ("tools.example", "https://tools.example", 200),
+        ("127.0.0.1:8000", "http://localhost:3000", 200),
+        ("10.0.0.7:8000", "http://evil.example", 403),
+        ("10.0.0.7:8000", "http://10.6.6.6", 403),
+        ("10.0.0.7:8000", "null", 403),
+        ("tools.example", "http://localhost", 403),
+    ],
+)
+def test_without_tokens_an_open_address_serves_no_page_of_others(host, origin, status):
+    assert gate_says(OPEN, host, origin) == status
+
+
+def test_a_name_for_a_proxy_on_the_same_machine():
+    assert gate_says(Settings(), "tools.example") == 403
+    assert gate_says(Settings(host_names=("tools.example",)), "tools.example", "https://tools.example") == 200
+    assert gate_says(Settings(host_names=("tools.example",)), "10.0.0.7") == 403
+
+
+def test_the_names_are_a_flag_and_refused_are_all_others(tmp_path):
+    flags = ["--store", "memory:", "--host", "0.0.0.0", "--no-auth", "--host-name", "tools", "--host-name", "other"]
+    body = json.dumps(request("list_toolpacks"))
+    with server_process.served(tmp_path, *flags) as server:
+        hosts = ["tools", "other:8000", "evil.example"]
+        statuses = [server.http.post("/rpc", content=body, headers=JSON | {"Host": host}).status_code for host in hosts]
+        assert statuses == [200, 200, 403]
+
+
 def test_a_tokens_file_does_for_an_open_address(folder, tmp_path):
     variables = {"TOOLPACK_TOKENS_FILE": str(folder / "tokens")}
     body, token = json.dumps(request("list_sessions")), (folder / "filed").read_text()
