@@ -328,7 +328,7 @@ def test_readiness_while_functions_take_all_threads(tmp_path):
             )
             for session in sessions
         ]
-        share = Settings().max_threads_per_name
+        share = Settings().max_threads
 
         def begun():
             return sum((tmp_path / one).exists() for one in sessions)

@@ -124,7 +124,7 @@ def test_a_message_that_is_too_large_closes_it(endpoint, opened, pieces):
 
 
 def test_a_message_that_does_not_come_in_time_closes_it(endpoint):
-    with endpoint.hurried(body_timeout_seconds=0.2), RawWebSocket(endpoint.port, PATH) as one:
+    with endpoint.hurried(receive_seconds=0.2), RawWebSocket(endpoint.port, PATH) as one:
         endpoint.pass_time(0.5)
         assert is_answered(one)  # silence between messages is none of a message
         one.write(frame(b'{"type"', last=False))

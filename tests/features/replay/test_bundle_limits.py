@@ -171,7 +171,7 @@ def test_nothing_of_a_refused_bundle_lives_on(make, mode, how, monkeypatch):
 
 
 def test_blobs_are_not_kept_for_a_replay(make):
-    bench = make(max_body_bytes=2**16, max_bytes_in_flight_per_name=2**24)
+    bench = make(max_body_bytes=2**16, max_bytes_in_flight=2**24)
     lines = lines_with(bench, "add", amount=1)
     next(line for line in lines if "blob" in line)["blob"][2] = "x" * 500_000  # of which exact imports keep copies
     assert imported(bench, lines)["complete"] is True
