@@ -68,7 +68,7 @@ class Played:
         self.bench, self.session, self.id = bench, session, session["session_id"]
 
     def key(self, name):
-        return self.session["participants"][name]["agent_path"].removeprefix("/agents/")
+        return self.session.get("participants")[name]["agent_path"].removeprefix("/agents/")
 
     def send(self, name, method, **params):
         return self.bench.rpc(method, agent_key=self.key(name), **params)

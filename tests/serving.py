@@ -58,7 +58,7 @@ def in_parts(ask: Callable[..., Any], **params: Any) -> Iterator[Any]:
     while after is not None:
         part = ask(after=after, **params)
         yield part
-        after = part["next"]
+        after = part.get("next")
 
 
 class Clock:

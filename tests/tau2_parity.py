@@ -104,7 +104,7 @@ def verdict(domain, task, made, said, *, keeps=False):
 def on_server(bench, domain, name, calls, said):
     """The server's verdict, and the envelopes of the calls, each made at its participant's address."""
     session = bench.rpc("create_session", task=f"tau2-{domain}/{name}")
-    keys = {who: paths["agent_path"].rpartition("/")[2] for who, paths in session["participants"].items()}
+    keys = {who: paths["agent_path"].rpartition("/")[2] for who, paths in session.get("participants").items()}
     envelopes = [
         bench.rpc("run_function", agent_key=keys[tau2.REQUESTORS[who]], function=function, kwargs=arguments)
         for who, function, arguments in calls

@@ -96,7 +96,7 @@ def problems(client, url, task):
     chance = random.Random(task)
     fatal = chance.randrange(len(calls)), chance.choice(MOMENTS)
     victim = calls[fatal[0]]["by"]
-    addresses = {name: url + paths["agent_path"] for name, paths in session["participants"].items()}
+    addresses = {name: url + paths["agent_path"] for name, paths in session.get("participants").items()}
     running = {started(addresses[name], name, calls, fatal if name == victim else None): name for name in addresses}
     killed, failed = 0, False
     while running:

@@ -144,7 +144,7 @@ def _sessions_text(found: list[Any]) -> str:
         return "No sessions."
     rows: list[tuple[str, ...]] = [("SESSION", "VERSION", "CREATED", "TOOLPACKS", "")]
     for session in found:
-        parent = session["parent"]
+        parent = session.get("parent")
         origin = f"fork of {parent['session_id'][:8]}, version {parent['version']}" if parent else ""
         labels = [f"{name}={value}" for name, value in session["labels"].items()]
         more = ", ".join(filter(None, [*labels, origin]))

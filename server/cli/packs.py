@@ -37,7 +37,7 @@ def list_toolpacks(pack_dir: tuple[Path, ...], packs: str | None, url: str | Non
 async def _list_remote(send: Send) -> None:
     listed = (await send("list_functions", {}))["result"]
     for pack in await send("list_toolpacks", {}):
-        source = f"{pack['distribution']} {pack['version']}" if pack["distribution"] else ""
+        source = f"{pack['distribution']} {pack['version']}" if "distribution" in pack else ""
         functions = [each for each in listed if each["toolpack"] == pack["name"]]
         _show(pack["name"], functions, source, opt_in=pack["opt_in"])
 

@@ -120,8 +120,8 @@ class _Run:
     async def look(self) -> None:
         verdicts = {session["session_id"] for passed in (True, False) for session in await self._listed(passed)}
         for session in await self._listed():
-            place = session["task"] or "", session["labels"].get(_LABEL, "")
-            if session["session_id"] in verdicts and session["parent"] is None:
+            place = session.get("task", ""), session["labels"].get(_LABEL, "")
+            if session["session_id"] in verdicts and "parent" not in session:
                 self._finished[place] = session
             self._half.setdefault(place, []).append(session)
 

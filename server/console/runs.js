@@ -19,7 +19,7 @@ export async function summaries(asked, signal) {
 }
 
 async function* sessions(labels, text, signal) {
-  for (let after = ""; after !== null; ) {
+  for (let after = ""; after !== undefined; ) {
     const page = await summaries({ labels, text, after, limit: PAGE }, signal);
     yield page.sessions;
     after = page.next;

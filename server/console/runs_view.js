@@ -41,7 +41,7 @@ export function openRuns(place, source, query, signal) {
     reading.isJudged = isOne || query.judge !== undefined;
     const read = (into, value, words = "") => {
       const labels = labelled(by, value);
-      const isOf = ({ task, labels: has }) => task !== null && (has.console === undefined || "console" in labels);
+      const isOf = ({ task, labels: has }) => task !== undefined && (has.console === undefined || "console" in labels);
       return each(source.sessions(isOne ? labels : {}, words, signal), reading, (some) =>
         into.push(...some.filter(isOf)),
       );

@@ -92,7 +92,7 @@ export function openSessions(place, _ids, query, signal) {
 /** Read a page: with a text that is searched, answers may have none for a while. */
 async function read({ label, text, after = "" }, signal) {
   const found = [];
-  for (let next = after; next !== null && found.length < PAGE; ) {
+  for (let next = after; next !== undefined && found.length < PAGE; ) {
     const asked = {
       labels: readLabels(label ?? ""),
       limit: PAGE - found.length,
@@ -102,10 +102,10 @@ async function read({ label, text, after = "" }, signal) {
     };
     const answer = await summaries(asked, signal);
     found.push(...answer.sessions);
-    if (answer.next === null || found.length === PAGE) return [found, answer.next];
+    if (answer.next === undefined || found.length === PAGE) return [found, answer.next];
     next = answer.next;
   }
-  return [found, null];
+  return [found, undefined];
 }
 
 function empty({ label, text, after }) {

@@ -202,7 +202,7 @@ class TaskEpisodes:
         """Find the last episode with an id of the protocol's; a fork of one has its label, and is none."""
         params = {"labels": {self.label: sid}, "limit": PAGE, "order": "-created"}
         for session in await self.app.request(caller, "list_sessions", params):
-            if session["parent"] is None and session["task"] is not None:
+            if "parent" not in session and "task" in session:
                 return (await self._of(caller, session))[0]
         return None
 
@@ -210,7 +210,7 @@ class TaskEpisodes:
         session_id, labels = session["session_id"], session["labels"]
         told = await self._as_agent(caller, session_id, "get_task")
         each = f"{self.label}-rewards" in labels
-        return TaskEpisode(session_id, session["task"], labels, each, told["max_calls"]), told
+        return TaskEpisode(session_id, session["task"], labels, each, told.get("max_calls")), told
 
     async def told(self, caller: Caller, episode: TaskEpisode) -> dict[str, Any]:
         """Get what the agent is told: `prompt`, `calls`, `max_calls` and `done`."""
@@ -282,7 +282,7 @@ class TaskEpisodes:
                 if record["kind"] == "call" and record.get("by") != "client":
                     left -= 1 + len(record.get("nested", ()))
                     if left <= 0:
-                        return bool(record["call_id"] == call_id)
+                        return bool(record.get("call_id") == call_id)
             if not records:
                 return False
             after += len(records)
@@ -295,7 +295,7 @@ class TaskEpisodes:
         if not given.keys() <= {"answer"} or not isinstance(answer, str):
             return PlayedCall(f"{ANSWER} takes one text, answer.", WRONG_INPUT)
         told = await self.told(caller, episode)
-        used_up = told["max_calls"] is not None and told["calls"] >= told["max_calls"]
+        used_up = "max_calls" in told and told["calls"] >= told["max_calls"]
         if told["done"] and (used_up or not again):
             return PlayedCall("The episode is over, so no further answer is taken.", OVER)
         try:
@@ -314,7 +314,7 @@ class TaskEpisodes:
             return PlayedCall(result)
         verdict = await self.verdict(caller, episode, record=ended)
         shown = ("task", "version", "passed", "checks", "valid", "failure")
-        metadata = {"session_id": episode.session_id, **{name: verdict[name] for name in shown}}
+        metadata = {"session_id": episode.session_id, **{name: verdict[name] for name in shown if name in verdict}}
         reward = verdict["reward"] if verdict["valid"] else None
         return PlayedCall(result, ended=ended, reward=reward, metadata=metadata)
 

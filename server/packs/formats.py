@@ -49,13 +49,13 @@ def described(toolpack: Toolpack, source: Source | None) -> dict[str, Any]:
         if isinstance(default, Volume):
             schema.pop("default", None)
             schema.update(default.json_schema(default))
+    from_package = {"distribution": source.distribution, "version": source.version} if source else {}
     return {
         "name": toolpack.name,
         "description": toolpack.description,
-        "distribution": source and source.distribution,
-        "version": source and source.version,
+        **{name: value for name, value in from_package.items() if value is not None},
         "opt_in": toolpack.opt_in,
-        "options": options.model_json_schema() if options else None,
+        **({"options": options.model_json_schema()} if options else {}),
         "environment": environment,
         "functions": [*toolpack.functions],
         **toolpack.details(),
@@ -64,11 +64,12 @@ def described(toolpack: Toolpack, source: Source | None) -> dict[str, Any]:
 
 def native(function: PackFunction) -> dict[str, Any]:
     """Describe a function in this server's own format."""
+    returns = returns_schema(function)
     return {
         "name": function.name,
         "description": function.function.description,
         "parameters": parameters_schema(function),
-        "returns": returns_schema(function),
+        **({} if returns is None else {"returns": returns}),
         "toolpack": function.toolpack,
         "read_only": function.read_only,
     }

@@ -50,7 +50,7 @@ class Perturbations(TypedDict):
 
 
 class SessionOutline(TypedDict):
-    """What a session is, without the paths by which agents reach it; `task` is the name of its task."""
+    """What a session is, without the paths by which agents reach it; a fork has a `parent`, `task` names its task."""
 
     session_id: str
     toolpacks: list[str]
@@ -58,26 +58,26 @@ class SessionOutline(TypedDict):
     labels: dict[str, str]
     created_at: str
     expires_at: str
-    parent: Parent | None
-    task: str | None
+    parent: NotRequired[Parent]
+    task: NotRequired[str]
 
 
 class Session(SessionOutline):
     """A session; the agent under test gets `agent_path`, or `mcp_path` if it speaks MCP.
 
     `toolpack_versions` has the versions that it was created with of those of its toolpacks that come with an installed
-    distribution. `participants` has the paths of each participant, the agent's included; it is null if there is none
+    distribution. `participants` has the paths of each participant, the agent's included; it is missing if there is none
     but the agent.
     """
 
     agent_path: str
     mcp_path: str
     toolpack_versions: dict[str, str]
-    participants: dict[str, ParticipantPaths] | None
-    seed: str | None
-    clock: str | None
-    clock_step_seconds: float | None
-    perturbations: Perturbations | None
+    participants: NotRequired[dict[str, ParticipantPaths]]
+    seed: NotRequired[str]
+    clock: NotRequired[str]
+    clock_step_seconds: NotRequired[float]
+    perturbations: NotRequired[Perturbations]
 
 
 class Function(TypedDict):
@@ -86,23 +86,23 @@ class Function(TypedDict):
     name: str
     description: str
     parameters: dict[str, Json]
-    returns: dict[str, Json] | None
+    returns: NotRequired[dict[str, Json]]
     toolpack: str
     read_only: bool
 
 
 class ToolpackDescription(TypedDict):
-    """A toolpack: JSON Schemas of its options (null if it has none) and its environment, and its functions' names.
+    """A toolpack: JSON Schemas of its options, if it has some, and its environment, and its functions' names.
 
-    `distribution` is what was installed with it, and `version` the version of that; both are null if it is in a folder.
+    `distribution` is what was installed with it, and `version` the version of that, unless it is in a folder.
     """
 
     name: str
     description: str
-    distribution: str | None
-    version: str | None
+    distribution: NotRequired[str]
+    version: NotRequired[str]
     opt_in: bool
-    options: dict[str, Json] | None
+    options: NotRequired[dict[str, Json]]
     environment: dict[str, Json]
     functions: list[str]
     tasks: int
@@ -118,15 +118,15 @@ class FunctionList(TypedDict):
 class NestedCallRecord(TypedDict):
     """A nested call, in the record of the call in which it was nested.
 
-    `parent` is the place in this list of the call that it was an argument of; null: that of the record. One that hasn't
-    returned has the error of the whole call.
+    `parent` is the place in this list of the call that it was an argument of, unless that is the record's. One that
+    hasn't returned has the error of the whole call.
     """
 
     function: str
     kwargs: dict[str, Json]
     result: Json
     error: str | None
-    parent: Annotated[int, Field(ge=0)] | None
+    parent: NotRequired[Annotated[int, Field(ge=0)]]
 
 
 class Heard(TypedDict):
@@ -156,14 +156,14 @@ class CallRecord(TypedDict):
 
     index: int
     kind: Literal["call"]
-    call_id: str | None
+    call_id: NotRequired[str]
     function: str
     kwargs: dict[str, Json]
     result: Json
     error: str | None
-    failure: Failure | None
+    failure: NotRequired[Failure]
     version: int
-    state: NotRequired[str | None]
+    state: NotRequired[str]
     started_at: str
     duration_ms: float
     place: NotRequired[int]
@@ -182,7 +182,7 @@ class ResetRecord(TypedDict):
     call_id: NotRequired[str]
     to_version: Annotated[int, Field(ge=0)]
     version: int
-    state: NotRequired[str | None]
+    state: NotRequired[str]
     started_at: str
     duration_ms: float
 
@@ -196,7 +196,7 @@ class MessageRecord(TypedDict):
     role: Literal["system", "user", "assistant"]
     content: str
     by: NotRequired[str]
-    to: NotRequired[str | None]
+    to: NotRequired[str]
     metadata: NotRequired[dict[str, Json]]
     version: int
     started_at: str
@@ -226,7 +226,7 @@ class VerdictRecord(TypedDict):
     checks: "list[TaskCheck]"
     metrics: dict[str, Json]
     valid: NotRequired[bool]
-    failure: "NotRequired[VerdictFailure | None]"
+    failure: "NotRequired[VerdictFailure]"
     perturbed: NotRequired[dict[str, int]]
     version: int
     started_at: str
@@ -248,10 +248,10 @@ class Message(TypedDict):
 
 
 class SaidMessage(Message):
-    """A message of a conversation; one of a participant says by whom it was said, and to whom: null for all others."""
+    """A message of a conversation; one of a participant says by whom it was said, and to whom, unless to all."""
 
     by: NotRequired[str]
-    to: NotRequired[str | None]
+    to: NotRequired[str]
 
 
 class HeardMessage(TypedDict):
@@ -259,7 +259,7 @@ class HeardMessage(TypedDict):
 
     index: int
     by: str
-    to: str | None
+    to: NotRequired[str]
     content: str
 
 
@@ -281,8 +281,8 @@ class TaskDescription(TypedDict):
     prompt: str | list[Message]
     toolpacks: list[str]
     options: dict[str, dict[str, Json]]
-    functions: list[str] | None
-    max_calls: int | None
+    functions: NotRequired[list[str]]
+    max_calls: NotRequired[int]
     participants: dict[str, dict[str, Json]]
     split: str
     tags: list[str]
@@ -305,8 +305,8 @@ class AgentTask(TypedDict):
     In a session with participants there are its own `name` and those of the others.
     """
 
-    prompt: str | list[Message] | None
-    max_calls: int | None
+    prompt: NotRequired[str | list[Message]]
+    max_calls: NotRequired[int]
     calls: int
     done: bool
     name: NotRequired[str]
@@ -347,7 +347,7 @@ class Verdict(TypedDict):
     checks: list[TaskCheck]
     metrics: dict[str, Json]
     valid: bool
-    failure: VerdictFailure | None
+    failure: NotRequired[VerdictFailure]
     perturbed: dict[str, int]
 
 
@@ -356,28 +356,28 @@ class SessionVerdict(Verdict):
 
     session_id: str
     labels: dict[str, str]
-    variant: str | None
+    variant: NotRequired[str]
 
 
 class FailedEvaluation(TypedDict):
     """A session that couldn't be evaluated, and why; it counts nowhere.
 
-    `failure` is null where that isn't known, as when its task isn't loaded.
+    `failure` is missing where that isn't known, as when its task isn't loaded.
     """
 
     session_id: str
     labels: dict[str, str]
-    variant: str | None
+    variant: NotRequired[str]
     task: str
     error: str
-    failure: VerdictFailure | None
+    failure: NotRequired[VerdictFailure]
 
 
 class TaskRate(TypedDict):
     """How often a task was done: in so many of its rollouts with this variant, with this mean reward."""
 
     task: str
-    variant: str | None
+    variant: NotRequired[str]
     rollouts: int
     passed: int
     mean_reward: float
@@ -388,7 +388,7 @@ class Evaluations(TypedDict):
 
     `rates` is what those that are valid come to. `forks` counts those on forks of sessions that are evaluated, too;
     `left_out` the sessions that the console has made, which count nowhere. `next` is the session after which to go on,
-    null at the end.
+    missing at the end.
     """
 
     rates: list[TaskRate]
@@ -396,33 +396,33 @@ class Evaluations(TypedDict):
     failed: list[FailedEvaluation]
     forks: int
     left_out: int
-    next: str | None
+    next: NotRequired[str]
 
 
 class SessionSummary(SessionOutline):
     """What has happened in a session: in its own records, without those of a parent.
 
     `records` counts them, `calls` those that are calls, and `errors` the calls that failed; `duration_ms` is the time
-    that they took. `done` says that the answer was submitted. `verdict` is the recorded one, null if there is none or
+    that they took. `done` says that the answer was submitted. `verdict` is the recorded one, unless there is none or
     the session has gone on since. `problem` says why records can't be read; the others are counted up to there.
     """
 
-    variant: str | None
+    variant: NotRequired[str]
     records: int
     calls: int
     errors: int
-    last_function: str | None
+    last_function: NotRequired[str]
     duration_ms: float
     done: bool
-    verdict: Verdict | None
-    problem: str | None
+    verdict: NotRequired[Verdict]
+    problem: NotRequired[str]
 
 
 class SessionSummaries(TypedDict):
-    """Some sessions, as few as fit into a part of a second; `next` is the one after which to go on, null at the end."""
+    """Some sessions, as few as fit into a part of a second; `next` is the one after which to go on, if any."""
 
     sessions: list[SessionSummary]
-    next: str | None
+    next: NotRequired[str]
 
 
 class SolutionCall(TypedDict):
@@ -460,15 +460,15 @@ class Difference(TypedDict):
 
     index: int
     what: Literal["error", "result", "nested", "state"]
-    recorded: str | None
-    replayed: str | None
+    recorded: NotRequired[str]
+    replayed: NotRequired[str]
 
 
 class Versions(TypedDict):
-    """The version of a toolpack with which a session was created, and the one that is loaded; null if it has none."""
+    """The version of a toolpack with which a session was created, and the one that is loaded, if it has one."""
 
     recorded: str
-    replayed: str | None
+    replayed: NotRequired[str]
 
 
 class Replay(TypedDict):
@@ -481,7 +481,7 @@ class Replay(TypedDict):
     session: Session
     replayed: int
     complete: bool
-    diverged: Difference | None
+    diverged: NotRequired[Difference]
     other_versions: dict[str, Versions]
 
 

@@ -16,6 +16,7 @@ from server.base import errors
 from server.base.errors import StartError
 from server.jsonio.strict import dumps
 from server.observability.tracing import AskedBy, asked_by
+from server.protocol.omission import Omit, omission
 from server.rpc.caller import Caller
 from server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, describe, error_reply, standard
 from server.rpc.events import handle_and_log
@@ -34,6 +35,9 @@ MAX_LISTED_PROBLEMS = 100
 
 Reserve = Callable[[int], None]
 """Called with the number of bytes that a request takes in memory while it is answered."""
+
+Handle = Callable[[Any, Caller, App], Awaitable[Any]]
+"""Answers a method's request."""
 
 Begin = Callable[[Caller, tuple[Any, ...], Mapping[str, Any]], Awaitable[Any]]
 """Begins a method with its parameters, by position or by name; await the result. Both may raise."""
@@ -170,7 +174,10 @@ def _beginning(method: type[Method], app: App) -> Begin:
     names = method.names()
     implied = "session_id" in method.__class_vars__  # at an agent's address
     has_log_line = method.log_fields is not Method.log_fields
-    handle = handle_and_log if has_log_line else method.handle
+    handle: Handle = handle_and_log if has_log_line else method.handle
+    omit = omission(method.declared.result)
+    if omit is not None:
+        handle = _omitting(handle, omit)
 
     def begin(caller: Caller, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Awaitable[Any]:
         request = _bound(method, names, args, kwargs)
@@ -179,6 +186,13 @@ def _beginning(method: type[Method], app: App) -> Begin:
         return handle(request, caller, app)
 
     return begin
+
+
+def _omitting(handle: Handle, omit: Omit) -> Handle:
+    async def omitting(request: Any, caller: Caller, app: App) -> Any:
+        return omit(await handle(request, caller, app))
+
+    return omitting
 
 
 def _bound(method: type[Method], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Method:

@@ -215,15 +215,14 @@ class CallOperation(SessionOperation):
         failure = outcome.failure
         self._shown_whole = None if len(result) > most else outcome
         members: dict[str, Any] = {
-            "call_id": self.recorded_call_id,
             "function": self.request.function[:MAX_SHOWN],
             "kwargs": Fragment(self._shown_kwargs),
             "result": Fragment(result if self._shown_whole else cut_if_longer(result, most)),
             "error": failure and cut_error(failure.text, most),
-            "failure": failure and failure.why,
-            "state": None,
             "by": self.by,
         }
+        if failure is not None:
+            members["failure"] = failure.why
         if outcome.changed:
             members["changed"] = outcome.changed
         if self._nested is not None:
@@ -272,7 +271,7 @@ class CallKind(RecordKind):
         super().check(shown)
         nested = shown.get("nested", ())
         # Parents come after the calls that are their arguments, as they ran later.
-        parents = [(place, each["parent"]) for place, each in enumerate(nested) if each["parent"] is not None]
+        parents = [(place, each["parent"]) for place, each in enumerate(nested) if "parent" in each]
         if not all(place < parent < len(nested) for place, parent in parents):
             raise ValueError("a nested call has no parent")
         if "perturbed" in shown and not shown["perturbed"]["agent"].keys() <= results.Heard.__annotations__.keys():
@@ -289,7 +288,7 @@ class CallKind(RecordKind):
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
         shown = heard(shown)
-        call_id = shown["call_id"] or f"call_{shown['place']}"
+        call_id = shown.get("call_id") or f"call_{shown['place']}"
         arguments = json.dumps(shown["kwargs"], ensure_ascii=False)
         function = {"name": shown["function"].replace(".", "__"), "arguments": arguments}
         # What the assistant says just before a call belongs to the same message.

@@ -42,7 +42,7 @@ class NestedRecord:
                 "kwargs": Fragment(self._arguments[place]),
                 "result": Fragment(texts[place]) if place < len(texts) else "",
                 "error": None if place < len(texts) else short,
-                "parent": call.parent,
+                **({} if call.parent is None else {"parent": call.parent}),
             }
             for place, call in enumerate(self._calls)
         ]

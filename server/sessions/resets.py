@@ -62,7 +62,7 @@ class ResetOperation(SessionOperation):
             new_blobs = blobs
         parts, new_blobs = self._without_newer_pieces(state, parts, new_blobs)
         by_part = {part: blobs[parts[part]] for part in opened if part in parts}
-        members = {"to_version": self.to_version, "state": None}
+        members = {"to_version": self.to_version}
         return Effect(state.version + 1, members, 1, parts=parts, new_blobs=new_blobs, blobs=by_part)
 
     def _without_newer_pieces(

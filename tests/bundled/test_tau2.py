@@ -64,7 +64,7 @@ def test_all_tasks_are_there_with_tau2s_splits(bench):
 def test_user_and_agent_have_tools_of_their_own_in_telecom(bench):
     session = bench.rpc("create_session", task="tau2-telecom/task_0")
     names = {}
-    for who, paths in session["participants"].items():
+    for who, paths in session.get("participants").items():
         key = paths["agent_path"].rpartition("/")[2]
         names[who] = {each["name"] for each in bench.rpc("list_functions", agent_key=key)["result"]}
         told = bench.rpc("get_task", agent_key=key)["prompt"]

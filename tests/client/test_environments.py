@@ -145,7 +145,7 @@ def test_a_group_starts_alike_each_goes_its_own_way_and_all_are_closed_together(
         assert {type(each) for each in members} == {type(environment)}  # TRL tells them by their class
         found = server.rpc("evaluate_sessions", labels=RUN)["verdicts"]
         assert sorted(each["labels"]["rollout"] for each in found) == ["0", "1", "2"]
-        parents = {each["parent"]["session_id"] for each in server.rpc("list_sessions", labels=RUN)}
+        parents = {each.get("parent")["session_id"] for each in server.rpc("list_sessions", labels=RUN)}
         assert len(parents) == 1
 
 
@@ -206,7 +206,7 @@ def test_a_lost_server_is_an_invalid_sample_and_no_reward_of_0(tmp_path, packs):
     _, reward, answered, cut, info = played.step('<tool_call>{"name": "close", "arguments": {}}</tool_call>')
     assert math.isnan(reward)
     assert (answered, cut, info["valid"]) == (False, True, False)
-    assert "is the server running" in info["failure"]
+    assert "is the server running" in info.get("failure")
     played.close()
 
 
@@ -267,7 +267,7 @@ def test_rollouts_that_are_kept_have_their_verdicts_as_records(server):
             members[1].move_to_savings(amount="300.00")
             assert [member.get_reward() for member in members] == [0.0, 1.0]
     found = server.rpc("summarize_sessions", labels=labels)["sessions"]
-    assert sorted(each["verdict"]["reward"] for each in found) == [0.0, 0.0, 1.0, 1.0]
+    assert sorted(each.get("verdict")["reward"] for each in found) == [0.0, 0.0, 1.0, 1.0]
     assert len(server.rpc("list_sessions", passed=True)) == 2
     assert server.rpc("close_session", labels=labels) == len(server.rpc("list_sessions")) + 4 == 4
 

@@ -122,7 +122,7 @@ def test_a_repeat_that_was_answered_from_a_commit_on_its_way_fails_with_it(bench
     # acknowledged without a record.
     assert outcomes[0] == -32006
     acknowledged = [outcome for outcome in outcomes if outcome != -32006]
-    recorded = [record for record in bench.rpc("get_trace", session_id=session_id) if record["call_id"] == "same"]
+    recorded = [record for record in bench.rpc("get_trace", session_id=session_id) if record.get("call_id") == "same"]
     assert len(recorded) == len(acknowledged)
 
 

@@ -260,7 +260,7 @@ class Replay:
 
     def _is_late(self, record):
         """Whether a call can't meet its deadline."""
-        return record["function"] in NEVER_IN_TIME or record["call_id"] in self._late
+        return record["function"] in NEVER_IN_TIME or record.get("call_id") in self._late
 
     def _run(self, record):
         no_delay = {"seconds": 0} if "seconds" in record["kwargs"] else {}

@@ -347,7 +347,7 @@ class Clients:
         return time.monotonic() > self._until
 
     def _add(self, session, parent=None, **known):
-        participants = session["participants"] or {AGENT: session}
+        participants = session.get("participants") or {AGENT: session}
         paths = {name: (each["agent_path"], each["mcp_path"]) for name, each in participants.items()}
         self.sessions[session["session_id"]] = KnownSession(session["session_id"], paths, parent, **known)
 

@@ -226,7 +226,7 @@ def test_a_session_keeps_the_version_that_it_was_created_with(pair):
     later = new.rpc("create_session", toolpacks=["kiosk", "bank"])["toolpack_versions"]
     own = importlib.metadata.version("toolpack-server")
     assert (fork["toolpack_versions"], later) == ({"kiosk": "1.0"}, {"kiosk": "1.1", "bank": own})
-    listed = {each["name"]: (each["distribution"], each["version"]) for each in new.rpc("list_toolpacks")}
+    listed = {each["name"]: (each.get("distribution"), each["version"]) for each in new.rpc("list_toolpacks")}
     assert listed == {"kiosk": ("kiosk-toolpack", "1.1"), "bank": ("toolpack-server", own)}
     assert [each["toolpack_versions"] for each in new.rpc("list_sessions", parent=session["session_id"])] == [
         {"kiosk": "1.0"}
@@ -255,7 +255,7 @@ def test_a_replay_tells_that_the_version_is_another(pair):
     bundle = old.rpc("export_bundle", session_id=session)["bundle"]
     new = pair("1.1", coin=10)
     found = new.rpc("replay_session", session_id=session)
-    assert found["diverged"]["index"] == 0
+    assert found.get("diverged")["index"] == 0
     assert found["other_versions"] == {"kiosk": {"recorded": "1.0", "replayed": "1.1"}}
     repeated = new.rpc("import_bundle", bundle=bundle, mode="replay")
     assert repeated["other_versions"] == found["other_versions"]
@@ -270,7 +270,7 @@ def test_a_toolpack_of_a_folder_has_no_version(make_bench):
     bench = make_bench()
     assert bench.rpc("create_session", toolpacks=["ledger"])["toolpack_versions"] == {}
     (ledger,) = [each for each in bench.rpc("list_toolpacks") if each["name"] == "ledger"]
-    assert (ledger["distribution"], ledger["version"]) == (None, None)
+    assert {"distribution", "version"} & ledger.keys() == set()
 
 
 # A real wheel

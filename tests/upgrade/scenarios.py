@@ -170,7 +170,7 @@ class Talking(Scenario):
 
     def begin(self):
         self.session = self.create(toolpacks=["errands"], participants={"user": {"functions": []}})
-        self.paths = {name: each["agent_path"] for name, each in self.session["participants"].items()}
+        self.paths = {name: each["agent_path"] for name, each in self.session.get("participants").items()}
         self.heard, self.calls = -1, 0
 
     def round(self, number):

@@ -109,7 +109,7 @@ class SayOperation(MessageOperation):
         super().__init__(context, session_id, owner, "assistant" if by == AGENT else "user", text, call_id)
         self.by = by
         self._to = to
-        self._message |= {"by": by, "to": to}
+        self._message |= {"by": by} if to is None else {"by": by, "to": to}
 
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
@@ -146,7 +146,9 @@ class MessageKind(RecordKind):
     def message(self, shown: Shown) -> SaidMessage:
         said: SaidMessage = {"role": shown["role"], "content": shown["content"]}
         if "by" in shown:
-            said["by"], said["to"] = shown["by"], shown.get("to")
+            said["by"] = shown["by"]
+            if "to" in shown:
+                said["to"] = shown["to"]
         return said
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:

@@ -112,7 +112,7 @@ class OwnSessionEndpoint(McpEndpoint):
 
     async def _end(self, owner: Caller, session: dict[str, Any]) -> None:
         service = self._gateway.service
-        if (await service.request(owner, "get_session", session))["task"] is None:
+        if "task" not in await service.request(owner, "get_session", session):
             await service.request(owner, "close_session", session)
         else:
             how = {"record": True, "raise_on_error": False}

@@ -106,7 +106,7 @@ class Talking:
     def _heard(self, found: _Found, after: int) -> HeardMessages:
         shown = map(loads, self._context.paths.said_lines(found.session, found.new))
         told = (
-            HeardMessage(index=index, by=each["by"], to=each["to"], content=each["content"])
+            HeardMessage(index=index, by=each["by"], to=each.get("to"), content=each["content"])
             for index, each in enumerate(shown, after + 1)
         )
         heard = fitting(told, lambda message: len(dumps(message)), self._max_bytes)

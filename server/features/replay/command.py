@@ -107,23 +107,23 @@ async def _watched(send: Send, replay: Awaitable[Any], among: Mapping[str, Any],
 def _tell(replayed: Any) -> None:
     """Show what a replay has found, and end with status 1 if that is a difference."""
     show(replayed, _text)
-    if replayed["diverged"] is not None:
+    if "diverged" in replayed:
         sys.exit(1)
 
 
 def _text(replayed: Any) -> str:
     others = replayed["other_versions"].items()
-    told = [f"{name} was at {each['recorded']}, and is at {each['replayed'] or 'none'}." for name, each in others]
+    told = [f"{name} was at {each['recorded']}, and is at {each.get('replayed', 'none')}." for name, each in others]
     return "\n".join([*map(printable, told), _found(replayed)])
 
 
 def _found(replayed: Any) -> str:
-    count, difference = replayed["replayed"], replayed["diverged"]
+    count, difference = replayed["replayed"], replayed.get("diverged")
     records = f"{count} record{'' if count == 1 else 's'}"
     if difference is None:
         more = "" if replayed["complete"] else " There are more: raise --limit."
         return f"{records} came out the same.{more}"
-    texts = [printable(difference[name] or "no error") for name in ("recorded", "replayed")]
+    texts = [printable(difference.get(name, "no error")) for name in ("recorded", "replayed")]
     return (
         f"Record {difference['index']} comes out differently: its {difference['what']} was\n  {texts[0]}\n"
         f"and is now\n  {texts[1]}\nSession {replayed['session']['session_id']} stands after that call."

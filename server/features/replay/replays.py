@@ -26,6 +26,7 @@ from server.features.replay.repeats import CopyOperation, Repeated, RepeatedCall
 from server.features.replay.seeds import REPLAYS
 from server.features.replay.writers import has_kind, other_writers
 from server.jsonio.strict import Fragment, cut, dumps, loads
+from server.protocol.omission import if_set
 from server.protocol.parameters import ForkRequest
 from server.protocol.results import Difference, Replay, Session, Versions
 from server.protocol.rights import CLIENT
@@ -223,14 +224,14 @@ class Replays:
             ),
             "replayed": repeat.done,
             "complete": complete,
-            "diverged": difference,
+            "diverged": if_set(difference),
             "other_versions": self._other_versions(versions),
         }
 
     def _other_versions(self, recorded: Mapping[str, str]) -> dict[str, Versions]:
         here = self._context.catalog.versions(recorded)
         return {
-            name: {"recorded": version, "replayed": here.get(name)}
+            name: {"recorded": version, "replayed": if_set(here.get(name))}
             for name, version in recorded.items()
             if here.get(name) != version
         }
@@ -281,7 +282,7 @@ class _Repeat:
         if _is_cut(kwargs):
             return _difference(record, "error", record["error"], _CUT_ARGUMENTS)
         request = CallRequest(sent["function"], kwargs, dumps(kwargs), call_id, by=record.get("by", CLIENT))
-        if record["failure"] in _NOT_RUN:
+        if record.get("failure") in _NOT_RUN:
             return await self._note(record, request)
         operation = RepeatedCall(*self._session, request)
         outcome = await self._sessions.run(operation)
@@ -345,7 +346,7 @@ class _Repeat:
         recorded = record.get("state")
         if not recorded or not self.compares_states:
             return None
-        state = loads(made.body.split(b"\n", 1)[0])["state"] if made else None
+        state = loads(made.body.split(b"\n", 1)[0]).get("state") if made else None
         return None if recorded == state else _difference(record, "state", recorded, state)
 
 
@@ -365,4 +366,4 @@ def _is_cut(kwargs: Mapping[str, Any]) -> bool:
 
 def _difference(record: Mapping[str, Any], what: Any, recorded: str | None, replayed: str | None) -> Difference:
     texts = [text if text is None else text[:MAX_SHOWN_TEXT] for text in (recorded, replayed)]
-    return {"index": record["index"], "what": what, "recorded": texts[0], "replayed": texts[1]}
+    return {"index": record["index"], "what": what, "recorded": if_set(texts[0]), "replayed": if_set(texts[1])}

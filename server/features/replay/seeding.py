@@ -57,8 +57,8 @@ class Seeding(Around):
             change.memo[self] = self._digests.digest({**state.parts, **change.parts}, {**change.blobs, **new})
         elif self in state.memo:
             change.memo[self] = state.memo[self]
-        if is_reset or isinstance(operation, CallOperation):
-            (change.members or {})["state"] = change.memo.get(self)
+        if (is_reset or isinstance(operation, CallOperation)) and change.memo.get(self) is not None:
+            (change.members or {})["state"] = change.memo[self]
 
 
 class SeedBeginning(Beginning):

@@ -47,7 +47,7 @@ def atif(
         "agent": {**agent, "tool_definitions": [*tools]},
         "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
         "final_metrics": _totals(steps),
-        "extra": {**extra, "labels": labels, "parent": session["parent"]},
+        "extra": {**extra, "labels": labels, "parent": session.get("parent")},
     }
 
 

@@ -130,7 +130,7 @@ class _Checks:
         for call in solution["calls"]:
             envelope = await self._run(session, **call)
             if envelope["error"] is not None:
-                by = f" by {call['by']}" if session["participants"] else ""
+                by = f" by {call['by']}" if session.get("participants") else ""
                 return f"the call of `{call['function']}`{by} in its solution fails: {envelope['error']}"
         if solution["answer"]:
             await self._send("submit_answer", session_id=session_id, answer=solution["answer"])
@@ -142,7 +142,7 @@ class _Checks:
     async def _run(self, session: Session, function: str, kwargs: dict[str, Any], by: str) -> Any:
         """Run a call of a solution: where there are participants, with the rights of whoever makes it."""
         params, session_id = {"function": function, "kwargs": kwargs}, session["session_id"]
-        if not session["participants"]:
+        if not session.get("participants"):
             return await self._send("run_function", session_id=session_id, **params)
         return await local(self._service, Caller(session_id=session_id, address=by))("run_function", params)
 

@@ -113,9 +113,9 @@ async def _evaluate(
                     await page.add(verdict)
                 verdicts.append(verdict)
                 go_on(1)
-            forks, left_out, after = forks + found["forks"], left_out + found["left_out"], found["next"]
+            forks, left_out, after = forks + found["forks"], left_out + found["left_out"], found.get("next")
     invalid = [verdict for verdict in verdicts if not verdict["valid"]]
-    clean, to_stderr = [each for each in verdicts if each["variant"] is None], file is not None and file.name == "-"
+    clean, to_stderr = [each for each in verdicts if "variant" not in each], file is not None and file.name == "-"
     if clean or len(verdicts) == len(invalid):
         echo(*table(rates(clean)).split("\n"), err=to_stderr)
     if len(clean) < len(verdicts):
@@ -134,7 +134,7 @@ async def _count(send: Send, labels: dict[str, str]) -> int:
     """Count the sessions that have a task."""
     count, after = 0, ""
     while some := await send("list_sessions", {"labels": labels, "after": after, "limit": 1000}):
-        count, after = count + sum(each["task"] is not None for each in some), some[-1]["session_id"]
+        count, after = count + sum("task" in each for each in some), some[-1]["session_id"]
     return count
 
 
@@ -146,7 +146,7 @@ def _tell_asides(forks: int, left_out: int, invalid: Sequence[Mapping[str, Any]]
     if invalid:
         echo("", f"{len(invalid)} of {count} rollouts are invalid, and count nowhere:", err=True)
         for verdict in invalid:
-            failure = verdict["failure"] or {"kind": "unknown", "message": verdict.get("error")}
+            failure = verdict.get("failure") or {"kind": "unknown", "message": verdict.get("error")}
             about = f"{verdict['session_id']} ({verdict['task']})"
             echo(f"  {about}: {failure['kind']}: {failure['message']}", err=True)
 
@@ -156,7 +156,7 @@ async def _losses(send: Send, verdict: dict[str, Any]) -> Losses:
 
 
 def _unrewarded(failed: dict[str, Any]) -> dict[str, Any]:
-    return {**no_reward(failed["task"], 0, failed["failure"]), **failed}
+    return {**no_reward(failed["task"], 0, failed.get("failure")), **failed}
 
 
 async def _line(send: Send, verdict: dict[str, Any], whose: str, form: str) -> dict[str, Any] | None:

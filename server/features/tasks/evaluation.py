@@ -189,7 +189,7 @@ def _calls(index: int, version: int | None, *, nested: Sequence[Any] = (), **cal
     outer = RolloutCall(index=index, version=version, **call)
     found: dict[int, RolloutCall] = {}
     for place, each in reversed([*enumerate(nested)]):  # a parent comes after its arguments
-        parent = outer if each["parent"] is None else found[each["parent"]]
+        parent = found[each["parent"]] if "parent" in each else outer
         own = {name: each[name] for name in ("function", "kwargs", "result", "error")}
         found[place] = RolloutCall(index=index, version=version, by=outer.by, parent=parent, **own)
     return [*reversed(found.values()), outer]

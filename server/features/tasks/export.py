@@ -37,7 +37,7 @@ async def told_to(send: Send, session_id: str, whose: str, task: str | None = No
         click.ClickException: The server has refused that.
     """
     session = await send("get_session", {"session_id": session_id})
-    kinds, paths, task = all_record_kinds(load_features()), session["participants"], task or session["task"]
+    kinds, paths, task = all_record_kinds(load_features()), session.get("participants"), task or session.get("task")
     if whose not in (paths or {AGENT}):
         return None
     path = await whole_trace(send, session_id, path=True)
@@ -50,7 +50,7 @@ async def told_to(send: Send, session_id: str, whose: str, task: str | None = No
     if task is None:
         return Told(session, messages([], path, kinds), tools["result"])
     described = await send("get_task", {"task": task})
-    offered = offered_tools(tools["result"], described["functions"])
+    offered = offered_tools(tools["result"], described.get("functions"))
     return Told(session, messages(described["prompt"], path, kinds), offered)
 
 
@@ -70,7 +70,7 @@ def export(session: str, form: str, participant: str, **where: Any) -> None:
         told = await told_to(send, session_id, participant)
         if told is None:
             raise click.ClickException(f"The session has no participant {participant!r}.")
-        task = told.session["task"]
+        task = told.session.get("task")
         if form == "atif":
             found = atif(told.session, told.messages, told.tools, {"task": task})
         else:

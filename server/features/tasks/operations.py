@@ -34,7 +34,7 @@ class EvaluateTask(Declared[Verdict]):
     def read(self, answer: Frame, means: Means, process: int) -> Verdict:
         verdict = super().read(answer, means, process)
         check_answer((verdict["task"], verdict["version"]) == (self.task, self.evidence.version))
-        check_answer(verdict["valid"] and verdict["failure"] is None and verdict["reward"] is not None)
+        check_answer(verdict["valid"] and "failure" not in verdict and verdict["reward"] is not None)
         return verdict
 
 

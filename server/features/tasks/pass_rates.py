@@ -25,7 +25,7 @@ def rates(verdicts: Iterable[Mapping[str, Any]]) -> list[Rate]:
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for verdict in verdicts:
         if verdict["valid"]:
-            found.setdefault((verdict["task"], verdict["variant"] or ""), []).append(verdict)
+            found.setdefault((verdict["task"], verdict.get("variant") or ""), []).append(verdict)
     return [
         Rate(
             task,

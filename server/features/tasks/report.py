@@ -87,7 +87,7 @@ class RunsPage:
                 verdict, lines = self._verdicts.get(summary["session_id"], (None, []))
                 if verdict is not None:
                     sessions.append({**summary, "verdict": verdict, "lines": lines})
-            after = page["next"]
+            after = page.get("next")
         prompts = {task: await self._prompt(task) for task in sorted({session["task"] for session in sessions})}
         data = {
             "sessions": sessions,

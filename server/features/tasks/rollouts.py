@@ -242,7 +242,6 @@ def verdict(name: str, version: int, returned: object, checks: Sequence[Check]) 
         "checks": [_check_view(check) for check in [*checks, *evaluation.checks]],
         "metrics": loads(to_json(dict(evaluation.metrics))),
         "valid": True,
-        "failure": None,
         "perturbed": {},
     }
 

@@ -13,6 +13,7 @@ from server.features.tasks.pass_rates import rates
 from server.features.tasks.service import Tasks
 from server.features.tasks.validity import evaluation_failure
 from server.jsonio.strict import dumps
+from server.protocol.omission import if_set
 from server.protocol.results import Evaluations, Session
 from server.rpc.method import App
 from server.sessions.reader import SessionQuery, SessionReader
@@ -42,7 +43,7 @@ class Runs:
         Raises:
             OverloadedError: None could be evaluated for now.
         """
-        found: Evaluations = {"rates": [], "verdicts": [], "failed": [], "forks": 0, "left_out": 0, "next": None}
+        found: Evaluations = {"rates": [], "verdicts": [], "failed": [], "forks": 0, "left_out": 0}
         ends, room = time.monotonic() + self._settings.timeout_seconds, self._settings.max_list_bytes
         async for session in self._listed(owner, labels, after):
             if CONSOLE_LABEL in session["labels"] and CONSOLE_LABEL not in labels:
@@ -62,7 +63,7 @@ class Runs:
         found["rates"] = [
             {
                 "task": rate.task,
-                "variant": rate.variant,
+                "variant": if_set(rate.variant),
                 "rollouts": rate.rollouts,
                 "passed": rate.passed,
                 "mean_reward": rate.mean_reward,
@@ -103,15 +104,15 @@ class Runs:
                 {
                     "session_id": session_id,
                     "labels": session["labels"],
-                    "variant": variant_of(session),
+                    "variant": if_set(variant_of(session)),
                     "task": task,
                     "error": str(error),
-                    "failure": failure,
+                    "failure": if_set(failure),
                 }
             )
             return len(dumps(found["failed"][-1]))
         found["verdicts"].append(
-            {"session_id": session_id, "labels": session["labels"], "variant": variant_of(session), **verdict}
+            {"session_id": session_id, "labels": session["labels"], "variant": if_set(variant_of(session)), **verdict}
         )
         found["forks"] += await self._is_fork_of_one(session, owner, labels)
         return len(dumps(found["verdicts"][-1]))

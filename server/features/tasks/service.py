@@ -30,6 +30,7 @@ from server.features.tasks.validity import machine_failure, no_reward
 from server.features.tasks.verdicts import VerdictOperation
 from server.jsonio.strict import dumps
 from server.packs.toolpack import Toolpack
+from server.protocol.omission import if_set
 from server.protocol.results import AgentTask, Solution, TaskDescription, TaskPage, Verdict, VerdictFailure
 from server.rpc.method import App
 from server.sessions.addresses import Address, participants_of
@@ -98,7 +99,7 @@ class Tasks:
             progress = self._episodes.stored(session, head.index) if known else Progress()
             told: AgentTask = {
                 "prompt": address.prompt,
-                "max_calls": address.max_calls,
+                "max_calls": if_set(address.max_calls),
                 "calls": progress.calls.get(name, 0),
                 "done": self._episodes.over(address, progress) is not None,
             }
@@ -293,8 +294,8 @@ def _description(index: int, pack: Toolpack, task: Task) -> TaskDescription:
         "prompt": _prompt(task),
         "toolpacks": [*options],
         "options": {toolpack: dict(given) for toolpack, given in options.items() if given},
-        "functions": None if task.functions is None else [*task.functions],
-        "max_calls": task.max_calls,
+        "functions": if_set(None if task.functions is None else [*task.functions]),
+        "max_calls": if_set(task.max_calls),
         "participants": {name: {**rights} for name, rights in task.participants.items()},
         "split": task.split,
         "tags": [*task.tags],

@@ -51,7 +51,7 @@ class Summaries:
                 after = session["session_id"]
                 if len(found) == query.limit or time.monotonic() > ends:
                     return {"sessions": found, "next": after}
-        return {"sessions": found, "next": None}
+        return {"sessions": found}
 
     def _summary(self, session: Session, text: str) -> SessionSummary | None:
         """Get the summary of a session; None if the text, as JSON, occurs nowhere in it."""

@@ -30,7 +30,7 @@ def trajectory(
 
 def said(verdict: Mapping[str, Any]) -> dict[str, Any]:
     """Get what a trajectory has of a verdict."""
-    return {name: verdict[name] for name in _SAID}
+    return {name: verdict.get(name) for name in _SAID}
 
 
 class Messages(list[Message]):
@@ -67,11 +67,11 @@ def participants_messages(told: Mapping[str, Any], path: Sequence[Mapping[str, A
         told: What `get_task` tells at its address.
     """
     name, others = told["name"], told["others"]
-    found = Messages(told["prompt"] or [])
+    found = Messages(told.get("prompt") or [])
     for record in path:
         kind, by = kinds[record["kind"]], record.get("by")
         if kind.is_message and by is not None:
-            if by != name and record["to"] not in {None, name}:
+            if by != name and record.get("to") not in {None, name}:
                 continue
             found.add(kinds, {**record, "role": "assistant" if by == name else "user"})
             if by != name and len(others) > 1:

@@ -17,6 +17,7 @@ from server.base.errors import (
     VersionNotRetainedError,
 )
 from server.execution.failure import Failure
+from server.protocol.omission import if_set
 from server.protocol.results import Verdict, VerdictFailure
 from server.protocol.rights import CLIENT
 
@@ -53,7 +54,7 @@ def no_reward(task: str, version: int, failure: VerdictFailure | None) -> Verdic
         "checks": [],
         "metrics": {},
         "valid": False,
-        "failure": failure,
+        "failure": if_set(failure),
         "perturbed": {},
     }
 

@@ -46,8 +46,8 @@ def variants_table(verdicts: Sequence[Mapping[str, Any]], found: Mapping[str, Lo
     """
     rows: list[Sequence[str]] = [HEAD]
     valid = [verdict for verdict in verdicts if verdict["valid"]]
-    for variant in sorted({verdict["variant"] for verdict in valid}, key=lambda name: name or ""):
-        some = [verdict for verdict in valid if verdict["variant"] == variant]
+    for variant in sorted({verdict.get("variant") for verdict in valid}, key=lambda name: name or ""):
+        some = [verdict for verdict in valid if verdict.get("variant") == variant]
         by_task = rates(some)
         k = min(MOST_K, *(rate.rollouts for rate in by_task))
         met = [verdict for verdict in some if verdict["perturbed"]]

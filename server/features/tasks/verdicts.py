@@ -35,7 +35,7 @@ class VerdictOperation(SessionOperation):
 
     def __init__(self, context: SessionContext, session_id: str, owner: str, verdict: Verdict, last: int) -> None:
         super().__init__(context, session_id, owner)
-        self._members = {name: value for name, value in verdict.items() if name in _SAID}
+        self._members = {name: said for name, said in verdict.items() if name in _SAID and said is not None}
         self._last = last
 
     @override
@@ -53,7 +53,7 @@ class VerdictOperation(SessionOperation):
         if self._last >= 0:
             (record,) = self.context.store.records(self.session_id, self._last - 1, 1)
             shown, private = map(loads, self.context.records.read(self.session_id, record))
-            if (private or {}).get(_OWN) and {name: shown.get(name) for name in _SAID} == self._members:
+            if (private or {}).get(_OWN) and {name: shown[name] for name in _SAID if name in shown} == self._members:
                 return Effect(True)
         change = Effect(True, self._members)
         change.private[_OWN] = True

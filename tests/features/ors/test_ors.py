@@ -108,7 +108,7 @@ def test_an_episode_gets_its_reward_with_the_answer_and_once(player):
     assert json.loads(player.text(sid, "move_to_savings", amount="300.00"))["amount"] == "-300.00"
     output = player.output(sid, "submit_answer", "the-answer", answer="Done.")
     assert (output["reward"], output["finished"]) == (1.0, True)
-    assert (output["metadata"]["passed"], output["metadata"]["failure"]) == (True, None)
+    assert (output["metadata"]["passed"], output["metadata"].get("failure")) == (True, None)
     # The stream is resumed; any other call is one too many.
     assert player.output(sid, "submit_answer", "the-answer", answer="Done.") == output
     for name, given in [("submit_answer", {"answer": "Done."}), ("get_balance", {})]:
@@ -153,7 +153,7 @@ def test_a_wrong_call_that_is_the_last_one_gets_the_reward_too(player):
 def test_an_invalid_verdict_is_no_reward(player, failure):
     output = player.output(player.begin(f"chores/{failure}"), "submit_answer", answer="x")
     assert (output["reward"], output["finished"], output["metadata"]["valid"]) == (None, True, False)
-    assert output["metadata"]["failure"].keys() == {"kind", "type", "message"}
+    assert output["metadata"].get("failure").keys() == {"kind", "type", "message"}
 
 
 def test_rewards_with_each_call(player, tmp_path):
@@ -345,7 +345,7 @@ def test_a_deleted_episode_has_its_verdict(server, player):
     assert player.post("/delete", sid=sid).json() == {"sid": sid}
     assert player.post("/delete_session", sid=sid).json() == {"sid": sid}
     ((session),) = server.rpc("summarize_sessions", labels={"ors": sid})["sessions"]
-    assert session["verdict"]["reward"] == 1.0
+    assert session.get("verdict")["reward"] == 1.0
 
 
 def test_a_ping_renews_an_episode(tmp_path):

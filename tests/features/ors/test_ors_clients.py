@@ -70,7 +70,7 @@ def solved(rpc, packs=PACKS):
     episodes = []
     for pack in packs:
         for task in rpc("list_tasks", toolpack=pack, limit=1000)["tasks"]:
-            if task["has_solution"] and not task["participants"]:
+            if task["has_solution"] and not task.get("participants"):
                 session_id = rpc("create_session", task=task["task"])["session_id"]
                 solution = rpc("get_solution", session_id=session_id)
                 rpc("close_session", session_id=session_id)

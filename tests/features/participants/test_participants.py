@@ -49,13 +49,13 @@ def other_bundle(bundle, change, key=KEY):
 
 def test_each_participant_has_an_address_of_its_own(bench):
     played = play(bench)
-    paths = played.session["participants"]
+    paths = played.session.get("participants")
     assert [*paths] == ["agent", "buyer", "seller"]
     assert paths["agent"] == {name: played.session[name] for name in ("agent_path", "mcp_path")}
     assert len({path for each in paths.values() for path in each.values()}) == 6
-    assert played.session["participants"] == bench.rpc("get_session", session_id=played.id)["participants"]
+    assert played.session.get("participants") == bench.rpc("get_session", session_id=played.id).get("participants")
     (listed,) = bench.rpc("list_sessions")
-    assert listed["participants"] == paths
+    assert listed.get("participants") == paths
     told = {name: played.send(name, "get_task") for name in paths}
     assert told["buyer"] == {
         "prompt": "Buy for 5.",
@@ -65,7 +65,7 @@ def test_each_participant_has_an_address_of_its_own(bench):
         "name": "buyer",
         "others": ["agent", "seller"],
     }
-    assert told["seller"]["prompt"] is None
+    assert "prompt" not in told["seller"]
     assert told["agent"]["others"] == ["buyer", "seller"]
     functions = {name: [each["name"] for each in played.send(name, "list_functions")["result"]] for name in paths}
     assert functions == {
@@ -96,16 +96,16 @@ def test_a_participant_is_told_nothing_of_the_functions_of_others(market):
 def test_what_is_given_lies_over_the_task(market):
     played = play(market, {}, task="market/sale")
     told = {name: played.send(name, "get_task") for name in ("agent", "buyer")}
-    assert (told["agent"]["prompt"], told["agent"]["max_calls"]) == ("Sell it.", 4)
-    assert (told["buyer"]["prompt"], told["buyer"]["max_calls"]) == ("Buy it.", 1)
+    assert (told["agent"]["prompt"], told["agent"].get("max_calls")) == ("Sell it.", 4)
+    assert (told["buyer"]["prompt"], told["buyer"].get("max_calls")) == ("Buy it.", 1)
     given = {"agent": {"max_calls": 2}, "buyer": {"prompt": "Pay 4.", "functions": None}, "judge": {}}
     played = play(market, given, task="market/sale")
     told = {name: played.send(name, "get_task") for name in ("agent", "buyer", "judge")}
-    assert (told["agent"]["prompt"], told["agent"]["max_calls"]) == ("Sell it.", 2)
-    assert (told["buyer"]["prompt"], told["buyer"]["max_calls"]) == ("Pay 4.", 1)
+    assert (told["agent"]["prompt"], told["agent"].get("max_calls")) == ("Sell it.", 2)
+    assert (told["buyer"]["prompt"], told["buyer"].get("max_calls")) == ("Pay 4.", 1)
     assert len(played.send("buyer", "list_functions")["result"]) == 3
     assert [each["name"] for each in played.send("agent", "list_functions")["result"]] == ["look"]
-    shown = market.rpc("get_task", task="market/sale")["participants"]
+    shown = market.rpc("get_task", task="market/sale").get("participants")
     assert shown == {"buyer": {"functions": ["bid"], "prompt": "Buy it.", "max_calls": 1}}
 
 
@@ -118,7 +118,11 @@ def test_edited_code_changes_no_rights_of_a_session_that_has_begun(make_bench):
     loaded = edited.task_list.all()
     loaded["sale"] = Task("sale", "Wait.", sold, max_calls=0, participants={"buyer": {"max_calls": 9}})
     told = {name: played.send(name, "get_task") for name in ("agent", "buyer")}
-    assert (told["agent"]["prompt"], told["agent"]["max_calls"], told["buyer"]["max_calls"]) == ("Sell it.", None, 1)
+    assert (told["agent"]["prompt"], told["agent"].get("max_calls"), told["buyer"].get("max_calls")) == (
+        "Sell it.",
+        None,
+        1,
+    )
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -168,7 +172,7 @@ def test_functions_that_the_session_does_not_have_are_refused(market):
 
 def test_sixteen_participants_can_take_part(market):
     played = play(market, {f"p{number}": {} for number in range(15)})
-    assert [played.call(name, "look")["result"] for name in played.session["participants"]] == [9] * 16
+    assert [played.call(name, "look")["result"] for name in played.session.get("participants")] == [9] * 16
 
 
 # One participant against another
@@ -176,7 +180,7 @@ def test_sixteen_participants_can_take_part(market):
 
 def test_a_key_opens_its_own_address_and_cant_be_made_from_others(market):
     played, other = play(market), play(market)
-    keys = {name: played.key(name) for name in played.session["participants"]}
+    keys = {name: played.key(name) for name in played.session.get("participants")}
     buyer, seller, stranger = keys["buyer"], keys["seller"], other.key("buyer")
     forged = [
         *(buyer[:48], buyer[48:], buyer[:-1], buyer + "0", buyer.upper(), buyer[48:] + buyer[:48]),
@@ -217,7 +221,7 @@ def test_call_ids_are_each_participants_own(market):
     assert played.call("buyer", "bid", "x", amount=1)["result"] == [1]
     assert played.call("buyer", "bid", "seller/x", amount=3)["result"] == [1, 2, 3]
     refused(-32009, played.call, "seller", "bid", "x", amount=1)
-    recorded = [(record["by"], record["call_id"]) for record in played.trace()]
+    recorded = [(record["by"], record.get("call_id")) for record in played.trace()]
     assert recorded[:3] == [("buyer", "buyer/x"), ("seller", "seller/x"), ("buyer", "buyer/seller/x")]
     assert recorded[3:] == [("client", call_id) for call_id in ("x", "buyer/x", "agent:buyer/x")]
     assert market.version(played.id) == 3
@@ -280,7 +284,7 @@ def test_there_is_one_answer_for_all_and_only_who_may_submits_it(bench):
     assert played.send("agent", "submit_answer", answer="sold") is True
     refused(-32014, played.send, "agent", "submit_answer", answer="not sold")
     over = "EpisodeOverError: the answer has been submitted, so no further call is run."
-    for name in played.session["participants"]:
+    for name in played.session.get("participants"):
         assert played.call(name, "look")["error"] == over
         assert played.send(name, "get_task")["done"] is True
     record = played.trace()[-1]
@@ -312,7 +316,7 @@ def test_rights_counts_and_records_come_with_a_bundle_and_a_replay(bench):
     ]
     assert [replay["complete"] for replay in replays] == [True] * 3
     for other in [exact, *(Played(bench, replay["session"]) for replay in replays)]:
-        assert [*other.session["participants"]] == ["agent", "buyer", "seller"]
+        assert [*other.session.get("participants")] == ["agent", "buyer", "seller"]
         assert other.send("buyer", "get_task") == played.send("buyer", "get_task")
         assert [record.get("by") for record in other.trace()] == [record.get("by") for record in played.trace()]
     assert exact.call("buyer", "bid", "x", amount=1)["result"] == [1]
@@ -376,7 +380,7 @@ def test_a_bundle_of_a_fork_is_checked_too(market):
 
 def test_a_bundle_whose_rights_were_changed_afterwards_is_refused(market):
     bundle = other_bundle(play(market).bundle(), _rights(buyer=WHOLE), key=KEY)
-    assert Played(market, market.rpc("import_bundle", bundle=bundle)).send("buyer", "get_task")["max_calls"] is None
+    assert Played(market, market.rpc("import_bundle", bundle=bundle)).send("buyer", "get_task").get("max_calls") is None
     with Bench(CATALOG, key=b"another key, of another server!!") as other:
         refused(-32012, other.rpc, "import_bundle", bundle=bundle)
 
@@ -400,7 +404,7 @@ def test_a_session_without_participants_is_stored_as_ever(make_bench):
     assert "toolpacks.chores" in sys.modules
     session = bench.rpc("create_session", task="chores/dishes", call_id="mine")
     assert "participants" not in bench.service.context.session_request().model_dump()  # from which the id follows
-    assert session["participants"] is None
+    assert session.get("participants") is None
     key = session["agent_path"].removeprefix("/agents/")
     bench.rpc("run_function", agent_key=key, function="do", kwargs={"chore": "dishes"}, call_id="x")
     bench.rpc("submit_answer", agent_key=key, answer="done")

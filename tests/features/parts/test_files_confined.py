@@ -46,7 +46,7 @@ def test_in_a_seeded_session_times_of_files_are_the_calls_clock():
         here.result(session, "run", words=["new=1"])
         assert here.result(session, "times") == [CLOCK + 3]
         bundle = here.rpc("export_bundle", session_id=session)["bundle"]
-        states = [record["state"] for record in here.rpc("get_trace", session_id=session)]
+        states = [record.get("state") for record in here.rpc("get_trace", session_id=session)]
         assert all(states)
         new = there.rpc("import_bundle", bundle=bundle)["session_id"]
         assert there.rpc("get_environment", session_id=new) == here.rpc("get_environment", session_id=session)
@@ -54,4 +54,4 @@ def test_in_a_seeded_session_times_of_files_are_the_calls_clock():
         other = there.create("papers", **PINNED)
         assert there.result(other, "times") == [CLOCK + 1]
         there.result(other, "run", words=["new=1"])
-        assert [record["state"] for record in there.rpc("get_trace", session_id=other)] == states[:2]
+        assert [record.get("state") for record in there.rpc("get_trace", session_id=other)] == states[:2]

@@ -238,7 +238,7 @@ def test_a_forged_failure_says_what_this_server_says(make, failure, gate):
     records_in(lines)[0].update(forged, kwargs={"value": "x" * 10_000})
     replayed = imported(bench, lines)
     (record, _) = bench.rpc("get_trace", session_id=replayed["session"]["session_id"])
-    assert (record["failure"], record["result"], gate.calls) == (failure, "", calls)
+    assert (record.get("failure"), record["result"], gate.calls) == (failure, "", calls)
     said = {
         "deadline": "TimeoutError: `hold` took longer than 0.2 s and was given up; nothing has changed.",
         "lost": "ExecutorLostError: `hold` ended its process in the call that is repeated here, so it isn't run; "
@@ -246,7 +246,7 @@ def test_a_forged_failure_says_what_this_server_says(make, failure, gate):
     }
     assert record["error"] == said[failure]
     records_in(lines)[0]["function"] = "no such function"
-    assert imported(bench, lines)["diverged"]["index"] == 0
+    assert imported(bench, lines).get("diverged")["index"] == 0
 
 
 def test_a_bundle_says_nothing_of_the_request_but_what_features_add(make):

@@ -8,12 +8,12 @@ from server.wiring.installed import load_features
 from server.wiring.service import all_record_kinds
 
 PLACE = {"index": 0, "version": 1, "started_at": "2030-01-01T00:00:00Z", "duration_ms": 1}
-NESTED = {"function": "f", "kwargs": {}, "result": 1, "error": None, "parent": None}
-CALL = {**PLACE, "kind": "call", "call_id": None, **NESTED, "failure": None}
+NESTED = {"function": "f", "kwargs": {}, "result": 1, "error": None}
+CALL = {**PLACE, "kind": "call", **NESTED}
 MET = {"rules": ["rule"], "run": True, "agent": {"result": "heard"}}
 RIGHT = [
     {**CALL, "nested": [NESTED | {"parent": 1}, NESTED], "perturbed": MET, "by": "ann"},
-    {**PLACE, "kind": "message", "role": "user", "content": "Hello", "by": "ann", "to": None},
+    {**PLACE, "kind": "message", "role": "user", "content": "Hello", "by": "ann"},
     {**PLACE, "kind": "reset", "to_version": 0},
     {**PLACE, "kind": "answer", "answer": "42"},
     {**PLACE, "kind": "of nobody here", "anything": [1]},

@@ -55,7 +55,7 @@ def play(bench, session_id, rounds=2):
 
 
 def states(bench, session_id):
-    return [record["state"] for record in bench.rpc("get_trace", session_id=session_id, limit=1000)]
+    return [record.get("state") for record in bench.rpc("get_trace", session_id=session_id, limit=1000)]
 
 
 def environment(bench, session_id, **params):
@@ -86,7 +86,7 @@ def test_other_seeds_and_clocks_give_something_else(bench):
 
 def test_what_sessions_say_of_it(bench):
     plain = bench.rpc("create_session", toolpacks=["dice"])
-    assert [plain[name] for name in ("seed", "clock", "clock_step_seconds")] == [None, None, None]
+    assert {"seed", "clock", "clock_step_seconds"} & plain.keys() == set()
     session = bench.rpc("create_session", toolpacks=["dice"], **PINNED)
     assert [session[name] for name in ("seed", "clock", "clock_step_seconds")] == [*PINNED.values(), 1.0]
     assert bench.rpc("get_session", session_id=session["session_id"])["seed"] == "a seed"
@@ -247,11 +247,11 @@ def test_replay(bench):
     session_id = bench.create("dice", options={"dice": {"players": 5}}, **PINNED)
     play(bench, session_id)
     replayed = bench.rpc("replay_session", session_id=session_id)
-    assert (replayed["complete"], replayed["diverged"]) == (True, None)
+    assert (replayed["complete"], replayed.get("diverged")) == (True, None)
     assert states(bench, replayed["session"]["session_id"]) == states(bench, session_id)
     plain = bench.create("dice")
     bench.call(plain, "throw", sides=10**9)
-    assert bench.rpc("replay_session", session_id=plain)["diverged"]["what"] == "result"
+    assert bench.rpc("replay_session", session_id=plain).get("diverged")["what"] == "result"
 
 
 def test_bundles_keep_what_is_pinned(bench, other):

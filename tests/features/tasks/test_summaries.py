@@ -28,25 +28,24 @@ def test_a_summary_says_what_has_happened_and_the_verdict_that_is_kept(bench):
     bench.call(session_id, "do", chore="dishes", times="many")
     before = bench.rpc("list_sessions", labels=RUN)
     (told,) = summaries(bench)["sessions"]
-    expected = {name: before[0][name] for name in ("session_id", "task", "labels", "version", "expires_at", "parent")}
+    expected = {name: before[0][name] for name in ("session_id", "task", "labels", "version", "expires_at")}
     expected |= {
         "records": 2,
         "calls": 2,
         "errors": 1,
         "last_function": "do",
         "done": False,
-        "verdict": None,
-        "variant": None,
     }
     assert {name: told[name] for name in expected} == expected
+    assert {"parent", "verdict", "variant", "problem"} & told.keys() == set()
     assert told["duration_ms"] > 0
     bench.rpc("submit_answer", session_id=session_id, answer="Done.")
     said = verdict(bench, session_id, record=True)
     (told,) = summaries(bench)["sessions"]
-    assert (told["done"], told["verdict"], told["problem"], told["records"]) == (True, said, None, 4)
+    assert (told["done"], told.get("verdict"), told.get("problem"), told["records"]) == (True, said, None, 4)
     bench.rpc("reset_session", session_id=session_id)
     (told,) = summaries(bench)["sessions"]
-    assert (told["done"], told["verdict"], told["calls"]) == (False, None, 2)  # it goes on, and what was called was
+    assert (told["done"], told.get("verdict"), told["calls"]) == (False, None, 2)  # it goes on, and what was called was
 
 
 def test_a_fork_has_what_was_called_in_it_alone(bench):
@@ -54,7 +53,7 @@ def test_a_fork_has_what_was_called_in_it_alone(bench):
     bench.call(session_id, "do", chore="dishes")
     (fork,) = bench.rpc("fork_session", session_id=session_id)
     by_id = {each["session_id"]: each for each in summaries(bench)["sessions"]}
-    assert by_id[fork["session_id"]]["parent"] == {"session_id": session_id, "version": 1}
+    assert by_id[fork["session_id"]].get("parent") == {"session_id": session_id, "version": 1}
     assert [by_id[each]["calls"] for each in (session_id, fork["session_id"])] == [1, 0]
 
 
@@ -76,13 +75,13 @@ def test_summaries_come_in_parts_which_together_are_all(bench, monkeypatch):
     assert [each["created_at"] for each in newest] == sorted((each["created_at"] for each in newest), reverse=True)
     monkeypatch.setattr("server.features.tasks.summaries._SECONDS", 0)
     part = summaries(bench)
-    assert [len(part["sessions"]), part["next"]] == [1, sessions[0]]
+    assert [len(part["sessions"]), part.get("next")] == [1, sessions[0]]
     part = summaries(bench, text="nobody said this")  # which may find nothing for a while
     assert part == {"sessions": [], "next": sessions[0]}
 
 
 def test_another_owner_and_an_agent_have_no_summaries(bench):
     _, key = begin(bench, "chores/dishes", labels=RUN)
-    assert summaries(bench, labels={"run": "2"}) == {"sessions": [], "next": None}
+    assert summaries(bench, labels={"run": "2"}) == {"sessions": []}
     assert refused(-32602, bench.rpc, "summarize_sessions", text="x" * 1001)
     refused(-32601, bench.rpc, "summarize_sessions", agent_key=key)

@@ -228,7 +228,12 @@ def test_evaluate_writes_trajectories(endpoint, rollouts, tmp_path):
     failing = start("chores/raises", "dishes")
     piped = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label, "--trajectories", "-")
     (line,) = [line for line in map(json.loads, piped.stdout.splitlines()) if line["session_id"] == failing]
-    assert (line["reward"], line["passed"], line["valid"], line["failure"]["kind"]) == (None, False, False, "evaluator")
+    assert (line["reward"], line["passed"], line["valid"], line["failure"]["kind"]) == (
+        None,
+        False,
+        False,
+        "evaluator",
+    )
     assert (len(line["messages"]), line["labels"], piped.exit_code) == (3, {"run": label.removeprefix("run=")}, 1)
 
 

@@ -99,8 +99,6 @@ def test_a_task_tells_all_but_its_evaluator_its_data_and_its_solution(quick):
         "prompt": [{"role": "user", "content": "Do the dishes, then say how often."}],
         "toolpacks": ["chores", "ledger"],
         "options": {"chores": {"money": 20}},
-        "functions": None,
-        "max_calls": None,
         "participants": {},
         "split": "test",
         "tags": [],
@@ -194,7 +192,7 @@ def test_a_session_gets_the_toolpacks_and_options_of_its_task_and_those_that_are
     assert bench.rpc("get_environment", session_id=given, pointer="/chores/money") == 3
     (fork,) = bench.rpc("fork_session", session_id=session_id)
     assert fork["task"] == "chores/as-the-solution"
-    assert bench.rpc("get_session", session_id=bench.create("ledger"))["task"] is None
+    assert bench.rpc("get_session", session_id=bench.create("ledger")).get("task") is None
     assert "There is no task" in refused(-32602, bench.rpc, "create_session", task="chores/none").data["detail"]
 
 
@@ -213,7 +211,7 @@ def test_the_agent_sees_its_prompt_and_how_far_it_is_and_nothing_else(bench):
     refused(-32602, agent, bench, key, "get_task", task="chores/dishes")
     refused(-32602, agent, bench, key, "get_task", session_id=session_id)
     key = bench.rpc("create_session", toolpacks=["ledger"])["agent_path"].removeprefix("/agents/")
-    assert agent(bench, key, "get_task") == {"prompt": None, "max_calls": None, "calls": 0, "done": False}
+    assert agent(bench, key, "get_task") == {"calls": 0, "done": False}
     assert "takes no answer" in refused(-32602, agent, bench, key, "submit_answer", answer="x").data["detail"]
 
 
@@ -290,7 +288,7 @@ def test_the_call_ids_of_an_agent_and_of_a_client_are_kept_apart(bench):
     assert bench.rpc("run_function", session_id=session_id, **other)["error"] is None
     for call_id in ("agent:d", "client:d", "client:agent:d"):
         assert bench.rpc("run_function", session_id=session_id, **other | {"call_id": call_id})["result"] > 1
-    told = [(record["call_id"], record["by"]) for record in bench.rpc("get_trace", session_id=session_id)]
+    told = [(record.get("call_id"), record["by"]) for record in bench.rpc("get_trace", session_id=session_id)]
     assert told == [("c", "client"), ("c", "agent"), ("d", "agent"), ("d", "client")] + [
         (call_id, "client") for call_id in ("agent:d", "client:d", "client:agent:d")
     ]
@@ -443,7 +441,7 @@ def test_a_session_that_is_run_again_is_at_the_same_point_of_its_task(bench, bun
         assert agent(bench, exact["agent_path"].removeprefix("/agents/"), "get_task")["calls"] == 2
     else:
         replay = bench.rpc("replay_session", session_id=session_id)
-    assert (replay["replayed"], replay["complete"], replay["diverged"]) == (5, True, None)
+    assert (replay["replayed"], replay["complete"], replay.get("diverged")) == (5, True, None)
     again = replay["session"]
     assert again["task"] == "chores/dishes"
     told = agent(bench, again["agent_path"].removeprefix("/agents/"), "get_task")
@@ -488,7 +486,6 @@ def test_checks_make_the_reward_where_nothing_is_returned(anywhere):
         ],
         "metrics": {},
         "valid": True,
-        "failure": None,
         "perturbed": {},
     }
     anywhere.result(session_id, "do", **DO)

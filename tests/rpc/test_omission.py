@@ -1,0 +1,75 @@
+"""What isn't set isn't there: results have no members that are null, unless null is the value that was asked for."""
+
+from typing import NotRequired
+
+import pytest
+from serving import AGENTS_METHODS, CLIENTS_METHODS
+from typing_extensions import TypedDict
+
+from server.protocol.omission import omission
+
+VALUES = {"result", "error", "reward"}  # of which null is one
+
+
+class Inner(TypedDict):
+    one: NotRequired[int]
+
+
+class Outer(TypedDict):
+    needed: int | None
+    inner: NotRequired[Inner]
+    listed: NotRequired[list[Inner]]
+    named: NotRequired[dict[str, Inner]]
+
+
+class Other(TypedDict):
+    other: str
+    two: NotRequired[int]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "left"),
+    [
+        (Outer, {"needed": None, "inner": None, "listed": None}, {"needed": None}),
+        (Outer, {"needed": 1, "inner": {"one": None}}, {"needed": 1, "inner": {}}),
+        (Outer, {"needed": 1, "listed": [{"one": None}, {"one": 0}]}, {"needed": 1, "listed": [{}, {"one": 0}]}),
+        (Outer, {"needed": 1, "named": {"a": {"one": None}}}, {"needed": 1, "named": {"a": {}}}),
+        (list[Inner], [{"one": None}, {"one": 2}], [{}, {"one": 2}]),
+        (Outer | Other, {"other": "x", "two": None}, {"other": "x"}),
+        (Inner | None, None, None),
+        (Inner, b"JSON text", b"JSON text"),
+    ],
+)
+def test_what_is_optional_and_none_is_left_out(kind, given, left):
+    assert omission(kind)(given) == left
+
+
+def test_a_type_without_optional_members_costs_nothing():
+    assert [omission(kind) for kind in (bool, str, list[int], dict[str, object], TypedDict("T", {"a": int}))] == [
+        None
+    ] * 5
+
+
+def test_no_result_promises_a_null_that_means_unset():
+    from pydantic import TypeAdapter  # noqa: PLC0415
+
+    found = set()
+
+    def look(schema, name=""):
+        if isinstance(schema, dict):
+            if {"type": "null"} in schema.get("anyOf", ()):
+                found.add(name)
+            for each, value in schema.get("properties", {}).items():
+                look(value, each)
+            for each in ("$defs", "items", "anyOf", "additionalProperties"):
+                look(schema.get(each), name)
+                if each == "$defs":
+                    for value in schema.get(each, {}).values():
+                        look(value)
+        if isinstance(schema, list):
+            for each in schema:
+                look(each, name)
+
+    for method in [*CLIENTS_METHODS, *AGENTS_METHODS]:
+        look(TypeAdapter(method.declared.result).json_schema(mode="serialization"))
+    assert found - {"variant"} <= VALUES  # of perturbations: clients may send it as null, too
