@@ -105,13 +105,13 @@ class GymEpisodes:
         about = {"session_id": session_id, **shown}
         if verdict["valid"]:
             return {"reward": verdict["reward"], "mask_sample": False, **about}
-        failure = verdict["failure"] or {}
+        failure = verdict.get("failure", {})
         return {**_masked("verifier_error", str(failure.get("message", "")), str(failure.get("kind", ""))), **about}
 
     async def end(self, caller: Caller, name: str) -> None:
         """End an episode: one that wasn't verified is evaluated. Of one that isn't there none can be made any more."""
         found = await self._app.request(caller, "list_sessions", {"labels": {LABEL: name}, "limit": PAGE})
-        episodes = [each for each in found if each["parent"] is None and each["task"] is not None]
+        episodes = [each for each in found if "parent" not in each and "task" in each]
         if not episodes:
             params = {"toolpacks": [], "labels": {LABEL: name}, "call_id": f"{LABEL}-{name}"}
             try:
