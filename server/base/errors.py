@@ -3,54 +3,16 @@
 The rule: an exception is named for what went wrong. Its text is one sentence that says what, where and what to do. It
 knows nothing of JSON-RPC or HTTP statuses other than its own; `rpc/codes.py` alone maps these classes to codes.
 
-    ToolpackServerError
-    ├── StartError                  the server can't start
-    │   ├── SettingsError           a setting or a flag is wrong
-    │   │   └── StoreInUseError     another server uses the store
-    │   ├── RegistrationError       a toolpack or one of its functions can't be used
-    │   └── ToolpackUnavailable     a toolpack module needs a package that isn't installed
-    ├── NoEnvironmentError          a function in this process needs an environment, and none was given
-    ├── CallError                   goes into the envelope of a call: the agent can react
-    │   ├── ToolNotFoundError       no such function in this session
-    │   ├── SnapshotError           the environment holds something that can't be stored exactly
-    │   ├── ResultError             the result has no JSON form
-    │   ├── ReadOnlyError           a function promised to be read-only, but changed the environment
-    │   ├── TooLargeError           a result, an environment or a request is over its limit
-    │   ├── ExecutorLostError       a toolpack's code has ended the process that it ran in
-    │   └── EpisodeOverError        the agent has answered, or used up the calls of its task
-    ├── RequestError                refuses the request: a programmer or an operator can fix it
-    │   ├── InvalidParamsError      wrong parameters, unknown toolpacks, bad options, bad pointer
-    │   ├── SessionNotFoundError    unknown, closed, expired or another owner's
-    │   ├── VersionConflictError    `expected_version` is not the session's version
-    │   ├── OverloadedError         too much is waiting, or the session's lease was lost
-    │   ├── ClassesChangedError     the state was written by other classes than those loaded
-    │   ├── CallIdReusedError       the call_id belongs to another call
-    │   ├── DeadlineError           the request itself took too long
-    │   ├── VersionNotRetainedError the version is gone from the history, or has never existed
-    │   ├── StateDamagedError       stored state fails its keyed hash, or can't be read back
-    │   ├── EvaluationError         the evaluator, the solution or the loader of a task failed
-    │   └── AnsweredError           the agent has submitted another answer before
-    ├── ReplayError                 a call failed that an evaluator, or a solution, replays
-    ├── RewardError                 the reward of an evaluator is no finite number
-    ├── InternalError               a fault of the server, which has logged it
-    ├── HttpRefusedError            refuses the request before it reaches JSON-RPC, with an HTTP status
-    ├── ClientError                 raised by the Python client
-    │   ├── ReplyError              the server answered with an error: code, message, data
-    │   ├── NoReplyError            no answer came, however often the request was sent
-    │   ├── RemoteFunctionError     a function on the server raised what this process has no exception for
-    │   └── EnvironmentDiffersError an environment here isn't the one on the server
-    └── InternalSignal              between two modules of the server; no caller of the server ever sees it
-        ├── UnsupportedObjectError  snapshots: one object can't be stored
-        ├── PlainObjectError        jsonio: a value that is to be shown as JSON holds a plain object
-        ├── CycleError              snapshots: an object that hashes by value is part of a cycle
-        ├── RpcRefusedError         rpc: no JSON, no valid request, or no such method
-        ├── CallFailedError         rpc: a call failed that is to be answered with a JSON-RPC error
-        ├── McpRefusedError         mcp: a message is refused with an error code
-        ├── HeavyReadError          sessions: a read takes so much of the processor that it must wait for its turn
-        ├── ExecutorGoneError       executors: the process at the other end has ended
-        ├── MissingBlobError        stores: a blob that was referred to isn't there
-        └── RowGoneError            stores: a session was deleted between two reads
-    Interrupted (a BaseException)   ends a function that has passed its deadline
+Below `ToolpackServerError` an error's first base says who hears of it:
+
+    StartError      whoever starts the server, which can't start
+    CallError       the agent, who can react: it is in the envelope of a call
+    RequestError    a programmer or an operator, who can fix it: the request is refused
+    ClientError     whoever uses the Python client, which raises it
+    InternalSignal  another module of the server; no caller of the server ever sees it
+
+The others are caught where they can be answered. `Interrupted`, which ends a function that has passed its deadline, is
+a `BaseException`, so that no `except Exception` in the function keeps it.
 """
 
 from collections.abc import Sequence

@@ -81,7 +81,6 @@ class Layout:
         return instance
 
     def get_state(self, instance: Any) -> tuple[Any, ...]:
-        """Get the state of an instance."""
         try:
             held = tuple([get(instance) for get in self._getters])
         except AttributeError:  # a slot is empty

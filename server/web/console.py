@@ -45,7 +45,6 @@ class File:
 
 
 def console_routes(gate: TokenGate, kinds: RecordKinds) -> list[Route]:
-    """Get the routes of the console."""
     found = [path for path in FOLDER.rglob("*") if path.suffix in MEDIA_TYPES]
     files = {path.relative_to(FOLDER).as_posix(): _file(path.name, path.read_bytes()) for path in found}
     shown = {

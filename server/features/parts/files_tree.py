@@ -16,8 +16,6 @@ SEPARATOR = "/"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileNode:
-    """A file."""
-
     content: bytes
     executable: bool = False
 
