@@ -36,8 +36,8 @@ def canonical(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-# What few users need and no extra has; docs/benchmarks.md and docs/conformance.md say how it is installed.
-UNDECLARED = {"bfcl_eval", "loguru", "pytest", "tau2", "websockets"}
+# What few users need and no extra has; docs/benchmarks.md, docs/conformance.md and docs/store.md say how it is installed.
+UNDECLARED = {"bfcl_eval", "hypothesis", "loguru", "pytest", "tau2", "websockets"}
 TAKEN_BY_UVICORN = {"httptools", "uvloop"}  # imported if they are installed
 
 
