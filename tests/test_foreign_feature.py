@@ -1,8 +1,12 @@
-"""A feature in a wheel of its own, the one of docs/features.md: what it adds holds like what the server has itself."""
+"""Features in wheels of their own: what they add holds like what the server has itself.
+
+`weather` is the one of docs/features.md; `tide`, in fixtures/, adds one thing of each kind that the page doesn't show.
+"""
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -13,6 +17,7 @@ import command_line
 import pytest
 import server_process
 from hatchling.builders.wheel import WheelBuilder
+from serving import PACKS
 
 pytestmark = pytest.mark.heavy
 PAGE = (Path(__file__).parent.parent / "docs" / "features.md").read_text(encoding="utf-8")
@@ -26,13 +31,14 @@ def block(language):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The variables of a process that has the wheel, which pip has installed into a folder."""
+    """The variables of a process that has both wheels, which pip has installed into a folder."""
     project, folder = tmp_path_factory.mktemp("weather"), tmp_path_factory.mktemp("site")
     (project / "weather.py").write_text(block("python"), encoding="utf-8")
     (project / "pyproject.toml").write_text(block("toml"), encoding="utf-8")
-    (wheel,) = WheelBuilder(str(project)).build(directory=str(project))
+    tide = shutil.copytree(PACKS.parent / "tide", project / "tide")
+    wheels = [wheel for each in (project, tide) for wheel in WheelBuilder(str(each)).build(directory=str(project))]
     flags = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--target", str(folder)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *flags, wheel], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", *flags, *wheels], check=True)
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(":")}
 
 
@@ -109,3 +115,66 @@ def test_what_it_has_recorded_is_read_without_it_and_the_rest_works(site, tmp_pa
         assert "weather" in command_line.run("session", "trace", session_id, "--url", server.url).stdout
         with pytest.raises(Exception, match="There is no method 'note_weather'"):
             server.rpc("note_weather", session_id=session_id, sky="grey")
+
+
+def test_all_that_the_other_adds_is_listed(site):
+    listed = command_line.run("features", **site).stdout.partition("\ntide (")[2].partition("\n(")[0]
+    assert "parameters: create_session(tide), list_sessions(tide)" in listed
+    assert "stores: tide" in listed
+
+
+@ISOLATIONS
+def test_what_it_keeps_with_sessions_goes_with_forks_bundles_and_restarts(site, tmp_path, isolation):
+    flags, variables = ["--packs", "bank"], {"TOOLPACK_ISOLATION": isolation, **site}
+    with server_process.served(tmp_path, *flags, **variables) as server:
+        with pytest.raises(Exception, match="tide: 'high' is none: use flood or ebb"):
+            server.rpc("create_session", tide="high")
+        ids = {tide: server.rpc("create_session", tide=tide)["session_id"] for tide in ("flood", "ebb")}
+        plain = server.rpc("create_session")["session_id"]
+        (fork,) = server.rpc("fork_session", session_id=ids["ebb"])
+        bundle = server.rpc("export_bundle", session_id=ids["ebb"])["bundle"]
+        server.kill()
+    with server_process.served(tmp_path, *flags, **variables) as server:
+        copy = server.rpc("import_bundle", bundle=bundle)["session_id"]
+        at_ebb = {ids["ebb"], fork["session_id"], copy}
+        assert {each["session_id"] for each in server.rpc("list_sessions", tide="ebb")} == at_ebb
+        assert [each["session_id"] for each in server.rpc("list_sessions", tide="flood")] == [ids["flood"]]
+        assert len(server.rpc("list_sessions")) == 5
+        for session_id in at_ebb:
+            with pytest.raises(Exception, match="Nothing can be done at ebb tide"):
+                server.call(session_id, "get_balance")
+            assert server.rpc("get_trace", session_id=session_id) == []
+        for session_id in (ids["flood"], plain):
+            assert server.call(session_id, "get_balance")["error"] is None
+    with server_process.served(tmp_path, *flags) as server:
+        assert len(server.rpc("list_sessions")) == 5
+        assert server.call(plain, "get_balance")["error"] is None
+        with pytest.raises(Exception, match="tide: Extra inputs are not permitted"):
+            server.rpc("create_session", tide="ebb")
+        for session_id in (*at_ebb, ids["flood"]):
+            with pytest.raises(Exception, match="tide"):
+                server.call(session_id, "get_balance")
+            assert server.rpc("close_session", session_id=session_id) == 1
+
+
+def test_two_workers_share_its_store(site, tmp_path, store_url):
+    url = store_url("redis").replace("redis:", "tide:", 1)
+    flags = ["--packs", "bank", "--workers", "2", "--store", url]
+    variables = {"TOOLPACK_SECRET_KEY": "a key for this test alone", **site}
+    with server_process.served(tmp_path, *flags, **variables) as server:
+        session_id = server.rpc("create_session", tide="flood")["session_id"]
+        for _ in range(12):
+            server.call(session_id, "move_to_savings", amount="1.00")
+        assert server.rpc("get_session", session_id=session_id)["version"] == 12
+    ended = command_line.run("serve", "--store", url)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("toolpack-server: TOOLPACK_STORE: ")
+
+
+def test_its_command_writes_safely_and_check_asks_it(site):
+    assert command_line.run("tide", **site).stdout == "At noon, by the \\u001b[1mharbour's\\u001b[0m clock.\n"
+    assert "Say when the tide turns." in command_line.run("--help", **site).stdout
+    checked = command_line.run("check", "--packs", "bank", **site)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert re.search(r"^note: bank\.\w+: 1 loaded$", checked.stdout, re.MULTILINE)
+    assert "note: " not in command_line.run("check", "--packs", "bank", "--no-calls", **site).stdout

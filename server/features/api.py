@@ -24,6 +24,7 @@ from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
 from server.sessions.filters import SessionFilter
 from server.sessions.operation import Around, SessionOperation
+from server.sessions.recipes import details_of
 from server.sessions.record_kinds import RecordKind, Shown
 from server.stores.base import SessionStore
 from server.volumes.volume import Volume
@@ -66,4 +67,5 @@ __all__ = [
     "SettingsError",
     "Shown",
     "Volume",
+    "details_of",
 ]
