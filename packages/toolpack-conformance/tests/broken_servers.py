@@ -1085,9 +1085,12 @@ BROKEN = [
     (order.calls_run_in_order_of_arrival, last_come_first_served),
     (order.a_batch_runs_in_order, partial(batches_are, _together)),
     (order.a_batch_runs_in_order, partial(batches_are, _backwards)),
-    (order.the_trace_has_every_call, kept_records(lambda record: record["failure"] is None)),
+    (order.the_trace_has_every_call, kept_records(lambda record: record.get("failure") is None)),
     (order.the_trace_has_every_call, kept_records(lambda record: record["function"] != "total")),
-    (order.the_trace_has_every_call, kept_records(lambda record: record["failure"] is None or record["by"] != "agent")),
+    (
+        order.the_trace_has_every_call,
+        kept_records(lambda record: record.get("failure") is None or record["by"] != "agent"),
+    ),
     (order.the_trace_has_every_call, answers("get_trace", lambda records: records[::-1])),
     (order.the_trace_has_every_call, without("after", "get_trace")),
     (order.the_trace_has_every_call, without("limit", "get_trace")),
@@ -1149,7 +1152,7 @@ BROKEN = [
     (exact.numbers_and_texts_are_exact, returns("read_note", lambda text: text.replace("\0", ""))),
     # deadline
     (deadline.a_deadline_is_kept, returns("add_and_wait", lambda _: 1)),
-    (deadline.a_deadline_is_kept, kept_records(lambda record: record["failure"] != "deadline")),
+    (deadline.a_deadline_is_kept, kept_records(lambda record: record.get("failure") != "deadline")),
     (deadline.what_a_late_function_does_is_lost, CommitsLate),
     (
         deadline.a_missed_deadline_is_an_error_if_asked_for,

@@ -50,7 +50,7 @@ class GymEpisodes:
                     {"type": "function", "strict": False, **each["function"]}
                     for each in listed
                     if of[each["function"]["name"]] in task["toolpacks"]
-                    and (task["functions"] is None or each["function"]["name"] in task["functions"])
+                    and ("functions" not in task or each["function"]["name"] in task["functions"])
                 ]
                 yield {"task": task["task"], "responses_create_params": {"input": task["prompt"], "tools": tools}}
             if not page:

@@ -39,7 +39,7 @@ def an_evaluator_that_fails_gives_no_reward(target: Target) -> None:
     session.run("add", {"amount": 4})
     expect(session.code("evaluate_session"), EVALUATOR, "the code of an evaluation that fails")
     verdict = session.ask("evaluate_session", raise_on_error=False)
-    told = [verdict["reward"], verdict["passed"], verdict["valid"], verdict["failure"]["kind"]]
+    told = [verdict["reward"], verdict["passed"], verdict["valid"], verdict.get("failure", {}).get("kind")]
     expect(told, [None, False, False, "evaluator"], "reward, passed, valid and kind of the failure in a verdict")
     expect(_verdict(session, version=0), [0.0, False], "reward and passed at version 0")
     session.run("add", {"amount": 1})
