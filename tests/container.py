@@ -307,6 +307,22 @@ def try_pinned(engine: Engine, image: dict) -> None:
     print("image: a session with a seed and a clock")
 
 
+def try_authors_tools(engine: Engine, image: dict) -> None:
+    """What only authors and judges run is in the image: check calls functions, and conform is there."""
+    volumes = {mounted_packs(engine): "/packs:ro"}
+    with engine.container(IMAGE) as container:
+        for words, said in (
+            ("check --pack-dir /packs --packs counter --calls", "no problems."),
+            ("audit --help", "Try to pass tasks"),
+            ("conform --toolpack", "toolpack"),
+        ):
+            command = engine.run(container, [*image["Entrypoint"], *words.split()], volumes, {})
+            done = subprocess.run(command, env=engine.environment, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{words}: {done.stderr[-2000:]}"
+            assert said in done.stdout, f"{words}: {done.stdout[-2000:]}"
+    print("image: check calls functions; audit and conform are there")
+
+
 def try_own_packages(engine: Engine) -> None:
     """Build the image of docs/operate.md for toolpacks with packages of their own, and use one."""
     page = (ROOT / "docs" / "operate.md").read_text()
@@ -393,6 +409,7 @@ def main() -> None:
         image = engine.image(IMAGE)
         try_alone(engine, image)
         try_pinned(engine, image)
+        try_authors_tools(engine, image)
         try_own_packages(engine)
         try_composed(engine, image)
 

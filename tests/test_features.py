@@ -1,14 +1,17 @@
 """Each feature can be taken out of the list: what it adds is gone, and everything else works."""
 
+import ast
 import re
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import click
 import pytest
 from serving import FEATURES, refused
 
+from server import features
 from server.base.errors import SettingsError, StartError
 from server.cli import all_commands, cli, first_sentence
 from server.rpc.method import agents_methods, clients_methods
@@ -17,6 +20,25 @@ from server.wiring import installed
 from server.wiring.feature import Feature
 from server.wiring.installed import GROUP, in_order, load_features
 from server.wiring.service import all_methods
+
+BEYOND_API = {
+    "checking": 18,
+    "classes": 21,
+    "episodes": 30,
+    "executors": 44,
+    "harbor": 6,
+    "mcp": 64,
+    "participants": 27,
+    "parts": 14,
+    "perturbations": 47,
+    "replay": 106,
+    "tasks": 112,
+    "telemetry": 10,
+}
+"""How many names a feature of ours imports of the core, past `server.features.api` and those beside it.
+
+Each number only becomes less: what a feature needs besides is a question to the seam, which strangers have, too.
+"""
 
 
 def names(methods):
@@ -193,3 +215,17 @@ def test_a_choice_of_features_that_cannot_be_followed_is_refused(chosen, refusal
     monkeypatch.setenv("TOOLPACK_FEATURES", chosen)
     with pytest.raises(SettingsError, match=refusal):
         load_features()
+
+
+def imported_past_the_api(folder):
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and re.match(r"server\.(?!features\.)", node.module or ""):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_features_import_less_and_less_past_the_api():
+    folders = [path for path in Path(features.__file__).parent.iterdir() if (path / "__init__.py").exists()]
+    counted = {folder.name: len({*imported_past_the_api(folder)}) for folder in folders}
+    more = {name: found for name, found in counted.items() if found > BEYOND_API.get(name, 0)}
+    assert not more, "import from server.features.api, or extend that"
