@@ -195,7 +195,7 @@ class Leases:
             return watch.still > DEAD_SECONDS
 
 
-class AcquireTogether(Job):
+class AcquireLeases(Job):
     """Acquires the leases of several sessions in one step; if that fails, each job finds out for itself."""
 
     def __init__(

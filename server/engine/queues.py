@@ -24,7 +24,7 @@ from server.base.errors import InternalError, MissingBlobError, OverloadedError,
 from server.base.settings import Settings
 from server.engine.commits import Committer, Measure
 from server.engine.jobs import Errand, Job, Operation
-from server.engine.leases import HEARTBEAT_SECONDS, AcquireTogether, Leases
+from server.engine.leases import HEARTBEAT_SECONDS, AcquireLeases, Leases
 from server.engine.pool_thread import interruptible
 from server.engine.session_clock import SessionClock
 from server.engine.state import CLOSED, Effect, SessionState
@@ -358,7 +358,7 @@ class Queues:
                 else:
                     started.append(next_job)
             if self.leases.required:
-                started = self._acquire_together(started)
+                started = self._acquire_leases(started)
             self.threads.submit_arrived(started, alone=self._came_alone)
 
     def _refusal(self, job: SessionJob, queue: SessionQueue | None) -> Exception | None:
@@ -374,7 +374,7 @@ class Queues:
             return OverloadedError(f"{most} of your calls wait already; nothing was changed. Send it later.")
         return None
 
-    def _acquire_together(self, jobs: list[SessionJob]) -> list[SessionJob]:
+    def _acquire_leases(self, jobs: list[SessionJob]) -> list[SessionJob]:
         """Acquire the leases of several sessions in one step of the store, then start their jobs; get the others."""
         states: dict[str, SessionState] = {}
         for job in jobs:
@@ -390,7 +390,7 @@ class Queues:
         for session_id, state in states.items():
             self._queues[session_id].state = state
         together = [job for job in jobs if job.operation.session_id in states]
-        self.threads.submit(AcquireTogether(self.leases, [*states.values()], together, self.threads.submit))
+        self.threads.submit(AcquireLeases(self.leases, [*states.values()], together, self.threads.submit))
         return [job for job in jobs if job.operation.session_id not in states]
 
     # Called on the job's thread, without a lock

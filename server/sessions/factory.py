@@ -109,7 +109,7 @@ class SessionFactory:
         created = self.created(new.owner, new.creation, 1)
         return self._view(created[0]) if created else self._create([new])[0]
 
-    def create_together(self, asked: Sequence[NewSession]) -> list[Session | Exception]:
+    def create_batch(self, asked: Sequence[NewSession]) -> list[Session | Exception]:
         """Create sessions that have neither options nor environments nor details nor a `creation`.
 
         All of an owner's with the same toolpacks are created in one step of the store, or refused.

@@ -20,10 +20,10 @@ from server.base.errors import (
     RequestError,
     SessionNotFoundError,
 )
+from server.engine.batcher import Batcher
 from server.engine.commits import Measure
 from server.engine.jobs import NOTHING_CHANGED, Errand
 from server.engine.queues import Queues
-from server.engine.together import Together
 from server.execution.call import Outcome
 from server.observability.tracing import CallTrace
 from server.protocol.parameters import ForkRequest, SessionRequest
@@ -72,8 +72,8 @@ class SessionManager:
         self.factory = SessionFactory(context, cache, clock)
         seconds, do = context.settings.timeout_seconds, self.queues.do
         known = may_be_created(repeatable=False)
-        self._created = Together(do, self.factory.create_together, seconds, known)
-        self._closed = Together(do, self._close_together, seconds, MAY_BE_CLOSED)
+        self._created = Batcher(do, self.factory.create_batch, seconds, known)
+        self._closed = Batcher(do, self._close_batch, seconds, MAY_BE_CLOSED)
         self.watchers: list[Watcher] = []
 
     # Creating sessions
@@ -273,7 +273,7 @@ class SessionManager:
         await self._closed.do((session_id, owner))
         self._tell([session_id])
 
-    def _close_together(self, asked: Sequence[tuple[str, str]]) -> list[SessionNotFoundError | None]:
+    def _close_batch(self, asked: Sequence[tuple[str, str]]) -> list[SessionNotFoundError | None]:
         owners = {session_id: self._owner(session_id) for session_id, _ in asked}
         closed = {*self._delete([session_id for session_id, owner in {*asked} if owners[session_id] == owner])}
         answers: list[SessionNotFoundError | None] = []

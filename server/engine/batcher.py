@@ -17,7 +17,7 @@ MOST = 256  # at once
 R = TypeVar("R")
 
 
-class Together(Generic[R]):
+class Batcher(Generic[R]):
     """Requests of one sort.
 
     Args:
@@ -52,33 +52,33 @@ class Together(Generic[R]):
     def _come(self) -> None:
         if self._waiting and not self._coming:
             self._coming = True
-            self._submit(_Gathered(self._do_waiting, self._answer, self._timeout_seconds, self._known))
+            self._submit(_BatchErrand(self._do_waiting, self._answer, self._timeout_seconds, self._known))
 
-    def _do_waiting(self, gathered: "_Gathered") -> Sequence[Any]:
-        self._take(gathered)
+    def _do_waiting(self, batch: "_BatchErrand") -> Sequence[Any]:
+        self._take(batch)
         if self._waiting:
-            gathered.loop.call_soon_threadsafe(self._come)
-        return self._do(gathered)
+            batch.loop.call_soon_threadsafe(self._come)
+        return self._do(batch)
 
-    def _do(self, gathered: "_Gathered") -> Sequence[Any]:
-        return self._work([request for request, _ in gathered.asked])
+    def _do(self, batch: "_BatchErrand") -> Sequence[Any]:
+        return self._work([request for request, _ in batch.asked])
 
-    def _take(self, gathered: "_Gathered") -> None:
+    def _take(self, batch: "_BatchErrand") -> None:
         self._coming = False  # first: what comes from here on may be overlooked
-        while self._waiting and len(gathered.asked) < MOST:
-            gathered.asked.append(self._waiting.popleft())
+        while self._waiting and len(batch.asked) < MOST:
+            batch.asked.append(self._waiting.popleft())
 
-    def _answer(self, gathered: "_Gathered") -> None:
-        if not gathered.asked:  # it was refused before it began
-            self._take(gathered)
-        answers = gathered.answer if gathered.error is None else [gathered.error] * len(gathered.asked)
-        for asked, answer in zip(gathered.asked, answers, strict=True):
+    def _answer(self, batch: "_BatchErrand") -> None:
+        if not batch.asked:  # it was refused before it began
+            self._take(batch)
+        answers = batch.answer if batch.error is None else [batch.error] * len(batch.asked)
+        for asked, answer in zip(batch.asked, answers, strict=True):
             _, future = asked
             if not isinstance(answer, Exception):
                 if not future.done():  # otherwise nobody waits any more
                     future.set_result(answer)
-            elif len(gathered.asked) > 1 and not isinstance(answer, DeadlineError):
-                self._submit(_Gathered(self._do, self._answer, self._timeout_seconds, self._known, asked))
+            elif len(batch.asked) > 1 and not isinstance(answer, DeadlineError):
+                self._submit(_BatchErrand(self._do, self._answer, self._timeout_seconds, self._known, asked))
             elif not future.done():
                 future.set_exception(answer)
 
@@ -87,13 +87,13 @@ _Asked = tuple[Any, asyncio.Future[Any]]
 """A request, and what its answer is awaited with."""
 
 
-class _Gathered(Errand):
+class _BatchErrand(Errand):
     """Requests that are done together; the first of them may be known before it begins."""
 
     def __init__(
         self,
-        work: Callable[["_Gathered"], Sequence[Any]],
-        answer: Callable[["_Gathered"], None],
+        work: Callable[["_BatchErrand"], Sequence[Any]],
+        answer: Callable[["_BatchErrand"], None],
         timeout_seconds: float,
         known: str,
         *asked: _Asked,

@@ -6,7 +6,7 @@ import pytest
 from serving import PATIENCE, RpcError, wait_until
 
 from server.base.errors import DeadlineError, OverloadedError
-from server.engine.together import MOST, Together
+from server.engine.batcher import MOST, Batcher
 
 
 class Errands:
@@ -25,7 +25,7 @@ class Errands:
 
 @pytest.fixture
 def together():
-    """Run a test with a `Together` that doubles numbers or refuses them; get which it has done at once."""
+    """Run a test with a `Batcher` that doubles numbers or refuses them; get which it has done at once."""
 
     def run(test, refuse=lambda _: False):
         done = []
@@ -37,7 +37,7 @@ def together():
                 done.append([*numbers])
                 return [OverloadedError(f"not {each}") if refuse(numbers) else 2 * each for each in numbers]
 
-            await test(Together(errands.waiting.append, work, 1.0, "it may be done"), errands)
+            await test(Batcher(errands.waiting.append, work, 1.0, "it may be done"), errands)
 
         asyncio.run(main())
         return done
