@@ -34,15 +34,15 @@ WARM, REQUESTS = 100, 200
 ATTEMPTS = 4
 
 MOST = {
-    "read": 241,
-    "change": 271,
-    "read at an agent's address": 252,
-    "read over MCP": 290,
-    "change with a call_id": 282,
+    "read": 238,
+    "change": 267,
+    "read at an agent's address": 250,
+    "read over MCP": 288,
+    "change with a call_id": 278,
     "read of a database": 316,
-    "change of a database": 408,
-    "read in an executor": 298,
-    "change in an executor": 316,
+    "change of a database": 403,
+    "read in an executor": 295,
+    "change in an executor": 312,
 }
 MCP_VERSION = "2026-07-28"
 MCP_META = {

@@ -85,7 +85,7 @@ class CallLog:
     def write(self, calls: Iterable[EndedCall]) -> None:
         if self._is_on:
             # If standard error was closed it stays closed, and no line needs to be made any more.
-            self._is_on = _write(b"".join([self._line(call) + b"\n" for call in calls]))
+            self._is_on = _write(b"\n".join([*map(self._line, calls), b""]))
 
     def _line(self, call: EndedCall) -> bytes:
         line: dict[str, Any] = {

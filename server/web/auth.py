@@ -98,10 +98,13 @@ class TokenGate:
             raise HttpRefusedError(401, "A token is needed: send the header Authorization: Bearer <token>.")
         # Compare with all hashes, also after a match: the duration reveals nothing about the tokens.
         digest = _digest(token.strip())
-        found = [owner for known, owner in self._owners.items() if hmac.compare_digest(known, digest)]
-        if not found:
+        found = None
+        for known, owner in self._owners.items():
+            if hmac.compare_digest(known, digest):
+                found = owner
+        if found is None:
             raise HttpRefusedError(401, "The token is not known: check it, or ask the operator of the server for one.")
-        return found[0]
+        return found
 
     def hides_nobodys(self) -> bool:
         """Whether no token leads to the sessions that were created without tokens."""
