@@ -120,6 +120,7 @@ def fuzz_trainers(url, examples, number):
         for path in ("/create", "/create?again"):
             body = {"task_spec": {"task": TASK}}
             check(client.post(path, json=body, headers={"x-session-id": "episode"}), "the first episode")
+        check(client.post("/seed_session", json={"task": TASK}), "an episode of NeMo Gym")  # whose cookie is kept
         send()
         for path in _GETS:
             for sid in ("", "episode", "nope"):
