@@ -1,6 +1,6 @@
 """A crowd of sessions, in a process of its own: each is created, takes one step that waits, and is closed.
 
-    python crowd.py ours|episodes|door|openenv PORT SESSIONS SECONDS [TOKEN]
+    python crowd.py ours|episodes|door|ors|openenv PORT SESSIONS SECONDS [TOKEN]
 
 It prints one line of JSON: how long the sessions took, those that ended, and what went wrong with the others. The rule:
 it takes as little of the processor as it can, as it shares that with the server: prepared bytes, a connection for each
@@ -102,6 +102,37 @@ class OurEpisode(OurSession):
     last, ended = "evaluate_session", b'"reward":1.0'
 
 
+class OrsSession(Session):
+    """An episode of the Open Reward Standard: it is created, waits in one call, and hands in its answer."""
+
+    def first(self):
+        self.id = f"{self.crowd.began}-{len(self.crowd.begun)}"
+        self.crowd.begun.append(self.id)
+        return self.post("create", {"task_spec": {"task": "waiter/waits"}})
+
+    def post(self, path, body):
+        return self.crowd.post_to(path, body, f"X-Session-ID: {self.id}\r\n")
+
+    def answer(self):
+        head, found, body = self.received.partition(b"\r\n\r\n")
+        if not found:
+            return None
+        if b"chunked" in head.lower():
+            return body if body.endswith(b"0\r\n\r\n") else None
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        return body if len(body) == length else None
+
+    def next(self, answer):
+        if self.answers == 1 and b'"sid"' in answer:
+            return self.post("call", {"name": "wait", "input": {"seconds": self.crowd.seconds}})
+        self.crowd.look_at_step(self)
+        if self.answers == 2 and b'"ok":true' in answer:
+            return self.post("call", {"name": "submit_answer", "input": {"answer": ""}})
+        if self.answers == 3 and b'"reward":1.0' in answer:
+            return None
+        raise ValueError(answer[:200].decode(errors="replace"))
+
+
 class OpenEnvSession(Session):
     """A session of OpenEnv: a WebSocket with two messages; the server closes it after the third."""
 
@@ -162,7 +193,7 @@ class DoorSession(OpenEnvSession):
         return {"type": "call_tool", "tool_name": "wait", "arguments": {"seconds": self.crowd.seconds}}
 
 
-KINDS = {"ours": OurSession, "episodes": OurEpisode, "door": DoorSession, "openenv": OpenEnvSession}
+KINDS = {"ours": OurSession, "episodes": OurEpisode, "door": DoorSession, "ors": OrsSession, "openenv": OpenEnvSession}
 
 
 def frame(message):
@@ -181,6 +212,7 @@ class Crowd:
         self.connecting = 0
         self.open = sessions
         self.times, self.steps, self.wrong = [], [], Counter()
+        self.begun = []
         self.done = asyncio.get_running_loop().create_future()
         step = {"function": "wait", "kwargs": {"seconds": seconds}}
         self.requests = {
@@ -197,9 +229,12 @@ class Crowd:
         return f"Authorization: Bearer {self.token}\r\n" if self.token else ""
 
     def post(self, method, params):
-        text = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
-        head = f"POST /rpc HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\n"
-        head += self.authorization()
+        return self.post_to("rpc", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+
+    def post_to(self, path, body, more=""):
+        text = json.dumps(body)
+        head = f"POST /{path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\n"
+        head += self.authorization() + more
         return f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode()
 
     def of_session(self, method, id_):
