@@ -1,14 +1,27 @@
 // What differs between two JSON values, for a tree that shows both.
 // The rule: null means equal. Otherwise a change is "added", "removed" or "changed", with `old` and `now`, or "inside":
 // then `entries` are all members in the order in which they are shown, each with its own change.
-export const isContainer = (value) => value !== null && typeof value === "object";
+
+/** A number with its digits: 1.0 isn't 1, nor 1e2 100. */
+export class Exact extends Number {
+  constructor(source) {
+    super(source);
+    this.source = source;
+  }
+  toString() {
+    return this.source;
+  }
+}
+
+export const isContainer = (value) => value !== null && typeof value === "object" && !(value instanceof Exact);
+const isSame = (a, b) => a === b || (a instanceof Exact && b instanceof Exact && a.source === b.source);
 const sameKind = (a, b) => isContainer(a) && isContainer(b) && Array.isArray(a) === Array.isArray(b);
 const kept = (key, old, value) => ({ key, value, change: difference(old, value) });
 const added = (key, value) => ({ key, value, change: { kind: "added", now: value } });
 const removed = (key, value) => ({ key, value, change: { kind: "removed", old: value } });
 
 export function difference(old, now) {
-  if (old === now) return null;
+  if (isSame(old, now)) return null;
   if (!sameKind(old, now)) return { kind: "changed", old, now };
   const entries = Array.isArray(now) ? ofLists(old, now) : ofObjects(old, now);
   return entries.some(({ change }) => change) ? { kind: "inside", entries } : null;
@@ -25,7 +38,8 @@ function ofObjects(old, now) {
 
 /** Members that are in both lists stay where they are; what stands between them is compared. */
 function ofLists(old, now) {
-  const text = (value) => JSON.stringify(value, (_key, member) => (typeof member === "bigint" ? `${member}n` : member));
+  const written = (member) => (typeof member === "bigint" || member instanceof Exact ? `${member}n` : member);
+  const text = (value) => JSON.stringify(value, (_key, member) => written(member));
   const entries = [];
   let i = 0,
     j = 0;

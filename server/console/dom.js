@@ -3,8 +3,13 @@
 // and characters that can't be seen, or that turn the direction of a text round, are written as \u202e.
 // biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
 const UNSEEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+const UNSEEN_ONE = new RegExp(UNSEEN.source);
 const escaped = (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`;
-export const visible = (text) => String(text).replace(UNSEEN, escaped);
+// A text that has such a code itself gets one more backslash; those below \u0020 JSON writes in this way already.
+const CODE = /\\+u((?!00[01])[0-9a-f]{4})/g;
+const marked = (found, code) =>
+  UNSEEN_ONE.test(String.fromCharCode(Number.parseInt(code, 16))) ? `\\${found}` : found;
+export const visible = (text) => String(text).replace(CODE, marked).replace(UNSEEN, escaped);
 const isGiven = (value) => ![undefined, null, false].includes(value);
 
 /** Make an element: `h("p.hint", {title}, ...children)`; attributes may be left out, `on…` are listeners. */

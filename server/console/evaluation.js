@@ -66,7 +66,7 @@ function resultOf(said) {
       ["Outcome", "Check", "Detail"].map((text) => h("th", { scope: "col" }, text)),
     ),
   );
-  const table = checks.length > 0 && h("table.changes.cards", head, h("tbody", rows));
+  const table = checks.length > 0 && h("table.changes.cards.checks", head, h("tbody", rows));
   const more = Object.keys(metrics).length > 0 && [h("h3", "Metrics"), h("pre", full(metrics))];
   const why = failure && h("p.hint", `Says nothing of the agent: ${failure.message}`);
   return [h("h3", outcome(said)), why, h("p.hint", `${task} at version ${version}`), table, more];

@@ -1,6 +1,6 @@
 // A form made of a JSON Schema: enum → select, boolean → checkbox, date → date field, nested → JSON.
 // The rule: a field that is left empty isn't sent, unless it is required. What is wrong is said at its field.
-import { isContainer } from "./difference.js";
+import { Exact, isContainer } from "./difference.js";
 import { fill, h } from "./dom.js";
 import { parse, stringify } from "./rpc.js";
 import { full } from "./tree.js";
@@ -101,7 +101,10 @@ function control(spec, isRequired, attributes, value) {
 
 /** Read JSON; `type` is "number" or "integer" if it must be one. */
 function readJson(text, type) {
-  const isRight = (value) => (type === "integer" ? Number.isInteger(value) : typeof value === "number");
+  const isRight = (value) => {
+    const number = value instanceof Exact ? value.valueOf() : value;
+    return type === "integer" ? Number.isInteger(number) : typeof number === "number";
+  };
   try {
     const value = parse(text);
     if (!type || isRight(value) || typeof value === "bigint" || isContainer(value)) return value; // {"$call": …}

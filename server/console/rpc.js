@@ -1,5 +1,6 @@
 // Talking to the server: JSON-RPC at /rpc of the page's own origin, with a token where it asks for one.
-// The rule: only public methods, so whatever the console can do, a script can. Integers of any size stay exact.
+// The rule: only public methods, so whatever the console can do, a script can. Numbers stay exactly as they were sent.
+import { Exact } from "./difference.js";
 import { fill } from "./dom.js";
 
 export const RPC = new URL("../rpc", document.baseURI);
@@ -12,17 +13,23 @@ const TRY_AGAIN = -32006;
 /** Make the error of a request that failed; its message says what to do. `code` and `data` are JSON-RPC's. */
 const failure = (message, more) => Object.assign(new Error(message), { name: "Failure" }, more);
 
-export function parse(text) {
-  if (!/\d{16}/.test(text)) return JSON.parse(text);
+const HOLDING = new Set(["get_environment", "get_trace", "diff_environment", "run_function"]); // what sessions hold
+
+/** Read JSON; a number that JavaScript would write in another way is a BigInt, or if `isExact` an `Exact`. */
+export function parse(text, isExact = true) {
+  if (!(isExact ? /\d{16}|\.\d*0|\d[eE]|-0/ : /\d{16}/).test(text)) return JSON.parse(text);
   return JSON.parse(text, (_key, value, context) => {
-    const isLarge = typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "");
-    return isLarge ? BigInt(context.source) : value;
+    const source = context?.source;
+    if (typeof value !== "number" || source === undefined || source === String(value)) return value;
+    if (/^-?\d+$/.test(source) && !Number.isSafeInteger(value)) return BigInt(source);
+    return isExact ? new Exact(source) : value;
   });
 }
 
 export function stringify(value, indent) {
   const exact = (number) => (JSON.rawJSON ? JSON.rawJSON(String(number)) : Number(number));
-  return JSON.stringify(value, (_key, member) => (typeof member === "bigint" ? exact(member) : member), indent);
+  const isWritten = (member) => typeof member === "bigint" || member instanceof Exact;
+  return JSON.stringify(value, (_key, member) => (isWritten(member) ? exact(member) : member), indent);
 }
 
 /** Call a method and get its result; `address` may be that of a session's agent. */
@@ -58,6 +65,7 @@ function outcome({ result, error }) {
 }
 
 async function post(body, signal, address = RPC) {
+  const isExact = [body].flat().some(({ method }) => HOLDING.has(method));
   for (;;) {
     const token = sessionStorage.getItem(TOKEN);
     const headers = { "Content-Type": "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
@@ -70,7 +78,7 @@ async function post(body, signal, address = RPC) {
       throw failure("The server can't be reached: check that it runs, then try again.", { isAway: true });
     }
     const { ok, status } = response;
-    const answer = ok ? parsed(text) : undefined;
+    const answer = ok ? parsed(text, isExact) : undefined;
     if (AWAY.has(status) || (ok && answer === undefined)) throw failure(refusal(text, status), { isAway: true });
     for (const note of document.querySelectorAll("#status [data-away]")) note.remove(); // it is back
     if (ok) return answer;
@@ -80,9 +88,9 @@ async function post(body, signal, address = RPC) {
 }
 
 /** Read an answer; undefined if it was cut. */
-function parsed(text) {
+function parsed(text, isExact) {
   try {
-    return parse(text);
+    return parse(text, isExact);
   } catch {
     return undefined;
   }

@@ -122,8 +122,7 @@ function rowOf(record, before, { id, session }) {
   const name = [
     h("span.at", String(index)),
     h("strong", title(record)),
-    h(...outcome(record, before)),
-    rulesMet(record),
+    h("span.tags", h(...outcome(record, before)), " ", rulesMet(record)),
   ];
   const whose = session.participants && who(record);
   const milliseconds = h("span.ms", duration === undefined ? "" : `${Math.round(duration * 10) / 10} ms`);

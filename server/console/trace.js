@@ -54,7 +54,11 @@ export function details(record) {
 export const rulesMet = (record) =>
   isCall(record) &&
   record.perturbed &&
-  h("span.tag.mark", { title: "It has met these rules." }, record.perturbed.rules.join(", "));
+  h(
+    "span.tag.mark",
+    { title: "It has met these rules." },
+    record.perturbed.rules.map((name) => (/^\d+$/.test(name) ? `rule ${name}` : name)).join(", "),
+  );
 /** Say who has made a record, and to whom it was said, in a session with participants. */
 export const who = ({ by, to }) => (by && to ? `${by} to ${to}` : (by ?? ""));
 

@@ -1,7 +1,7 @@
 // A world with its tools: search in it, and what can be done with the value that is chosen.
 import { changesOf } from "./difference.js";
 import { button, copyButton, count, fill, h } from "./dom.js";
-import { batch, call, stringify } from "./rpc.js";
+import { batch, call, parse, stringify } from "./rpc.js";
 import { isText, textChange } from "./text.js";
 import { full, search, tree } from "./tree.js";
 
@@ -25,7 +25,7 @@ export async function withRows(id, versions, worlds) {
   if (!stringify(worlds).includes('{"$rows":')) return worlds;
   const params = { session_id: id, from_version: versions[0], to_version: versions[1] };
   const changes = await call("diff_environment", params),
-    given = structuredClone(worlds);
+    given = parse(stringify(worlds));
   const pointers = new Set(changes.map(({ path }) => worlds.map((one) => rowIn(one, path).pointer).find(Boolean)));
   const wanted = [...pointers].filter(Boolean).slice(0, MOST);
   for (const [place, version] of versions.entries()) {

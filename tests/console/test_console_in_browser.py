@@ -550,6 +550,46 @@ def test_the_one_line_that_was_changed_in_a_long_text_is_shown_and_its_words(pag
     assert "4,940 characters" in shown.text
 
 
+def test_numbers_and_texts_that_only_look_equal_are_told_apart_and_copied_as_they_are(page, server):
+    session_id = server.rpc("create_session", toolpacks=["pages"])["session_id"]
+
+    def write(content):
+        params = {"session_id": session_id, "function": "write", "kwargs": {"name": "note", "content": "HERE"}}
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params})
+        server.http.post("/rpc", content=body.replace('"HERE"', content), headers={"Content-Type": "application/json"})
+
+    for content in ("1", "1.0", "[1.50, 1e2]", '"a\\u202eb"', '"a\\\\u202eb"'):
+        write(content)
+    for version, old, now in (
+        (2, "1", "1.0"),
+        (4, "[1.5, 100.0]", '"a\\u202eb"'),
+        (5, '"a\\u202eb"', '"a\\\\\\u202eb"'),
+    ):
+        page.open(f"#/sessions/{session_id}?version={version}")
+        row = page.find(".tree .changed > .row")
+        assert (row.find_element("css selector", "del").text, row.find_element("css selector", "ins").text) == (
+            old,
+            now,
+        )
+    page.open(f"#/sessions/{session_id}?version=2")
+    page.click("Copy as curl")
+    copied = page.until(lambda: page.run("return window.copied"), "the copy")
+    assert '"content":1.0}' in copied
+    page.click("Edit and try")
+    page.until(lambda: page.field("content").get_attribute("value") == "1.0", "the value")
+
+
+def test_a_long_word_of_an_evaluator_makes_no_page_wider(page, server):
+    session_id = server.rpc("create_session", task="chores/dishes")["session_id"]
+    server.call(session_id, "do", chore="x" * 900)
+    for width in (1280, 400):
+        page.resize(width)
+        page.open(f"#/sessions/{session_id}?evaluate=")
+        page.find(".checks", "nothing else is")
+        assert page.run("return document.documentElement.scrollWidth") <= width
+    page.resize(1280)
+
+
 def test_a_large_table_is_shown_in_pages_and_its_changed_rows_are_marked(page, server):
     session_id = server.rpc("create_session", toolpacks=["stall"], options={"stall": {"rows": 1150}})["session_id"]
     for sql in ("DELETE FROM filler WHERE id = 7", "UPDATE filler SET text = 'it changed' WHERE id = 1101"):
@@ -631,6 +671,8 @@ def test_a_perturbed_step_shows_what_happened_beside_what_the_agent_heard(page, 
     page.sees("What happened", "To savings", "What the agent heard", "TimeoutError: the service did not answer in time")
     page.open(f"#/sessions/{session_id}?version=1&record=2")
     page.sees("Not run", "ConnectionError: down")
+    for row in page.driver.find_elements("css selector", ".steps a"):  # all of a step's first line is in one line
+        assert len({each.location["y"] // 12 for each in row.find_elements("css selector", ".at, .ms, .v")}) == 1
     page.resize(400)
     assert page.run("return document.documentElement.scrollWidth") <= 400
     page.click("Without the rules")
