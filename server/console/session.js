@@ -135,7 +135,12 @@ function headOf({ id, session, query, hasTasks, verdict, prompt }) {
     others.map(([name, { agent_path: path }]) => copied(`Copy ${name}'s address`, path)),
     others.map(([name, { mcp_path: path }]) => copied(`Copy ${name}'s MCP address`, path)),
   ];
-  const menu = h("details.menu", h("summary", "Copy…"), h("div", copies));
+  const onkeydown = ({ key, currentTarget: menu }) => {
+    if (key !== "Escape" || !menu.open) return;
+    menu.open = false;
+    menu.firstElementChild.focus();
+  };
+  const menu = h("details.menu", { onkeydown }, h("summary", "Copy…"), h("div", copies));
   const facts = [
     toolpacks.map((name) => [name, versions[name]].filter(Boolean).join(" ")).join(", "),
     `version ${version}`,

@@ -85,7 +85,7 @@ export function timeline(state) {
         signal,
       ).catch(() => []);
       for (const [place, { result }] of answers.entries())
-        if (result) patches.set(part[place].version, result.slice(0, 20));
+        if (result) patches.set(part[place].version, [result.length, result.slice(0, LINES)]);
       part.forEach(write);
       if (performance.now() < chosen?.until) reveal();
       isLate = performance.now() - began > QUICKLY || !answers.every(({ result }) => result);
@@ -93,12 +93,12 @@ export function timeline(state) {
   };
   const write = ({ index, version }) => {
     const did = rows.get(index)?.querySelector(".did"),
-      patch = patches.get(version) ?? [];
-    const more = patch.length > LINES && h("span", `and ${patch.length - LINES} more`);
+      [all, patch] = patches.get(version) ?? [0, []];
+    const more = all > LINES && h("span", `and ${(all - LINES).toLocaleString("en")} more`);
     if (did)
       fill(
         did,
-        patch.slice(0, LINES).map((one) => changeOf(one, state.session.toolpacks.length)),
+        patch.map((one) => changeOf(one, state.session.toolpacks.length)),
         more,
       );
   };

@@ -590,6 +590,23 @@ def test_a_long_word_of_an_evaluator_makes_no_page_wider(page, server):
     page.resize(1280)
 
 
+def test_how_many_changes_a_step_has_made_is_said_whatever_their_number(page, server):
+    session_id = server.rpc("create_session", toolpacks=["pages"])["session_id"]
+    server.call(session_id, "write", name="many", content={})
+    server.call(session_id, "write", name="many", content={f"n{number}": number for number in range(1100)})
+    page.open(f"#/sessions/{session_id}")
+    page.sees("and 1,097 more")
+
+
+def test_escape_closes_a_menu(page, server):
+    page.open(f"#/sessions/{bank(server)}")
+    page.click("Copy…", "summary")
+    page.find(".menu button", "Copy id")
+    page.press(Keys.TAB, Keys.ESCAPE)
+    page.until(lambda: not page.run("return document.querySelector('.menu').open"), "the end of the menu")
+    assert page.run("return document.activeElement.innerText") == "Copy…"
+
+
 def test_a_large_table_is_shown_in_pages_and_its_changed_rows_are_marked(page, server):
     session_id = server.rpc("create_session", toolpacks=["stall"], options={"stall": {"rows": 1150}})["session_id"]
     for sql in ("DELETE FROM filler WHERE id = 7", "UPDATE filler SET text = 'it changed' WHERE id = 1101"):
