@@ -58,7 +58,8 @@ def _split_pairs(value: Any) -> Any:
     return pairs
 
 
-def _strip(value: Any) -> Any:
+def stripped(value: Any) -> Any:
+    """Get a text without what editors and shells leave around it."""
     return value.removeprefix(BOM).strip() if isinstance(value, str) else value
 
 
@@ -127,11 +128,8 @@ class Settings(_FromEnvironment, FixedLimits):
     host_names: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field(
         (), description="Names by which the server may be addressed without tokens, beside its IP addresses."
     )
-    secret_key: Annotated[SecretStr | None, BeforeValidator(_strip)] = Field(
+    secret_key: Annotated[SecretStr | None, BeforeValidator(stripped)] = Field(
         None, min_length=16, description="Key of the hash on stored snapshots; default: one made in the data directory."
-    )
-    bundle_key: Annotated[SecretStr | None, BeforeValidator(_strip)] = Field(
-        None, min_length=16, description="Key of the hash on bundles; default: derived from the key of the snapshots."
     )
     import_seconds: float = Field(
         10,

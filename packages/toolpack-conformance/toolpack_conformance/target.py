@@ -206,7 +206,7 @@ class Session:
     def __init__(self, target: Target, described: Any) -> None:
         if not isinstance(described, dict):
             raise Failed(f"a session is an object, not {_shown(described)}")
-        missing = {"session_id", "agent_path", "mcp_path", "version", "parent", "labels"} - described.keys()
+        missing = {"session_id", "agent_path", "mcp_path", "version", "labels"} - described.keys()
         if missing:
             raise Failed(f"a session lacks {', '.join(sorted(missing))}")
         for name in ("agent_path", "mcp_path"):

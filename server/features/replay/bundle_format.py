@@ -150,7 +150,7 @@ def sealed(bundle: bytes, keyed: KeyedHash | None) -> memoryview:
     if keyed and not hmac.compare_digest(bundle[len(_START) : start - 1], keyed.of(compressed).encode()):
         raise StateDamagedError(
             "The bundle fails its keyed hash: it was damaged or forged, or another server made it. Servers that have "
-            "the same TOOLPACK_BUNDLE_KEY take each other's bundles; the mode `replay` takes any."
+            "the same TOOLPACK_REPLAY_BUNDLE_KEY take each other's bundles; the mode `replay` takes any."
         )
     return compressed
 

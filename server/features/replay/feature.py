@@ -7,6 +7,7 @@ from server.features.replay.methods import METHODS
 from server.features.replay.replays import Replays
 from server.features.replay.seeding import SeedBeginning, Seeding
 from server.features.replay.seeds import SeedParameters
+from server.features.replay.settings import ReplaySettings
 from server.rpc.method import App
 from server.rpc.methods import CreateSession, ForkSession
 
@@ -16,13 +17,14 @@ def _replays(app: App) -> Replays:
 
 
 def _bundles(app: App) -> Bundles:
-    key = app.settings.bundle_key
+    key = app.settings_of(ReplaySettings).bundle_key
     secret = key.get_secret_value().encode() if key else app.key
     return Bundles(app.context, app.sessions.factory, secret, app.in_flight.most)
 
 
 class ReplayFeature(Feature):
     name = "replay"
+    settings = ReplaySettings
     needs = ("episodes",)
     after = ("tasks",)
     services = (_replays, _bundles)

@@ -39,8 +39,9 @@ def test_in_the_sandbox_files_can_be_used_in_their_directory_and_nothing_around_
     assert confined.call(session, "run", words=["/dev/shm/x=1"])["error"].startswith("CalledProcessError: ")
 
 
-def test_in_a_seeded_session_times_of_files_are_the_calls_clock():
-    with bench(bundle_key="shared by both of us") as here, bench(bundle_key="shared by both of us") as there:
+def test_in_a_seeded_session_times_of_files_are_the_calls_clock(monkeypatch):
+    monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "shared by both of us")
+    with bench() as here, bench() as there:
         session = here.create("papers", **PINNED)
         assert here.result(session, "times") == [CLOCK + 1]
         here.result(session, "run", words=["new=1"])

@@ -223,14 +223,14 @@ def test_labels_ttl_and_owner_are_the_importers(make):
     refused(-32602, imported, there, bundle, owner="eve", mode="other")
 
 
-def test_keys(make):
+def test_keys(make, monkeypatch):
     here = make()
     bundle = export(here, busy(here))
     stranger = make(key=b"another key, of another server!!")
     refused(-32012, imported, stranger, bundle)
     assert state_of(stranger) == []
-    shared = {"bundle_key": "a key that two servers share"}
-    one, other = make(**shared), make(**shared, key=b"another key, of another server!!")
+    monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "a key that two servers share")
+    one, other = make(), make(key=b"another key, of another server!!")
     bundle = export(one, busy(one))
     assert imported(other, bundle)["version"] == 5
     refused(-32012, imported, here, bundle)
