@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from server.base.errors import SettingsError
@@ -58,8 +58,7 @@ def _split_pairs(value: Any) -> Any:
     return pairs
 
 
-def stripped(value: Any) -> Any:
-    """Get a text without what editors and shells leave around it."""
+def _strip(value: Any) -> Any:
     return value.removeprefix(BOM).strip() if isinstance(value, str) else value
 
 
@@ -93,8 +92,11 @@ class _FromEnvironment(BaseSettings):
 class FeatureSettings(_FromEnvironment):
     """The settings of a feature: a subclass is written `class TasksSettings(FeatureSettings, feature="tasks")`.
 
-    Each field, which has a default and a description, is an environment variable `TOOLPACK_<FEATURE>_<FIELD>`.
+    Each field, which has a default and a description, is an environment variable `TOOLPACK_<FEATURE>_<FIELD>`. Blanks
+    around a text aren't part of it.
     """
+
+    strip = field_validator("*", mode="before")(_strip)
 
     def __init_subclass__(cls, *, feature: str, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -128,7 +130,7 @@ class Settings(_FromEnvironment, FixedLimits):
     host_names: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field(
         (), description="Names by which the server may be addressed without tokens, beside its IP addresses."
     )
-    secret_key: Annotated[SecretStr | None, BeforeValidator(stripped)] = Field(
+    secret_key: Annotated[SecretStr | None, BeforeValidator(_strip)] = Field(
         None, min_length=16, description="Key of the hash on stored snapshots; default: one made in the data directory."
     )
     import_seconds: float = Field(

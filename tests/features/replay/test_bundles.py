@@ -230,7 +230,9 @@ def test_keys(make, monkeypatch):
     refused(-32012, imported, stranger, bundle)
     assert state_of(stranger) == []
     monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "a key that two servers share")
-    one, other = make(), make(key=b"another key, of another server!!")
+    one = make()
+    monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "\ufeffa key that two servers share \n")  # as editors leave it
+    other = make(key=b"another key, of another server!!")
     bundle = export(one, busy(one))
     assert imported(other, bundle)["version"] == 5
     refused(-32012, imported, here, bundle)
