@@ -8,7 +8,7 @@ import server_process
 from fuzz.bodies import fuzz_bodies, fuzz_heavy
 from fuzz.conversations import LIMITS, fuzz_conversations
 from fuzz.costs import fuzz_costs
-from fuzz.doors import fuzz_doors
+from fuzz.openenv import fuzz_openenv
 from fuzz.trainers import fuzz_trainers
 
 pytestmark = pytest.mark.heavy
@@ -45,7 +45,7 @@ def test_bad_http(tmp_path, http):
 @pytest.mark.parametrize("http", ["httptools", "h11"])
 def test_hostile_clients_of_trainers_protocols(tmp_path, http):
     with server_process.served(tmp_path, **LIMITS, **server_process.http_on(http, tmp_path)) as server:
-        seen = fuzz_doors(server, tmp_path / "server.log", 200)
+        seen = fuzz_openenv(server, tmp_path / "server.log", 200)
     assert {200, 400, 404, 422, "observation", "error", 1000, 1002} <= set(seen)
 
 

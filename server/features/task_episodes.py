@@ -30,6 +30,7 @@ REASONS = {-32003: NO_TOOL, -32004: WRONG_INPUT}
 FAILED = {-32002, -32007, -32010}
 """The codes of a call that has failed, of which the agent hears."""
 
+DEADLINE = -32010
 NOT_FOUND = -32001
 INVALID = -32602
 REUSED = -32009
@@ -261,7 +262,7 @@ class TaskEpisodes:
             if error.data.get("type") == "EpisodeOverError":
                 return PlayedCall(error.message, OVER)
             reason = REASONS.get(error.code)
-            result = error.message if reason else f"{error.data['type']}: {error.message}"
+            result = error.message if reason else _failed(error)
         if not await self._is_end(caller, episode, call_id):
             if reason is not None:
                 return PlayedCall(result, reason)
@@ -336,3 +337,11 @@ def messages_of(told: Mapping[str, Any]) -> list[dict[str, str]]:
     """Get the prompt that an agent is told as messages, each with `role` and `content`."""
     prompt = told["prompt"]
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
+
+
+def _failed(error: ReplyError) -> str:
+    """Get the text of a failed call, as its record and every other protocol has it."""
+    kind, message = error.data["type"], error.message
+    if error.code == DEADLINE:  # here the error of JSON-RPC names the toolpack first
+        message = message.partition(": ")[2]
+    return kind if message == kind else f"{kind}: {message}"

@@ -80,8 +80,8 @@ class Place(NamedTuple):
         found, said = [], self.said
         while said is not None:
             message, said = said
-            if message["to"] is None or name in {message["by"], message["to"]}:
-                found.append({"by": message["by"], "to": message["to"], "content": message["content"]})
+            if message.get("to") is None or name in {message["by"], message["to"]}:
+                found.append({"by": message["by"], "to": message.get("to"), "content": message["content"]})
         return found[::-1]
 
 
@@ -527,7 +527,7 @@ def _check_heard(send, session, replay, problems):
     for by, after, messages in session.heard:
         place = after_saying.get(messages[-1]["content"])
         expected = place and place.conversation(by)[after + 1 :]
-        found = [{name: message[name] for name in ("by", "to", "content")} for message in messages]
+        found = [{name: message.get(name) for name in ("by", "to", "content")} for message in messages]
         indices = [message["index"] for message in messages]
         if found != expected or indices != [*range(after + 1, after + 1 + len(messages))]:
             problems.append(f"{by} was told {messages[-3:]} after {after}, but a replay gives {(expected or [])[-3:]}")

@@ -7,6 +7,7 @@ import http.client
 import itertools
 import json
 import random
+import re
 import threading
 import time
 import uuid
@@ -24,6 +25,7 @@ OVERLOADED, VERSION_CONFLICT, NOT_RETAINED, WRONG, FAILED = -32006, -32005, -320
 LOST = "ExecutorLostError"  # then nothing has changed
 TOOLPACKS = ["ledger", "tally", "shelf"]
 TASK = "shelf/look"
+STEP = "/openenv/shelf/step"  # where OpenEnv's clients call the functions of a session with this task
 LABELS = {"by": "clients"}
 KEYS = [f"key {number}" for number in range(40)]
 READING = {"read", "find", "count"}
@@ -98,6 +100,7 @@ class KnownSession:
     seed: str | None = None  # of its rules; None if it has none
     participants: bool = False
     task: bool = False
+    openenv: str | None = None  # its id for OpenEnv's clients
     calls: list = field(default_factory=list)
     views: list = field(default_factory=list)
     verdicts: list = field(default_factory=list)
@@ -132,6 +135,9 @@ def beginning(number):
         params["participants"] = PARTICIPANTS
     if "task" in kind:
         params["task"] = TASK
+        if "participants" not in kind:
+            known["openenv"] = f"episode {number}"
+            params["labels"] = LABELS | {"openenv": known["openenv"], "openenv-episode": known["openenv"]}
     return params, known
 
 
@@ -192,6 +198,27 @@ def _envelope(result):
         return {"result": block["text"], "error": None}
 
 
+def _step(function, kwargs, call_id, episode):
+    """Get the body of OpenEnv's step that stands for run_function."""
+    action = {"type": "call_tool", "tool_name": function, "arguments": kwargs}
+    return {"action": action, "episode_id": episode, "request_id": call_id}
+
+
+def _stepped(response):
+    """Get the envelope that stands for the answer to OpenEnv's step."""
+    if "detail" in response:
+        raise RefusedError({"code": "a step was refused", "message": response["detail"]})
+    error, result = response["observation"]["error"], response["observation"]["result"]
+    if error is not None:
+        over = f"{UNRECORDED}: " if error["error_type"] == "execution_error" else ""
+        return {"result": "", "error": over + error["message"]}
+    if not isinstance(result, str) or not re.match(r"\w+Error: ", result):
+        return {"result": result, "error": None}
+    if result.startswith(LOST):
+        raise RefusedError({"code": FAILED, "message": result})
+    return {"result": "", "error": result}
+
+
 class Connection:
     """Sends JSON-RPC requests to some servers, on one connection at a time.
 
@@ -216,8 +243,11 @@ class Connection:
             method, params = "tools/call", _tool_call(**params)
             if self._rng.random() < 0.5:  # the key is the id of the session that a client of /mcp has
                 path, headers["Mcp-Session-Id"] = "/mcp", path.removeprefix("/mcp/")
-        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        body = json.dumps(_step(**params) if path == STEP else request)
         response = json.loads(self._post(path, body, headers))
+        if path == STEP:
+            return _stepped(response)
         if "error" in response:
             error = response["error"]
             raise RefusedError(error | {"code": error["code"] + MCP_SHIFT} if speaks_mcp else error)
@@ -409,6 +439,10 @@ class Clients:
             fits = not deadline and "$call" not in json.dumps(kwargs) and function in allowed(by)
             if fits and rng.random() < 0.5:
                 path = mcp_path
+            elif fits and with_id and session.openenv and by == AGENT:
+                path, params["episode"] = STEP, session.openenv
+                call.call_id = f"openenv-{call_id}"
+                self.counts["steps of OpenEnv"] += 1
         session.calls.append(call)
         if not with_id:
             try:

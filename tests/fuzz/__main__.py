@@ -22,7 +22,7 @@ from fuzz import crowd
 from fuzz.bodies import fuzz_bodies, fuzz_heavy
 from fuzz.conversations import LIMITS, fuzz_conversations
 from fuzz.costs import fuzz_costs
-from fuzz.doors import fuzz_doors
+from fuzz.openenv import fuzz_openenv
 from fuzz.trainers import fuzz_trainers
 from fuzz.values import HEAVY_BYTES
 
@@ -56,7 +56,7 @@ def main(seconds, seed, connections, heavy):
             with tempfile.TemporaryDirectory(prefix="toolpack-fuzz-") as folder, server(Path(folder), http) as running:
                 while time.monotonic() < end:
                     statuses += fuzz_conversations(running, Path(folder) / "server.log", HTTP_EXAMPLES, number)
-                    statuses += fuzz_doors(running, Path(folder) / "server.log", BODIES_PER_ROUND, number)
+                    statuses += fuzz_openenv(running, Path(folder) / "server.log", BODIES_PER_ROUND, number)
                     statuses += fuzz_trainers(running.url, TRAINERS_PER_ROUND, number)
                     bodies += fuzz_bodies(BODIES_PER_ROUND, number, agent=rounds % 4 == 3)
                     number, rounds = number + 1, rounds + 1

@@ -9,6 +9,9 @@ import server_process
 import serving
 from raw_websocket import RawWebSocket, frame
 
+from server.features.api import ReplyError
+from server.features.task_episodes import _failed
+
 TOKENS = {"TOOLPACK_TOKENS": "ann:token-of-ann,bob:token-of-bob"}
 DISHES = "chores/dishes"  # three calls at most
 SAVE = "bank/save-300"
@@ -195,6 +198,13 @@ def test_a_function_that_fails_is_a_result_and_one_that_was_not_called_an_error(
         assert told["observation"]["error"].keys() == {"error_type", "message"}
         assert told["observation"]["error"]["error_type"] == kind
         assert told["observation"]["error"]["message"]
+
+
+def test_the_text_of_a_failure_is_that_of_its_record():
+    late = ReplyError(-32010, "Toolpack 'a': `f` took longer than 1 s: it was given up", {"type": "TimeoutError"})
+    assert _failed(late) == "TimeoutError: `f` took longer than 1 s: it was given up"
+    assert _failed(ReplyError(-32002, "No: x", {"type": "ValueError"})) == "ValueError: No: x"
+    assert _failed(ReplyError(-32002, "KeyError", {"type": "KeyError"})) == "KeyError"
 
 
 def test_an_episode_goes_on_on_another_websocket(server, player):

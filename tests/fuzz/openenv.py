@@ -178,7 +178,7 @@ def _ask(http, path, body):
     return reply.status_code
 
 
-def fuzz_doors(server, log, examples, number=None):
+def fuzz_openenv(server, log, examples, number=None):
     """Send this many requests, and hold as many conversations; get how often what was answered."""
     talking = Talks(server, log)
     once = settings(
