@@ -1,4 +1,7 @@
-"""A call with a call_id is committed once, whether it is repeated, concurrent, or sent again after a restart."""
+"""A call with a call_id is committed once, whether it is repeated, concurrent, or sent again after a restart.
+
+What can be seen from outside is asked in `test_guarantees.py`; here is the rest.
+"""
 
 import pytest
 import serving
@@ -14,17 +17,6 @@ def sent(bench, session_id, function="add", call_id="first", kwargs=None, **para
 
 def times(function):
     return ledger.runs.count(function)
-
-
-def test_a_repeated_call_gets_the_recorded_envelope_and_runs_nothing(stored_bench):
-    session_id = stored_bench.create()
-    assert sent(stored_bench, session_id) == {"result": 1, "error": None}
-    stored_bench.result(session_id, "add", amount=10)
-    before = times("add")
-    assert sent(stored_bench, session_id) == {"result": 1, "error": None}
-    assert times("add") == before
-    assert stored_bench.version(session_id) == 2
-    assert len(stored_bench.rpc("get_trace", session_id=session_id)) == 2
 
 
 def test_a_read_only_call_is_deduplicated_like_any_other(stored_bench):
@@ -60,14 +52,14 @@ def test_a_failed_call_is_recorded_too_and_a_retry_may_choose_raise_on_error(sto
         ("add", {"amount": True}),
     ],
 )
-def test_a_call_id_of_another_call_is_refused(stored_bench, function, kwargs):
-    session_id = stored_bench.create()
-    sent(stored_bench, session_id)
+def test_a_call_id_of_another_call_is_refused(bench, function, kwargs):
+    session_id = bench.create()
+    sent(bench, session_id)
     with pytest.raises(RpcError) as refused:
-        sent(stored_bench, session_id, function, kwargs=kwargs)
+        sent(bench, session_id, function, kwargs=kwargs)
     assert (refused.value.code, refused.value.data["type"]) == (-32009, "CallIdReusedError")
-    assert stored_bench.version(session_id) == 1
-    assert len(stored_bench.rpc("get_trace", session_id=session_id)) == 1
+    assert bench.version(session_id) == 1
+    assert len(bench.rpc("get_trace", session_id=session_id)) == 1
 
 
 def test_reordered_kwargs_and_large_integers_are_the_same_call(stored_bench):
@@ -76,38 +68,6 @@ def test_reordered_kwargs_and_large_integers_are_the_same_call(stored_bench):
     other_order = {"a": {"c": "é", "d": 1}, "b": [2**80, 1.5, None]}
     assert sent(stored_bench, session_id, "echo", kwargs={"value": value})["result"] == value
     assert sent(stored_bench, session_id, "echo", kwargs={"value": other_order})["result"] == value
-
-
-def test_call_ids_belong_to_one_session_and_a_fork_has_none(stored_bench):
-    session_id = stored_bench.create()
-    sent(stored_bench, session_id)
-    fork = stored_bench.rpc("fork_session", session_id=session_id)[0]["session_id"]
-    assert sent(stored_bench, fork)["result"] == 2
-    assert sent(stored_bench, stored_bench.create())["result"] == 1
-
-
-def test_a_reset_keeps_call_ids(stored_bench):
-    session_id = stored_bench.create()
-    sent(stored_bench, session_id)
-    stored_bench.rpc("reset_session", session_id=session_id)
-    assert sent(stored_bench, session_id)["result"] == 1
-    assert stored_bench.result(session_id, "total") == 0
-
-
-def test_the_call_id_is_checked_before_expected_version(stored_bench):
-    session_id = stored_bench.create()
-    assert sent(stored_bench, session_id, expected_version=0)["result"] == 1
-    assert sent(stored_bench, session_id, expected_version=0)["result"] == 1
-    with pytest.raises(RpcError) as conflict:
-        sent(stored_bench, session_id, call_id="second", expected_version=0)
-    assert (conflict.value.code, conflict.value.data) == (-32005, {"type": "VersionConflictError", "version": 1})
-
-
-def test_a_refused_call_does_not_use_up_its_call_id(stored_bench):
-    session_id = stored_bench.create()
-    with pytest.raises(RpcError):
-        sent(stored_bench, session_id, expected_version=7)
-    assert sent(stored_bench, session_id, kwargs={"amount": 5})["result"] == 5
 
 
 def test_duplicates_wait_for_the_one_that_runs(stored_bench):
@@ -148,14 +108,13 @@ def test_call_ids_survive_a_restart(tmp_path, make_bench):
     assert second.result(session_id, "add", amount=1) == 2
 
 
-@pytest.mark.parametrize("call_id", ["", "x" * 129, 5])
-def test_a_call_id_has_1_to_128_characters(bench, call_id):
+def test_a_call_id_is_a_text(bench):
     with pytest.raises(RpcError) as refused:
-        sent(bench, bench.create(), call_id=call_id)
+        sent(bench, bench.create(), call_id=5)
     assert refused.value.code == -32602
 
 
-@pytest.mark.parametrize("call_id", ["x" * 128, "'; DROP TABLE records; --", "\0", "é" * 128])
+@pytest.mark.parametrize("call_id", ["'; DROP TABLE records; --", "\0", "é" * 128])
 def test_a_call_id_may_be_any_text(stored_bench, call_id):
     session_id = stored_bench.create()
     assert sent(stored_bench, session_id, call_id=call_id)["result"] == 1

@@ -1,0 +1,54 @@
+"""The guarantees of docs/protocol.md, asked of servers by their URLs: in both isolations, and with several workers.
+
+The questions are those of `toolpack-server conform`, so whoever serves the protocol is held to what our tests hold us
+to. That each of them finds the servers which break it is tested in `packages/toolpack-conformance/tests`.
+"""
+
+import sys
+
+import pytest
+from http_server import running
+from patience import PATIENCE
+from server_process import served
+from test_docs import ROOT
+
+from server.packs.loading import load_catalog
+
+PACKAGE = ROOT / "packages" / "toolpack-conformance"
+sys.path.append(str(PACKAGE))  # whether it is installed or not
+
+from toolpack_conformance import report  # noqa: E402
+
+PACKS = PACKAGE / "toolpack_conformance" / "packs"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """What a server must answer in is for servers on machines of their own."""
+    monkeypatch.setattr(report, "SECONDS_A_REQUEST", PATIENCE)
+
+
+def broken(url):
+    answers = report.conform(url)
+    assert len(answers) > 80
+    return [(answer.sentence, answer.failure) for answer in answers if answer.failure]
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"] if sys.platform == "linux" else ["thread"])
+def test_a_server_in_this_process_keeps_them(isolation):
+    # As many executors as questions are asked at a time: those about deadlines keep one for a second and more.
+    settings = {"isolation": isolation, "pack_dir": (PACKS,), "packs": ("conform",), "executors": 6}
+    with running(load_catalog((PACKS,), ("conform",)), store="memory:", log_calls="off", **settings) as url:
+        assert broken(url) == []
+
+
+@pytest.mark.parametrize(
+    ("store", "isolation"),
+    [("sqlite", "thread"), pytest.param("redis", "process", marks=pytest.mark.heavy)],
+)
+def test_a_real_server_with_two_workers_keeps_them(tmp_path, store, isolation, request):
+    flags = ["--workers", "2", "--pack-dir", str(PACKS), "--packs", "conform"]
+    if store == "redis":
+        flags += ["--store", request.getfixturevalue("redis_url")]
+    with served(tmp_path, *flags, TOOLPACK_ISOLATION=isolation, TOOLPACK_SECRET_KEY="k" * 32) as server:
+        assert broken(server.url) == []
