@@ -34,10 +34,14 @@ def broken(url):
     return [(answer.sentence, answer.failure) for answer in answers if answer.failure]
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"] if sys.platform == "linux" else ["thread"])
+IN_PROCESSES = pytest.param("process", marks=pytest.mark.heavy)
+
+
+@pytest.mark.parametrize("isolation", ["thread", IN_PROCESSES] if sys.platform == "linux" else ["thread"])
 def test_a_server_in_this_process_keeps_them(isolation):
     # As many executors as questions are asked at a time: those about deadlines keep one for a second and more.
     settings = {"isolation": isolation, "pack_dir": (PACKS,), "packs": ("conform",), "executors": 6}
+    settings["queue_timeout_seconds"] = PATIENCE
     with running(load_catalog((PACKS,), ("conform",)), store="memory:", log_calls="off", **settings) as url:
         assert broken(url) == []
 

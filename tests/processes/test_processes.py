@@ -87,7 +87,7 @@ def server(clock):
     manager = SimpleNamespace(queues=sessions, begin_draining=lambda: told.append(True))
     service = SimpleNamespace(settings=Settings(drain_seconds=8), sessions=manager)
     service.is_unfit = lambda: sessions.stuck > service.settings.max_stuck_threads
-    gateway = SimpleNamespace(ready=True, answering=0, service=service, connections=None)
+    gateway = SimpleNamespace(ready=True, answering=0, service=service, connections=SimpleNamespace(closing=False))
     made = DrainingServer(lambda: None, gateway, SupervisorPipe())
     made.servers = []
     made.gateway, made.sessions, made.clock, made.told = gateway, sessions, clock, told
@@ -173,7 +173,7 @@ def test_a_worker_with_too_many_stuck_threads_goes_on_until_it_is_retired(server
 class Connection:
     """A connection on which nothing has come yet."""
 
-    cycle = None
+    cycle = socket = None
 
 
 def test_a_retired_worker_waits_for_its_connections_and_the_time_that_they_have_is_bounded(server, clock):
