@@ -6,6 +6,7 @@ The rule: it runs in a Python of its own, which NEMO_GYM names; without it these
 import json
 import os
 import subprocess
+import tempfile
 import threading
 from pathlib import Path
 
@@ -39,9 +40,11 @@ def solved(url):
 
 def played(url, by, episodes, amid=lambda: None):
     """Have episodes played, and get what each came to; `amid` is called where they pause."""
-    with subprocess.Popen(
-        [PYTHON, str(PLAYER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with (
+        tempfile.TemporaryDirectory() as folder,  # into which NeMo Gym writes its logs
+        subprocess.Popen([PYTHON, str(PLAYER)], text=True, cwd=folder, **pipes) as process,
+    ):
         said = []
         listener = threading.Thread(target=lambda: said.append(process.stderr.read()))
         listener.start()
