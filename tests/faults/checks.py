@@ -534,7 +534,7 @@ def _check_heard(send, session, replay, problems):
     for by, (path, _) in session.paths.items():
         told = send("listen", {}, path)["messages"]
         expected = replay.place.conversation(by)
-        if [{name: message[name] for name in ("by", "to", "content")} for message in told] != expected:
+        if [{name: message.get(name) for name in ("by", "to", "content")} for message in told] != expected:
             problems.append(f"{by} is told {told[-3:]}, but a replay gives {expected[-3:]}")
 
 

@@ -105,7 +105,7 @@ def player(server):
 
 
 @pytest.fixture
-def helper(server):
+def cook(server):
     with Player(server.url, "chores") as player:
         yield player
 
@@ -149,15 +149,15 @@ def test_what_is_sent_again_with_its_id_is_recorded_and_nothing_runs(player):
     assert player.answer("No.", call_id="three")["observation"]["error"]["error_type"] == "execution_error"
 
 
-def test_the_call_that_uses_up_the_calls_gets_the_reward_and_no_other(helper):
-    helper.reset(DISHES)
-    assert helper.result("look") == {}
-    assert helper.call("do", "second", chore="dishes")["reward"] is None
-    last = helper.call("look", "last")
+def test_the_call_that_uses_up_the_calls_gets_the_reward_and_no_other(cook):
+    cook.reset(DISHES)
+    assert cook.result("look") == {}
+    assert cook.call("do", "second", chore="dishes")["reward"] is None
+    last = cook.call("look", "last")
     assert (last["reward"], last["done"], last["metadata"]["passed"]) == (1.0, True, True)
-    assert helper.call("look", "last") == last
-    assert helper.call("do", "second", chore="dishes")["reward"] is None
-    assert helper.answer()["done"]
+    assert cook.call("look", "last") == last
+    assert cook.call("do", "second", chore="dishes")["reward"] is None
+    assert cook.answer()["done"]
 
 
 def test_rewards_with_each_call(player, tmp_path):
@@ -177,23 +177,23 @@ def test_rewards_with_each_call(player, tmp_path):
 
 
 @pytest.mark.parametrize("failure", ["raises", "exits", "slow", "returns-nan"])
-def test_an_invalid_verdict_is_no_reward(helper, failure):
-    helper.reset(f"chores/{failure}")
-    done = helper.answer()
+def test_an_invalid_verdict_is_no_reward(cook, failure):
+    cook.reset(f"chores/{failure}")
+    done = cook.answer()
     assert (done["reward"], done["done"], done["metadata"]["valid"]) == (None, True, False)
     assert done["metadata"].get("failure").keys() == {"kind", "type", "message"}
 
 
-def test_a_function_that_fails_is_a_result_and_one_that_was_not_called_an_error(helper):
-    helper.reset("chores/looks")
-    assert helper.result("do", chore="nothing") == "ValueError: nothing is no chore"
+def test_a_function_that_fails_is_a_result_and_one_that_was_not_called_an_error(cook):
+    cook.reset("chores/looks")
+    assert cook.result("do", chore="nothing") == "ValueError: nothing is no chore"
     for name, given, kind in [
         ("nope", {}, "tool_not_found"),
         ("do", {"chore": [1]}, "invalid_args"),
         ("submit_answer", {"answer": 3}, "invalid_args"),
         ("submit_answer", {"text": "x"}, "invalid_args"),
     ]:
-        told = helper.call(name, **given)
+        told = cook.call(name, **given)
         assert (told["reward"], told["done"], told["observation"]["result"]) == (None, False, None)
         assert told["observation"]["error"].keys() == {"error_type", "message"}
         assert told["observation"]["error"]["error_type"] == kind
@@ -330,19 +330,19 @@ def test_what_is_wrong_in_mcp_is_an_error_of_json_rpc(player, body, code, senten
     assert reply.json()["error"]["message"].startswith(sentence)
 
 
-def test_tasks_are_those_of_ors(server, player, helper):
-    assert helper.get("/list_environments").json() == ["chores"]
-    assert helper.get("/chores/splits").json() == server.http.get("/chores/splits").json()
+def test_tasks_are_those_of_ors(server, player, cook):
+    assert cook.get("/list_environments").json() == ["chores"]
+    assert cook.get("/chores/splits").json() == server.http.get("/chores/splits").json()
     listed = [each["task"] for each in server.rpc("list_tasks", toolpack="chores", limit=1000)["tasks"]]
     specs = [{"task": task} for task in listed]
-    assert helper.post("/Chores/tasks", {"split": "all"}).json() == {"tasks": specs, "env_name": "chores"}
-    assert helper.post("/chores/num_tasks", {"split": "made"}).json() == {"num_tasks": 250}
-    assert helper.post("/chores/task", {"split": "all", "index": -1}).json() == {"task": specs[-1]}
-    assert helper.post("/chores/task_range", {"start": 2, "stop": 4}).json() == {"tasks": specs[2:4]}
+    assert cook.post("/Chores/tasks", {"split": "all"}).json() == {"tasks": specs, "env_name": "chores"}
+    assert cook.post("/chores/num_tasks", {"split": "made"}).json() == {"num_tasks": 250}
+    assert cook.post("/chores/task", {"split": "all", "index": -1}).json() == {"task": specs[-1]}
+    assert cook.post("/chores/task_range", {"start": 2, "stop": 4}).json() == {"tasks": specs[2:4]}
     train = server.rpc("list_tasks", toolpack="chores", split="train")["tasks"][0]["task"]
-    begun = observed(helper.asked("reset", {"split": "train", "index": 0}))
+    begun = observed(cook.asked("reset", {"split": "train", "index": 0}))
     assert begun["metadata"]["task"] == train
-    begun = helper.post("/reset", specs[5]).json()
+    begun = cook.post("/reset", specs[5]).json()
     assert begun["metadata"]["task"] == specs[5]["task"]
     assert detail(player.post("/chores/tasks", {}), 404) == "unknown environment 'chores': it is bank."
 
