@@ -106,7 +106,7 @@ class Moved(Scenario):
             self.sessions.append(moved["session_id"])
             self.ask("get_session", **given)  # so that the other one begins
         replayed = self.ask("replay_session", **given, call_id=self.id())
-        expect(replayed["complete"], True, f"a replay, which differs at {replayed['diverged']}")
+        expect(replayed["complete"], True, f"a replay, which differs at {replayed.get('diverged')}")
 
 
 class Tasks(Scenario):
