@@ -137,7 +137,7 @@ def beginning(number):
         params["task"] = TASK
         if "participants" not in kind:
             known["openenv"] = f"episode {number}"
-            params["labels"] = LABELS | {"openenv": known["openenv"], "openenv-episode": known["openenv"]}
+            params["labels"] = params["labels"] | dict.fromkeys(("openenv", "openenv-episode"), known["openenv"])
     return params, known
 
 
