@@ -2,7 +2,7 @@
 
 The rule: a call meets nothing of another one. It has a context, tasks, timers and an executor of its own; when its
 coroutine ends, what it has left is cancelled and awaited before anybody hears of it. Of asyncio only what is documented
-is used. The loop turns while calls wait on it, and at no other time.
+is used, but in forked processes. The loop turns while calls wait on it, and at no other time.
 """
 
 import asyncio
@@ -89,6 +89,7 @@ class SharedLoop(CallLoop):
     def _end_forked(self) -> None:
         """In a process that a function has forked, run its code until it waits, and nothing of other calls."""
         self.turns.select = _end_process  # type: ignore[assignment, method-assign]
+        self._ready.clear()  # type: ignore[attr-defined] # the steps of other calls in the turn in which it forked
 
     # From any thread
 

@@ -211,6 +211,7 @@ def test_a_kill_of_the_server_ends_no_rollout(tmp_path, caplog):
     flags = ["--port", str(free_port()), "--packs", "chores"]
     chores = ["1", "2", "dishes"]
     playing, killed, traces = [], asyncio.Event(), []
+    caplog.set_level("WARNING")
 
     async def play(agent, session):
         for chore in chores:

@@ -1,6 +1,7 @@
 """Calls of async functions wait on a shared loop, for memory and not for threads; each promise holds there, too."""
 
 import gc
+import os
 import sys
 import threading
 import time
@@ -290,3 +291,28 @@ def test_a_function_is_not_blamed_for_collections_of_garbage():
         gc.unfreeze()
         loop.end()
     assert 0 < max(used) < waiting.COMPUTED_SECONDS
+
+
+def test_a_forked_process_runs_no_step_of_another_call(tmp_path):
+    marks = tmp_path / "marks"
+
+    async def fork():
+        return os.fork()
+
+    async def mark():
+        with marks.open("a") as file:
+            file.write("marked\n")
+
+    async def begin_both():  # so that both take their step in the same turn of the loop
+        for call in calls:
+            loop.begin(call)
+
+    loop = shared_loop.SharedLoop()
+    calls = [shared_loop.SharedCall(coroutine, lambda _: None) for coroutine in (fork(), mark())]
+    loop.begin(shared_loop.SharedCall(begin_both(), lambda _: None))
+    try:
+        wait_until(lambda: all(call.settled for call in calls), "the end of both")
+        os.waitpid(calls[0].settled.returned, 0)
+    finally:
+        loop.end()
+    assert marks.read_text() == "marked\n"

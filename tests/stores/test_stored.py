@@ -201,12 +201,13 @@ def made_of(text):
 
 
 def types(line):
+    """Get what a line of JSON is made of; a member that is null is the same as one that isn't there."""
     try:
         found = json.loads(line)
     except ValueError:
         return anonymous(line)
     if isinstance(found, dict):
-        return f"{{{', '.join(sorted(anonymous(name) for name in found))}}}"
+        return f"{{{', '.join(sorted(anonymous(name) for name, each in found.items() if each is not None))}}}"
     return f"[{', '.join(type(each).__name__ for each in found)}]" if isinstance(found, list) else type(found).__name__
 
 
