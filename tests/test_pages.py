@@ -529,6 +529,7 @@ ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints 
     ("docs/operate.md", "Logs"),
     ("docs/benchmarks.md", "BFCL"),  # how to install it
     ("docs/benchmarks.md", "tau2"),  # likewise
+    ("docs/trainers.md", "NeMo Gym"),  # what goes into its configuration
     ("docs/operate.md", "Containers"),  # a Dockerfile, which tests/container.py builds
 }
 
