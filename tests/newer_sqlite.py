@@ -1,10 +1,10 @@
 """Run the tests of databases with another SQLite than this Python's: the newest that there is as a wheel.
 
-    python -m tests.newer_sqlite
+    python -m tests.newer_sqlite [OPTION …]
 
-Python's own module `sqlite3` takes its library from the wheel of pysqlite3, which exports all of SQLite. Exit status 1
-means that a test failed. If this Python has SQLite built in, or no such wheel can be had, it says so, and ends with
-status 0.
+The options are pytest's. Python's own module `sqlite3` takes its library from the wheel of pysqlite3, which exports all
+of SQLite. Exit status 1 means that a test failed. If this Python has SQLite built in, or no such wheel can be had, it
+says so, and ends with status 0.
 """
 
 import os
@@ -48,7 +48,7 @@ def main() -> int:
         click.echo(f"with SQLite {other} instead of {own}:")
         here = Path(__file__).parent
         tests = [str(here / name) for name in TESTS]
-        return subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], env=environment, check=False).returncode
+        return subprocess.run([sys.executable, "-m", "pytest", "-q", *tests, *sys.argv[1:]], env=environment, check=False).returncode
 
 
 if __name__ == "__main__":
