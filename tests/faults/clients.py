@@ -575,7 +575,8 @@ class Clients:
                 params["version"] = self._some_version(connection, rng, session)
                 verdict = connection.insist("evaluate_session", params, self._is_over)
         except RefusedError as refused:
-            if refused.code not in {NOT_RETAINED, OVERLOADED}:
+            killed = refused.code == FAILED and "ended its process (signal 9)" in refused.message  # by a fault
+            if refused.code not in {NOT_RETAINED, OVERLOADED} and not killed:
                 raise
             return
         session.verdicts.append((verdict["version"], verdict))
