@@ -120,13 +120,18 @@ KINDS += [{"task", "ors"}]
 """What the sessions at the start have, in turn."""
 
 
-def beginning(number):
-    """Get the parameters that create a session, and what a `KnownSession` says of that."""
+def beginning(number, episode):
+    """Get the parameters that create a session, and what a `KnownSession` says of that.
+
+    Args:
+        number: Of the session, which says what it has.
+        episode: What trainers' protocols call it; no other session has that name.
+    """
     kind = KINDS[number % len(KINDS)]
     params = {"toolpacks": TOOLPACKS, "labels": LABELS}
     known = {"task": "task" in kind, "participants": "participants" in kind}
     if "ors" in kind:
-        known["episode"] = f"episode-{number}"
+        known["episode"] = episode
         params["labels"] = LABELS | {"ors": known["episode"]}
     if "rules" in kind:
         known["seed"] = f"seed {number % 4}"
@@ -136,7 +141,7 @@ def beginning(number):
     if "task" in kind:
         params["task"] = TASK
         if "participants" not in kind:
-            known["openenv"] = f"episode {number}"
+            known["openenv"] = episode
             params["labels"] = params["labels"] | dict.fromkeys(("openenv", "openenv-episode"), known["openenv"])
     return params, known
 
@@ -350,7 +355,7 @@ class Clients:
         rng = random.Random(seed)
         connection = Connection(ports, rng)
         for number in range(sessions):
-            params, known = beginning(number)
+            params, known = beginning(number, f"episode-{_new_id(rng)}")
             params["call_id"] = _new_id(rng)
             self._add(connection.insist("create_session", params, time.monotonic() + PATIENCE_SECONDS), **known)
         connection.close()
