@@ -462,7 +462,7 @@ def make_release(version: str, changelog: str, surface: Surface) -> None:
 def keep(version: str, surface: Surface) -> None:
     """Write the file of the last release, with a line for each thing."""
     things = ",\n".join(f"{json.dumps(name)}: {json.dumps(thing)}" for name, thing in surface.shown().items())
-    KEPT.write_text(f'{{"version": {json.dumps(version)}, "surface": {{\n{things}\n}}}}\n', encoding="utf-8")
+    KEPT.write_text(f'{{\n"version": {json.dumps(version)},\n"surface": {{\n{things}\n}}\n}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":
