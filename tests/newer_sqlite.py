@@ -48,7 +48,8 @@ def main() -> int:
         click.echo(f"with SQLite {other} instead of {own}:")
         here = Path(__file__).parent
         tests = [str(here / name) for name in TESTS]
-        return subprocess.run([sys.executable, "-m", "pytest", "-q", *tests, *sys.argv[1:]], env=environment, check=False).returncode
+        command = [sys.executable, "-m", "pytest", "-q", *tests, *sys.argv[1:]]
+        return subprocess.run(command, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":
