@@ -239,7 +239,7 @@ class Settings(_FromEnvironment, FixedLimits):
     @property
     def max_agent_body_bytes(self) -> int:
         """The size of a body that is sent to an agent's path."""
-        return self.max_body_bytes // 16
+        return max(1024, self.max_body_bytes // 16)
 
     @property
     def max_reply_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """Errors on their way from an executor to the worker.
 
 The rule: whatever may refuse a request, or end a call, crosses as what it is, or a refusal would become the failure of
-a function. What crosses is the class and the texts; all else about it is as that class has it by default.
+a function. What crosses is the class, the texts and a few plain values; all else is as that class has it by default.
 """
 
 import inspect
@@ -11,6 +11,7 @@ from typing import Any
 from server.base.errors import CallError, RequestError, shown
 
 MAX_TEXT = 16_384
+_KINDS = {"oldest": int, "not_finite": bool}  # of what isn't text
 
 
 def _classes(base: type[Exception]) -> Iterator[type[Exception]]:
@@ -27,7 +28,7 @@ REFUSALS: Mapping[str, type[Exception]] = {
 def write_refusal(error: CallError | RequestError) -> dict[str, Any]:
     """Get what an executor says where it refuses a request."""
     more = {name: getattr(error, name, None) for name in _parameters(type(error))}
-    return {"refused": type(error).__name__, "text": str(error), "more": _texts(more)}
+    return {"refused": type(error).__name__, "text": str(error), "more": _plain(more)}
 
 
 def read_refusal(head: Mapping[str, Any]) -> Exception:
@@ -37,9 +38,9 @@ def read_refusal(head: Mapping[str, Any]) -> Exception:
     error.args = (str(head["text"])[:MAX_TEXT],)
     for name, parameter in _parameters(kind).items():
         setattr(error, name, None if parameter.default is parameter.empty else parameter.default)
-    for name, value in _texts(head.get("more", {})).items():
+    for name, value in _plain(head.get("more", {})).items():
         if name in _parameters(kind):
-            setattr(error, name, shown(value))
+            setattr(error, name, shown(value) if isinstance(value, str) else value)
     return error
 
 
@@ -50,5 +51,6 @@ def _parameters(kind: type[Exception]) -> Mapping[str, inspect.Parameter]:
     return dict([*inspect.signature(kind).parameters.items()][1:])
 
 
-def _texts(more: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value for name, value in more.items() if isinstance(value, str)}
+def _plain(more: Mapping[str, Any]) -> dict[str, Any]:
+    """Get what is a text, or one of the values that aren't, as it may come from code that isn't trusted."""
+    return {name: value for name, value in more.items() if type(value) is _KINDS.get(name, str)}

@@ -271,7 +271,7 @@ class CallKind(RecordKind):
         super().check(shown)
         nested = shown.get("nested", ())
         # Parents come after the calls that are their arguments, as they ran later.
-        parents = [(place, each["parent"]) for place, each in enumerate(nested) if "parent" in each]
+        parents = [(place, each["parent"]) for place, each in enumerate(nested) if each.get("parent") is not None]
         if not all(place < parent < len(nested) for place, parent in parents):
             raise ValueError("a nested call has no parent")
         if "perturbed" in shown and not shown["perturbed"]["agent"].keys() <= results.Heard.__annotations__.keys():

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from server.base.terminal import printable
+from server.protocol.omission import Omit, omission
 from server.protocol.parameters import MAX_CALL_ID
 from server.protocol.results import SaidMessage
 
@@ -56,11 +57,16 @@ class RecordKind:
 
     def check(self, shown: Shown) -> None:
         """Check a record that came in a bundle; a `ValueError` if it can't be shown or repeated."""
-        self._adapter.validate_python(shown, strict=True)
+        self._adapter.validate_python(self._omit(shown), strict=True)
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
         return TypeAdapter(self.shape)
+
+    @cached_property
+    def _omit(self) -> Omit:
+        """Get what takes a record as records once were, with null for what isn't set."""
+        return omission(self.shape) or (lambda shown: shown)
 
     def goes_back_to(self, shown: Shown) -> int | None:
         """Get the version to which the path goes back with this record; None if it goes on."""

@@ -16,11 +16,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.base.errors import HttpRefusedError, ReplyError
+from server.base.fixed_limits import FixedLimits
 from server.base.settings import PREFIX
 from server.jsonio.strict import loads
 from server.observability.request_ids import request_id
 from server.rpc.caller import Caller
 from server.rpc.method import App
+from server.rpc.parsing import has_more_values, is_deeper
 from server.web.bodies import HEADERS, NOT_READY, read_body
 from server.web.connections import STATE
 from server.web.endpoints import CUT_OFF, Gateway, client_left
@@ -40,6 +42,8 @@ STATUS = {-32601: 404, -32602: 400, -32001: 404, -32006: 503, -32007: 413, -3201
 """The HTTP statuses that mean what these JSON-RPC codes mean."""
 
 T = TypeVar("T")
+
+LIMITS = FixedLimits()
 
 BODILESS = {"GET", "HEAD", "DELETE"}
 
@@ -72,14 +76,20 @@ class FeatureRequest:
         """Get what the body says; None if there is none.
 
         Raises:
-            HttpRefusedError: It isn't JSON.
+            HttpRefusedError: It isn't JSON, has too many values, or is nested too deeply.
         """
         if not self.body:
             return None
+        if has_more_values(self.body, LIMITS.max_json_values):
+            raise HttpRefusedError(413, f"The body has more than {LIMITS.max_json_values} values: send less.")
         try:
-            return loads(self.body)
+            value = loads(self.body)
         except ValueError as error:
             raise HttpRefusedError(400, f"The body isn't JSON: {error}.") from None
+        if is_deeper(self.body, value, LIMITS.max_json_depth):
+            deep = f"The body is nested more than {LIMITS.max_json_depth} deep: send flatter JSON."
+            raise HttpRefusedError(400, deep)
+        return value
 
 
 class FeatureEndpoint:

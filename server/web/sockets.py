@@ -21,6 +21,8 @@ from server.base.errors import HttpRefusedError
 from server.rpc.in_flight import Reservation
 
 READ_AHEAD = 64 * 1024  # bytes that are parsed before somebody reads them
+PIECE_COST = 128  # bytes that a piece takes in memory besides its text
+FRAMING_BYTES = 2**21  # that the pieces of a message may take so, besides what it may be large
 PING_SECONDS = 20.0  # a client that is silent for longer, and doesn't answer a ping for as long, is gone
 MAX_REASON = 123  # bytes of a close frame's reason
 VERSION = b"13"
@@ -130,15 +132,16 @@ class WebSocket(asyncio.Protocol):
             text, of_piece, last = self._pieces.popleft()
             texts.append(text)
             size += of_piece
-            self._unread -= of_piece
-            if size > most:
+            self._unread -= of_piece + PIECE_COST
+            held = size + PIECE_COST * len(texts)
+            if max(size, held - FRAMING_BYTES) > most:
                 raise SocketRefusedError(
                     413, TOO_LARGE, f"The message is larger than {most} bytes: send less, or raise {setting}."
                 )
             self._read_on()
             if last:
                 return "".join(texts).encode()
-            reservation.grow_to(size)
+            reservation.grow_to(held)
         return None
 
     async def send(self, text: str) -> None:
@@ -164,15 +167,21 @@ class WebSocket(asyncio.Protocol):
             self.close(RESTARTS, RESTART)
 
     def close(self, code: int, reason: str = "") -> None:
-        """Say why, and close; a client that still sends has a moment to read it."""
+        """Say why, and close; a client that still sends has a moment to read it. What hasn't begun never will."""
+        self._pieces.clear()
         if self._end(code, reason):
             self._transport.last = True
             self._transport.close()
 
     def displace(self, reason: str) -> None:
         """Close it at once, to make room for another connection."""
+        self._pieces.clear()
+        unread = self._transport.get_write_buffer_size()
         self._end(LATER, reason)
-        self._transport.end()
+        if unread:  # whoever doesn't read would hold it open
+            self._transport.abort()
+        else:
+            self._transport.end()
 
     # What the transport does
 
@@ -193,7 +202,7 @@ class WebSocket(asyncio.Protocol):
         if isinstance(event, TextMessage):
             size = len(event.data.encode())
             if size or event.message_finished:
-                self._unread += size
+                self._unread += size + PIECE_COST
                 self._pieces.append((event.data, size, event.message_finished))
                 self._more.set()
         elif isinstance(event, BytesMessage):
@@ -203,6 +212,7 @@ class WebSocket(asyncio.Protocol):
         elif isinstance(event, CloseConnection):  # what the client said, or a frame that isn't one
             self._gone.set()
             self._end(event.code, event.reason or "")
+            self._transport.last = True
             self._transport.close()
 
     def pause_writing(self) -> None:

@@ -12,7 +12,14 @@ import serving
 from serving import PACKS, refused
 
 from server import Depends, TaskEnvironment, Toolpack  # noqa: F401 - as authors do
-from server.base.errors import CallError, EvaluationError, OverloadedError, RequestError, SnapshotError
+from server.base.errors import (
+    CallError,
+    EvaluationError,
+    OverloadedError,
+    RequestError,
+    SnapshotError,
+    VersionNotRetainedError,
+)
 from server.execution import machine
 from server.execution.machine import machine_trouble
 from server.execution.refusals import REFUSALS, read_refusal, write_refusal
@@ -56,7 +63,8 @@ def test_every_error_that_may_refuse_crosses_as_what_it_is():
     assert read_refusal(write_refusal(OverloadedError("Full."))).retry_after_seconds == 1.0
     assert read_refusal(write_refusal(SnapshotError("No.", undeclared=True))).undeclared is False
     failed = read_refusal(write_refusal(EvaluationError("No.", "KeyError", not_finite=True)))
-    assert (failed.kind, failed.not_finite) == ("KeyError", False)
+    assert (failed.kind, failed.not_finite) == ("KeyError", True)
+    assert read_refusal(write_refusal(VersionNotRetainedError(3, 5, 9))).oldest == 5
     with pytest.raises(KeyError):
         read_refusal({"refused": "KeyError", "text": ""})
 

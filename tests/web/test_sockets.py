@@ -1,15 +1,18 @@
 """WebSockets have the limits of requests, and end without losing an answer."""
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
 import struct
 import threading
+from unittest.mock import Mock
 
 import pytest
 import server_process
 from http_endpoint import PROTOCOLS, served
+from patience import PATIENCE
 from raw_websocket import ACCEPT, BINARY, CLOSE, PING, PONG, RawWebSocket, frame
 from serving import PACKS, wait_until
 
@@ -86,6 +89,39 @@ def test_more_than_is_read_ahead_waits_in_the_system(opened):
         assert opened.hear()["data"]["code"] == "UNKNOWN_TYPE"
     sending.join()
     assert is_answered(opened)
+
+
+def unconnected():
+    transport = Mock()
+    transport.is_closing.return_value = False
+    return sockets.WebSocket(Mock(), transport, PATIENCE), transport
+
+
+def test_messages_without_text_are_read_ahead_no_further():
+    async def read():
+        socket, transport = unconnected()
+        socket.data_received(frame(b"") * 1000)
+        assert transport.pause_reading.called
+        socket.close(1000)
+
+    asyncio.run(read())
+
+
+def test_what_has_not_begun_when_it_closes_never_does():
+    async def close():
+        socket, _ = unconnected()
+        socket.data_received(frame(b"{}") * 2)
+        assert await socket.arrival()
+        socket.close(*RESTART)
+        assert not await socket.arrival()
+
+    asyncio.run(close())
+
+
+def test_framing_counts_as_content_does(opened):
+    with contextlib.suppress(OSError):
+        opened.write(frame(b"x", last=False) + frame(b"x", 0, last=False) * 40_000)
+    assert opened.closed()[0] == 1009
 
 
 WRONG = {

@@ -147,7 +147,7 @@ class MessageKind(RecordKind):
         said: SaidMessage = {"role": shown["role"], "content": shown["content"]}
         if "by" in shown:
             said["by"] = shown["by"]
-            if "to" in shown:
+            if shown.get("to") is not None:
                 said["to"] = shown["to"]
         return said
 

@@ -187,10 +187,14 @@ class MetricsEndpoint(GymEndpoint):
             reward = each.get("reward")
             if isinstance(reward, int | float) and not each.get("mask_sample"):
                 rewards[json.dumps(each.get("_ng_task_index"))].append(reward)
-        groups = [
-            {"_ng_task_index": json.loads(task), "mean/reward": fmean(each)} for task, each in sorted(rewards.items())
-        ]
-        mean = {"mean/reward": fmean(reward for each in rewards.values() for reward in each)} if rewards else {}
+        try:
+            groups = [
+                {"_ng_task_index": json.loads(task), "mean/reward": fmean(each)}
+                for task, each in sorted(rewards.items())
+            ]
+            mean = {"mean/reward": fmean(reward for each in rewards.values() for reward in each)} if rewards else {}
+        except OverflowError:
+            raise HttpRefusedError(422, "verify_responses: the rewards are too large to be summed up.") from None
         return JSONResponse({"group_level_metrics": groups, "agent_metrics": mean, "key_metrics": mean})
 
 

@@ -96,6 +96,8 @@ class Content:
         before = self.records[-1].version if self.records else 0
         follows = record.index == len(self.records) and record.version in (before, before + 1)
         by = shown_line.get("by", CLIENT)
+        if not (isinstance(by, str) and isinstance(shown_line.get("to"), str | None)):
+            raise InvalidParamsError(f"Record {record.index} of the bundle is of nobody in its session.")
         call_id = record.call_id and stored_call_id(record.call_id, by)
         if not follows or call_id in self._call_ids:
             raise InvalidParamsError(f"Record {record.index} of the bundle doesn't follow the one before.")

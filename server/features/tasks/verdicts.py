@@ -53,11 +53,15 @@ class VerdictOperation(SessionOperation):
         if self._last >= 0:
             (record,) = self.context.store.records(self.session_id, self._last - 1, 1)
             shown, private = map(loads, self.context.records.read(self.session_id, record))
-            if (private or {}).get(_OWN) and {name: shown[name] for name in _SAID if name in shown} == self._members:
+            if (private or {}).get(_OWN) and self._says(shown):
                 return Effect(True)
         change = Effect(True, self._members)
         change.private[_OWN] = True
         return change
+
+    def _says(self, shown: Mapping[str, Any]) -> bool:
+        """Whether a record says the same; records once had null for what isn't set."""
+        return {name: shown[name] for name in _SAID if shown.get(name) is not None} == self._members
 
 
 class VerdictKind(RecordKind):

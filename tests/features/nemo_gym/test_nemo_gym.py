@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+from functools import reduce
 
 import httpx
 import pytest
@@ -162,6 +163,9 @@ def test_functions_that_fail_are_results_and_what_is_none_is_refused(agent):
         ("/verify", {"response": {"output": []}}, 400, "Which episode? Send the cookie toolpack_session"),
         ("/close_session", {}, 400, "resources_session_id: "),
         ("/aggregate_metrics", {"verify_responses": 3}, 400, "verify_responses: "),
+        ("/aggregate_metrics", {"verify_responses": [{"reward": 1e308}] * 2}, 422, "verify_responses: "),
+        ("/aggregate_metrics", reduce(lambda inner, _: [inner], range(300), 1), 400, "nested more than 128 deep"),
+        ("/aggregate_metrics", [0] * 250_001, 413, "more than 250000 values"),
     ],
 )
 def test_refusals(agent, path, body, status, says):

@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 
-RETRY_SECONDS = 60.0  # for which a server may be away
+RETRY_SECONDS = 120.0  # for which a server may be away
 
 
 def pause_before(number, episode):

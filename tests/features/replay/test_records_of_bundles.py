@@ -42,6 +42,8 @@ def kinds():
 def test_records_of_the_promised_forms_are_read(kinds):
     for shown in RIGHT:
         assert record_of(shown, kinds).kind == shown["kind"]
+    # Records once had null for what isn't set.
+    assert record_of({**CALL, "call_id": None, "failure": None, "state": None}, kinds).call_id is None
 
 
 def test_a_record_of_another_form_is_refused(kinds):
