@@ -45,7 +45,7 @@ def played(url, episodes, *arguments, amid=None, token=TOKEN):
         text=True,
         env={**os.environ, **ENVIRONMENT, "OPENREWARD_SESSION_URL": url},
     ) as process:
-        said = []
+        said, waiting = [], []
         listener = threading.Thread(target=lambda: said.append(process.stderr.read()))
         listener.start()
         try:
@@ -53,15 +53,16 @@ def played(url, episodes, *arguments, amid=None, token=TOKEN):
             rewards = []
             for line in process.stdout:
                 if line == "amid\n":
-                    waiting = threading.Thread(target=amid)
-                    waiting.start()
+                    waiting.append(threading.Thread(target=amid))
+                    waiting[-1].start()
                     print(file=process.stdin, flush=True)
                     continue
                 rewards.append(json.loads(line))
             assert process.wait(PATIENCE) == 0, said
         finally:
             process.kill()
-            listener.join(PATIENCE)
+            for thread in [*waiting, listener]:
+                thread.join(PATIENCE)
     return rewards
 
 

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 import uuid
+from contextlib import ExitStack
 
 RETRY_SECONDS = 120.0  # for which a server may be away
 
@@ -61,8 +62,10 @@ def play_with_openenv(url, token, episodes):
     headers = {"Authorization": f"Bearer {token}"} if token else None
     for episode in episodes:
         begin = {"task": episode["task"], "episode_id": uuid.uuid4().hex}
-        with GenericEnvClient(base_url=f"{url}/openenv/{episode['env']}", headers=headers).sync() as env:
-            assert env.reset(**begin).observation["prompt"]
+        with ExitStack() as opened:
+            client = GenericEnvClient(base_url=f"{url}/openenv/{episode['env']}", headers=headers).sync()
+            env = _insisted(lambda client=client, opened=opened: opened.enter_context(client))
+            assert _insisted(lambda env=env, begin=begin: env.reset(**begin)).observation["prompt"]
             results = []
             for number, (name, given) in enumerate(episode["calls"]):
                 pause_before(number, episode)
@@ -72,27 +75,33 @@ def play_with_openenv(url, token, episodes):
                 answer = {"type": "submit_answer", "answer": episode["answer"], "metadata": {"call_id": "answer"}}
                 results.append(_stepped(env, begin, answer))
             assert results[-1].done
-            assert env.state()["reward"] == results[-1].reward
+            assert _stepped(env, begin, None)["reward"] == results[-1].reward
         yield [result.reward for result in results]
 
 
 def _stepped(env, begin, action):
-    """Step, again and again while there is no server: its episode goes on."""
+    """Step, or get the state if there is no action; on a new WebSocket the episode goes on."""
+    while True:
+        try:
+            return _insisted(lambda: env.state() if action is None else env.step(action))
+        except RuntimeError as error:
+            if "There is no episode on this WebSocket" not in str(error):
+                raise
+            _insisted(lambda: env.reset(**begin))
+
+
+def _insisted(do):
+    """Do it again and again while there is no server."""
     from websockets.exceptions import ConnectionClosed  # noqa: PLC0415
 
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:
-            return env.step(action)
-        except (ConnectionError, ConnectionClosed, RuntimeError) as error:
+            return do()
+        except (ConnectionError, ConnectionClosed):
             if time.monotonic() > deadline:
                 raise
-            if "There is no episode on this WebSocket" in str(error):  # it is a new one
-                env.reset(**begin)
-            elif isinstance(error, RuntimeError):
-                raise
-            else:
-                time.sleep(0.2)
+            time.sleep(0.2)
 
 
 def play_with_openenv_mcp(url, token, episodes):
