@@ -80,6 +80,41 @@ def solved(rpc, packs=PACKS):
     return episodes
 
 
+def plays_on(tmp_path, store, request, label, *arguments):
+    """Have a client play episodes while the server is killed amid each tenth; `label` is what names their sessions."""
+    url = request.getfixturevalue("redis_url") if store == "redis" else None
+    server = Server(tmp_path, url, 2, packs="bank", tokens=f"ann:{TOKEN}", log_calls="off")
+    server.start()
+    kills = []
+
+    def kill():
+        server.kill()
+        server.start()
+        kills.append(store)
+
+    def rpc(method, **params):
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        return serving.result_of(httpx.post(f"{address}/rpc", json=body, headers=headers, timeout=PATIENCE).content)
+
+    address = f"http://127.0.0.1:{server.port}"
+    try:
+        solutions = [episode for episode in solved(rpc, ["bank"]) if episode["calls"]]
+        episodes = [{**each, "pause": not number % 10} for number, each in enumerate(solutions * 4)][:31]
+        for rewards in played(address, episodes, *arguments, amid=kill):
+            assert rewards == [*[None] * (len(rewards) - 1), 1.0]
+        assert len(kills) == 4
+        made = rpc("list_sessions", limit=1000)
+        assert len(made) == len({session["labels"][label] for session in made}) == len(episodes)
+        for session in made:
+            records = rpc("get_trace", session_id=session["session_id"])
+            (episode,) = [each for each in solutions if each["task"] == session["task"]]
+            calls = [[each["function"], each["kwargs"]] for each in records if each["kind"] == "call"]
+            assert calls == episode["calls"]
+    finally:
+        server.kill()
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     with server_process.served(tmp_path_factory.mktemp("ors"), "--packs", ",".join(PACKS)) as served:
@@ -108,34 +143,4 @@ def test_trl_is_rewarded(server):
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
 def test_the_sdk_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, request):
     needs("openreward")
-    url = request.getfixturevalue("redis_url") if store == "redis" else None
-    server = Server(tmp_path, url, 2, packs="bank", tokens=f"ann:{TOKEN}", log_calls="off")
-    server.start()
-    kills = []
-
-    def kill():
-        server.kill()
-        server.start()
-        kills.append(store)
-
-    def rpc(method, **params):
-        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        headers = {"authorization": f"Bearer {TOKEN}"}
-        return serving.result_of(httpx.post(f"{address}/rpc", json=body, headers=headers, timeout=PATIENCE).content)
-
-    address = f"http://127.0.0.1:{server.port}"
-    try:
-        solutions = [episode for episode in solved(rpc, ["bank"]) if episode["calls"]]
-        episodes = [{**each, "pause": not number % 10} for number, each in enumerate(solutions * 4)][:31]
-        for rewards in played(address, episodes, amid=kill):
-            assert rewards == [*[None] * (len(rewards) - 1), 1.0]
-        assert len(kills) == 4
-        made = rpc("list_sessions", limit=1000)
-        assert len(made) == len({session["labels"]["ors"] for session in made}) == len(episodes)
-        for session in made:
-            records = rpc("get_trace", session_id=session["session_id"])
-            (episode,) = [each for each in solutions if each["task"] == session["task"]]
-            calls = [[each["function"], each["kwargs"]] for each in records if each["kind"] == "call"]
-            assert calls == episode["calls"]
-    finally:
-        server.kill()
+    plays_on(tmp_path, store, request, "ors")
