@@ -32,15 +32,17 @@ from server.functions.coroutines import wake_loop
 _WAIT_SECONDS = 0.0005
 
 
-_set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
-_set_exception.argtypes = ctypes.c_ulong, ctypes.py_object
+# A function object of our own: to `ctypes.pythonapi`'s, libraries may give other types.
+_set_exception = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
 
 
 class _TakenBack(BaseException):
     """Raised in place of an exception that is taken back, and caught at once."""
 
 
-def _raise_in(thread: int, exception: type[BaseException]) -> None:
+def raise_in(thread: int, exception: type[BaseException]) -> None:
     """Raise an exception in a thread as soon as it runs Python code."""
     _set_exception(thread, exception)
 
@@ -106,6 +108,6 @@ class Interruptible:
             self._end()
             self._raised = True
             return
-        _raise_in(self._thread, Interrupted)
+        raise_in(self._thread, Interrupted)
         self._raised = True
         wake_loop(self._thread)

@@ -16,7 +16,6 @@ the job from `_waiting`, and whoever finds it gone leaves it to the other.
 """
 
 import asyncio
-import ctypes
 import heapq
 import itertools
 import logging
@@ -25,6 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from server.base.errors import Interrupted
+from server.engine.interruption import raise_in
 from server.engine.jobs import Job
 from server.engine.pace import LOOK_SECONDS, Pace
 from server.functions.shared_loop import SharedCall, SharedLoop
@@ -155,4 +155,4 @@ def _interrupt(loop: SharedLoop, call: SharedCall) -> None:
         return
     # Asked at the last moment: the step may just have ended, and the exception must not hit another call's.
     if getattr(asyncio.current_task(loop), "call", None) is call:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Interrupted))
+        raise_in(thread.ident, Interrupted)

@@ -1,6 +1,7 @@
 """A function past its deadline is interrupted in its own code and nowhere else, once, and for ever."""
 
 import asyncio
+import ctypes
 import subprocess
 import sys
 import threading
@@ -181,7 +182,7 @@ def test_an_interruption_at_the_moment_of_the_end_hits_the_block_or_nothing():
 def test_an_exception_that_has_not_come_when_the_block_ends_is_taken_back(monkeypatch):
     """The interrupter has won the race, but its exception is on its way only when the function has ended."""
     block, begun, gate, order = Interruptible(), threading.Event(), threading.Event(), []
-    raise_in = interruption._raise_in
+    raise_in = interruption.raise_in
 
     def slowly(thread, exception):
         gate.set()  # the block ends now …
@@ -190,7 +191,7 @@ def test_an_exception_that_has_not_come_when_the_block_ends_is_taken_back(monkey
         raise_in(thread, exception)
 
     waits = []
-    monkeypatch.setattr(interruption, "_raise_in", slowly)
+    monkeypatch.setattr(interruption, "raise_in", slowly)
     sleep = interruption.time.sleep
 
     class Time:
@@ -221,7 +222,7 @@ def test_an_exception_that_has_not_come_when_the_block_ends_is_taken_back(monkey
 
 def test_what_is_still_on_its_way_at_the_end_of_the_block_is_taken_back(monkeypatch):
     asked = []
-    monkeypatch.setattr(interruption, "_raise_in", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(interruption, "raise_in", lambda *arguments: asked.append(arguments))
     block, ours = Interruptible(), threading.get_ident()
     with pytest.raises(Interrupted), block:
         block.interrupt()  # its exception never comes
@@ -299,3 +300,7 @@ print(sum(each for each in range(10_000)))
 def test_an_exception_that_is_taken_back_leaves_nothing_to_look_for():
     ended = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, timeout=PATIENCE, check=True)
     assert ended.stdout.split() == [b"Interrupted", b"49995000"]
+
+
+def test_libraries_may_give_the_interpreters_function_other_types():
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_long(0), None) == 0  # there is no such thread
