@@ -25,11 +25,11 @@ from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
 from server.rpc.codes import describe, error_reply
 from server.rpc.method import agents_methods, clients_methods
-from server.stores import open_store
 from server.stores.base import Counted
 from server.wiring.feature import Feature
 from server.wiring.installed import load_features
 from server.wiring.service import Service, all_methods
+from server.wiring.stores import open_store
 
 PACKS = Path(__file__).parent / "fixtures" / "packs"
 FIXTURES = ("ledger", "vault", "nasty", "halves")

@@ -31,13 +31,13 @@ from server.cli import cli
 from server.execution.failure import Failure
 from server.features.mcp.messages import CALL_ID_KEY, VERSIONS
 from server.features.mcp.protocol import Mcp
+from server.features.redis.connection import SCHEMA as REDIS
 from server.features.replay.bundle_format import FORMAT as BUNDLES
 from server.observability.metrics import Metrics
 from server.packs.catalog import Catalog
 from server.rpc.codes import CODES, FAILURE_CODES
 from server.rpc.method import agents_methods
 from server.snapshots.seal import FORMAT as SNAPSHOTS
-from server.stores.redis.connection import SCHEMA as REDIS
 from server.stores.sqlite.file import VERSION as SQLITE
 from server.web.app import create_app
 from server.wiring.installed import load_features
@@ -58,6 +58,7 @@ MODULES = (
     "server.features.api",
     "server.features.api_commands",
     "server.features.api_http",
+    "server.features.api_stores",
     "server.testing",
     "toolpack_server",
     "toolpack_server.environments",

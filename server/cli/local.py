@@ -18,7 +18,6 @@ from server.cli.send import Send, local, remote
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
-from server.stores import open_store
 
 if TYPE_CHECKING:
     from server.wiring.service import Service
@@ -64,7 +63,9 @@ def memory_settings(pack_dir: tuple[Path, ...], packs: str | None, **others: Any
 def _stored(
     store: str | None, data_dir: Path | None, pack_dir: tuple[Path, ...] | None, packs: str | None
 ) -> Iterator["Service"]:
-    from server.wiring.service import Service  # noqa: PLC0415 - imports the whole server
+    from server.wiring.installed import load_features  # noqa: PLC0415 - imports the whole server
+    from server.wiring.service import Service  # noqa: PLC0415 - likewise
+    from server.wiring.stores import open_store  # noqa: PLC0415 - likewise
 
     settings = load_settings(
         store=store, data_dir=data_dir, pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning"
@@ -76,7 +77,7 @@ def _stored(
         else load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
     )
     try:
-        opened = open_store(settings.store_url, exclusive=settings.exclusive)
+        opened = open_store(settings.store_url, exclusive=settings.exclusive, features=load_features(settings.features))
     except StoreInUseError:
         (used,) = settings.store_url.files
         raise click.ClickException(f"{used} is in use by a running server: look at that, with --url.") from None

@@ -26,10 +26,10 @@ from server.processes.reload import Reloader
 from server.processes.supervisor import Supervisor
 from server.processes.witness import witnessed
 from server.processes.worker import run_worker, share_memory_between_threads
-from server.stores import opener
 from server.web.auth import check_exposure
 from server.wiring.installed import feature_variables, load_features
-from server.wiring.service import Service, stores
+from server.wiring.service import Service
+from server.wiring.stores import opener
 
 
 @click.command()
@@ -55,7 +55,7 @@ def serve(reload: bool, **flags: Any) -> None:
     features = load_features(settings.features)
     for check in (check for feature in features for check in feature.checks):
         check(settings)
-    opener(settings.store_url, stores(features))  # raises if there is none
+    opener(settings.store_url, features)  # raises if there is none
     in_memory = not settings.store_url.persistent
     if in_memory and settings.workers > 1:
         raise SettingsError(

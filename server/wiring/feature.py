@@ -46,7 +46,7 @@ class Feature:
             functions that start a `Runner`; they take what `service.create_runner` gives them.
         volumes: What an environment may hold that is stored by what changes.
         stores: Further stores: import paths of functions that open one, by the scheme of its URL. They take the URL,
-            and the keyword `exclusive`, as `stores.open_store` does.
+            and the keyword `exclusive`, as `wiring.stores.open_store` does.
     """
 
     name: ClassVar[str]

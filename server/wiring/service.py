@@ -44,12 +44,12 @@ from server.sessions.context import SessionContext
 from server.sessions.manager import SessionManager
 from server.sessions.record_kinds import RecordKinds
 from server.sessions.resets import ResetKind
-from server.stores import open_store
 from server.stores.base import SessionStore
 from server.volumes.scratch import Scratch, remove_leftovers
 from server.volumes.volume import Limits, VolumeMeans
 from server.wiring.feature import Feature
 from server.wiring.installed import described, in_order, load_features
+from server.wiring.stores import open_store
 
 T = TypeVar("T")
 F = TypeVar("F", bound=FeatureSettings)
@@ -76,11 +76,6 @@ def all_record_kinds(features: Sequence[type[Feature]]) -> RecordKinds:
     for each in [(CallKind, ResetKind), *(feature.record_kinds for feature in features)]:
         kinds |= {kind.name: kind() for kind in each}
     return kinds
-
-
-def stores(features: Sequence[type[Feature]]) -> dict[str, str]:
-    """Get the stores of features, as import paths, by the scheme of their URLs."""
-    return {scheme: path for feature in features for scheme, path in feature.stores.items()}
 
 
 def create_metrics(inventory: Inventory, rows: int = 1) -> Metrics:
@@ -146,7 +141,7 @@ class Service:
             key = secret_key(settings)
         self.metrics = metrics or create_metrics(catalog.inventory())
         self.features = loaded = load_features(settings.features) if features is None else in_order(features)
-        self._store = store or open_store(settings.store_url, exclusive=settings.exclusive, others=stores(loaded))
+        self._store = store or open_store(settings.store_url, exclusive=settings.exclusive, features=loaded)
         self._settings_of = {kind: read_settings(kind) for feature in loaded if (kind := feature.settings)}
         self.scratch = Scratch(settings.scratch_dir, settings.scratch_bytes)
         remove_leftovers(settings.scratch_dir)

@@ -16,8 +16,8 @@ from serving import PACKS, Bench, ledger, refused, wait_until
 from server import Task, TaskEnvironment, Toolpack
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
-from server.stores import open_store
 from server.stores.base import Lease
+from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.model import SharedMemory
 
 VOLUMES = ("stall", "papers")

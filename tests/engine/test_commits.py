@@ -8,7 +8,7 @@ from serving import RpcError, ledger, wait_until
 
 from server.base.errors import OverloadedError
 from server.engine import commits, queues, session_clock
-from server.stores import open_store
+from server.wiring.stores import open_store
 
 UNKNOWN = "It is not known whether the call was kept"
 FAILURES = {

@@ -12,8 +12,8 @@ from server.base.errors import OverloadedError
 from server.engine import leases, queues
 from server.engine.leases import DEAD_SECONDS, HEARTBEAT_SECONDS, Leases
 from server.engine.state import SessionState
-from server.stores import open_store
 from server.stores.base import Head, Lease, StoredSession
+from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.model import SharedMemory
 
 OTHER = "another worker"

@@ -8,7 +8,7 @@ import serving
 from serving import RpcError, ledger, wait_until
 
 from server.base.errors import OverloadedError
-from server.stores import open_store
+from server.wiring.stores import open_store
 
 pytestmark = serving.IN_BOTH
 

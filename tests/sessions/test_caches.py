@@ -14,7 +14,7 @@ from server.execution.codec import PlainCodec
 from server.execution.initial import InitialEnvironments
 from server.jsonio.strict import dumps
 from server.packs.catalog import Catalog
-from server.stores import open_store
+from server.wiring.stores import open_store
 
 MEGABYTE = 2**20
 

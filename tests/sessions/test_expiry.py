@@ -8,7 +8,7 @@ import serving
 from serving import RpcError, ledger, wait_until
 
 from server.sessions import manager
-from server.stores import open_store
+from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.model import SharedMemory
 
 DAY = 86_400.0

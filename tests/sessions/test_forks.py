@@ -13,10 +13,10 @@ from serving import Bench, refused
 
 from server.jsonio.strict import dumps
 from server.sessions.histories import RecordTree
-from server.stores import open_store
 from server.stores.base import Record
 from server.wiring.installed import load_features
 from server.wiring.service import all_record_kinds
+from server.wiring.stores import open_store
 
 KINDS = all_record_kinds(load_features())
 

@@ -17,7 +17,7 @@ from server.features.tasks.atif import atif
 from server.features.tasks.export import told_to
 from server.protocol.rights import AGENT
 from server.rpc.caller import Caller
-from server.stores import open_store
+from server.wiring.stores import open_store
 
 
 def inner(function, **args):

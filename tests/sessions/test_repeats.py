@@ -4,7 +4,7 @@ import pytest
 import serving
 from serving import Bench, refused
 
-from server.stores import open_store
+from server.wiring.stores import open_store
 
 CREATE = {"toolpacks": ["ledger"], "labels": {"run": "1"}, "ttl_seconds": 60}
 

@@ -20,7 +20,7 @@ from server.packs.catalog import Catalog
 from server.sessions import manager
 from server.sessions.views import json_patch
 from server.snapshots.pickling import thaw
-from server.stores import open_store
+from server.wiring.stores import open_store
 
 
 def moment(text):

@@ -20,10 +20,10 @@ from server.base.errors import (
     SettingsError,
     StateDamagedError,
 )
-from server.stores import open_store
 from server.stores.base import Head
 from server.stores.sqlite import checkpoints, deletion
 from server.stores.sqlite.file import SqliteFile
+from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.samples import (
     change,
     claim,
@@ -147,7 +147,7 @@ def test_sqlite_is_closed_once_a_checkpoint_that_runs_has_ended(tmp_path, monkey
 COMMIT_UNTIL_KILLED = """
 import sys
 from server.stores.base import Commit, Record, StoredSession
-from server.stores import open_store
+from server.wiring.stores import open_store
 store = open_store(sys.argv[1])
 kept = StoredSession("s", "k", "", b"", {}, 1.0, 0.0, 0.0)
 store.create([kept], {"bank": "b"}, {"b": b"x"})
@@ -231,7 +231,7 @@ def test_sqlite_restarts_epochs_when_exclusive(tmp_path):
 OPEN_AND_COMMIT = """
 import sys
 from server.stores.base import StoredSession
-from server.stores import open_store
+from server.wiring.stores import open_store
 store = open_store(sys.argv[1], exclusive=False)
 for n in range(20):
     store.create([StoredSession(sys.argv[2] + str(n), sys.argv[2] + str(n), "", b"", {}, 1.0, 0.0, 0.0)], {}, {})

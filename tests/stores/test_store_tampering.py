@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 from serving import Bench, refused
 
-from server.stores import open_store
+from server.wiring.stores import open_store
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 import redis_server
 
 from server.base.errors import SettingsError
-from server.stores import open_store
 from server.stores.memory.store import MemoryStore
+from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract import *  # noqa: F403 - the tests
 from toolpack_server.testing.store_contract.comparison import compare
 from toolpack_server.testing.store_contract.model import SharedMemory

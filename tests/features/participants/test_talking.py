@@ -19,7 +19,7 @@ from server.features.participants.talking import Talking
 from server.features.participants.waiting import Waits
 from server.packs.catalog import Catalog
 from server.sessions import manager
-from server.stores import open_store
+from server.wiring.stores import open_store
 
 THREE = {"buyer": {"answers": True}, "seller": {}}
 

@@ -13,7 +13,7 @@ from serving import PATIENCE, Bench, refused, wait_until
 from server import Depends, TaskEnvironment, Toolpack
 from server.base.errors import OverloadedError
 from server.packs.catalog import Catalog
-from server.stores import open_store
+from server.wiring.stores import open_store
 
 
 class World(TaskEnvironment):

@@ -17,8 +17,8 @@ from server.base.errors import (
     OverloadedError,
     SettingsError,
 )
-from server.stores import open_store
 from server.stores.base import Head
+from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.samples import change, record_id, session, use_and_delete
 
 
@@ -73,7 +73,7 @@ def test_redis_forgets_the_heartbeats_of_a_worker_that_is_long_dead(redis_url):
 
 
 def test_redis_that_stands_still_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
-    connection = pytest.importorskip("server.stores.redis.connection")
+    connection = pytest.importorskip("server.features.redis.connection")
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
     with redis_server.start(tmp_path) as (url, process):
         store = open_store(url)
@@ -228,7 +228,7 @@ def test_what_passes_is_waited_for_and_what_does_not_is_told_at_once(monkeypatch
 
 def test_without_redis_py_the_error_names_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
-    for name in ("server.stores.redis.store", "server.stores.redis.connection"):
+    for name in ("server.features.redis.store", "server.features.redis.connection"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(SettingsError, match=r"pip install 'toolpack-server\[redis\]'"):
         open_store("redis://127.0.0.1:1/0")

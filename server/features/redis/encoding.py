@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 
-from server.stores.base import Commit, Head, History, Lease, Record, StoredSession
-from server.stores.rows import load
+from server.features.api_stores import Commit, Head, History, Lease, Record, StoredSession, load
 
 
 def encode_history(history: History) -> Iterator[str | bytes | float]:

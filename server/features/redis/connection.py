@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from server.base.errors import OverloadedError, SettingsError
+from server.features.api_stores import OverloadedError, SettingsError
 
 try:
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    from server.stores.redis.scripts import Scripts
+    from server.features.redis.scripts import Scripts
 except ImportError:
     raise SettingsError("A redis:// store needs redis-py: pip install 'toolpack-server[redis]'.") from None
 

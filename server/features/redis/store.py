@@ -12,24 +12,34 @@ from typing import Any
 
 import orjson
 
-from server.base.cache import BoundedCache
-from server.base.errors import MissingBlobError, SessionNotFoundError, VersionNotRetainedError
-from server.stores.base import (
+from server.features.api_stores import (
+    GAP_SECONDS,
     HELD_SECONDS,
     NO_HISTORY,
+    NOTE_SECONDS,
+    RECIPE_CACHE_BYTES,
+    BoundedCache,
+    Change,
     Commit,
     Counted,
     ForkPoint,
     Head,
     History,
     Lease,
+    MissingBlobError,
     Record,
+    SessionNotFoundError,
     SessionQuery,
     StoredSession,
+    VersionNotRetainedError,
+    digest,
+    fitting,
+    load,
+    parts_at,
+    trim,
 )
-from server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, fitting, parts_at, trim
-from server.stores.redis.connection import RedisConnection
-from server.stores.redis.encoding import (
+from server.features.redis.connection import RedisConnection
+from server.features.redis.encoding import (
     decode_claim,
     decode_head,
     decode_record,
@@ -40,8 +50,7 @@ from server.stores.redis.encoding import (
     has_labels,
     pairs,
 )
-from server.stores.redis.listing import RedisListing
-from server.stores.rows import RECIPE_CACHE_BYTES, digest, load
+from server.features.redis.listing import RedisListing
 
 PAGE = 100  # sessions that `list` reads at a time, at least, if it looks for labels, which most may lack
 RECORDS_AT_ONCE = 16  # that `records` reads if their bytes are limited

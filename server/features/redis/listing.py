@@ -7,9 +7,8 @@ id, and the sessions of all owners newest first, are read whole.
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from server.base.errors import SessionNotFoundError
-from server.stores.base import SessionQuery
-from server.stores.redis.connection import RedisConnection
+from server.features.api_stores import SessionNotFoundError, SessionQuery
+from server.features.redis.connection import RedisConnection
 
 
 class RedisListing:

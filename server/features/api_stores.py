@@ -1,0 +1,64 @@
+"""What a feature with a store may import besides `api`: the contract of stores, and what those that last share.
+
+The rule: nothing is defined here.
+"""
+
+from server.base.cache import BoundedCache
+from server.base.errors import (
+    MissingBlobError,
+    OverloadedError,
+    SessionNotFoundError,
+    SettingsError,
+    StateDamagedError,
+    VersionNotRetainedError,
+)
+from server.stores.base import (
+    HELD_SECONDS,
+    NO_HISTORY,
+    Commit,
+    Counted,
+    ForkPoint,
+    Head,
+    History,
+    Lease,
+    Record,
+    SessionQuery,
+    SharedStore,
+    StoredSession,
+)
+from server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, Tip, fitting, follows, parts_at, to_note, trim
+from server.stores.rows import RECIPE_CACHE_BYTES, digest, load
+
+__all__ = [
+    "GAP_SECONDS",
+    "HELD_SECONDS",
+    "NOTE_SECONDS",
+    "NO_HISTORY",
+    "RECIPE_CACHE_BYTES",
+    "BoundedCache",
+    "Change",
+    "Commit",
+    "Counted",
+    "ForkPoint",
+    "Head",
+    "History",
+    "Lease",
+    "MissingBlobError",
+    "OverloadedError",
+    "Record",
+    "SessionNotFoundError",
+    "SessionQuery",
+    "SettingsError",
+    "SharedStore",
+    "StateDamagedError",
+    "StoredSession",
+    "Tip",
+    "VersionNotRetainedError",
+    "digest",
+    "fitting",
+    "follows",
+    "load",
+    "parts_at",
+    "to_note",
+    "trim",
+]
