@@ -1,6 +1,6 @@
 """A task of Toolpack Server as the environment of TRL's GRPOTrainer (https://huggingface.co/docs/trl).
 
-`Environment` and `submit_answers` are all that TRL needs: with a model of yours, `train` is the whole program.
+`TrainingEnvironment` and `submit_answers` are all that TRL needs: with a model of yours, `train` is the whole program.
 `python examples/trl_environment.py http://127.0.0.1:8000 bank/save-300` makes one step with a tiny model that knows
 nothing. Its texts are scripted: of a group of four, two do what the solution says, and two do nothing. What is learnt
 from their rewards is real.
@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_chat_template
 
 from toolpack_server import Client
-from toolpack_server.environments import Environment, submit_answers
+from toolpack_server.environments import TrainingEnvironment, submit_answers
 
 
 def train(url: str, task: str, model: Any, tokenizer: Any, **settings: Any) -> GRPOTrainer:
@@ -27,7 +27,7 @@ def train(url: str, task: str, model: Any, tokenizer: Any, **settings: Any) -> G
         model=model,
         processing_class=tokenizer,
         reward_funcs=submit_answers,  # which only hands in what the model says last; the reward is the environment's
-        environment_factory=partial(Environment, url, task, labels={"run": "trl"}),
+        environment_factory=partial(TrainingEnvironment, url, task, labels={"run": "trl"}),
         args=GRPOConfig(num_generations=4, max_steps=1, max_completion_length=4096, **settings),
     )
     trainer.train()

@@ -24,7 +24,7 @@ from tests.faults.clients import Connection, RefusedError
 from tests.faults.world import Server, children, send_signal
 
 REPEATABLE = ("create_session", "fork_session", "reset_session", "run_function")
-LOST = "ExecutorLostError"  # then nothing has changed
+CRASHED = "ExecutorCrashedError"  # then nothing has changed
 
 
 class KilledServer:
@@ -90,7 +90,7 @@ class KilledServer:
             except RefusedError as error:
                 if method == "close_session":  # its first answer was lost
                     return True
-                if LOST not in str(error):
+                if CRASHED not in str(error):
                     raise AssertionError(f"{method} {params}: {error}") from error
 
     def create(self, *toolpacks, **params):
@@ -99,7 +99,7 @@ class KilledServer:
     def call(self, session_id, function, /, **kwargs):
         while True:
             envelope = self.rpc("run_function", session_id=session_id, function=function, kwargs=kwargs)
-            if not str(envelope["error"]).startswith(LOST):
+            if not str(envelope["error"]).startswith(CRASHED):
                 return envelope
 
     def result(self, session_id, function, /, **kwargs):

@@ -34,13 +34,19 @@ ORDINARY_NAMES = {
 # Errors, settings, metrics and the shapes of answers stand in one place each; and the core serves the address of each
 # participant. A name goes from here with its last use; none is added.
 NAMES_OF_FEATURES = {
-    "base/errors.py": {"EpisodeOverError", "ExecutorGoneError", "ExecutorLostError", "McpRefusedError", "ReplayError"},
+    "base/errors.py": {
+        "EpisodeOverError",
+        "ExecutorGoneError",
+        "ExecutorCrashedError",
+        "McpRefusedError",
+        "ReplayError",
+    },
     "base/settings.py": {"executor_calls", "executor_memory_bytes", "executors"},
     "cli/__init__.py": {"audit", "conform", "toolpack-conformance"},
     "engine/lanes.py": {"RESERVE_EXECUTORS", "SPARE_EXECUTORS", "executors"},
     "execution/failure.py": {"EPISODE_OVER", "episode_over"},
-    "execution/operations.py": {"ExecutorLostError"},
-    "execution/runner.py": {"ExecutorLostError"},
+    "execution/operations.py": {"ExecutorCrashedError"},
+    "execution/runner.py": {"ExecutorCrashedError"},
     "functions/leftovers.py": {"executors"},
     "observability/metrics.py": {
         "EXECUTORS",
@@ -76,7 +82,7 @@ NAMES_OF_FEATURES = {
     "protocol/rights.py": {"PARTICIPANTS", "Participants", "participants"},
     "rpc/codes.py": {"EPISODE_OVER"},
     "sessions/addresses.py": {"PARTICIPANTS", "Participants", "participants", "participants_of"},
-    "sessions/calls.py": {"ExecutorLostError", "perturbed"},
+    "sessions/calls.py": {"ExecutorCrashedError", "perturbed"},
     "sessions/identity.py": {
         "_PARTICIPANTS_KEY",
         "_participants",

@@ -111,7 +111,7 @@ class TooLargeError(CallError):
     """A result, an environment or a request is larger than its limit."""
 
 
-class ExecutorLostError(CallError):
+class ExecutorCrashedError(CallError):
     """A toolpack's code has ended the process that it ran in."""
 
 

@@ -107,7 +107,7 @@ def remote(url: str, token: str | None) -> Send:
 
 
 async def _in_thread(work: Callable[[], Any]) -> Any:
-    """Do work that blocks; its thread doesn't keep the command from ending, as one of an executor would."""
+    """Do work that blocks; its thread doesn't keep the command from ending, as one of a pool would."""
     future = concurrent.futures.Future[Any]()
     future.set_running_or_notify_cancel()  # it may be set even if nobody waits any more
 

@@ -38,7 +38,7 @@ class _NoTool:
         return self if instance is None else self._function.__get__(instance, owner)
 
 
-class Environment:
+class TrainingEnvironment:
     """One task, played in one session after the other.
 
     The functions that the task's agent has are methods, with signatures and docstrings: `environment.get_balance()`.
@@ -104,7 +104,7 @@ class Environment:
     def reset(self, **_row: Any) -> str:
         """Close the last rollout, begin the next one, and get its prompt.
 
-        What a trainer passes of a row of its data is ignored. If the server is lost, the rollout is invalid.
+        What a trainer passes of a row of its data is ignored. If the server can't be reached, the rollout is invalid.
 
         Raises:
             ReplyError: What was given for `create_session` is wrong.
@@ -124,7 +124,7 @@ class Environment:
         return "\n\n".join(message["content"] for message in prompt)
 
     def get_reward(self) -> float | None:
-        """Get the reward of the rollout; None if it says nothing of the agent, as when the server was lost."""
+        """Get the reward of the rollout; None if it says nothing of the agent, as without a server."""
         if self.problem is None and self.session is None:
             self.problem = "There is no rollout: call reset first."
         if self.problem is None and self.session is not None:
@@ -145,7 +145,7 @@ class Environment:
 
         Raises:
             RemoteFunctionError: The function has failed, or the call is wrong; the text is the error.
-            RuntimeError: There is no rollout, or the server is lost: the rollout is invalid.
+            RuntimeError: There is no rollout, or the server can't be reached: then it is invalid.
         """
         told = self._ask(lambda agent: agent.run_function(function, kwargs))
         if told["error"] is not None:
@@ -158,7 +158,7 @@ class Environment:
 
         Raises:
             RemoteFunctionError: The answer is too long, or another was submitted before.
-            RuntimeError: There is no rollout, or the server is lost: the rollout is invalid.
+            RuntimeError: There is no rollout, or the server can't be reached: then it is invalid.
         """
         self._ask(lambda agent: agent.submit_answer(answer))
 
@@ -242,7 +242,7 @@ class Environment:
     def _end(self) -> None:
         """Leave the session; one that can't be closed ends at its TTL, or with `close_session` and its labels.
 
-        If the server is lost, it was waited for once, and isn't again to close a session.
+        If the server can't be reached, it was waited for once, and isn't again to close a session.
         """
         session, self.session, self._agent = self.session, None, None
         is_lost, self._is_lost = self._is_lost, False
@@ -276,7 +276,9 @@ def _is_wrong(error: ClientError) -> bool:
 
 
 @cache  # as long as the program runs: trainers tell environments by their class
-def _with_functions(base: type[Environment], url: str, task: str, token: str | None) -> type[Environment]:
+def _with_functions(
+    base: type[TrainingEnvironment], url: str, task: str, token: str | None
+) -> type[TrainingEnvironment]:
     """Get a class with a task's functions, the same one for the same task; trainers show its name beside the reward."""
     with Client(url, token=token) as client:
         session = client.create_session(task=task, labels=LABEL, ttl_seconds=_PROBE_SECONDS)
@@ -286,7 +288,7 @@ def _with_functions(base: type[Environment], url: str, task: str, token: str | N
     methods: dict[str, Any] = {}
     for name, function in functions.items():
         attribute = name
-        while hasattr(Environment, attribute) or (attribute != name and attribute in functions):
+        while hasattr(TrainingEnvironment, attribute) or (attribute != name and attribute in functions):
             attribute += "_"
         if not hasattr(base, attribute):  # a class of the user's may have a method of its own instead
             methods[attribute] = _method(function)
@@ -308,7 +310,7 @@ def _method(described: Mapping[str, Any]) -> Callable[..., str]:
         parameters.append(inspect.Parameter(each, kind, default=default, annotation=annotations[each]))
     signature = inspect.Signature(parameters, return_annotation=str)
 
-    def method(self: Environment, *args: Json, **kwargs: Json) -> str:
+    def method(self: TrainingEnvironment, *args: Json, **kwargs: Json) -> str:
         given = signature.bind(self, *args, **kwargs).arguments
         del given["self"]
         return as_text(self.call(name, **given))

@@ -11,7 +11,7 @@ import re
 from typing import Any, Self
 
 from server.base.errors import RemoteFunctionError
-from server.client.environments import Environment, as_text
+from server.client.environments import TrainingEnvironment, as_text
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _GUIDE = """\
@@ -35,14 +35,14 @@ class TextEnvironment:
         url: The server's.
         task: The task, as `toolpack/name`.
         max_turns: How many texts a model has; after the last one the rollout is cut off.
-        more: Further parameters of `Environment`.
+        more: Further parameters of `TrainingEnvironment`.
 
     Attributes:
-        environment: The `Environment` that is played.
+        environment: The `TrainingEnvironment` that is played.
     """
 
     def __init__(self, url: str, task: str, *, max_turns: int = 20, **more: Any) -> None:
-        self.environment = Environment(url, task, **more)
+        self.environment = TrainingEnvironment(url, task, **more)
         self._max_turns, self._turns = max_turns, 0
 
     def reset(self) -> str:
@@ -70,7 +70,7 @@ class TextEnvironment:
                 self.environment.submit_answer(text)
         except RemoteFunctionError as error:  # the answer is too long
             told = str(error)
-        except RuntimeError:  # the server is lost
+        except RuntimeError:  # the server can't be reached
             answered, cut = False, True
         reward = self.environment.get_reward() if answered or cut else 0.0
         info = {"valid": reward is not None, "failure": self.environment.problem}

@@ -146,7 +146,7 @@ function headOf({ id, session, query, hasTasks, verdict, prompt }) {
     `version ${version}`,
     Object.keys(labels).length > 0 && labelsOf(labels),
     parent && ["fork of ", from, ` at version ${parent.version}`],
-    perturbations && `perturbed: ${perturbations.variant ?? count(perturbations.rules.length, "rule")}`,
+    perturbations && `perturbations: ${perturbations.variant ?? count(perturbations.rules.length, "rule")}`,
     ["created ", time(session.created_at)],
     ["expires ", time(session.expires_at)],
   ];

@@ -77,7 +77,7 @@ class LoopDriver:
             # Before the loop runs, on its own thread: no wake-up is needed.
             deliver_here(done)
             done, next_job = (), None  # with all that they have worked with: the next ones may be long in coming
-            if thread.lost:  # its job has passed its deadline: it must get no other
+            if thread.disowned:  # its job has passed its deadline: it must get no other
                 self._token.append(None)
                 self._start_thread(self._drive)
                 return

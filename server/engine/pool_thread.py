@@ -30,7 +30,7 @@ class PoolThread:
         self._thread = threading.Thread(target=self._run, args=(work, ended), name="calls", daemon=True)
         self.job: Job | None = None
         self.since = 0.0  # when the job began, on the monotonic clock
-        self.lost = False  # that job has passed its deadline, so the thread has lost its claim and ends after the job
+        self.disowned = False  # the job was taken from it, at its deadline or at the end: it gets no other, and ends
         self.interruptible = Interruptible()
         self._used = 0.0  # of the processor's time, in seconds
         self._used_before = 0.0  # when the job began, or just before

@@ -7,8 +7,8 @@ its own job to an end. Such slow jobs are limited by their lanes. A quick job th
 event loop's own thread runs it, see `loop_driver`.
 
 The rule: a job does its work in `run`, which touches nothing shared. What follows for others happens in `complete`,
-called exactly once, briefly and under this module's lock. A thread whose job has passed its deadline has lost its
-claim: whatever it still does reaches nobody.
+called exactly once, briefly and under this module's lock. A thread whose job has passed its deadline is
+*disowned*: whatever it still does reaches nobody.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class Threads:
             for thread in [*self._threads]:
                 if thread.job is not None:
                     unfinished.append(thread.job)
-                    thread.lost = True
+                    thread.disowned = True
             while not self._ready.empty():
                 job = self._ready.get()
                 if job is not None:
@@ -257,7 +257,7 @@ class Threads:
     def _let_wait(self, thread: PoolThread, job: Job) -> bool:
         """Let a job wait for its coroutine, unless its deadline was faster; say whether this thread goes on."""
         with self.lock:
-            if not thread.lost:
+            if not thread.disowned:
                 thread.job = None
                 self._pace.handed_over(job.kind, job.weight())
                 self._start(self._lanes.wait(job))
@@ -273,7 +273,7 @@ class Threads:
         if job.awaiting is not None:
             return self._let_wait(thread, job)
         with self.lock:
-            if thread.lost:
+            if thread.disowned:
                 return False
             now = time.monotonic()
             thread.job = None
@@ -356,11 +356,11 @@ class Threads:
             self._replace_leader()
 
     def _time_out(self, thread: PoolThread, job: Job) -> None:
-        """Complete a job instead of its thread, which has lost its claim and ends with the job."""
+        """Complete a job instead of its thread, which is disowned: it ends with the job."""
         # First, because only this can fail: then the next look finds everything as it was.
         if self._leader is thread:
             self._replace_leader()
-        thread.lost = job.left_behind = True
+        thread.disowned = job.left_behind = True
         # It doesn't count towards the limit of threads any more: others would have to wait for a loop without an end.
         self._threads.discard(thread)
         self._stuck.add(thread)
@@ -387,7 +387,7 @@ class Threads:
         with self.lock:
             self._threads.discard(thread)
             self._stuck.discard(thread)
-            if thread.lost and thread.job is not None:
+            if thread.disowned and thread.job is not None:
                 self._start(self._lanes.leave(thread.job))
                 thread.job.ended()
             if self._leader is thread and not self._stopped:

@@ -27,7 +27,7 @@ class Failure(StrEnum):
     RAISED = "raised"
     TOO_LARGE = "too_large"
     DEADLINE = "deadline"
-    LOST = "lost"
+    CRASHED = "crashed"
     EPISODE_OVER = "episode_over"
 
 

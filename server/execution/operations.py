@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from typing_extensions import override
 
 from server.base.cache import BoundedCache
-from server.base.errors import MAX_SHOWN, ExecutorLostError, ResultError, shown
+from server.base.errors import MAX_SHOWN, ExecutorCrashedError, ResultError, shown
 from server.base.terminal import printable
 from server.execution.call import Outcome, call, call_steps
 from server.execution.codec import Codec, PlainCodec
@@ -214,8 +214,8 @@ class RunCall(RunnerOperation[Outcome]):
         return PromiseCheck(seconds, (toolpack, function, printable(shown(change))))
 
     @override
-    def lost(self, error: ExecutorLostError) -> Outcome:
-        return Outcome(failure=CallFailure.of(error, Failure.LOST, keep_cause=False))
+    def crashed(self, error: ExecutorCrashedError) -> Outcome:
+        return Outcome(failure=CallFailure.of(error, Failure.CRASHED, keep_cause=False))
 
     @classmethod
     @override

@@ -31,7 +31,7 @@ GAUGES = {
     "waiting_coroutine_bytes": "Memory that those hold, as estimated.",
 }
 EXECUTORS = ("busy", "idle")  # the states of executors
-ENDS = ("deadline", "lost", "retired", "idle")  # why executors end
+ENDS = ("deadline", "crashed", "retired", "idle")  # why executors end
 NUMBER_BYTES = 8
 
 

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 Json = Any
 """Any JSON value."""
 
-Failure = Literal["not_found", "arguments", "raised", "too_large", "deadline", "lost", "episode_over"]
+Failure = Literal["not_found", "arguments", "raised", "too_large", "deadline", "crashed", "episode_over"]
 """What has made a call fail; `server.execution.failure` says the same as an enumeration."""
 
 

@@ -53,7 +53,7 @@ FAILURE_CODES = {
     Failure.ARGUMENTS: -32004,
     Failure.TOO_LARGE: -32007,
     Failure.DEADLINE: -32010,
-    Failure.LOST: -32002,
+    Failure.CRASHED: -32002,
     Failure.EPISODE_OVER: -32002,
 }
 

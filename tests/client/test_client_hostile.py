@@ -17,7 +17,7 @@ from test_client import OK, REPLAY, SESSION, Script
 from server.base.errors import ClientError, NoReplyError, ReplyError
 from server.client import AsyncClient, Client, exchange, rollouts
 from server.client import clients as client_module
-from server.client.environments import Environment
+from server.client.environments import TrainingEnvironment
 from server.client.exchange import RETRIES
 from server.client.methods import ClientMethods
 from server.client.requests import method
@@ -162,7 +162,7 @@ def test_environments_and_rollouts_meet_client_errors_only():
         return None
 
     assert isinstance(asyncio.run(run()).error, ClientError)
-    made = object.__new__(type("Made", (Environment,), {"_of_task": "a/b"}))
+    made = object.__new__(type("Made", (TrainingEnvironment,), {"_of_task": "a/b"}))
     made.__init__("http://there", "a/b")
     made._client = Client("http://there", transport=httpx.MockTransport(answer), retries=0)
     assert made.reset() == ""

@@ -15,7 +15,7 @@ from serving import refused
 
 from server.base.errors import RemoteFunctionError, ReplyError
 from server.client import Client
-from server.client.environments import Environment, submit_answers
+from server.client.environments import TrainingEnvironment, submit_answers
 from server.client.text_environments import TextEnvironment
 
 SAVE = "bank/save-300"
@@ -85,7 +85,7 @@ def server(tmp_path_factory, packs):
 
 @pytest.fixture
 def environment(server):
-    with Environment(server.url, task=SAVE, labels=RUN) as made:
+    with TrainingEnvironment(server.url, task=SAVE, labels=RUN) as made:
         yield made
     assert server.rpc("list_sessions") == []  # nothing is left
 
@@ -150,14 +150,14 @@ def test_a_group_starts_alike_each_goes_its_own_way_and_all_are_closed_together(
 
 
 def test_an_evaluator_that_fails_gives_no_reward(server):
-    with Environment(server.url, task="chores/raises") as environment:
+    with TrainingEnvironment(server.url, task="chores/raises") as environment:
         environment.reset()
         assert environment.get_reward() is None
         assert "KeyError" in environment.problem
 
 
 def test_functions_named_like_members_are_offered_under_their_own_names(server):
-    with Environment(server.url, task="door/pass") as environment:
+    with TrainingEnvironment(server.url, task="door/pass") as environment:
         environment.reset()
         assert {name: method() for name, method in offered(environment).items() if name != "stand"} == {
             "close": "closed",
@@ -171,7 +171,7 @@ def test_functions_named_like_members_are_offered_under_their_own_names(server):
 
 
 def test_a_class_of_its_own_may_have_a_method_instead_of_a_function(server):
-    class Rich(Environment):
+    class Rich(TrainingEnvironment):
         def get_balance(self) -> str:
             """Get the balance."""
             return "rich"
@@ -185,7 +185,7 @@ def test_a_class_of_its_own_may_have_a_method_instead_of_a_function(server):
 def test_a_lost_server_is_an_invalid_sample_and_no_reward_of_0(tmp_path, packs):
     flags = ["--store", "memory:", "--pack-dir", str(packs), "--packs", "door"]
     with server_process.served(tmp_path, *flags) as lost, ThreadPoolExecutor() as threads:
-        environment = Environment(lost.url, task="door/pass")
+        environment = TrainingEnvironment(lost.url, task="door/pass")
         environment._client = Client(lost.url, retries=0)
         environment.reset()
         played = TextEnvironment(lost.url, "door/pass")
@@ -212,8 +212,8 @@ def test_a_lost_server_is_an_invalid_sample_and_no_reward_of_0(tmp_path, packs):
 
 def test_sessions_of_a_trainer_that_was_killed_are_closed_by_their_label(server):
     program = f"""
-from server.client.environments import Environment, submit_answers
-environment = Environment({server.url!r}, task={SAVE!r}, labels={{"run": "killed"}})
+from server.client.environments import TrainingEnvironment, submit_answers
+environment = TrainingEnvironment({server.url!r}, task={SAVE!r}, labels={{"run": "killed"}})
 with environment.group(2) as members:
     environment.reset()
     print("begun", flush=True)
@@ -257,7 +257,7 @@ def test_what_the_agent_does_wrong_it_hears_and_the_rollout_stays_valid(environm
 
 def test_rollouts_that_are_kept_have_their_verdicts_as_records(server):
     labels = {"run": "kept"}
-    with Environment(server.url, task=SAVE, labels=labels, keep=True) as environment:
+    with TrainingEnvironment(server.url, task=SAVE, labels=labels, keep=True) as environment:
         environment.reset()
         environment.move_to_savings(amount="300.00")
         assert environment.get_reward() == environment.get_reward() == 1.0
@@ -286,7 +286,7 @@ def test_what_a_model_says_last_is_its_answer(server):
         (0.0, {"role": "tool", "name": "get_balance", "content": answer}),
         (0.0, {"role": "assistant", "content": "x" * 2_000_000}),
     ]
-    with Environment(server.url, task=task) as environment, environment.group(len(said)) as members:
+    with TrainingEnvironment(server.url, task=task) as environment, environment.group(len(said)) as members:
         assert submit_answers([[last] for _, last in said], members, prompts=[]) == [None] * len(said)
         assert [member.get_reward() for member in members] == [reward for reward, _ in said]
 
@@ -302,13 +302,13 @@ def test_a_fork_goes_on_from_where_its_rollout_is(environment):
 
 def test_a_mistake_of_the_program_is_no_invalid_sample(server):
     refusal = pytest.raises(ReplyError, match="TOOLPACK_ISOLATION=process")
-    with Environment(server.url, task=SAVE, seed=7) as environment, refusal:
+    with TrainingEnvironment(server.url, task=SAVE, seed=7) as environment, refusal:
         environment.reset()
 
 
 def test_a_task_that_is_not_there_is_named(server):
     with pytest.raises(ReplyError, match="no-such"):
-        Environment(server.url, task="bank/no-such")
+        TrainingEnvironment(server.url, task="bank/no-such")
 
 
 def call(function, **arguments):

@@ -679,7 +679,7 @@ def test_a_perturbed_step_shows_what_happened_beside_what_the_agent_heard(page, 
     )
     page.click("Create session")
     session_id = page.at("#/sessions/").split("/")[2]
-    page.sees("perturbed: lost")
+    page.sees("perturbations: lost")
     path = server.rpc("get_session", session_id=session_id)["agent_path"]
     for function, kwargs in (("move_to_savings", {"amount": "300.00"}), ("get_balance", {}), ("get_balance", {})):
         params = {"function": function, "kwargs": kwargs}

@@ -21,9 +21,9 @@ from server.packs.loading import load_catalog
 from tests.faults.clients import (
     AGENT,
     CLIENT,
+    CRASHED,
     GUESTS_CALLS,
     LABELS,
-    LOST,
     NEVER_IN_TIME,
     READING,
     RULES,
@@ -223,7 +223,7 @@ class Replay:
             expected = (self.place.answers[record["kwargs"]["key"]], None) if rule == "stale" else ("", TEXT_OF[rule])
             if (record["result"], record["error"]) != expected:
                 why = f"the rule {rule!r} answers {expected}"
-        elif error.startswith(LOST):
+        elif error.startswith(CRASHED):
             why = None if self._isolated else "there are no executors"
         elif error.startswith("TimeoutError") or self._is_late(record):
             changes = record["version"] == len(self.ends)

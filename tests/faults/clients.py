@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 60.0
 RETRY_PAUSE_SECONDS = 0.05
 MAX_SESSIONS = 48
 OVERLOADED, VERSION_CONFLICT, NOT_RETAINED, WRONG, FAILED = -32006, -32005, -32011, -32602, -32002
-LOST = "ExecutorLostError"  # then nothing has changed
+CRASHED = "ExecutorCrashedError"  # then nothing has changed
 TOOLPACKS = ["ledger", "tally", "shelf"]
 TASK = "shelf/look"
 STEP = "/openenv/shelf/step"  # where OpenEnv's clients call the functions of a session with this task
@@ -219,7 +219,7 @@ def _stepped(response):
         return {"result": "", "error": over + error["message"]}
     if not isinstance(result, str) or not re.match(r"\w+Error: ", result):
         return {"result": result, "error": None}
-    if result.startswith(LOST):
+    if result.startswith(CRASHED):
         raise RefusedError({"code": FAILED, "message": result})
     return {"result": "", "error": result}
 
@@ -293,7 +293,7 @@ class Connection:
                     if not result["ok"]:
                         raise RuntimeError(f"{episode} {function}: {result}")
                     (block,) = result["output"]["blocks"]
-                    if not block["text"].startswith(LOST):
+                    if not block["text"].startswith(CRASHED):
                         return {"result": json.loads(block["text"]), "error": None}
             if until():
                 raise NeverAnsweredError(f"{episode} {function}")
@@ -315,7 +315,7 @@ class Connection:
                 if is_over():
                     raise NeverAnsweredError(str(error)) from error
             except RefusedError as refused:
-                if refused.code != OVERLOADED and not (refused.code == FAILED and LOST in refused.message):
+                if refused.code != OVERLOADED and not (refused.code == FAILED and CRASHED in refused.message):
                     raise
                 self.overloaded[refused.message] += 1
                 if is_over():

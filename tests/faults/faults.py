@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import suppress
 
 from server.processes.supervisor import HANG_SECONDS, LOADING_SECONDS
-from tests.faults.clients import LOST, Connection, UnknownError
+from tests.faults.clients import CRASHED, Connection, UnknownError
 from tests.faults.world import age, children, is_alive, send_signal, wait_until
 
 YOUNG_SECONDS = 20.0  # until then a worker may not serve yet, on a machine that is busy
@@ -160,7 +160,7 @@ class Faults:
         session = self._probe.insist("create_session", {}, time.monotonic() + 30)
         call = {"function": "append_and_hog", "kwargs": {"entry": "lost"}, "call_id": "hog", "timeout_seconds": 0.5}
         envelope = self._probe.insist("run_function", call, time.monotonic() + 30, session["agent_path"])
-        if not str(envelope["error"]).startswith(("TimeoutError", LOST)):
+        if not str(envelope["error"]).startswith(("TimeoutError", CRASHED)):
             self.violations.append(f"a call that computes in C was answered {envelope}")
 
     def _pause(self, pids, seconds):

@@ -54,7 +54,7 @@ class Pool:
         """
         child = self._take(prefer, clean=clean)
         child.clean = clean
-        why = "lost"
+        why = "crashed"
         try:
             yield child
         except Interrupted:
@@ -86,14 +86,14 @@ class Pool:
             try:
                 child.greet()
             except ExecutorGoneError:
-                self._end(child, "lost")
+                self._end(child, "crashed")
                 if time.monotonic() > deadline:
                     raise OverloadedError(UNSTARTED) from None
                 time.sleep(0.01)  # the system may allow no more processes
                 continue
             if child.is_alive():
                 return child
-            self._end(child, "lost")
+            self._end(child, "crashed")
 
     def _take_idle(self, prefer: int | None, deadline: float, *, clean: bool) -> ExecutorProcess | None:
         """Take an idle executor, or get None if one may be started."""

@@ -13,8 +13,8 @@ from traceback import format_tb
 from typing import Any, Protocol, TypeVar
 
 from server.base.errors import (
+    ExecutorCrashedError,
     ExecutorGoneError,
-    ExecutorLostError,
     InternalError,
     OverloadedError,
     shown,
@@ -93,7 +93,7 @@ class ExecutorRunner:
         """Let an executor do something; if it ends before it has begun, let another one.
 
         Raises:
-            ExecutorLostError: It has ended meanwhile.
+            ExecutorCrashedError: It has ended meanwhile.
             OverloadedError: No executor has begun, or all have ended.
         """
         preferred = operation.preferred()
@@ -110,7 +110,7 @@ class ExecutorRunner:
                     except ExecutorGoneError as gone:
                         how = None if gone.unread else child.how_it_ended()
                         if how is not None:
-                            raise ExecutorLostError(
+                            raise ExecutorCrashedError(
                                 f"{operation.who} ended its process ({how}); nothing has changed."
                             ) from None
                         if not gone.unread:
@@ -122,11 +122,11 @@ class ExecutorRunner:
                             *(operation.who, type(error).__name__, printable(shown(str(error)))),
                             "".join(format_tb(error.__traceback__)),
                         )
-                        raise ExecutorLostError(
+                        raise ExecutorCrashedError(
                             f"{operation.who} made its process unusable; nothing has changed."
                         ) from None
-        except ExecutorLostError as error:
-            return operation.lost(error)
+        except ExecutorCrashedError as error:
+            return operation.crashed(error)
         raise OverloadedError(STOPPED)
 
     def _answer(self, child: ExecutorProcess, operation: RunnerOperation[Any]) -> Frame:

@@ -17,7 +17,7 @@ LABEL = "nemo_gym"
 PAGE = 1000
 MAX_SHOWN = 200
 
-LOST = -32001
+NOT_FOUND = -32001
 FAILED = {-32002, -32007, -32010}
 """The codes of a call that has failed, of which the agent hears."""
 REUSED = -32009
@@ -98,7 +98,7 @@ class GymEpisodes:
                 await self._submit(caller, session_id, answer)
             verdict = await self._verdict(caller, session_id)
         except ReplyError as error:
-            if error.code != LOST:
+            if error.code != NOT_FOUND:
                 raise
             return _masked("session_lost", error.message)
         shown = {name: verdict[name] for name in ("task", "version", "passed", "checks")}

@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from server.base.errors import ExecutorLostError, TooLargeError, shown
+from server.base.errors import ExecutorCrashedError, TooLargeError, shown
 from server.engine.jobs import StartClock
 from server.engine.state import Effect, SessionState
 from server.execution.call import Outcome
@@ -61,7 +61,7 @@ class UnrunCall(RepeatedCall):
 
     Args:
         request: Its deadline is as long as the call took.
-        failure: What has made it fail, `DEADLINE` or `LOST`.
+        failure: What has made it fail, `DEADLINE` or `CRASHED`.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class UnrunCall(RepeatedCall):
         return self._changed(outcome, self.plan.timeout_seconds)
 
     def _lost(self) -> Outcome:
-        error = ExecutorLostError(
+        error = ExecutorCrashedError(
             f"`{self.plan.function}` ended its process in the call that is repeated here, so it isn't run; nothing has "
             "changed."
         )
-        return failed(self.plan, CallFailure.of(error, Failure.LOST, keep_cause=False))
+        return failed(self.plan, CallFailure.of(error, Failure.CRASHED, keep_cause=False))
 
 
 class CopyOperation(SessionOperation):

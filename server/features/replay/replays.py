@@ -44,7 +44,7 @@ RECORDS_AT_ONCE = 100
 BYTES_AT_ONCE = 2**20
 MAX_SHOWN_TEXT = 2000
 
-_NOT_RUN = {Failure.DEADLINE, Failure.LOST}  # such a call depends on the machine, not on the world
+_NOT_RUN = {Failure.DEADLINE, Failure.CRASHED}  # such a call depends on the machine, not on the world
 _CUT_ARGUMENTS = (
     "The arguments of this call were cut from the trace, so it can't be run again: a larger TOOLPACK_MAX_RECORD_BYTES "
     "keeps them."

@@ -11,7 +11,7 @@ from server.base.errors import (
     ClassesChangedError,
     DeadlineError,
     EvaluationError,
-    ExecutorLostError,
+    ExecutorCrashedError,
     RequestError,
     StateDamagedError,
     VersionNotRetainedError,
@@ -30,7 +30,7 @@ _KINDS: Mapping[type[RequestError], Kind] = {
     VersionNotRetainedError: "world",
     StateDamagedError: "world",
 }
-_MACHINE = {Failure.DEADLINE: TimeoutError.__name__, Failure.LOST: ExecutorLostError.__name__}
+_MACHINE = {Failure.DEADLINE: TimeoutError.__name__, Failure.CRASHED: ExecutorCrashedError.__name__}
 
 
 def evaluation_failure(error: RequestError) -> VerdictFailure | None:

@@ -229,7 +229,7 @@ def test_records_that_no_method_makes_are_refused(make, members):
     assert state_of(bench) == []
 
 
-@pytest.mark.parametrize("failure", ["deadline", "lost"])
+@pytest.mark.parametrize("failure", ["deadline", "crashed"])
 def test_a_forged_failure_says_what_this_server_says(make, failure, gate):
     bench = make()
     lines = lines_with(bench, "hold", "add", amount=1)
@@ -241,7 +241,7 @@ def test_a_forged_failure_says_what_this_server_says(make, failure, gate):
     assert (record.get("failure"), record["result"], gate.calls) == (failure, "", calls)
     said = {
         "deadline": "TimeoutError: `hold` took longer than 0.2 s and was given up; nothing has changed.",
-        "lost": "ExecutorLostError: `hold` ended its process in the call that is repeated here, so it isn't run; "
+        "crashed": "ExecutorCrashedError: `hold` ended its process in the call that is repeated here, so it isn't run; "
         "nothing has changed.",
     }
     assert record["error"] == said[failure]
