@@ -15,7 +15,6 @@ from server.protocol.results import (
     Bundle,
     CallRecord,
     Envelope,
-    Evaluations,
     Export,
     FunctionList,
     HeardMessages,
@@ -402,42 +401,28 @@ class ClientMethods:
                 valid.
         """
 
-    @requests("evaluate_sessions")
-    def evaluate_sessions(
-        self,
-        labels: Mapping[str, str] | None = None,
-        *,
-        after: str = "",
-        limit: int = 1000,
-        record: bool = False,
-    ) -> Evaluations:
-        """Evaluate a run: all sessions that have a task and these labels.
-
-        Args:
-            labels: Labels, all of which must match.
-            after: Go on after this session_id, the last answer's `next`; default: the first.
-            limit: The maximum number of sessions to evaluate.
-            record: Keep each verdict as a record of its session, for list_sessions.
-        """
-
     @requests("summarize_sessions")
     def summarize_sessions(
         self,
         labels: Mapping[str, str] | None = None,
         *,
         after: str = "",
-        limit: int = 100,
+        limit: int = 1000,
         order: Literal["id", "-created"] = "id",
         text: str = "",
+        evaluate: bool = False,
+        record: bool = False,
     ) -> SessionSummaries:
-        """List sessions, each with what has happened in it: calls, errors, time, and the recorded verdict.
+        """List sessions, each with what has happened in it and the verdict on it, and how often their tasks were done.
 
         Args:
             labels: Labels, all of which must match.
             after: Go on after this session_id, the last answer's `next`; default: the first.
-            limit: The maximum number of results.
+            limit: The maximum number of sessions.
             order: By session_id, or by time of creation, newest first.
             text: Only sessions with this text in id, task, labels or trace, in small letters or capitals.
+            evaluate: Evaluate each session that has a task; default: its verdict is the recorded one, if any.
+            record: Keep each verdict that `evaluate` gives, as evaluate_session does.
         """
 
     @requests("get_solution")

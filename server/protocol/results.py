@@ -351,28 +351,6 @@ class Verdict(TypedDict):
     perturbed: dict[str, int]
 
 
-class SessionVerdict(Verdict):
-    """The verdict on one session of a run, with the variant of its task."""
-
-    session_id: str
-    labels: dict[str, str]
-    variant: NotRequired[str]
-
-
-class FailedEvaluation(TypedDict):
-    """A session that couldn't be evaluated, and why; it counts nowhere.
-
-    `failure` is missing where that isn't known, as when its task isn't loaded.
-    """
-
-    session_id: str
-    labels: dict[str, str]
-    variant: NotRequired[str]
-    task: str
-    error: str
-    failure: NotRequired[VerdictFailure]
-
-
 class TaskRate(TypedDict):
     """How often a task was done: in so many of its rollouts with this variant, with this mean reward."""
 
@@ -383,28 +361,13 @@ class TaskRate(TypedDict):
     mean_reward: float
 
 
-class Evaluations(TypedDict):
-    """The verdicts on a run.
-
-    `rates` is what those that are valid come to. `forks` counts those on forks of sessions that are evaluated, too;
-    `left_out` the sessions that the console has made, which count nowhere. `next` is the session after which to go on,
-    missing at the end.
-    """
-
-    rates: list[TaskRate]
-    verdicts: list[SessionVerdict]
-    failed: list[FailedEvaluation]
-    forks: int
-    left_out: int
-    next: NotRequired[str]
-
-
 class SessionSummary(SessionOutline):
     """What has happened in a session: in its own records, without those of a parent.
 
     `records` counts them, `calls` those that are calls, and `errors` the calls that failed; `duration_ms` is the time
-    that they took. `done` says that the answer was submitted. `verdict` is the recorded one, unless there is none or
-    the session has gone on since. `problem` says why records can't be read; the others are counted up to there.
+    that they took. `done` says that the answer was submitted. `verdict` is the one that was asked for, or else the
+    recorded one, unless there is none or the session has gone on since. `problem` says why records can't be read, and
+    the others are counted up to there, or why the session can't be evaluated.
     """
 
     variant: NotRequired[str]
@@ -419,9 +382,13 @@ class SessionSummary(SessionOutline):
 
 
 class SessionSummaries(TypedDict):
-    """Some sessions, as few as fit into a part of a second; `next` is the one after which to go on, if any."""
+    """Some sessions, as few as fit into the answer and its time; `next` is the one after which to go on, if any.
+
+    `rates` is what the verdicts on them come to that are valid, without those on sessions that the console has made.
+    """
 
     sessions: list[SessionSummary]
+    rates: list[TaskRate]
     next: NotRequired[str]
 
 

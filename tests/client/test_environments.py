@@ -143,7 +143,7 @@ def test_a_group_starts_alike_each_goes_its_own_way_and_all_are_closed_together(
         members[1].move_to_savings("300.00")
         assert [each.get_reward() for each in members] == [0.0, 1.0, 0.0]
         assert {type(each) for each in members} == {type(environment)}  # TRL tells them by their class
-        found = server.rpc("evaluate_sessions", labels=RUN)["verdicts"]
+        found = server.rpc("summarize_sessions", labels=RUN, evaluate=True)["sessions"]
         assert sorted(each["labels"]["rollout"] for each in found) == ["0", "1", "2"]
         parents = {each.get("parent")["session_id"] for each in server.rpc("list_sessions", labels=RUN)}
         assert len(parents) == 1

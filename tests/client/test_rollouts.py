@@ -53,7 +53,7 @@ async def groups(client, play, labels, tasks=TASKS, **more):
 def test_each_task_gets_a_group_with_verdicts(run):
     async def work(client, labels):
         found = await groups(client, do_the_dishes, labels, [*TASKS, *TASKS])
-        run = await client.evaluate_sessions(labels)
+        run = await client.summarize_sessions(labels, evaluate=True)
         assert await client.list_sessions(labels=labels, passed=False) == [
             session for session in await client.list_sessions(labels=labels) if session["session_id"] == lost(found)
         ]

@@ -152,8 +152,8 @@ def _asked(bench: serving.Bench, size: int) -> Iterator[tuple[str, dict[str, Any
     yield "submit_answer", {**about, "answer": text}
     yield "get_solution", about
     yield "evaluate_session", about
-    yield "evaluate_sessions", {"labels": {"of": text}}
     yield "summarize_sessions", {"labels": {"of": text}}
+    yield "summarize_sessions", {"labels": {"of": text}, "evaluate": True}
     yield "list_sessions", {"labels": {"of": text}}
     yield "replay_session", of
     yield "export_bundle", of

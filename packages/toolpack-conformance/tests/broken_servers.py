@@ -729,7 +729,7 @@ def agents_may(method, **implied):
         def ask(self, path, message):
             if path.startswith("/agents/") and message["method"] == method:
                 mine = [each for each in self.sessions.values() if each["agent_path"] == path]
-                if method not in ("list_sessions", "list_tasks", "list_toolpacks", "evaluate_sessions"):
+                if method not in ("list_sessions", "list_tasks", "list_toolpacks", "summarize_sessions"):
                     message["params"].setdefault("session_id", mine[0]["session_id"])
                 return "/rpc", message
             return path, message
@@ -841,8 +841,9 @@ def fault_is_zero(proxy, message, reply):
 
 
 def fault_counts(found):
-    zeros = [{"session_id": each["session_id"], "reward": 0.0} for each in found["failed"]]
-    return {**found, "verdicts": found["verdicts"] + zeros, "failed": []}
+    for each in found["sessions"]:
+        each["verdict"]["reward"] = each["verdict"]["reward"] or 0.0
+    return found
 
 
 class EvaluatesTheWorldItself(Proxy):
@@ -1191,7 +1192,7 @@ BROKEN = [
         verdicts.an_evaluator_that_fails_gives_no_reward,
         answers("evaluate_session", lambda found: found | {"valid": True}),
     ),
-    (verdicts.a_fault_counts_in_no_rate, answers("evaluate_sessions", fault_counts)),
+    (verdicts.a_fault_counts_in_no_rate, answers("summarize_sessions", fault_counts)),
     (verdicts.judging_changes_nothing, EvaluatesTheWorldItself),
     (
         verdicts.judging_changes_nothing,

@@ -20,12 +20,13 @@ from server.features.tasks.atif import atif
 from server.features.tasks.export import FORMATS, told_to
 from server.features.tasks.pass_rates import rates, table
 from server.features.tasks.report import RunsPage
+from server.features.tasks.summaries import CONSOLE_LABEL
 from server.features.tasks.trajectories import said, trajectory
-from server.features.tasks.validity import no_reward
 from server.features.tasks.variants import Losses, losses, variants_table
 from server.protocol.rights import AGENT
 
 _AT_ONCE = 25  # sessions
+_OF_SESSION = {"session_id", "labels", "variant", "problem"}  # what goes with a verdict
 
 
 @click.command()
@@ -95,25 +96,33 @@ async def _evaluate(
 ) -> bool:
     """Evaluate, print, and say whether a rollout is invalid; `whose` trajectories are written to the file."""
     verdicts: list[dict[str, Any]] = []
-    forks, left_out, without = 0, 0, 0
+    parents: list[str] = []
+    left_out, without = 0, 0
     after: str | None = ""
     with progress("Evaluating", await _count(send, labels)) as go_on:
         while after is not None:
-            asked = {"labels": labels, "after": after, "limit": _AT_ONCE, "record": record}
-            found = await send("evaluate_sessions", asked)
-            for verdict in [*found["verdicts"], *map(_unrewarded, found["failed"])]:
+            asked = {"labels": labels, "after": after, "limit": _AT_ONCE, "evaluate": True, "record": record}
+            found = await send("summarize_sessions", asked)
+            for summary in (each for each in found["sessions"] if "task" in each):
+                go_on(1)
+                if CONSOLE_LABEL in summary["labels"] and CONSOLE_LABEL not in labels:
+                    left_out += 1
+                    continue
+                verdict = {**summary["verdict"], **{name: summary[name] for name in _OF_SESSION & summary.keys()}}
                 try:
                     if file is not None:
                         line = await _line(send, verdict, whose, form)
                         file.write("" if line is None else printable(json.dumps(line, ensure_ascii=False)) + "\n")
                         without += line is None
                 except click.ClickException as error:
-                    verdict.update({"error": error.format_message(), **verdict, "valid": False})
+                    verdict.update({"problem": error.format_message(), **verdict, "valid": False})
                 if page is not None:
-                    await page.add(verdict)
+                    await page.add({**summary, "verdict": verdict})
                 verdicts.append(verdict)
-                go_on(1)
-            forks, left_out, after = forks + found["forks"], left_out + found["left_out"], found.get("next")
+                parents += [summary["parent"]["session_id"]] if "parent" in summary else []
+            after = found.get("next")
+    ids = {verdict["session_id"] for verdict in verdicts}
+    forks = sum(parent in ids for parent in parents)
     invalid = [verdict for verdict in verdicts if not verdict["valid"]]
     clean, to_stderr = [each for each in verdicts if "variant" not in each], file is not None and file.name == "-"
     if clean or len(verdicts) == len(invalid):
@@ -146,17 +155,13 @@ def _tell_asides(forks: int, left_out: int, invalid: Sequence[Mapping[str, Any]]
     if invalid:
         echo("", f"{len(invalid)} of {count} rollouts are invalid, and count nowhere:", err=True)
         for verdict in invalid:
-            failure = verdict.get("failure") or {"kind": "unknown", "message": verdict.get("error")}
+            failure = verdict.get("failure") or {"kind": "unknown", "message": verdict.get("problem")}
             about = f"{verdict['session_id']} ({verdict['task']})"
             echo(f"  {about}: {failure['kind']}: {failure['message']}", err=True)
 
 
 async def _losses(send: Send, verdict: dict[str, Any]) -> Losses:
     return losses(await whole_trace(send, verdict["session_id"], path=True))
-
-
-def _unrewarded(failed: dict[str, Any]) -> dict[str, Any]:
-    return {**no_reward(failed["task"], 0, failed.get("failure")), **failed}
 
 
 async def _line(send: Send, verdict: dict[str, Any], whose: str, form: str) -> dict[str, Any] | None:

@@ -5,7 +5,6 @@ from server.features.tasks.beginning import TaskBeginning, TaskRequest
 from server.features.tasks.methods import METHODS
 from server.features.tasks.notes import AnswerKind
 from server.features.tasks.operations import OPERATIONS
-from server.features.tasks.runs import Runs
 from server.features.tasks.service import Tasks
 from server.features.tasks.summaries import Summaries
 from server.features.tasks.verdicts import VerdictFilter, VerdictKind, VerdictRequest
@@ -15,7 +14,7 @@ from server.rpc.methods import CreateSession, ListSessions
 class TasksFeature(Feature):
     name = "tasks"
     needs = ("episodes",)
-    services = (Tasks, Runs, Summaries)
+    services = (Tasks, Summaries)
     methods = METHODS
     record_kinds = (AnswerKind, VerdictKind)
     parameters = {CreateSession: TaskRequest, ListSessions: VerdictRequest}

@@ -8,15 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from server.base.errors import RequestError
-from server.features.tasks.runs import Runs
+from server.base.errors import InvalidParamsError, RequestError
 from server.features.tasks.service import Tasks, Wanted
 from server.features.tasks.summaries import Summaries
 from server.features.tasks.validity import evaluation_failure
 from server.protocol.parameters import MAX_COUNT, CallId, Labels, Limit, SessionId, Version
 from server.protocol.results import (
     AgentTask,
-    Evaluations,
     Json,
     SessionSummaries,
     Solution,
@@ -125,24 +123,12 @@ class EvaluateSession(Method, result=Verdict):
             return await tasks.without_reward(failure, *asked)
 
 
-class EvaluateSessions(Method, result=Evaluations, positional=("labels",)):
-    """Evaluate a run: all sessions that have a task and these labels."""
-
-    labels: Labels = Field(default_factory=dict, description="Labels, all of which must match.")
-    after: str = Field("", description="Go on after this session_id, the last answer's `next`; default: the first.")
-    limit: Annotated[int, Field(1000, ge=1, le=1000, description="The maximum number of sessions to evaluate.")]
-    record: bool = Field(False, description="Keep each verdict as a record of its session, for list_sessions.")
-
-    async def handle(self, caller: Caller, app: App) -> Evaluations:
-        return await app.feature(Runs).evaluate(caller.sees, self.labels, self.after, self.limit, record=self.record)
-
-
 class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",)):
-    """List sessions, each with what has happened in it: calls, errors, time, and the recorded verdict."""
+    """List sessions, each with what has happened in it and the verdict on it, and how often their tasks were done."""
 
     labels: Labels = Field(default_factory=dict, description="Labels, all of which must match.")
     after: str = Field("", description="Go on after this session_id, the last answer's `next`; default: the first.")
-    limit: Limit
+    limit: Annotated[int, Field(1000, ge=1, le=1000, description="The maximum number of sessions.")]
     order: Literal["id", "-created"] = Field("id", description="By session_id, or by time of creation, newest first.")
     text: Annotated[
         str,
@@ -152,11 +138,17 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
             description="Only sessions with this text in id, task, labels or trace, in small letters or capitals.",
         ),
     ]
+    evaluate: bool = Field(
+        False, description="Evaluate each session that has a task; default: its verdict is the recorded one, if any."
+    )
+    record: bool = Field(False, description="Keep each verdict that `evaluate` gives, as evaluate_session does.")
 
     async def handle(self, caller: Caller, app: App) -> SessionSummaries:
+        if self.record and not self.evaluate:
+            raise InvalidParamsError("`record` keeps the verdicts that `evaluate` gives: set both, or neither.")
         newest_first = self.order == "-created"
         query = SessionQuery(caller.sees, self.labels, self.after, self.limit, newest_first=newest_first)
-        return await app.feature(Summaries).page(query, self.text)
+        return await app.feature(Summaries).page(query, self.text, evaluate=self.evaluate, record=self.record)
 
 
 class GetSolution(Method, result=Solution):
@@ -175,7 +167,6 @@ METHODS: tuple[type[Method], ...] = (
     AddMessage,
     SubmitAnswer,
     EvaluateSession,
-    EvaluateSessions,
     SummarizeSessions,
     GetSolution,
 )

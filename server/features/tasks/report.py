@@ -65,32 +65,23 @@ class RunsPage:
         self._labels = labels
         self._url = url
         self._kinds = all_record_kinds(load_features())
-        self._verdicts: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
+        self._sessions: list[Mapping[str, Any]] = []
 
-    async def add(self, verdict: Mapping[str, Any]) -> None:
+    async def add(self, summary: Mapping[str, Any]) -> None:
         """Add a rollout, with the lines of its trace."""
         try:
-            path = await whole_trace(self._send, verdict["session_id"], path=True)
+            path = await whole_trace(self._send, summary["session_id"], path=True)
         except click.ClickException:  # it was closed meanwhile, or can't be read: its verdict says so
             path = []
         lines = [*filter(None, map(self._line, path[:MOST_LINES]))]
         lines += [f"and {len(path) - MOST_LINES} more"] if len(path) > MOST_LINES else []
-        self._verdicts[verdict["session_id"]] = verdict, lines
+        self._sessions.append({**summary, "lines": lines})
 
     async def html(self) -> str:
         """Get the file's text."""
-        sessions: list[dict[str, Any]] = []
-        after: str | None = ""
-        while after is not None:
-            page = await self._send("summarize_sessions", {"labels": self._labels, "after": after, "limit": 1000})
-            for summary in page["sessions"]:
-                verdict, lines = self._verdicts.get(summary["session_id"], (None, []))
-                if verdict is not None:
-                    sessions.append({**summary, "verdict": verdict, "lines": lines})
-            after = page.get("next")
-        prompts = {task: await self._prompt(task) for task in sorted({session["task"] for session in sessions})}
+        prompts = {task: await self._prompt(task) for task in sorted({session["task"] for session in self._sessions})}
         data = {
-            "sessions": sessions,
+            "sessions": self._sessions,
             "prompts": prompts,
             "labels": self._labels,
             "url": self._url and self._url.rstrip("/"),

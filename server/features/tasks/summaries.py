@@ -1,44 +1,100 @@
-"""Summaries: what has happened in each of many sessions, in a few words, so that runs can be seen at a glance.
+"""Summaries: what has happened in each of many sessions, in a few words, and how often their tasks were done.
 
-The rule: nothing is evaluated here and nothing is renewed: a summary is read off the records. An answer takes a part
-of a second; whoever wants more sessions asks again.
+The rule: a summary is read off the records and renews nothing; an evaluator runs only if that is asked for. An answer
+takes a part of a second, or with evaluators about as long as one call may; whoever wants more sessions asks again.
+Sessions that the console has made to look at another one are no rollouts.
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from server.base.errors import StateDamagedError
-from server.features.tasks.runs import variant_of
+from server.base.errors import OverloadedError, RequestError, SessionNotFoundError, StateDamagedError
+from server.features.tasks.pass_rates import rates
+from server.features.tasks.service import Tasks
+from server.features.tasks.validity import evaluation_failure, no_reward
 from server.features.tasks.verdicts import recorded_verdict
 from server.jsonio.strict import dumps, loads
-from server.protocol.results import Session, SessionOutline, SessionSummaries, SessionSummary, Verdict
+from server.protocol.omission import if_set
+from server.protocol.results import Session, SessionOutline, SessionSummaries, SessionSummary, TaskRate, Verdict
 from server.rpc.method import App
 from server.sessions.reader import SessionQuery
 
+OWN_RULES = "rules"  # stands for the variant of sessions that have rules of their own only
+CONSOLE_LABEL = "console"  # which the console's forks have
 _AT_ONCE = 50  # sessions that are listed
 _RECORDS_AT_ONCE = 200
 _BYTES_AT_ONCE = 2**20
 _SECONDS = 0.5
+_Part = tuple[list[SessionSummary], str | None]  # some, and the one after which to go on, if any
 _NOT_SAID = {"index", "kind", "version", "state", "started_at", "duration_ms", "place"}  # nobody looks for these
 
 
 class Summaries:
     def __init__(self, app: App) -> None:
+        self._tasks = app.feature(Tasks)
         self._sessions = app.sessions
         self._store = app.context.store
         self._records = app.context.records
         self._kinds = app.context.record_kinds
-        self._max_bytes = app.settings.max_list_bytes
+        self._settings = app.settings
 
-    async def page(self, query: SessionQuery, text: str) -> SessionSummaries:
-        """Get the next summaries; see `methods.SummarizeSessions`."""
+    async def page(self, query: SessionQuery, text: str, *, evaluate: bool, record: bool) -> SessionSummaries:
+        """Get the next summaries; see `methods.SummarizeSessions`.
+
+        Raises:
+            OverloadedError: None could be evaluated for now.
+        """
+        found, after = await (self._evaluated(query, text, record=record) if evaluate else self._read(query, text))
+        return {"sessions": found, "rates": _rates(found, query.labels), "next": if_set(after)}
+
+    async def _read(self, query: SessionQuery, text: str) -> _Part:
         searched = _searched(text)[1:-1]
         return await self._sessions.compute(lambda: self._page(query, searched), query.owner or "", "summaries")
 
-    def _page(self, query: SessionQuery, text: str) -> SessionSummaries:
+    async def _evaluated(self, query: SessionQuery, text: str, *, record: bool) -> _Part:
         found: list[SessionSummary] = []
-        reader, room, ends = self._sessions.heavy_reader, self._max_bytes, time.monotonic() + _SECONDS
+        ends, room = time.monotonic() + self._settings.timeout_seconds, self._settings.max_list_bytes
+        after = query.after
+        while True:
+            limit = min(query.limit - len(found), _AT_ONCE)
+            part, following = await self._read(replace(query, after=after, limit=limit), text)
+            for summary in part:
+                if found and (time.monotonic() > ends or room < 0):
+                    return found, after
+                try:
+                    if summary["task"] is not None and _is_rollout(summary, query.labels):
+                        await self._evaluate(summary, query.owner, record=record)
+                except OverloadedError:
+                    if not found:
+                        raise
+                    return found, after
+                except SessionNotFoundError:  # closed meanwhile
+                    continue
+                found.append(summary)
+                room -= len(dumps(summary))
+                after = summary["session_id"]
+            if following is None or len(found) == query.limit or time.monotonic() > ends:
+                return found, following
+            after = following
+
+    async def _evaluate(self, summary: SessionSummary, owner: str | None, *, record: bool) -> None:
+        """Evaluate a session, and put the verdict, or why there is none, into its summary."""
+        session_id = summary["session_id"]
+        try:
+            verdict = await self._tasks.evaluate(session_id, owner, record=record)
+        except (OverloadedError, SessionNotFoundError):
+            raise
+        except RequestError as error:
+            failure = evaluation_failure(error)
+            summary["problem"] = summary["problem"] or if_set(None if failure else str(error))
+            verdict = no_reward(summary["task"], summary["version"], failure)
+        summary["verdict"] = verdict
+
+    def _page(self, query: SessionQuery, text: str) -> _Part:
+        found: list[SessionSummary] = []
+        reader, room, ends = self._sessions.heavy_reader, self._settings.max_list_bytes, time.monotonic() + _SECONDS
         after = query.after
         while page := reader.list_sessions(replace(query, after=after, limit=_AT_ONCE)):
             for session in page:
@@ -46,12 +102,12 @@ class Summaries:
                 if summary is not None:
                     room -= len(dumps(summary))
                     if room < 0 and found:
-                        return {"sessions": found, "next": after}
+                        return found, after
                     found.append(summary)
                 after = session["session_id"]
                 if len(found) == query.limit or time.monotonic() > ends:
-                    return {"sessions": found, "next": after}
-        return {"sessions": found}
+                    return found, after
+        return found, None
 
     def _summary(self, session: Session, text: str) -> SessionSummary | None:
         """Get the summary of a session; None if the text, as JSON, occurs nowhere in it."""
@@ -77,7 +133,7 @@ class Summaries:
             return None
         return {  # type: ignore[return-value]
             **outline,
-            "variant": variant_of(session),
+            "variant": _variant_of(session),
             "records": records,
             "calls": calls,
             "errors": errors,
@@ -95,6 +151,31 @@ class Summaries:
             for record in page:
                 yield tuple(map(loads, self._records.read(session_id, record)))
             after = page[-1].index
+
+
+def _variant_of(session: Session) -> str | None:
+    """Get the variant of its task that a session has; `rules` if it has rules of its own only."""
+    perturbations = session["perturbations"]
+    return None if perturbations is None else perturbations.get("variant") or OWN_RULES
+
+
+def _is_rollout(summary: SessionSummary, labels: Mapping[str, str]) -> bool:
+    return CONSOLE_LABEL not in summary["labels"] or CONSOLE_LABEL in labels
+
+
+def _rates(summaries: list[SessionSummary], labels: Mapping[str, str]) -> list[TaskRate]:
+    """Get what the verdicts come to that are valid."""
+    rollouts = (each for each in summaries if each["verdict"] and _is_rollout(each, labels))
+    return [
+        {
+            "task": rate.task,
+            "variant": if_set(rate.variant),
+            "rollouts": rate.rollouts,
+            "passed": rate.passed,
+            "mean_reward": rate.mean_reward,
+        }
+        for rate in rates({**each["verdict"], "variant": each["variant"]} for each in rollouts)
+    ]
 
 
 def _searched(value: Any) -> str:

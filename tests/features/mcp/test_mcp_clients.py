@@ -185,7 +185,7 @@ def test_episodes_are_played_through_kills_on_two_workers_with_redis(tmp_path, r
     try:
         for number in range(31):
             asyncio.run(play(number))
-        body = {"jsonrpc": "2.0", "id": 1, "method": "evaluate_sessions", "params": {}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "summarize_sessions", "params": {"evaluate": True}}
         found = httpx.post(f"http://127.0.0.1:{server.port}/rpc", json=body, timeout=PATIENCE).json()["result"]
     finally:
         server.kill()

@@ -849,9 +849,10 @@ def test_agents_of_several_kinds_give_the_table_that_follows(bench, play, rows):
         for _ in range(2):
             given = variant and {"variant": variant}
             play(Agent(bench, toolpacks=[], task="shop/pay-ann", perturbations=given, labels={"run": "1"}))
-    found = bench.rpc("evaluate_sessions", labels={"run": "1"})
-    lost = {each["session_id"]: losses(Agent.trace_of(bench, each["session_id"])) for each in found["verdicts"]}
-    table = variants_table(found["verdicts"], lost).splitlines()
+    found = bench.rpc("summarize_sessions", labels={"run": "1"}, evaluate=True)
+    verdicts = [{**each, **each["verdict"]} for each in found["sessions"]]
+    lost = {each["session_id"]: losses(Agent.trace_of(bench, each["session_id"])) for each in verdicts}
+    table = variants_table(verdicts, lost).splitlines()
     assert table[0].split() == list(HEAD)
     if play is retrying:
         page = (PAGES / "perturbations.md").read_text()

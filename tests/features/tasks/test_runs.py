@@ -24,7 +24,12 @@ def rollout(bench, *chores, task="chores/dishes", labels=RUN):
 
 
 def evaluated(bench, **params):
-    return bench.rpc("evaluate_sessions", **{"labels": RUN, **params})
+    return bench.rpc("summarize_sessions", **{"labels": RUN, "evaluate": True, **params})
+
+
+def judged(found):
+    """Get the sessions that were evaluated."""
+    return [each for each in found["sessions"] if "verdict" in each]
 
 
 def passed(bench, said):
@@ -35,39 +40,52 @@ def test_a_run_is_evaluated_with_one_question(bench):
     right, wrong = rollout(bench, "dishes"), rollout(bench)
     failing = rollout(bench, task="chores/raises")
     rollout(bench, labels={"run": "2"})
-    bench.create("chores", labels=RUN)
+    without = bench.create("chores", labels=RUN)
     found = evaluated(bench)
     assert found["rates"] == [{"task": "chores/dishes", "rollouts": 2, "passed": 1, "mean_reward": 0.5}]
-    for each in found["verdicts"]:
-        session_id, labels = each.pop("session_id"), each.pop("labels")
-        assert "variant" not in each
-        assert (each, labels) == (verdict(bench, session_id), RUN)
-    assert {each["passed"] for each in found["verdicts"]} == {True, False}
-    assert [(each["session_id"], each["task"]) for each in found["failed"]] == [(failing, "chores/raises")]
-    assert "The evaluator of 'chores/raises' failed" in found["failed"][0]["error"]
-    assert (found["forks"], found["left_out"], found.get("next")) == (0, 0, None)
+    verdicts = {each["session_id"]: each.get("verdict") for each in found["sessions"]}
+    assert verdicts == {
+        right: verdict(bench, right),
+        wrong: verdict(bench, wrong),
+        failing: verdict(bench, failing, raise_on_error=False),
+        without: None,
+    }
+    assert [verdicts[each]["passed"] for each in (right, wrong)] == [True, False]
+    assert "The evaluator of 'chores/raises' failed" in verdicts[failing]["failure"]["message"]
+    assert not {"variant", "problem"} & {name for each in found["sessions"] for name in each}
+    assert "next" not in found
     assert passed(bench, said=True) | passed(bench, said=False) == set(), (right, wrong)
 
 
 def test_a_run_is_evaluated_in_parts(bench):
     sessions = sorted(rollout(bench) for _ in range(5))
     parts = in_parts(partial(evaluated, bench), limit=2)
-    assert [each["session_id"] for part in parts for each in part["verdicts"]] == sessions
+    assert [each["session_id"] for part in parts for each in part["sessions"]] == sessions
 
 
-def test_forks_are_counted_and_those_of_the_console_left_out(bench):
+def test_a_session_whose_task_is_gone_is_listed_with_its_problem_and_counts_nowhere(bench, monkeypatch):
+    session_id = rollout(bench, "dishes")
+    monkeypatch.delitem(bench.service.context.catalog.toolpacks["chores"].task_list.all(), "dishes")
+    (found,) = evaluated(bench)["sessions"]
+    assert (found["session_id"], found["verdict"]["valid"]) == (session_id, False)
+    assert "failure" not in found["verdict"]
+    assert found["problem"].startswith("There is no task 'chores/dishes'")
+
+
+def test_verdicts_are_kept_only_where_some_are_asked_for(bench):
+    error = refused(-32602, bench.rpc, "summarize_sessions", record=True)
+    assert error.data["detail"] == "`record` keeps the verdicts that `evaluate` gives: set both, or neither."
+
+
+def test_forks_count_but_for_those_of_the_console(bench):
     session_id = rollout(bench, "dishes")
     bench.rpc("fork_session", session_id=session_id, count=2)
-    bench.rpc("fork_session", session_id=session_id, labels={"run": "2"})
     bench.rpc("fork_session", session_id=session_id, labels={**RUN, "console": "fork"})
     found = evaluated(bench)
-    assert (len(found["verdicts"]), found["forks"], found["left_out"]) == (3, 2, 1)
-    found = evaluated(bench, labels={"run": "2"})
-    assert (len(found["verdicts"]), found["forks"], found["left_out"]) == (1, 0, 0)
+    assert (len(found["sessions"]), len(judged(found)), found["rates"][0]["rollouts"]) == (4, 3, 3)
+    assert sum("parent" in each for each in judged(found)) == 2
     found = evaluated(bench, labels={"console": "fork"})
-    assert (len(found["verdicts"]), found["left_out"]) == (1, 0)
-    bench.rpc("close_session", session_id=session_id)
-    assert evaluated(bench)["forks"] == 0
+    assert (len(judged(found)), found["rates"][0]["rollouts"]) == (1, 1)
 
 
 def test_a_recorded_verdict_is_in_the_trace_and_lists_are_filtered_by_it(bench):

@@ -61,8 +61,8 @@ def test_a_run_is_a_grid_of_tasks_and_rollouts_with_its_figures(page, server):
     assert states(page, RAISES) == ["invalid"]
     assert "0/0" in page.find(".grid tbody tr", RAISES).text
     assert server.rpc("list_sessions", labels={"run": "new"}, passed=True) == []  # looking records nothing
-    verdicts = server.rpc("evaluate_sessions", labels={"run": "new"})["verdicts"]
-    found = rates(verdicts)
+    run = server.rpc("summarize_sessions", labels={"run": "new"}, evaluate=True)["sessions"]
+    found = rates(each["verdict"] for each in run)
     for chance, name in ((all_of, "pass^k"), (any_of, "pass@k")):
         means = [f"k={k}: {round(100 * sum(chance(rate, k) for rate in found) / len(found))}%" for k in (1, 2, 3, 4)]
         assert f"{name} {', '.join(means)}" in page.run("return document.querySelector('svg title').textContent")

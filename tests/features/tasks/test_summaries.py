@@ -77,11 +77,11 @@ def test_summaries_come_in_parts_which_together_are_all(bench, monkeypatch):
     part = summaries(bench)
     assert [len(part["sessions"]), part.get("next")] == [1, sessions[0]]
     part = summaries(bench, text="nobody said this")  # which may find nothing for a while
-    assert part == {"sessions": [], "next": sessions[0]}
+    assert part == {"sessions": [], "rates": [], "next": sessions[0]}
 
 
 def test_another_owner_and_an_agent_have_no_summaries(bench):
     _, key = begin(bench, "chores/dishes", labels=RUN)
-    assert summaries(bench, labels={"run": "2"}) == {"sessions": []}
+    assert summaries(bench, labels={"run": "2"}) == {"sessions": [], "rates": []}
     assert refused(-32602, bench.rpc, "summarize_sessions", text="x" * 1001)
     refused(-32601, bench.rpc, "summarize_sessions", agent_key=key)

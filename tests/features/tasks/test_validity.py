@@ -104,5 +104,5 @@ def test_a_call_that_the_machine_has_ended_makes_a_verdict_invalid_but_no_other_
     assert (verdict["reward"], verdict["passed"], verdict["valid"]) == (1, True, False)
     assert verdict.get("failure") == {"kind": "infrastructure", "type": "TimeoutError", "message": told}
     assert bench.rpc("get_trace", session_id=session_id)[-1].get("failure") == verdict.get("failure")
-    found = bench.rpc("evaluate_sessions", labels={"run": "machine"})
-    assert (found["rates"], len(found["verdicts"])) == ([], 1)
+    found = bench.rpc("summarize_sessions", labels={"run": "machine"})
+    assert (found["rates"], found["sessions"][0]["verdict"]) == ([], verdict)

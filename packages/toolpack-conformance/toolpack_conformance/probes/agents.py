@@ -13,7 +13,6 @@ _NOT_FOR_AGENTS = (
     "create_session",
     "diff_environment",
     "evaluate_session",
-    "evaluate_sessions",
     "export_bundle",
     "fork_session",
     "get_environment",

@@ -49,15 +49,15 @@ def an_evaluator_that_fails_gives_no_reward(target: Target) -> None:
 
 @probe("faults are no rewards")
 def a_fault_counts_in_no_rate(target: Target) -> None:
-    """In the verdicts on a run, a session whose evaluator fails is listed apart, and counts in no rate."""
+    """In the verdicts on a run, a session whose evaluator fails has no reward, and counts in no rate."""
     run = uuid4().hex
     sessions = [target.create(task="conform/five", labels={"conform": target.label, "run": run}) for _ in range(3)]
     for session, amount in zip(sessions, (5, 4, 1), strict=True):
         session.run("add", {"amount": amount})
-    answer = target.result("evaluate_sessions", {"labels": {"run": run}})
-    rewards = {verdict["session_id"]: verdict["reward"] for verdict in answer["verdicts"]}
-    expect(rewards, {sessions[0].id: 1.0, sessions[2].id: 0.0}, "the rewards by session")
-    expect([each["session_id"] for each in answer["failed"]], [sessions[1].id], "the sessions without a reward")
+    answer = target.result("summarize_sessions", {"labels": {"run": run}, "evaluate": True})
+    rewards = {each["session_id"]: each["verdict"]["reward"] for each in answer["sessions"]}
+    expected = {sessions[0].id: 1.0, sessions[1].id: None, sessions[2].id: 0.0}
+    expect(rewards, expected, "the rewards by session")
     rates = [[rate["rollouts"], rate["passed"], rate["mean_reward"]] for rate in answer["rates"]]
     expect(rates, [[2, 1, 0.5]], "rollouts, passed and mean_reward of the task")
 
