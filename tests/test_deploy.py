@@ -68,7 +68,7 @@ def test_only_what_the_policies_name_is_reached():
 
 def test_before_a_commit_the_quick_checks_of_ci_run():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
-    page = (ROOT / "docs/develop.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/internals/develop.md").read_text(encoding="utf-8")
     commands = re.search(r"## Checks.*?```sh\n(.*?)```", page, re.DOTALL)[1].splitlines()
     for hook in hooks:
         assert any(command.startswith(hook["entry"]) for command in commands), hook["entry"]

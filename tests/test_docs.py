@@ -129,7 +129,7 @@ def test_without_tokens_the_image_says_how_to_run_it(tmp_path):
     assert "TOOLPACK_TOKENS=" in printed
 
 
-DEVELOP = (ROOT / "docs" / "develop.md").read_text(encoding="utf-8")
+DEVELOP = (ROOT / "docs" / "internals" / "develop.md").read_text(encoding="utf-8")
 
 
 def sources():

@@ -36,7 +36,7 @@ def canonical(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-# What few users need and no extra has; benchmarks.md, conformance.md and store.md in docs/ say how it is installed.
+# What few users need and no extra has; docs/benchmarks.md, docs/conformance.md and docs/internals/store.md say how.
 UNDECLARED = {"bfcl_eval", "hypothesis", "loguru", "pytest", "tau2", "websockets"}
 TAKEN_BY_UVICORN = {"httptools", "uvloop"}  # imported if they are installed
 

@@ -5,9 +5,9 @@ the addresses that curl is given; ids and times are numbered in the order in whi
 occurs twice on the page must occur twice in the output. `.venv` is this very environment.
 
 Some lines can't be run here. The test command would run itself: `.ci/run` takes it from the README, and the other
-checks from docs/develop.md, and runs them. The docker lines need an engine: `test_docs.py` runs the image's command and
-its health check. The line that sets up and serves takes half a minute and the network for pip, so it is run as a whole
-if CI=true; elsewhere only its last part is, in this environment.
+checks from docs/internals/develop.md, and runs them. The docker lines need an engine: `test_docs.py` runs the image's
+command and its health check. The line that sets up and serves takes half a minute and the network for pip, so it is run
+as a whole if CI=true; elsewhere only its last part is, in this environment.
 """
 
 import json
@@ -33,7 +33,10 @@ pytestmark = pytest.mark.heavy
 ROOT = Path(__file__).parent.parent
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CHANGELOG.md"]
+    for path in [
+        *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
 }
 MARK = "-- the next command --"
 # What a long command says of itself, if it takes longer than ten seconds.
@@ -473,7 +476,7 @@ def test_a_file_that_shadows_the_package(folder):
 
 
 def test_ci_runs_the_test_command_and_the_other_checks():
-    commands = "".join(blocks("README.md", "Test", "sh") + blocks("docs/develop.md", "Checks", "sh"))
+    commands = "".join(blocks("README.md", "Test", "sh") + blocks("docs/internals/develop.md", "Checks", "sh"))
     taken = subprocess.run([ROOT / ".ci" / "run", "--print"], stdout=subprocess.PIPE, text=True, check=True).stdout
     assert taken == commands
     assert ".venv/bin/pytest\n" in taken
@@ -490,7 +493,7 @@ RUN = {
     ("docs/command.md", "Look at sessions"),
     ("docs/command.md", "Serve what you are writing"),
     *(("docs/client.md", heading) for heading in CLIENT_PROGRAMS),
-    ("docs/develop.md", "Checks"),
+    ("docs/internals/develop.md", "Checks"),
     ("docs/features.md", "The smallest one"),  # by test_foreign_feature.py
     ("docs/isolation.md", "Turn it on"),
     ("docs/toolpacks.md", "Data frames"),
@@ -517,14 +520,14 @@ RUN = {
     ("docs/replay.md", "Seeded sessions"),
     ("docs/replay.md", "Bundles"),
     ("docs/conformance.md", "Ask a server"),
-    ("docs/store.md", "Test it"),  # by tests/stores/test_store_contract.py
+    ("docs/internals/store.md", "Test it"),  # by tests/stores/test_store_contract.py
     ("docs/benchmarks.md", "BFCL"),  # by tests/bundled/test_bfcl.py, where its packages are installed
     ("docs/benchmarks.md", "tau2"),  # by tests/bundled/test_tau2.py, likewise
 }
 NOT_RUN = {("docs/operate.md", "Containers"), ("docs/telemetry.md", "Try it")}
 ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints that has been called 2,000 times
-    ("docs/develop.md", "Where things are"),
-    ("docs/develop.md", "How one request travels"),
+    ("docs/internals/develop.md", "Where things are"),
+    ("docs/internals/develop.md", "How one request travels"),
     ("docs/operate.md", "Metrics"),
     ("docs/operate.md", "Logs"),
     ("docs/benchmarks.md", "BFCL"),  # how to install it
@@ -583,12 +586,15 @@ def test_every_relative_link_points_to_a_file_and_a_heading():
     assert not broken
 
 
-def test_the_readme_links_to_every_page():
-    assert set(PAGES) - {"README.md"} <= {link.partition("#")[0] for link in links("README.md")}
+def test_the_readme_links_to_every_page_for_users_and_contributing_to_every_other():
+    internals = {page for page in PAGES if page.startswith("docs/internals/")}
+    linked = {page: {link.partition("#")[0] for link in links(page)} for page in ("README.md", "CONTRIBUTING.md")}
+    assert linked["README.md"] & set(PAGES) == set(PAGES) - internals - {"README.md"}
+    assert linked["CONTRIBUTING.md"] & set(PAGES) >= internals
 
 
 def test_the_map_of_the_code_shows_every_package_and_module():
-    (shown,) = blocks("docs/develop.md", "Where things are", "text")
+    (shown,) = blocks("docs/internals/develop.md", "Where things are", "text")
     there = {
         path.name + "/" if path.is_dir() else path.stem
         for path in (ROOT / "server").iterdir()

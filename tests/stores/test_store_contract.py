@@ -1,4 +1,4 @@
-"""The contract's tests are run from outside, as docs/store.md says: a store that keeps it passes, another fails."""
+"""The contract's tests run from outside, as docs/internals/store.md says: a store that keeps it passes, others fail."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "store.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "internals" / "store.md").read_text(encoding="utf-8")
 (FILE,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 FORGETFUL = '''
 class Forgetful(MemoryStore):
