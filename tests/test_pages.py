@@ -221,16 +221,18 @@ def test_write_a_toolpack(folder):
 
 
 def test_write_a_package(folder):
-    (block,) = blocks("docs/toolpacks.md", "Packages", "console")
+    (block,) = blocks(HOW_TO, "Packages", "console")
     ((command, wrote),) = commands_and_outputs(block)
     (printed,) = run_console([(command, "")], folder)
     here = ".venv/bin/"  # isn't printed where it is on the PATH
     assert printed.replace(here, "") == wrote.replace(here, "")
-    (shown,) = blocks("docs/toolpacks.md", "Packages", "text")
+    (shown,) = blocks(HOW_TO, "Packages", "text")
     assert shown in (folder / "errands-toolpack" / "pyproject.toml").read_text()
 
 
-LESSONS = ("Plain functions", "An environment", "Classes as environments", "Test a toolpack", "Port a collection")
+HOW_TO = "docs/toolpacks_how_to.md"
+LESSONS = ("Plain functions", "An environment", "Test a toolpack")
+PORTS = ("Classes as environments", "Port a collection", "Functions from JSON Schemas")
 
 
 def work_through(page, headings, folder):
@@ -255,18 +257,23 @@ def work_through(page, headings, folder):
 
 def test_the_lessons_on_toolpacks(folder):
     work_through("docs/toolpacks.md", LESSONS, folder)
-    (printed,) = run_console([(".venv/bin/pytest -q --pack-dir packs tests", "")], folder)
-    assert "4 passed" in printed
+
+
+def test_how_to_port(folder):
+    work_through(HOW_TO, PORTS, folder)
+    command = re.search(r"`(\S+pytest --pack-dir packs tests)`", section(HOW_TO, "Port a collection"))[1]
+    (printed,) = run_console([(command, "")], folder)
+    assert "1 passed" in printed
 
 
 def test_toolpacks_with_databases_and_files(folder):
-    work_through("docs/toolpacks.md", ["Databases and files"], folder)
+    work_through(HOW_TO, ["Keep a database", "Keep files"], folder)
 
 
 def test_a_toolpack_with_a_data_frame(folder):
     pytest.importorskip("pyarrow")
     pytest.importorskip("pandas")
-    work_through("docs/toolpacks.md", ["Data frames"], folder)
+    work_through(HOW_TO, ["Data frames"], folder)
 
 
 def test_a_client_that_launches_its_server(folder):
@@ -300,7 +307,7 @@ def test_serve_a_toolpack(folder):
 
 def test_serve_a_toolpack_beside_a_bundled_one(folder):
     write_wallet(folder)
-    text = section("docs/toolpacks.md", "How toolpacks are found")
+    text = section("docs/toolpacks_reference.md", "How toolpacks are found")
     flags = re.search(r"`(--pack-dir packs --packs [\w,]+)`", text)[1]
     with serving(f".venv/bin/toolpack-server serve {flags}", folder) as banner:
         assert "wallet: 2 functions" in banner
@@ -496,8 +503,9 @@ RUN = {
     ("docs/internals/develop.md", "Checks"),
     ("docs/features.md", "The smallest one"),  # by test_foreign_feature.py
     ("docs/isolation.md", "Turn it on"),
-    ("docs/toolpacks.md", "Data frames"),
-    ("docs/toolpacks.md", "Databases and files"),
+    (HOW_TO, "Data frames"),
+    (HOW_TO, "Keep a database"),
+    (HOW_TO, "Keep files"),
     ("docs/mcp.md", "A first call"),
     ("docs/mcp.md", "Clients that launch servers"),
     ("docs/mcp.md", "Content"),
@@ -513,8 +521,9 @@ RUN = {
     ("docs/perturbations.md", "Variants of tasks"),
     ("docs/replay.md", "Replay a session"),
     *(("docs/toolpacks.md", heading) for heading in LESSONS),
+    *((HOW_TO, heading) for heading in PORTS),
     ("docs/toolpacks.md", "Find mistakes"),
-    ("docs/toolpacks.md", "Packages"),
+    (HOW_TO, "Packages"),
     ("docs/tasks.md", "In one sitting"),
     ("docs/tasks.md", "Audit"),
     ("docs/replay.md", "Seeded sessions"),
@@ -547,7 +556,7 @@ def test_every_code_block_is_run_or_named_here():
     printed = {("README.md", "Start"), ("docs/client.md", "A tree search"), ("docs/training.md", "A training loop")}
     printed.add(("docs/training.md", "An environment"))
     printed |= {("README.md", "A first session"), ("docs/trainers.md", "ORS"), ("docs/trainers.md", "OpenEnv")}
-    printed.add(("docs/toolpacks.md", "Packages"))
+    printed.add((HOW_TO, "Packages"))
     printed |= {("docs/perturbations.md", "In one sitting"), ("docs/perturbations.md", "Variants of tasks")}
     assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed
     outside = [line for place in NOT_RUN for block in blocks(*place, "sh") for line in block.splitlines()]
