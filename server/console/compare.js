@@ -2,6 +2,7 @@
 import { changesOf, difference } from "./difference.js";
 import { count, fill, go, h, labelsOf, link, load, short } from "./dom.js";
 import { all, world } from "./rpc.js";
+import { comparedTraces } from "./traces.js";
 import { worldPanel } from "./world.js";
 
 const WORDS = {
@@ -23,31 +24,44 @@ export function openCompare(place, [a = "", b = a], query, signal) {
   const onsubmit = (event) => {
     event.preventDefault();
     const { A, Av, B, Bv } = Object.fromEntries(new FormData(event.target));
-    go(["compare", A.trim(), B.trim()], { a: Av.trim(), b: Bv.trim() });
+    go(["compare", A.trim(), B.trim()], { traces: form.dataset.traces, a: Av.trim(), b: Bv.trim() });
   };
   const form = h("form.filter", { onsubmit }, side("A", a), side("B", b), h("button", { type: "submit" }, "Compare"));
   const hint = ["Give the ids of two sessions, or mark two in the ", link(["sessions"], {}, "list of sessions"), "."];
   const show = (next) => {
     [form.elements.Av.value, form.elements.Bv.value] = [next.a ?? "", next.b ?? ""];
-    return a ? load(result, () => compared([a, b], [next.a, next.b], signal)) : fill(result, h("p.empty", hint));
+    if (next.traces) form.dataset.traces = next.traces;
+    else delete form.dataset.traces;
+    return a ? load(result, () => compared([a, b], next, signal)) : fill(result, h("p.empty", hint));
   };
   fill(place, h("div.heading", h("h1", "Compare")), form, result);
   show(query);
   return show;
 }
 
-async function compared(ids, versions, signal) {
+async function compared(ids, query, signal) {
   const sessions = await all(
     ids.map((id) => ["get_session", { session_id: id }]),
     signal,
   );
-  const at = sessions.map(({ version }, side) => Number(versions[side] ?? version));
-  const [a, b] = await Promise.all(ids.map((id, side) => world(id, at[side])));
-  const change = difference(a, b);
+  const at = sessions.map(({ version }, side) => Number([query.a, query.b][side] ?? version));
   const sides = ids.map((id, side) => {
     const where = link(["sessions", id], { version: at[side] }, h("code", short(id)));
     return h("span", h("strong", "AB"[side]), " ", where, ` at version ${at[side]} `, labelsOf(sessions[side].labels));
   });
+  const tab = (traces, text) => {
+    const made = link(["compare", ...ids], { ...query, traces }, text);
+    made.ariaCurrent = traces === query.traces ? "page" : null;
+    return made;
+  };
+  const tabs = h("nav.tabs", { "aria-label": "Compared" }, tab(undefined, "Worlds"), tab(" ", "Traces"));
+  const shown = query.traces ? await comparedTraces(ids, at, signal) : await comparedWorlds(ids, at);
+  return [h("p.facts", sides), tabs, shown];
+}
+
+async function comparedWorlds(ids, at) {
+  const [a, b] = await Promise.all(ids.map((id, side) => world(id, at[side])));
+  const change = difference(a, b);
   const found = change ? count(changesOf(change).length, "difference") : "Both worlds are equal";
-  return [h("p.facts", sides), h("h2", found), worldPanel(b, change, { label: "Both worlds", words: WORDS })];
+  return [h("h2", found), worldPanel(b, change, { label: "Both worlds", words: WORDS })];
 }

@@ -62,7 +62,7 @@ function mayBeSame(a, b) {
 }
 
 /** Find what two lists of texts have in common, in order, as pairs of indices: the longest chain of equal texts. */
-function common(a, b) {
+export function common(a, b) {
   const places = Map.groupBy(a.keys(), (i) => a[i]);
   const chains = []; // the last pair of the best chain of each length
   b.forEach((text, j) => {

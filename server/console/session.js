@@ -15,19 +15,32 @@ import {
   time,
 } from "./dom.js";
 import { openEvaluation, verdictOf } from "./evaluation.js";
+import { forksOf, openForks } from "./forks.js";
 import { all, call } from "./rpc.js";
 import { openRun } from "./run.js";
 import { trailOf } from "./runs_parts.js";
 import { openStep } from "./step.js";
+import { openTalk } from "./talk.js";
 import { timeline } from "./timeline.js";
 import { countRecords, indexOf } from "./trace.js";
 
 const LOOK_AGAIN = 1000; // milliseconds
-const PANELS = { run: openRun, evaluate: openEvaluation };
+const PANELS = { run: openRun, talk: openTalk, forks: openForks, evaluate: openEvaluation };
 const panelOf = (query) => Object.keys(PANELS).find((name) => name in query);
 
 export function openSession(place, [id], query, signal) {
-  const state = { id, query, signal, session: null, total: 0, version: 0, verdict: h("span"), prompt: null };
+  const state = {
+    id,
+    query,
+    signal,
+    session: null,
+    total: 0,
+    version: 0,
+    forks: [],
+    talk: null,
+    verdict: h("span"),
+    prompt: null,
+  };
   const head = h("div"),
     side = h("section.side", { "aria-label": "Details" });
   const steps = timeline(state);
@@ -42,19 +55,32 @@ export function openSession(place, [id], query, signal) {
   };
   const look = async () => {
     const after = { session_id: id, after: state.total - 1, limit: 500 };
-    const [news, session] = await all(
+    const [news, session, [newest]] = await all(
       [
         ["get_trace", after],
         ["get_session", { session_id: id }],
+        ["list_sessions", { parent: id, order: "-created", limit: 1 }],
       ],
       signal,
     ); // in this order
     Object.assign(state, { session, total: state.total + news.length });
+    const isForked = await lookForForks(newest);
     steps.add(news);
+    if (isForked) steps.markForks();
     showLive(true);
-    const isFollowing = !panelOf(state.query) && !state.query.version && !state.query.record;
     if (news.length) judge();
-    if (news.length) await (isFollowing ? show(state.query) : fill(head, headOf(state)));
+    if (news.some(({ to_version: to }) => to !== undefined)) state.talk = null; // the path went back
+    if (!news.length && !isForked) return;
+    const isNewest = !state.query.version && !state.query.record;
+    const follows = { undefined: isNewest, talk: news.length > 0, forks: isForked }[panelOf(state.query)];
+    await (follows ? show(state.query) : fill(head, headOf(state)));
+  };
+  /** Look for forks, of which this is the newest one; get whether there are more. */
+  const lookForForks = async (newest) => {
+    const known = new Set(state.forks.map(({ session_id: one }) => one));
+    if (!newest || known.has(newest.session_id)) return false;
+    state.forks = [...(await forksOf(id, signal, known)), ...state.forks];
+    return true;
   };
   const showLive = (isLive, text = "live") => {
     steps.live.classList.toggle("live", isLive);
@@ -83,6 +109,7 @@ export function openSession(place, [id], query, signal) {
       ],
       signal,
     );
+    state.forks = await forksOf(id, signal);
     state.hasTasks = toolpacks.some(({ name, tasks }) => tasks > 0 && session.toolpacks.includes(name));
     state.session = session;
     state.prompt = await promptOf(session, signal);
@@ -106,7 +133,7 @@ async function promptOf({ task }, signal) {
   );
 }
 
-function headOf({ id, session, query, hasTasks, verdict, prompt }) {
+function headOf({ id, session, query, hasTasks, verdict, prompt, forks }) {
   const { labels, parent, toolpacks, toolpack_versions: versions, version, task, perturbations } = session;
   const close = async () => {
     await call("close_session", { session_id: id });
@@ -164,7 +191,9 @@ function headOf({ id, session, query, hasTasks, verdict, prompt }) {
       "nav.tabs",
       { "aria-label": "Details" },
       tab(undefined, "Step"),
+      tab("talk", "Conversation"),
       tab("run", "Run a function"),
+      (parent || forks.length > 0) && tab("forks", forks.length ? count(forks.length, "fork") : "Forks"),
       hasTasks && tab("evaluate", "Evaluate"),
     ),
   ];

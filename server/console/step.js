@@ -12,6 +12,7 @@ import {
   link,
   load,
   pause,
+  short,
   time,
 } from "./dom.js";
 import { call, hasToken, RPC, stringify, world } from "./rpc.js";
@@ -45,8 +46,29 @@ export async function openStep(state, record, before) {
     return [h("h3", label), worldPanel(now, change, { label, rowsOf })];
   };
   await Promise.race([load(place, showWorld), pause(PATIENCE)]);
-  if (!record) return [startOf(state), changes, place];
-  return [stepOf(state, record, before), changes, isCall(record) ? callOf(record) : noteOf(contentOf(record)), place];
+  if (!record) return [startOf(state), forkedAt(state, 0), changes, place];
+  return [
+    stepOf(state, record, before),
+    version > before && forkedAt(state, version),
+    changes,
+    isCall(record) ? callOf(record) : noteOf(contentOf(record)),
+    place,
+  ];
+}
+
+const FORKS = 5; // that are named
+/** Name the forks that begin with a version. */
+function forkedAt({ id, forks }, version) {
+  const here = forks.filter(({ parent }) => parent.version === version),
+    more = here.length - FORKS;
+  const named = here
+    .slice(0, FORKS)
+    .map(({ session_id: one }) => [link(["sessions", one], {}, h("code", short(one))), " "]);
+  const rest = more > 0 && `and ${more.toLocaleString("en")} more`;
+  return (
+    here.length > 0 &&
+    h("p.facts", h("span", "Forked here: ", named), rest, link(["sessions", id], { forks: " " }, "All forks"))
+  );
 }
 
 const forkButton = (label, { id }, version, more = {}) =>

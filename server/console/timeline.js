@@ -3,13 +3,14 @@
 // long as the answers come quickly: in a large world, a step shows it only when it is chosen.
 import { button, count, fill, h, link, short } from "./dom.js";
 import { batch } from "./rpc.js";
-import { details, isCall, outcome, records, rulesMet, title, who } from "./trace.js";
+import { countPath, details, isCall, outcome, records, rulesMet, title, who } from "./trace.js";
 import { brief } from "./tree.js";
 
 const PAGE = 100,
   AT_ONCE = 8; // steps
 const QUICKLY = 1500; // milliseconds
 const LINES = 3; // changes of a step
+const INHERITED = 10; // steps of a fork's parent that are shown without being asked for
 
 export function timeline(state) {
   const { id, signal } = state;
@@ -46,7 +47,38 @@ export function timeline(state) {
     fill(list, [...rows.values()]);
     found.forEach(append);
     page();
+    markForks();
+    if (from === 0 && state.session.parent) await inherit();
     explain();
+  };
+  /** Show above the start what has led to it: the steps of the sessions that this one was forked from. */
+  const inherit = async () => {
+    state.inherited ??= (await countPath(id, signal)).ofParents;
+    const more = h("li");
+    const show = async (from, to) => {
+      const found = await records(id, Math.max(from - 1, 0), to, signal, true);
+      const passed = from > 0 ? found.splice(0, 1) : [];
+      const rowAfter = (record) => {
+        const { session_id: of, version } = passed.at(-1) ?? {};
+        passed.push(record);
+        return rowOf(record, of === record.session_id ? version : 0, state, ".inherited");
+      };
+      more.after(...found.map(rowAfter));
+      const earlier = () => show(Math.max(from - PAGE, 0), from);
+      fill(more, from > 0 && button(`Show earlier steps: ${from.toLocaleString("en")} more`, earlier, "quiet"));
+      more.hidden = from === 0;
+    };
+    list.prepend(more);
+    await show(Math.max(state.inherited - INHERITED, 0), state.inherited);
+  };
+  /** Mark the steps after which the session was forked. */
+  const markForks = () => {
+    const counts = Map.groupBy(state.forks, ({ parent }) => parent.version);
+    for (const [index, row] of rows) {
+      const isLast = index < 0 || shown[index - first].version > before(index);
+      const forks = (isLast && counts.get(index < 0 ? 0 : shown[index - first].version)?.length) || 0;
+      fill(row.querySelector(".forks"), forks > 0 && h("span.tag", count(forks, "fork")));
+    }
   };
   /** Choose a record, if need be on another page; null for the start. */
   const choose = async (index) => {
@@ -102,7 +134,14 @@ export function timeline(state) {
         more,
       );
   };
-  return { element: h("section.timeline", { "aria-label": "Timeline" }, pager, list), choose, add, before, live };
+  return {
+    element: h("section.timeline", { "aria-label": "Timeline" }, pager, list),
+    choose,
+    add,
+    before,
+    live,
+    markForks,
+  };
 }
 
 /** Say in short what one operation of a JSON Patch does; the toolpack's name is left out if there is only one. */
@@ -114,15 +153,17 @@ function changeOf({ op, path, from, value }, toolpacks) {
 
 function startRow({ id, session: { parent } }) {
   const from = parent ? `fork of ${short(parent.session_id)} at version ${parent.version}` : "before the first step";
-  return h("li", link(["sessions", id], { version: 0 }, h("span.at"), h("strong", "Start"), h("span.args", from)));
+  const name = [h("span.at"), h("strong", "Start"), h("span.forks.tags")];
+  return h("li", link(["sessions", id], { version: 0 }, name, h("span.args", from)));
 }
 
-function rowOf(record, before, { id, session }) {
-  const { index, version, error, duration_ms: duration } = record;
+/** Make the row of a step, which may be another session's. */
+function rowOf(record, before, { id, session }, kind = "") {
+  const { index, version, error, duration_ms: duration, session_id: of = id } = record;
   const name = [
     h("span.at", String(index)),
     h("strong", title(record)),
-    h("span.tags", h(...outcome(record, before)), " ", rulesMet(record)),
+    h("span.tags", h("span.forks"), " ", h(...outcome(record, before)), " ", rulesMet(record)),
   ];
   const whose = session.participants && who(record);
   const milliseconds = h("span.ms", duration === undefined ? "" : `${Math.round(duration * 10) / 10} ms`);
@@ -131,7 +172,7 @@ function rowOf(record, before, { id, session }) {
     error ? h("span.did.bad", error.slice(0, 200)) : h("span.did"),
   ];
   return h(
-    "li",
-    link(["sessions", id], { version, record: index }, name, milliseconds, h("span.v", `v${version}`), below),
+    `li${kind}`,
+    link(["sessions", of], { version, record: index }, name, milliseconds, h("span.v", `v${version}`), below),
   );
 }

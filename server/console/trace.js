@@ -8,17 +8,22 @@ const KINDS = await (await fetch("kinds.json")).json(); // what the server says 
 const kindOf = (record) => KINDS[record.kind] ?? { title: record.kind, content: "" };
 export const isCall = (record) => Boolean(kindOf(record).is_call);
 export const contentOf = (record) => record[kindOf(record).content];
-export const title = (record) => kindOf(record).title.replace(/\{(\w+)\}/g, (_, member) => record[member]);
+export const isMessage = (record) => Boolean(kindOf(record).is_message);
+/** Get the name of a record; what a participant has said is its message, whatever the role that it stands for. */
+export const title = (record) =>
+  isMessage(record) && record.by
+    ? `message of ${record.by}`
+    : kindOf(record).title.replace(/\{(\w+)\}/g, (_, member) => record[member]);
 
 /** Find the first index, from `low` on, that has no record or one that `isLate`: by doubling, then by dividing. */
-async function firstIndex(id, isLate, signal, low = 0) {
+async function firstIndex(id, isLate, signal, low = 0, path = undefined) {
   let high = 2 ** 24; // a session can't store as many
   for (let isFirst = true; low < high; isFirst = false) {
     const step = (n) => (isFirst ? 2 ** n - 1 : Math.floor(((high - low) * n) / PROBES));
     const places = [...new Set(Array.from({ length: PROBES }, (_, n) => low + step(n)))].filter(
       (place) => place < high,
     );
-    const calls = places.map((place) => ["get_trace", { session_id: id, after: place - 1, limit: 1 }]);
+    const calls = places.map((place) => ["get_trace", { session_id: id, after: place - 1, limit: 1, path }]);
     const answers = await batch(calls, signal);
     const end = answers.findIndex(({ result, error }) => error || !result.length || isLate(result[0]));
     if (answers[end]?.error) throw answers[end].error;
@@ -31,6 +36,11 @@ async function firstIndex(id, isLate, signal, low = 0) {
 export const countRecords = (id, signal, atLeast) => firstIndex(id, () => false, signal, atLeast);
 /** Find the index of the record that made a version; -1 for version 0. */
 export const indexOf = async (id, at, signal) => (at < 1 ? -1 : firstIndex(id, ({ version }) => version >= at, signal));
+/** Count the records on the path of a session: all, and those of the sessions that it was forked from. */
+export async function countPath(id, signal) {
+  const ofParents = await firstIndex(id, (record) => record.session_id === id, signal, 0, true);
+  return { ofParents, all: await firstIndex(id, () => false, signal, ofParents, true) };
+}
 
 /** Get the records from one index up to another; with `path` those that led to the present version, of parents too. */
 export async function records(id, from, to, signal, path = undefined) {

@@ -48,7 +48,8 @@ def console_routes(gate: TokenGate, kinds: RecordKinds) -> list[Route]:
     found = [path for path in FOLDER.rglob("*") if path.suffix in MEDIA_TYPES]
     files = {path.relative_to(FOLDER).as_posix(): _file(path.name, path.read_bytes()) for path in found}
     shown = {
-        name: {"title": kind.title, "content": kind.content, "is_call": kind.is_call} for name, kind in kinds.items()
+        name: {"title": kind.title, "content": kind.content, "is_call": kind.is_call, "is_message": kind.is_message}
+        for name, kind in kinds.items()
     }
     files["kinds.json"] = _file("kinds.json", dumps(shown))
 

@@ -63,8 +63,9 @@ def test_what_is_to_be_known_of_the_kinds_of_records_is_served_and_no_script_nam
     reply = served.http.get("/console/kinds.json")
     assert (reply.status_code, reply.headers["content-security-policy"]) == (200, POLICY)
     kinds = reply.json()
-    assert kinds["call"] == {"title": "{function}", "content": "", "is_call": True}
-    assert kinds["message"] == {"title": "message of the {role}", "content": "content", "is_call": False}
+    assert kinds["call"] == {"title": "{function}", "content": "", "is_call": True, "is_message": False}
+    said = {"title": "message of the {role}", "content": "content", "is_call": False, "is_message": True}
+    assert kinds["message"] == said
     assert set(kinds) == {"call", "reset", "message", "answer", "verdict"}
     named = rf"""kind\)? *[!=]== *["'](?:{"|".join(kinds)})["']"""
     assert {name: found for name, text in SCRIPTS.items() if (found := re.findall(named, text))} == {}

@@ -779,3 +779,124 @@ def test_a_session_with_participants_shows_who_has_done_what(page, server):
     page.sees("by user to agent")
     page.until(lambda: page.find("details.menu summary").click() or True, "a click")
     page.sees("Copy user's address", "Copy user's MCP address")
+
+
+def test_forks_can_be_followed_from_their_steps_and_back(page, server):
+    parent = bank(server, *THREE)
+    (fork,) = server.rpc("fork_session", session_id=parent, version=2)
+    fork = fork["session_id"]
+    server.call(fork, "get_balance")
+    page.open(f"#/sessions/{parent}?version=2")
+    assert "1 fork" in page.find(".steps li", "move_to_savings").text
+    server.rpc("fork_session", session_id=parent, version=2)  # while somebody looks
+    page.find(".steps li", "2 forks")
+    page.sees("Forked here")
+    page.click(fork[:8], ".side a")
+    page.at(f"#/sessions/{fork}")
+    page.until(lambda: len(page.driver.find_elements("css selector", ".steps li.inherited")) == 3, "the parent's steps")
+    rows = [row.text.split("\n")[:2] for row in page.driver.find_elements("css selector", ".steps li:not([hidden])")]
+    assert rows[0] == ["0", "get_balance"]
+    assert [row[-1] for row in rows[1:3]] == ["send_money", "move_to_savings"]
+    assert rows[3][0] == "Start"
+    assert rows[4] == ["0", "get_balance"]
+    page.click("move_to_savings", ".steps .inherited a")
+    page.at(f"#/sessions/{parent}?version=2&record=2")
+
+
+def test_a_fork_of_a_long_session_shows_its_last_steps_and_more_if_asked(page, server):
+    parent = bank(server, *[("get_balance", {})] * 130, pay("1.00"))
+    (fork,) = server.rpc("fork_session", session_id=parent)
+    server.rpc("close_session", session_id=parent)  # what led to the fork is still there
+    page.open(f"#/sessions/{fork['session_id']}")
+    inherited = "return [...document.querySelectorAll('.steps .inherited .at')].map((each) => each.innerText)"
+    page.until(lambda: page.run(inherited) == [str(n) for n in range(121, 131)], "the last ten")
+    page.click("Show earlier steps: 121 more")
+    page.click("Show earlier steps: 21 more")
+    page.until(lambda: page.run(inherited) == [str(n) for n in range(131)], "all of them")
+    page.click("Forks", ".tabs a")
+    page.sees(f"Forked from {parent[:8]}, which is deleted or has expired.")
+
+
+def test_a_family_of_forks_is_a_tree(page, server):
+    root = bank(server, pay("1.00"), labels={"tree": "yes"})
+    one, two = (fork["session_id"] for fork in server.rpc("fork_session", session_id=root, count=2))
+    (inner,) = server.rpc("fork_session", session_id=two)
+    server.rpc("fork_session", session_id=root, version=0, count=310)
+    page.open(f"#/sessions/{inner['session_id']}")
+    page.click("Forks", ".tabs a")
+    page.sees("At least 314 sessions: forks of some were not looked for.", "and 13 forks more")
+    ways = page.run(
+        "return [...document.querySelectorAll('.family .this')].map((each) => {"
+        "  const way = [];"
+        "  for (let item = each.closest('li'); item; item = item.parentElement.closest('li'))"
+        "    way.unshift(item.querySelector('a').innerText);"
+        "  return way; })"
+    )
+    assert ways == [[root[:8], two[:8], inner["session_id"][:8]]]  # however many forks stand before it
+    page.click(root[:8], ".family a")
+    page.at(f"#/sessions/{root}?forks=")
+    page.sees("312 forks")
+    page.open(f"#/sessions/{one}?forks=%20")
+    page.find(".family li p", root[:8]).find_element("link text", "Compare").click()
+    page.at(f"#/compare/{one}/{root}?traces=")
+
+
+def test_two_traces_stand_side_by_side_and_the_first_difference_is_marked(page, server):
+    same = [("get_balance", {})] * 20
+    one = bank(server, *same, pay("5.00"), ("get_iban", {}), pay("1.00"))
+    two = bank(server, *same, ("get_iban", {}), pay("2.00"))
+    page.open(f"#/compare/{one}/{two}")
+    page.click("Traces", ".tabs a")
+    page.sees("2 differences in 23 steps of A and 22 steps of B")
+    row = page.find("#first-difference", "first difference")
+    assert [cell.text.replace("\n", " ")[:25] for cell in row.find_elements("css selector", "td")] == [
+        "first difference 20 send_",
+        "\N{EN DASH}",
+    ]
+    rows = [each.text for each in page.driver.find_elements("css selector", ".traces tbody tr")]
+    assert [len(rows), rows[0]] == [6, "18 equal steps"]
+    assert rows[4].startswith("21 20 get_iban")
+    assert ['"1.00"' in rows[5], '"2.00"' in rows[5]] == [True, True]
+    page.click("Go to the first difference")
+    assert page.run("return document.activeElement.closest('tr').id") == "first-difference"
+    page.click("18 equal steps")
+    page.until(lambda: len(page.driver.find_elements("css selector", ".traces tbody tr")) == 23, "all steps")
+    page.write("Av", "0")
+    page.write("Bv", "0")
+    page.click("Compare", "form button")
+    page.sees("1 difference in 20 steps of A and 21 steps of B")  # a call that changes nothing belongs to version 0
+    page.resize(400)
+    assert page.run("return document.documentElement.scrollWidth") <= 400
+    page.open(f"#/compare/{one}/{one}?traces=%20")
+    page.sees("Both traces are equal")
+
+
+def test_participants_talk_by_their_names_and_a_role_is_called_a_role(page, server):
+    created = server.rpc("create_session", toolpacks=["bank"], participants={"customer": {"functions": ["get_iban"]}})
+    session_id, paths = created["session_id"], created["participants"]
+
+    def act(name, method, **params):
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        assert "result" in server.http.post(paths[name]["agent_path"], json=body).json()
+
+    act("customer", "say", text="So little?", to="agent")
+    act("agent", "run_function", function="get_balance")
+    server.rpc("add_message", session_id=session_id, role="user", content="Aside.")
+    page.open(f"#/sessions/{session_id}?talk=%20")
+    page.find(".talk summary", "agent get_balance").click()
+    page.find(".talk pre", "1840.25")
+    act("agent", "submit_answer", answer="Goodbye.")  # appears by itself, and what is open stays so
+    page.find(".talk .said", "Goodbye.")
+    assert page.find(".talk pre", "1840.25")
+    said = [" ".join(each.text.split("\n")) for each in page.driver.find_elements("css selector", ".talk .said")]
+    assert [re.sub(r" \d.*step", " step", each) for each in said] == [
+        "customer to agent step 0 So little?",
+        "role user step 2 Aside.",
+        "agent answer step 3 Goodbye.",
+    ]
+    page.find(".steps li", "message of customer")
+    page.find(".steps li", "message of the user")
+    server.call(session_id, *pay("1.00")[:1], **pay("1.00")[1])
+    page.find(".talk .called", "client send_money")
+    server.rpc("reset_session", session_id=session_id, version=0)
+    page.until(lambda: "send_money" not in page.find(".talk").text, "the end of what was undone")

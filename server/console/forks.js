@@ -1,0 +1,84 @@
+// The family of a session: the session from which all of it comes, and the forks of each, as a tree.
+// The rule: it says how many there are, and which aren't shown.
+import { count, h, labelsOf, link, short, time } from "./dom.js";
+import { batch, call } from "./rpc.js";
+
+const MOST = 300; // sessions that are shown
+const AT_ONCE = 1000; // sessions that are listed
+const NOT_FOUND = -32001;
+
+/** Get the forks of a session that aren't known yet, the newest first. */
+export async function forksOf(id, signal, known = new Set()) {
+  const found = [];
+  for (let after = ""; ; after = found.at(-1).session_id) {
+    const asked = { parent: id, order: "-created", limit: AT_ONCE, after };
+    const part = await call("list_sessions", asked, signal);
+    const end = part.findIndex(({ session_id: one }) => known.has(one));
+    found.push(...part.slice(0, end < 0 ? part.length : end));
+    if (end >= 0 || !part.length) return found;
+  }
+}
+
+const inOrder = (forks) =>
+  forks.toSorted((a, b) => a.parent.version - b.parent.version || (a.created_at < b.created_at ? -1 : 1));
+
+/** Get the sessions that one was forked from, itself last; the first may have a parent that is gone. */
+async function lineOf(session, signal) {
+  const line = [session];
+  while (line[0].parent) {
+    const [{ result, error }] = await batch([["get_session", { session_id: line[0].parent.session_id }]], signal);
+    if (error && error.code !== NOT_FOUND) throw error;
+    if (!result) break;
+    line.unshift(result);
+  }
+  return line;
+}
+
+export async function openForks({ id, session, signal }) {
+  const line = await lineOf(session, signal),
+    isOnLine = new Set(line.map(({ session_id: one }) => one));
+  const forks = new Map(); // by the session's id
+  let known = 1;
+  for (let next = [line[0].session_id]; next.length; ) {
+    const lists = await Promise.all(next.map((one) => forksOf(one, signal)));
+    for (const [at, list] of lists.entries()) forks.set(next[at], inOrder(list));
+    known += lists.flat().length;
+    const below = lists.flat().map(({ session_id: one }) => one);
+    next = known <= MOST ? below : below.filter((one) => isOnLine.has(one));
+  }
+  let room = MOST;
+  const nodeOf = (one) => {
+    room -= 1;
+    const own = forks.get(one.session_id);
+    const first = own?.filter(({ session_id: each }) => isOnLine.has(each)) ?? [];
+    const shown = [...first, ...(own ?? []).filter((each) => !first.includes(each))].slice(0, Math.max(room, 1));
+    const rest = (own?.length ?? 0) - shown.length;
+    const below = inOrder(shown).map(nodeOf);
+    const more = rest > 0 && h("li.hint", `and ${count(rest, "fork")} more`);
+    const unread = !own && link(["sessions", one.session_id], { forks: " " }, "its forks");
+    return h("li", rowOf(one, id, unread), own?.length > 0 && h("ul", below, more));
+  };
+  const { parent } = line[0];
+  const gone = parent && h("p.hint", `Forked from ${short(parent.session_id)}, which is deleted or has expired.`);
+  const all = count(known, "session");
+  const said = known > MOST ? `At least ${all}: forks of some were not looked for.` : `${all} in all.`;
+  return [h("h2", "Forks"), gone, h("p.hint", said), h("ul.family", nodeOf(line[0]))];
+}
+
+function rowOf({ session_id: one, parent, labels, task, version, created_at: created }, id, unread) {
+  const isThis = one === id;
+  const name = link(["sessions", one], { forks: " " }, h("code", short(one)));
+  name.ariaCurrent = isThis ? "true" : null;
+  return h(
+    isThis ? "p.this" : "p",
+    name,
+    " ",
+    isThis && [h("span.tag", "this session"), " "],
+    h("span.hint", parent && `from version ${parent.version}, `, count(version, "change"), ", ", time(created)),
+    h("span.hint", task && `, ${task}`),
+    " ",
+    labelsOf(labels),
+    !isThis && [link(["compare", id, one], { traces: " " }, "Compare"), " "],
+    unread,
+  );
+}
