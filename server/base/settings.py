@@ -177,7 +177,8 @@ class Settings(_FromEnvironment, FixedLimits):
     max_body_bytes: int = Field(
         16 * 2**20,
         ge=1024,
-        description="Size of a request's body; an answer may have four times as much, an agent's request a sixteenth.",
+        description="Size of a request's body; an answer may have four times as much, or what a result or a list "
+        "needs, an agent's request a sixteenth.",
     )
     receive_seconds: float = Field(
         30, gt=0, description="How long a client may take to send a request's body; for the headers, a third of that."
@@ -243,8 +244,13 @@ class Settings(_FromEnvironment, FixedLimits):
 
     @property
     def max_reply_bytes(self) -> int:
-        """The size of the answer to a request."""
-        return 4 * self.max_body_bytes
+        """The size of the answer to a request: whatever a change may answer fits, or it would be made and not told.
+
+        A result stands in an answer up to three times, by MCP as text in JSON and as JSON; a list ends with an item
+        that is as large as it is, and a batch has answers before it.
+        """
+        most = max(self.max_result_bytes, self.max_record_bytes)
+        return max(4 * self.max_body_bytes, 4 * most + 2 * self.max_list_bytes)
 
     @property
     def keep_bytes(self) -> int:

@@ -46,7 +46,7 @@ Begin = Callable[[Caller, tuple[Any, ...], Mapping[str, Any]], Awaitable[Any]]
 def reply_too_large(size: int, max_bytes: int) -> errors.TooLargeError:
     return errors.TooLargeError(
         f"The answer has {size} bytes; {max_bytes} are allowed here: ask for less, or raise TOOLPACK_MAX_BODY_BYTES: "
-        "an answer may have four times as much. What the request has changed is kept."
+        "an answer may have four times as much."
     )
 
 
@@ -101,9 +101,9 @@ class JsonRpc:
 
     async def _answer_batch(self, caller: Caller, batch: list[Any]) -> bytes | None:
         replies: list[bytes] = []
-        size, settings = 0, self._settings
+        size = 0
         for member in batch:
-            full = size > min(settings.max_body_bytes, self._max_reply_bytes)
+            full = size > self._settings.max_body_bytes
             if full and isinstance(member, dict) and "id" in member and not _request_problem(member):
                 # Small requests may have large answers: a batch of them must not fill the memory.
                 too_large = f"The answers before this one have {size} bytes: send it in another batch."

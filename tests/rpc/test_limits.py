@@ -105,22 +105,39 @@ def test_the_answers_of_a_batch_are_limited_together():
         assert server.version(session) == 3
 
 
+SMALL = {"max_body_bytes": 1024, "max_result_bytes": 1024, "max_record_bytes": 1024, "max_list_bytes": 1024}
+ALLOWED = 6144  # bytes of an answer with these
+
+
 def test_one_answer_is_limited():
-    with Bench(max_body_bytes=1250) as server:
+    with Bench(**SMALL) as server:
         session = server.create("ledger")
-        error = refused(-32007, server.call, session, "echo", value="x" * 5000)
-        assert "5000 are allowed here" in error.message
+        for _ in range(400):
+            server.call(session, "add", amount=10**17)
+        error = refused(-32007, server.rpc, "get_environment", session_id=session)
+        assert f"{ALLOWED} are allowed here" in error.message
         assert "TOOLPACK_MAX_BODY_BYTES" in error.message
-        assert server.version(session) == 1
-        assert len(server.call(session, "echo", value="x" * 4000)["result"]) == 4000
 
 
 def test_the_answers_of_a_batch_are_limited_as_one_answer():
-    with Bench(max_body_bytes=1250) as server:
+    with Bench(**SMALL) as server:
         session = server.create("ledger")
-        call = {"session_id": session, "function": "echo", "kwargs": {"value": "x" * 3000}}
+        call = {"session_id": session, "function": "echo", "kwargs": {"value": "x" * 1000}}
         answers = json.loads(server.answer(json.dumps([request("run_function", n, **call) for n in range(3)])))
         assert [answer.get("error", {}).get("code") for answer in answers] == [None, -32007, -32007]
+        assert server.version(session) == 1
+
+
+@pytest.mark.parametrize("text", ["x", '"', "\\", "\n", "\0", "é", "🙂"])
+def test_what_a_call_has_done_is_answered_however_small_requests_may_be(text):
+    with Bench(max_body_bytes=1024) as server:
+        session = server.create("ledger")
+        times = (2**20 - 2) // (len(json.dumps(text, ensure_ascii=False).encode()) - 2)
+        asked = {"function": "repeat", "kwargs": {"text": text, "times": times}}
+        small = request("run_function", 1, session_id=session, function="echo", kwargs={"value": "x" * 900})
+        large = [request("run_function", 2, session_id=session, **asked)]
+        told = json.loads(server.answer(json.dumps([small, *large])))[1]["result"]
+        assert (told["error"], told["result"]) == (None, text * times)
 
 
 # What waits

@@ -203,8 +203,12 @@ def test_a_session_belongs_to_whoever_has_the_token(owners):
 
 def test_the_limit_of_agents_bodies_holds():
     with http_endpoint.served("h11", catalog=CATALOG, log_calls="off", max_body_bytes=32_000) as small:
-        reply = Door(small).post("initialize", **CLIENT, padding="x" * 3000)
+        door = Door(small, "?packs=ledger")
+        reply = door.post("initialize", **CLIENT, padding="x" * 3000)
         assert "TOOLPACK_MAX_BODY_BYTES" in refusal(reply, 413, -32000)["message"]
+        # What a call has done is answered nevertheless.
+        door.begin()
+        assert door.call("repeat", text="\0", times=170_000) == "\0" * 170_000
 
 
 def test_pages_of_this_machine_may_read_the_session_s_id(endpoint):
