@@ -18,7 +18,7 @@ import pytest
 from patience import PATIENCE
 
 from server.base.errors import RequestError
-from server.base.settings import Settings
+from server.base.settings import FeatureSettings, Settings
 from server.execution.views import thawed
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
@@ -175,6 +175,7 @@ class Bench:
         store: Any = "memory:",
         key: bytes = KEY,
         features: Sequence[type[Feature]] = FEATURES,
+        of_features: Sequence[FeatureSettings] = (),
         **settings: Any,
     ):
         self.store = open_store(store) if isinstance(store, str) else store
@@ -183,7 +184,7 @@ class Bench:
         shared = isolation == "process" and (catalog is None or "packs" in settings)
         if shared:
             settings = {"isolation": "process", "pack_dir": (PACKS,), "packs": FIXTURES, **settings}
-        self.settings = Settings(**{"store": "memory:", "log_calls": "off", **settings})
+        self.settings = Settings(**{"store": "memory:", "log_calls": "off", **settings}).give(*of_features)
         with zygotes_shared(shared):
             self.service = Service(self.settings, catalog or CATALOG, store=self.store, key=key, features=features)
         self.sessions = self.service.sessions

@@ -15,6 +15,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
@@ -165,10 +166,12 @@ class Surface(dict[str, Thing]):
 
     def add_metrics(self) -> None:
         outcomes = [OK, *Failure, REFUSED]
-        metrics = Metrics([("bank", "get_balance")], outcomes)
+        families = [feature.metrics for feature in load_features()]
+        metrics = Metrics([("bank", "get_balance")], outcomes, of_features=families)
         for outcome in outcomes:
             metrics.called("bank", "get_balance", outcome, 1)
-        metrics.executor_started()
+        for family in (family for each in families for family in each):
+            (metrics.count if family.counts else partial(metrics.measure, number=1))(family, value=family.values[0])
         for family in text_string_to_metric_families(metrics.exposition(1).decode()):
             for sample in family.samples:
                 fixed = {"outcome", "state", "why"} & {*sample.labels}

@@ -22,6 +22,7 @@ from server.rpc.caller import Caller
 from server.rpc.method import App, Method
 from server.sessions.record_kinds import RecordKind
 from server.wiring.feature import Feature
+from server.wiring.installed import load_features
 
 ROOT = Path(__file__).parent.parent
 PROTOCOL, OPERATE = ((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("protocol.md", "operate.md"))
@@ -35,15 +36,12 @@ def rows(first_cell):
 
 
 def settings_table():
-    lines = []
-    for variable, name in Settings.variables().items():
-        field = Settings.model_fields[name]
-        default = field.get_default(call_default_factory=True)
-        default = str(default).lower() if isinstance(default, bool) else default
-        shown = "" if default in (None, "", (), {}) else f"`{default}`"
-        sentence = re.match(r"(.*?\.)(?:\s|$)", field.description)[1]
-        lines.append(f"| `{variable}` | {shown} | {sentence} |".replace("|  |", "| |"))
-    return lines
+    own = (feature.settings for feature in load_features() if feature.settings is not None)
+    return [
+        f"| `{variable}` | {default and f'`{default}`'} | {sentence} |".replace("|  |", "| |")
+        for kind in (Settings, *own)
+        for variable, (default, sentence) in kind.described().items()
+    ]
 
 
 def test_every_setting_is_documented():

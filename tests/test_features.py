@@ -9,10 +9,12 @@ from pathlib import Path
 
 import click
 import pytest
+from command_line import invoke
 from serving import FEATURES, refused
 
 from server import features
 from server.base.errors import SettingsError, StartError
+from server.base.settings import Settings
 from server.cli import all_commands, cli, first_sentence
 from server.rpc.method import agents_methods, clients_methods
 from server.web.app import create_app
@@ -129,6 +131,16 @@ def test_commands_are_listed_with_what_they_do_without_being_imported():
     assert re.findall(r"^  (\w+)  ", shown.partition("Commands:")[2], re.MULTILINE) == sorted(
         {name.split()[0] for name in all_commands()}
     )
+
+
+def test_settings_of_a_feature_that_is_not_there_are_not_shown(monkeypatch):
+    own = {name: {*feature.settings.variables()} for feature in FEATURES if (name := feature.name) and feature.settings}
+    for left_out in ("", *own):
+        monkeypatch.setenv("TOOLPACK_FEATURES", left_out and f"-{left_out}")
+        shown = {*invoke("serve", "--help").output.split()}
+        assert Settings.variables().keys() < shown
+        assert {name for name, variables in own.items() if variables & shown} == own.keys() - {left_out}
+        assert all(variables <= shown for name, variables in own.items() if name != left_out)
 
 
 def made(name, **attributes):

@@ -38,10 +38,11 @@ IN_PROCESSES = pytest.param("process", marks=pytest.mark.heavy)
 
 
 @pytest.mark.parametrize("isolation", ["thread", IN_PROCESSES] if sys.platform == "linux" else ["thread"])
-def test_a_server_in_this_process_keeps_them(isolation):
+def test_a_server_in_this_process_keeps_them(isolation, monkeypatch):
     # As many executors as questions are asked at a time: those about deadlines keep one for a second and more.
-    settings = {"isolation": isolation, "pack_dir": (PACKS,), "packs": ("conform",), "executors": 6}
+    settings = {"isolation": isolation, "pack_dir": (PACKS,), "packs": ("conform",)}
     settings["queue_timeout_seconds"] = PATIENCE
+    monkeypatch.setenv("TOOLPACK_EXECUTORS_MOST", "6")
     with running(load_catalog((PACKS,), ("conform",)), store="memory:", log_calls="off", **settings) as url:
         assert broken(url) == []
 

@@ -9,9 +9,10 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from server.base.errors import SettingsError
@@ -21,9 +22,13 @@ from server.base.store_url import SQLITE, StoreUrl
 PREFIX = "TOOLPACK_"
 BOM = "\ufeff"  # some editors put it at the start of a file, and so into a variable that is read from one
 MIN_TOKEN_LENGTH = 8
+THREAD = "thread"
+"""The isolation that every server has."""
+
 _FIXED = {*FixedLimits.model_fields}
 
 S = TypeVar("S", bound="_FromEnvironment")
+F = TypeVar("F", bound="FeatureSettings")
 
 
 def split_list(value: str, separator: str) -> list[str]:
@@ -66,6 +71,11 @@ class _Variables(EnvSettingsSource):
     def __call__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__call__().items() if name not in _FIXED}
 
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        """Read a list, where the field doesn't do that itself: commas separate its members."""
+        del field_name
+        return value if NoDecode in field.metadata else split_list(value.removeprefix(BOM), ",")
+
 
 class _FromEnvironment(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
@@ -88,12 +98,24 @@ class _FromEnvironment(BaseSettings):
         prefix = cls.model_config["env_prefix"]
         return {f"{prefix}{name.upper()}": name for name in cls.model_fields if name not in _FIXED}
 
+    @classmethod
+    def described(cls) -> dict[str, tuple[str, str]]:
+        """Get the default of each setting, "" if that is nothing, and what it means, by its environment variable."""
+        found = {}
+        for variable, name in cls.variables().items():
+            field = cls.model_fields[name]
+            default = field.get_default(call_default_factory=True)
+            text = str(default).lower() if isinstance(default, bool) else str(default)
+            sentence = re.match(r".*?\.(?=\s|$)", str(field.description))
+            found[variable] = "" if default in (None, "", (), {}) else text, sentence[0] if sentence else ""
+        return found
+
 
 class FeatureSettings(_FromEnvironment):
     """The settings of a feature: a subclass is written `class TasksSettings(FeatureSettings, feature="tasks")`.
 
     Each field, which has a default and a description, is an environment variable `TOOLPACK_<FEATURE>_<FIELD>`. Blanks
-    around a text aren't part of it.
+    around a text aren't part of it; the members of a list are separated by commas.
     """
 
     strip = field_validator("*", mode="before")(_strip)
@@ -149,21 +171,9 @@ class Settings(_FromEnvironment, FixedLimits):
         ge=0,
         description="Memory, as estimated, of the calls that wait in a worker's async functions; likewise.",
     )
-    isolation: Literal["thread", "process"] = Field(
-        "thread", description="Where toolpacks' code runs: in threads of the worker, or in processes of its own."
-    )
-    executors: int = Field(
-        16,
-        ge=1,
-        le=1024,
-        description="Processes for toolpacks' code that a worker has, at most; twelve more are for quick functions.",
-    )
-    executor_memory_bytes: int = Field(
-        0, ge=0, description="Memory that such a process may take beyond what it starts with; 0 for any."
-    )
-    executor_calls: int = Field(0, ge=0, description="Calls after which such a process is replaced; 0 for any number.")
-    sandbox: Annotated[tuple[Literal["files", "network"], ...], NoDecode, _split(",")] = Field(
-        (), description="What such a process can't reach: files, network, or both."
+    isolation: str = Field(
+        THREAD,
+        description="Where toolpacks' code runs: in threads of the worker, or in processes of its own.",
     )
     drain_seconds: float = Field(6, ge=0, description="How long a stopping server waits for running calls.")
     max_waiting: int = Field(
@@ -226,6 +236,22 @@ class Settings(_FromEnvironment, FixedLimits):
     features: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field(
         (), description="Features to leave out, as -NAME, or that must be there, as +NAME; default: all installed ones."
     )
+
+    _of_features: dict[type[FeatureSettings], FeatureSettings] = PrivateAttr(default_factory=dict)
+
+    def of(self, kind: type[F]) -> F:
+        """Get the settings of a feature, by their class: as given in code, or as the environment has them.
+
+        Raises:
+            SettingsError: A value is wrong.
+        """
+        found: Any = self._of_features.get(kind) or self._of_features.setdefault(kind, read_settings(kind))
+        return cast("F", found)
+
+    def give(self, *of_features: FeatureSettings) -> Self:
+        """Have features use these settings, whatever the environment says."""
+        self._of_features |= {type(each): each for each in of_features}
+        return self
 
     @property
     def store_url(self) -> StoreUrl:

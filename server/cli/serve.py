@@ -28,11 +28,22 @@ from server.processes.witness import witnessed
 from server.processes.worker import run_worker, share_memory_between_threads
 from server.web.auth import check_exposure
 from server.wiring.installed import feature_variables, load_features
-from server.wiring.service import Service
+from server.wiring.service import Service, check_settings
 from server.wiring.stores import opener
 
 
-@click.command()
+class _Serve(click.Command):
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the settings, those of features too."""
+        del ctx
+        with formatter.section("Environment variables"):
+            for name, (default, sentence) in {**Settings.described(), **feature_variables()}.items():
+                formatter.write_text(name)
+                with formatter.indentation():
+                    formatter.write_text(f"{sentence}  [default: {default}]" if default else sentence)
+
+
+@click.command(cls=_Serve)
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port to listen on; 0 chooses a free one.  [default: 8000]")
 @click.option("--workers", type=int, help="Worker processes.  [default: 1]")
@@ -53,8 +64,7 @@ def serve(reload: bool, **flags: Any) -> None:
     settings = load_settings(**flags)
     check_exposure(settings)
     features = load_features(settings.features)
-    for check in (check for feature in features for check in feature.checks):
-        check(settings)
+    check_settings(settings, features)
     opener(settings.store_url, features)  # raises if there is none
     in_memory = not settings.store_url.persistent
     if in_memory and settings.workers > 1:

@@ -31,10 +31,10 @@ SPARE_THREADS = 16  # for the leader and for what is always quick, unless the st
 RESERVE = 16  # places among the functions beside all shares, for kinds that aren't known to wait
 RESERVE_PER_KIND = 2
 TRYING = 8  # calls of an async function on threads, as long as it isn't known whether they may share a loop
-RESERVE_EXECUTORS = 2  # the same, where functions run in processes
-# Processes for toolpacks' code beside those that functions have: for that reserve and what has left it, for heavy reads
+RESERVE_APART = 2  # the same, where functions run in other processes
+# Places in other processes beside those that functions have: for that reserve and what has left it, for heavy reads
 # and what authors write, and two for quick functions, which take no place in a lane.
-SPARE_EXECUTORS = 2 * RESERVE_EXECUTORS + HEAVY_READS + AUTHORS + 2
+SPARE_PLACES = 2 * RESERVE_APART + HEAVY_READS + AUTHORS + 2
 
 Share = Hashable
 """Whose share of a lane a job takes: an owner's, or that of one of an owner's functions."""
@@ -226,14 +226,17 @@ class Lanes:
 
     A function that computes is in two of them: beside its place among the functions it needs one to compute. Which
     functions compute is `Pace`'s to know.
+
+    Args:
+        places: How many functions run at once in other processes; None if they run on threads of this one.
     """
 
-    def __init__(self, settings: Settings, pace: Pace, backlog: Backlog) -> None:
+    def __init__(self, settings: Settings, pace: Pace, backlog: Backlog, places: int | None = None) -> None:
         self._pace = pace
         threads, computing, reserve = settings.max_threads, COMPUTING, RESERVE
-        if settings.isolation == "process":  # functions don't share an interpreter, but their processes
-            threads = computing = min(threads, settings.executors)
-            reserve = RESERVE_EXECUTORS
+        if places is not None:  # functions don't share an interpreter, but their processes
+            threads = computing = min(threads, places)
+            reserve = RESERVE_APART
         functions = Lane(threads, settings.share(threads), backlog)
         functions.keep_reserve(reserve, lambda kind: not pace.waits(kind))
         reads = Lane(HEAVY_READS, HEAVY_READS // 2, backlog)

@@ -240,12 +240,12 @@ class SessionQueue:
 class Queues:
     """All queues of a worker, with the threads that empty them."""
 
-    def __init__(self, store: SessionStore, settings: Settings, measure: Measure) -> None:
+    def __init__(self, store: SessionStore, settings: Settings, measure: Measure, places: int | None = None) -> None:
         self._store = store
         self._settings = settings
         self._limit = f"{settings.queue_timeout_seconds:g} s"
         self.cache = BoundedCache[str, SessionState](settings.cache_bytes, SessionState.size)
-        self.threads = Threads(self._finish, settings)
+        self.threads = Threads(self._finish, settings, places)
         self._lock = self.threads.lock
         self._queues: dict[str, SessionQueue] = {}
         self._arrived: list[SessionJob] = []  # in this turn of the event loop; only the event loop uses it

@@ -48,13 +48,14 @@ class Threads:
     Args:
         finish: Gets the jobs that are complete, in that order, in batches; one batch at a time. Must not raise. When it
             returns, their waiters are answered.
+        places: As of `Lanes`.
     """
 
-    def __init__(self, finish: Callable[[list[Job]], None], settings: Settings) -> None:
+    def __init__(self, finish: Callable[[list[Job]], None], settings: Settings, places: int | None = None) -> None:
         self._finish = finish
         self._pace = Pace()
         self.backlog = Backlog()
-        self._lanes = Lanes(settings, self._pace, self.backlog)
+        self._lanes = Lanes(settings, self._pace, self.backlog, places)
         self.lock = threading.Lock()
         self._followers = threading.Condition(self.lock)
         self._finishing = threading.Lock()

@@ -93,7 +93,15 @@ class RunnerOperation(Generic[T_co]):
 
 
 class Runner(Protocol):
-    """Runs operations."""
+    """Runs operations.
+
+    Attributes:
+        places: How many functions it runs at once in other processes, besides those that are always quick; None if they
+            run on the threads of this one.
+    """
+
+    @property
+    def places(self) -> int | None: ...
 
     def run(self, operation: RunnerOperation[T]) -> T:
         """Do an operation, in a thread: this blocks. An `OverloadedError` says that nothing has run."""
@@ -113,6 +121,7 @@ class LocalRunner:
     """Runs operations in this process, on the thread that asks."""
 
     means: Means
+    places: None = None
 
     def run(self, operation: RunnerOperation[T]) -> T:
         return operation.run(self.means)

@@ -16,6 +16,7 @@ from server.base.errors import (
 from server.base.settings import FeatureSettings
 from server.engine.state import Effect
 from server.execution.failure import CallFailure
+from server.observability.metrics import MetricFamily
 from server.protocol.parameters import CallId, ForkRequest, Parameters, SessionId, SessionRequest
 from server.rpc.caller import Caller
 from server.rpc.method import App, Method
@@ -52,6 +53,7 @@ __all__ = [
     "InvalidParamsError",
     "ListSessions",
     "Method",
+    "MetricFamily",
     "OverloadedError",
     "Parameters",
     "RecordKind",

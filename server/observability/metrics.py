@@ -8,9 +8,9 @@ client, so that each number has its slot before the first worker starts. Only on
 import mmap
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Self
+from typing import NamedTuple, Self
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -30,9 +30,25 @@ GAUGES = {
     "waiting_coroutines": "Calls whose async functions wait, without a thread.",
     "waiting_coroutine_bytes": "Memory that those hold, as estimated.",
 }
-EXECUTORS = ("busy", "idle")  # the states of executors
-ENDS = ("deadline", "crashed", "retired", "idle")  # why executors end
 NUMBER_BYTES = 8
+
+
+class MetricFamily(NamedTuple):
+    """Numbers of a feature: one, or one for each value of a label.
+
+    Attributes:
+        name: Its name behind `toolpack_`.
+        text: What it counts or measures, in a sentence.
+        counts: It only grows, by `Metrics.count`; otherwise `Metrics.measure` sets it.
+        label: The name of the label; "" for a single number.
+        values: All values of the label.
+    """
+
+    name: str
+    text: str
+    counts: bool = False
+    label: str = ""
+    values: Sequence[str] = ("",)
 
 
 class _Histogram:
@@ -54,17 +70,32 @@ class _Histogram:
 
 
 class Metrics(Collector):
-    """The metrics of one worker, and the sums over all; functions are given with the names of their toolpacks."""
+    """The metrics of one worker, and the sums over all; functions are given with the names of their toolpacks.
 
-    def __init__(self, functions: Iterable[tuple[str, str]], outcomes: Iterable[str], rows: int = 1) -> None:
+    Args:
+        of_features: The families of each feature. Those of one are shown together, once a number isn't 0.
+    """
+
+    def __init__(
+        self,
+        functions: Iterable[tuple[str, str]],
+        outcomes: Iterable[str],
+        rows: int = 1,
+        of_features: Sequence[Sequence[MetricFamily]] = (),
+    ) -> None:
         functions = [*functions]
         pairs = [*functions, ("", "")]
         self.running = RunningFunctions(functions, rows)
         series = [(*pair, outcome) for pair in pairs for outcome in outcomes]
-        self._executors = {state: slot for slot, state in enumerate(EXECUTORS, len(GAUGES))}
-        self._started = len(GAUGES) + len(EXECUTORS)
-        self._ended = {why: slot for slot, why in enumerate(ENDS, self._started + 1)}
-        first = self._started + 1 + len(ENDS)
+        self._of_features = of_features
+        families = [family for each in of_features for family in each]
+        more = [(family.name, value) for family in families for value in family.values]
+        self._more = {number: slot for slot, number in enumerate(more, len(GAUGES))}
+        self._gauges = [
+            *range(len(GAUGES)),
+            *(self._more[family.name, value] for family in families if not family.counts for value in family.values),
+        ]
+        first = len(GAUGES) + len(more)
         self._calls = {labels: slot for slot, labels in enumerate(series, first)}
         self._commit_seconds = _Histogram(SECONDS, first + len(series))
         self._snapshot_bytes = _Histogram(BYTES, self._commit_seconds.end)
@@ -97,15 +128,18 @@ class Metrics(Collector):
                 for blob in commit.blobs.values():
                     self._snapshot_bytes.observe(self._row, len(blob))
 
-    def executors(self, busy: int, idle: int) -> None:
-        """Set how many executors this worker has; called under a lock, like the next two."""
-        self._row[self._executors["busy"]], self._row[self._executors["idle"]] = busy, idle
+    def count(self, family: MetricFamily, value: str = "") -> None:
+        """Add 1 to a number of a feature's, under a lock of that feature's own."""
+        self._row[self._more[family.name, value]] += 1
 
-    def executor_started(self) -> None:
-        self._row[self._started] += 1
+    def measure(self, family: MetricFamily, number: float, value: str = "") -> None:
+        """Set a number of a feature's, likewise."""
+        self._row[self._more[family.name, value]] = number
 
-    def executor_ended(self, why: str) -> None:
-        self._row[self._ended[why]] += 1
+    def worker_ended(self) -> None:
+        """Set all that was measured of a worker that has ended to 0; what was counted stays."""
+        for slot in self._gauges:
+            self._row[slot] = 0
 
     def measured(self, *gauges: float) -> None:
         for slot, value in enumerate(gauges):
@@ -132,8 +166,13 @@ class Metrics(Collector):
         sums = [sum(column) for column in zip(*self._rows, strict=True)]
         for slot, (name, text) in enumerate(GAUGES.items()):
             yield GaugeMetricFamily(f"toolpack_{name}", text, sums[slot])
-        if sums[self._started]:
-            yield from self._collect_executors(sums)
+        for families in self._of_features:
+            found = [
+                (family, {value: sums[self._more[family.name, value]] for value in family.values})
+                for family in families
+            ]
+            if any(any(numbers.values()) for _, numbers in found):
+                yield from (_shown(*each) for each in found)
         calls = CounterMetricFamily("toolpack_calls", "Calls, by outcome.", labels=["toolpack", "function", "outcome"])
         for labels, slot in self._calls.items():
             if sums[slot]:
@@ -152,13 +191,11 @@ class Metrics(Collector):
         self._snapshot_bytes.add_to(snapshots, [], sums)
         yield snapshots
 
-    def _collect_executors(self, sums: Sequence[float]) -> Iterator[Metric]:
-        executors = GaugeMetricFamily("toolpack_executors", "Processes for toolpacks' code.", labels=["state"])
-        for state, slot in self._executors.items():
-            executors.add_metric([state], sums[slot])
-        yield executors
-        yield CounterMetricFamily("toolpack_executors_started", "Processes that were started.", sums[self._started])
-        ended = CounterMetricFamily("toolpack_executors_ended", "Processes that have ended.", labels=["why"])
-        for why, slot in self._ended.items():
-            ended.add_metric([why], sums[slot])
-        yield ended
+
+def _shown(family: MetricFamily, sums: Mapping[str, float]) -> Metric:
+    made = (CounterMetricFamily if family.counts else GaugeMetricFamily)(
+        f"toolpack_{family.name}", family.text, labels=[family.label] if family.label else None
+    )
+    for value, total in sums.items():
+        made.add_metric([value] if family.label else [], total)
+    return made

@@ -19,12 +19,12 @@ from types import FrameType
 from server.base.errors import StartError
 from server.base.secret_key import secret_key
 from server.base.settings import Settings
-from server.observability.metrics import GAUGES
 from server.packs.inventory import Inventory
 from server.processes.activity import Activity
 from server.processes.child import Child, handle_stop
 from server.processes.pipe import ENDED, FAILED, HOLDER, HURRY, RETIRE, SERVING, UNFIT
 from server.processes.worker import OUTDATED, START_FAILED, supervised_worker
+from server.wiring.installed import load_features
 from server.wiring.service import create_metrics
 
 log = logging.getLogger("toolpack_server")
@@ -110,7 +110,7 @@ class Supervisor:
         self._key = secret_key(settings)
         # Where the store allows it, an unfit worker lives beside its replacement for a while.
         self._max_children = 1 if settings.exclusive else 2 * settings.workers
-        self._metrics = create_metrics(inventory, self._max_children)
+        self._metrics = create_metrics(inventory, load_features(settings.features), self._max_children)
         self._children: list[WorkerProcess] = []
         # The workers that have ended lately, by the ids that the store knows. All others are told of them, as whoever
         # was told first may have ended, too.
@@ -238,9 +238,7 @@ class Supervisor:
             self._ended.append(child.holder)
         if unasked:
             self._metrics.running.worker_ended(child.row)
-        metrics = self._metrics.of_row(child.row)
-        metrics.measured(*[0] * len(GAUGES))
-        metrics.executors(0, 0)
+        self._metrics.of_row(child.row).worker_ended()
         # After any worker has served, the likely cause is an unreachable store, which is temporary. Changed toolpacks
         # are not, but workers that still serve go on.
         self._served |= child.served

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
-from server.base.settings import FeatureSettings, Settings
+from server.base.settings import Settings
 from server.execution.call import Outcome
 from server.jsonio.strict import Fragment
 from server.observability.tracing import Tracer
@@ -24,13 +24,12 @@ from server.sessions.context import SessionContext
 from server.sessions.manager import SessionManager
 
 F = TypeVar("F")
-S = TypeVar("S", bound=FeatureSettings)
 
 
 class App(Protocol):
     """What methods and features work with: the server without its transports."""
 
-    settings: Settings
+    settings: Settings  # `settings.of` gets a feature's
     key: bytes
     context: SessionContext
     sessions: SessionManager
@@ -55,9 +54,6 @@ class App(Protocol):
 
     def feature(self, kind: type[F]) -> F:
         """Get what a feature has made for this server, an `Around` too, by its class."""
-
-    def settings_of(self, kind: type[S]) -> S:
-        """Get the settings of a feature, by their class."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from server.base.settings import FeatureSettings, Settings
 from server.execution.runner import RunnerOperation
+from server.observability.metrics import MetricFamily
 from server.protocol.parameters import Parameters
 from server.rpc.method import App, Method
 from server.sessions.beginnings import Beginning
@@ -27,7 +28,8 @@ class Feature:
         needs: The names of features without which it can't work: they are loaded before it.
         after: The names of features that are loaded before it if they are there. In the order of loading features
             change requests for new sessions, and do what they do around an operation, from the outside in.
-        settings: Its settings: their variables begin with `TOOLPACK_` and its name. `App.settings_of` gets them.
+        settings: Its settings: their variables begin with `TOOLPACK_` and its name. `Settings.of` gets them.
+        metrics: Its numbers at `/metrics`.
         services: What its methods work with: each makes an object when the server starts, which `App.feature` gets by
             its class.
         methods: JSON-RPC methods.
@@ -53,6 +55,7 @@ class Feature:
     needs: ClassVar[Sequence[str]] = ()
     after: ClassVar[Sequence[str]] = ()
     settings: ClassVar[type[FeatureSettings] | None] = None
+    metrics: ClassVar[Sequence[MetricFamily]] = ()
     services: ClassVar[Sequence[Callable[[App], Any]]] = ()
     methods: ClassVar[Sequence[type[Method]]] = ()
     about: ClassVar[str] = ""

@@ -165,7 +165,7 @@ def _described(feature: type[Feature], point: EntryPoint | None) -> dict[str, An
         "record_kinds": [kind.name for kind in feature.record_kinds],
         "volumes": [volume.kind for volume in feature.volumes],
         **{kind: [*getattr(feature, kind)] for kind in _OWNED},
-        "settings": feature_variables([feature]),
+        "settings": [*feature_variables([feature])],
     }
     return {
         "name": feature.name,
@@ -175,7 +175,7 @@ def _described(feature: type[Feature], point: EntryPoint | None) -> dict[str, An
     }
 
 
-def feature_variables(features: Iterable[type[Feature]] | None = None) -> list[str]:
-    """Get the names of the environment variables of features, those that are installed by default."""
+def feature_variables(features: Iterable[type[Feature]] | None = None) -> dict[str, tuple[str, str]]:
+    """Get the environment variables of features, those that are installed by default, as `Settings.described` does."""
     kinds = [feature.settings for feature in (load_features() if features is None else features)]
-    return [name for kind in kinds if kind is not None for name in kind.variables()]
+    return {name: texts for kind in kinds if kind is not None for name, texts in kind.described().items()}

@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from server.base.errors import InternalError, ReplyError, RequestError, SettingsError
 from server.base.secret_key import secret_key
-from server.base.settings import FeatureSettings, Settings, read_settings
+from server.base.settings import THREAD, Settings
 from server.engine.pool_thread import here, interruptible
 from server.execution.call import Outcome
 from server.execution.codec import Codec
@@ -52,7 +52,6 @@ from server.wiring.installed import described, in_order, load_features
 from server.wiring.stores import open_store
 
 T = TypeVar("T")
-F = TypeVar("F", bound=FeatureSettings)
 
 MEASURE_SECONDS = 1.0
 OK, REFUSED = "ok", "refused"
@@ -78,9 +77,39 @@ def all_record_kinds(features: Sequence[type[Feature]]) -> RecordKinds:
     return kinds
 
 
-def create_metrics(inventory: Inventory, rows: int = 1) -> Metrics:
-    """Create the metrics of so many workers that have these toolpacks."""
-    return Metrics(inventory.functions, [OK, *Failure, REFUSED], rows)
+def create_metrics(inventory: Inventory, features: Sequence[type[Feature]], rows: int = 1) -> Metrics:
+    """Create the metrics of so many workers that have these toolpacks and features."""
+    families = [feature.metrics for feature in features]
+    return Metrics(inventory.functions, [OK, *Failure, REFUSED], rows, families)
+
+
+def isolation(settings: Settings, features: Sequence[type[Feature]]) -> str | None:
+    """Get the import path of what runs toolpacks' code as `TOOLPACK_ISOLATION` wants it; None for threads.
+
+    Raises:
+        SettingsError: No feature can run it so.
+    """
+    found = {name: path for feature in features for name, path in feature.isolations.items()}
+    if settings.isolation not in {THREAD, *found}:
+        raise SettingsError(
+            f"TOOLPACK_ISOLATION={settings.isolation} isn't a part of this server: use "
+            f"{' or '.join((THREAD, *sorted(found)))}."
+        )
+    return found.get(settings.isolation)
+
+
+def check_settings(settings: Settings, features: Sequence[type[Feature]]) -> None:
+    """Check what the settings ask of features, and of this machine.
+
+    Raises:
+        StartError: They ask for what there isn't.
+    """
+    for feature in features:
+        if feature.settings is not None:
+            settings.of(feature.settings)
+        for check in feature.checks:
+            check(settings)
+    isolation(settings, features)
 
 
 def create_runner(settings: Settings, codec: Codec, metrics: Metrics, features: Sequence[type[Feature]]) -> Runner:
@@ -89,14 +118,10 @@ def create_runner(settings: Settings, codec: Codec, metrics: Metrics, features: 
     Raises:
         StartError: It can't run as the settings want it.
     """
-    for feature in features:
-        for check in feature.checks:
-            check(settings)
-    if settings.isolation == "thread":
-        return LocalRunner(Means(codec, settings.max_result_bytes, here))
-    start = {name: path for feature in features for name, path in feature.isolations.items()}.get(settings.isolation)
+    check_settings(settings, features)
+    start = isolation(settings, features)
     if start is None:
-        raise SettingsError(f"TOOLPACK_ISOLATION={settings.isolation} isn't a part of this server: omit it.")
+        return LocalRunner(Means(codec, settings.max_result_bytes, here))
     operations = [*OPERATIONS, *(operation for feature in features for operation in feature.operations)]
     runner: Runner = resolve_name(start)(settings, codec, metrics, interruptible, operations)
     return runner
@@ -139,10 +164,9 @@ class Service:
             catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
         if key is None:
             key = secret_key(settings)
-        self.metrics = metrics or create_metrics(catalog.inventory())
         self.features = loaded = load_features(settings.features) if features is None else in_order(features)
+        self.metrics = metrics or create_metrics(catalog.inventory(), loaded)
         self._store = store or open_store(settings.store_url, exclusive=settings.exclusive, features=loaded)
-        self._settings_of = {kind: read_settings(kind) for feature in loaded if (kind := feature.settings)}
         self.scratch = Scratch(settings.scratch_dir, settings.scratch_bytes)
         remove_leftovers(settings.scratch_dir)
         volumes = VolumeMeans(
@@ -215,10 +239,6 @@ class Service:
     def feature(self, kind: type[T]) -> T:
         made: T = self._features[kind]
         return made
-
-    def settings_of(self, kind: type[F]) -> F:
-        read: Any = self._settings_of[kind]
-        return cast("F", read)
 
     async def agent(self, key: str) -> Caller:
         """Get the caller that an agent's key stands for.

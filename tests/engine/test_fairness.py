@@ -219,7 +219,7 @@ def test_of_executors_one_of_several_owners_has_at_most_half(names, most):
     tokens = {name: f"a token of {name}" for name in names}
     pace = Pace()
     pace.is_slow("wait", SLOW_LOOKS, 0.0)  # so that it is known to wait
-    lanes = Lanes(Settings(isolation="process", executors=8, tokens=tokens), pace, Backlog())
+    lanes = Lanes(Settings(tokens=tokens), pace, Backlog(), places=8)
     assert sum(lanes.enter(_job("wait", "ann")) for _ in range(20)) == most
     assert sum(lanes.enter(_job("wait", "bob")) for _ in range(20)) == 8 - most
 

@@ -130,7 +130,7 @@ def test_they_start_at_import_in_the_sandbox_too(tmp_path):
         check_sandbox()
     except SettingsError as error:
         without(str(error))
-    found = answers(tmp_path, "process", {"frame": POLARS, "table": DUCKDB}, TOOLPACK_SANDBOX="files,network")
+    found = answers(tmp_path, "process", {"frame": POLARS, "table": DUCKDB}, TOOLPACK_EXECUTORS_SANDBOX="files,network")
     assert found == [{"result": 4, "error": None}] * 2
 
 
@@ -145,7 +145,7 @@ def test_an_import_that_the_sandbox_ends_is_said(tmp_path):
     ended = subprocess.run(
         command("serve", "--port", "0", "--pack-dir", str(tmp_path), "--data-dir", str(tmp_path / "data")),
         check=False,
-        env=environment(TOOLPACK_ISOLATION="process", TOOLPACK_SANDBOX="files"),
+        env=environment(TOOLPACK_ISOLATION="process", TOOLPACK_EXECUTORS_SANDBOX="files"),
         capture_output=True,
         text=True,
         timeout=PATIENCE,

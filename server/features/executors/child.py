@@ -177,7 +177,8 @@ class ExecutorProcess:
         except ExecutorGoneError:
             log.error(  # noqa: TRY400 - a traceback would say nothing
                 "An executor has ended before it was ready, while it set up the sandbox or imported the toolpacks: do "
-                "in a function what a library opens or starts when it is imported, or omit TOOLPACK_SANDBOX."
+                "in a function what a library opens or starts when it is imported, or omit "
+                "TOOLPACK_EXECUTORS_SANDBOX."
             )
             raise
 

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 
 from server.base.errors import ExecutorGoneError, Interrupted, OverloadedError, StartError
 from server.base.settings import Settings
-from server.engine.lanes import SPARE_EXECUTORS
+from server.engine.lanes import SPARE_PLACES
 from server.features.executors.child import ExecutorProcess, Zygote
+from server.features.executors.metrics import ENDED, EXECUTORS, STARTED
+from server.features.executors.settings import ExecutorsSettings
 from server.observability.metrics import Metrics
 
 log = logging.getLogger("toolpack_server")
@@ -32,7 +34,8 @@ class Pool:
         self._zygote = zygote
         self._settings = settings
         self._metrics = metrics
-        self._most = settings.executors + SPARE_EXECUTORS
+        self._own = settings.of(ExecutorsSettings)
+        self._most = self._own.most + SPARE_PLACES
         self._changed = threading.Condition()
         self._children: dict[int, ExecutorProcess] = {}
         self._idle: list[int] = []  # the one that was used last comes last
@@ -61,7 +64,7 @@ class Pool:
             why = "deadline"
             raise
         finally:
-            limit = self._settings.executor_calls
+            limit = self._own.calls
             if child.owes:
                 self._end(child, why)
             elif child.retired or (limit and child.calls >= limit):
@@ -153,7 +156,7 @@ class Pool:
             self._starting -= 1
             if child is not None and not self._closed:
                 self._children[child.number] = child
-                self._metrics.executor_started()
+                self._metrics.count(STARTED)
                 return child
         if child is None:
             raise OverloadedError(UNSTARTED)
@@ -186,7 +189,7 @@ class Pool:
     def _end(self, child: ExecutorProcess, why: str) -> None:
         with self._changed:
             del self._children[child.number]
-            self._metrics.executor_ended(why)
+            self._metrics.count(ENDED, why)
             self._changed.notify_all()
         child.close()
         self._start_spare()
@@ -194,7 +197,8 @@ class Pool:
     def end_unused(self) -> None:
         """Stop executors that have been idle for a while, but the spare one. Measure how many there are."""
         with self._changed:
-            self._metrics.executors(len(self._children) - len(self._idle), len(self._idle))
+            self._metrics.measure(EXECUTORS, len(self._children) - len(self._idle), "busy")
+            self._metrics.measure(EXECUTORS, len(self._idle), "idle")
             before = time.monotonic() - IDLE_SECONDS
             unused = [number for number in self._idle[:-1] if self._children[number].rested < before]
             self._idle = [number for number in self._idle if number not in unused]

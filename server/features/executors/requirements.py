@@ -8,16 +8,20 @@ import sys
 
 from server.base.errors import SettingsError
 from server.base.settings import Settings
+from server.features.executors.settings import ExecutorsSettings
 
 
 def check_isolation(settings: Settings) -> None:
-    if settings.isolation == "thread":
-        if settings.sandbox:
-            raise SettingsError("TOOLPACK_SANDBOX needs TOOLPACK_ISOLATION=process: set both, or none of them.")
+    sandbox = settings.of(ExecutorsSettings).sandbox
+    if settings.isolation != "process":
+        if sandbox:
+            raise SettingsError(
+                "TOOLPACK_EXECUTORS_SANDBOX needs TOOLPACK_ISOLATION=process: set both, or none of them."
+            )
         return
     if sys.platform != "linux":
         raise SettingsError("TOOLPACK_ISOLATION=process needs Linux: omit it, and toolpacks' code runs in threads.")
-    if settings.sandbox:
+    if sandbox:
         from server.features.executors.sandbox import check_sandbox  # noqa: PLC0415 - imports what only Linux has
 
         check_sandbox()

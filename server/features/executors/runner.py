@@ -28,6 +28,7 @@ from server.execution.world import Means
 from server.features.executors.child import ExecutorProcess, Zygote
 from server.features.executors.executor import Configuration
 from server.features.executors.pool import Pool
+from server.features.executors.settings import ExecutorsSettings
 from server.functions.steps import Steps
 from server.observability.metrics import Metrics
 from server.observability.tracing import running_trace
@@ -58,6 +59,7 @@ def start_executors(
     Raises:
         StartError: The toolpacks can't be used there.
     """
+    own = settings.of(ExecutorsSettings)
     own_files = [path for path in (settings.data_dir, settings.tokens_file, *settings.store_url.files) if path]
     configuration = Configuration(
         pack_dirs=[str(folder.resolve()) for folder in settings.pack_dir],
@@ -68,22 +70,25 @@ def start_executors(
         max_environment_bytes=settings.max_environment_bytes,
         max_result_bytes=settings.max_result_bytes,
         max_answer_bytes=settings.max_session_bytes + settings.max_reply_bytes,
-        sandbox=[*settings.sandbox],
+        sandbox=[*own.sandbox],
         hidden=[str(path.resolve()) for path in own_files],
         volumes=[f"{kind.__module__}:{kind.__qualname__}" for kind in codec.volumes.kinds.values()]
         if codec.volumes
         else [],
         limits=[*Limits.of(settings)],
         scratch_dir=str(settings.scratch_dir.resolve()) if settings.scratch_dir else None,
-        scratch_bytes=settings.scratch_bytes // settings.executors,
-        memory_bytes=settings.executor_memory_bytes,
+        scratch_bytes=settings.scratch_bytes // own.most,
+        memory_bytes=own.memory_bytes,
     )
     pool = Pool(Zygote(configuration, codec.catalog.inventory()), settings, metrics)
-    return ExecutorRunner(Means(codec, settings.max_result_bytes), codec, pool, interruptible)
+    return ExecutorRunner(Means(codec, settings.max_result_bytes), codec, pool, interruptible, own.most)
 
 
 class ExecutorRunner:
-    def __init__(self, means: Means, codec: Codec, pool: Pool, interruptible: Callable[[], InterruptibleBlock]) -> None:
+    def __init__(
+        self, means: Means, codec: Codec, pool: Pool, interruptible: Callable[[], InterruptibleBlock], most: int
+    ) -> None:
+        self.places = most
         self._means = means
         self._codec = codec
         self._pool = pool

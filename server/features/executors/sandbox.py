@@ -45,13 +45,14 @@ def check_sandbox() -> None:
     if version < SIGNALS_VERSION:
         found = f"version {version}" if version > 0 else "none"
         raise SettingsError(
-            f"TOOLPACK_SANDBOX needs Linux 6.12 or newer with Landlock version {SIGNALS_VERSION}; this system offers "
-            f"{found}: omit the setting, or use another kernel."
+            f"TOOLPACK_EXECUTORS_SANDBOX needs Linux 6.12 or newer with Landlock version {SIGNALS_VERSION}; this "
+            f"system offers {found}: omit the setting, or use another kernel."
         )
     known = system_calls.PROCESSORS
     if platform.machine() not in known:
         raise SettingsError(
-            f"TOOLPACK_SANDBOX knows the processors {' and '.join(known)}, but not {platform.machine()}: omit it."
+            f"TOOLPACK_EXECUTORS_SANDBOX knows the processors {' and '.join(known)}, but not {platform.machine()}: "
+            "omit it."
         )
 
 

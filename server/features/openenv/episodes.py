@@ -65,7 +65,7 @@ class OpenEnvEpisodes(TaskEpisodes):
         elif not task.startswith(f"{env}/"):
             raise HttpRefusedError(400, f"The task {task[:200]!r} is none of {env}: these are {env}/<name>.")
         episode_id = data.episode_id or uuid.uuid4().hex
-        settings = self.app.settings_of(OpenEnvSettings)
+        settings = self.app.settings.of(OpenEnvSettings)
         labels = {self.label: sid or episode_id, EPISODE: episode_id}
         each = settings.rewards == "each"
         begun, told = await self.begin(caller, episode_id, data.spec(task), labels, each=each, ttl=settings.ttl_seconds)

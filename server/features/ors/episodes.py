@@ -40,7 +40,7 @@ class OrsEpisodes(TaskEpisodes):
 
     async def create(self, caller: Caller, sid: str, spec: TaskSpec) -> None:
         """Create the session of an episode; the same request again makes no other."""
-        settings = self.app.settings_of(OrsSettings)
+        settings = self.app.settings.of(OrsSettings)
         each = settings.rewards == "each"
         made, _ = await self.begin(caller, sid, spec, {self.label: sid}, each=each, ttl=settings.ttl_seconds)
         self._remember(caller, sid, made)

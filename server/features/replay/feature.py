@@ -17,7 +17,7 @@ def _replays(app: App) -> Replays:
 
 
 def _bundles(app: App) -> Bundles:
-    key = app.settings_of(ReplaySettings).bundle_key
+    key = app.settings.of(ReplaySettings).bundle_key
     secret = key.get_secret_value().encode() if key else app.key
     return Bundles(app.context, app.sessions.factory, secret, app.in_flight.most)
 

@@ -16,6 +16,7 @@ from serving import PACKS, PATIENCE, refused, wait_until
 from server.base.errors import StartError
 from server.engine import jobs, lanes, threads
 from server.features.executors import pool
+from server.features.executors.settings import ExecutorsSettings
 from server.features.executors.system import parent_of
 from server.packs.loading import load_catalog
 
@@ -29,7 +30,7 @@ rough_bench = partial(serving.Bench, CATALOG, isolation="process", pack_dir=(PAC
 @pytest.fixture(scope="module")
 def shared():
     """A server whose executors other tests have used before."""
-    with rough_bench(executor_memory_bytes=400 * 2**20) as made:
+    with rough_bench(of_features=[ExecutorsSettings(memory_bytes=400 * 2**20)]) as made:
         yield made
 
 
@@ -249,7 +250,7 @@ def test_settings_of_the_server_do_not_reach_executors(monkeypatch):
 
 
 def test_one_call_for_each_executor():
-    with rough_bench(executor_calls=1) as bench:
+    with rough_bench(of_features=[ExecutorsSettings(calls=1)]) as bench:
         session_id = bench.create("rough")
         assert [bench.result(session_id, "remember", value=value) for value in "ab"] == [["a"], ["b"]]
         assert len({bench.result(session_id, "process") for _ in range(3)}) == 3
@@ -257,15 +258,15 @@ def test_one_call_for_each_executor():
 
 
 def test_without_that_limit_an_executor_stays():
-    with rough_bench(executors=1) as bench:
+    with rough_bench(of_features=[ExecutorsSettings(most=1)]) as bench:
         session_id = bench.create("rough")
         assert [bench.result(session_id, "remember", value=value) for value in "ab"] == [["a"], ["a", "b"]]
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_what_builds_and_judges_runs_in_a_process_that_has_run_no_function(number, monkeypatch):
-    monkeypatch.setattr(pool, "SPARE_EXECUTORS", 0)
-    with rough_bench(executors=number) as bench:
+    monkeypatch.setattr(pool, "SPARE_PLACES", 0)
+    with rough_bench(of_features=[ExecutorsSettings(most=number)]) as bench:
         first = bench.create("rough")
         for _ in range(3):
             assert bench.result(first, "remember", value="x")  # all sessions' verdicts, if this process gave them
@@ -276,7 +277,7 @@ def test_what_builds_and_judges_runs_in_a_process_that_has_run_no_function(numbe
 
 
 def test_calls_run_beside_each_other_and_wait_for_an_executor():
-    with rough_bench(executors=2) as bench, ThreadPoolExecutor(3) as threads:
+    with rough_bench(of_features=[ExecutorsSettings(most=2)]) as bench, ThreadPoolExecutor(3) as threads:
         sessions = [bench.create("rough") for _ in range(3)]
         hanging = [threads.submit(bench.call, session, "hang", how="sleep") for session in sessions]
         ends = [call.result(PATIENCE)["error"] for call in hanging]
@@ -286,7 +287,7 @@ def test_calls_run_beside_each_other_and_wait_for_an_executor():
 
 
 def test_a_quick_function_waits_for_no_executor_that_others_hold(tmp_path):
-    with rough_bench(executors=1, timeout_seconds=2 * PATIENCE) as bench:
+    with rough_bench(of_features=[ExecutorsSettings(most=1)], timeout_seconds=2 * PATIENCE) as bench:
         quick, marks = bench.create("rough"), []
         while len(marks) < 10 or not bench.sessions.queues.threads._pace.is_quick("mark"):
             marks = bench.result(quick, "mark", text="before")
@@ -297,7 +298,7 @@ def test_a_quick_function_waits_for_no_executor_that_others_hold(tmp_path):
 
 def test_one_owner_keeps_no_other_from_an_executor(tmp_path):
     tokens = {name: f"a token of {name}" for name in ("ann", "bob")}
-    with rough_bench(executors=6, tokens=tokens) as bench:
+    with rough_bench(of_features=[ExecutorsSettings(most=6)], tokens=tokens) as bench:
 
         def wait(name, calls):
             for number in range(calls):
@@ -313,9 +314,9 @@ def test_one_owner_keeps_no_other_from_an_executor(tmp_path):
 
 
 def test_a_call_that_finds_no_executor_in_time_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(lanes, "RESERVE_EXECUTORS", 0)
-    monkeypatch.setattr(pool, "SPARE_EXECUTORS", 0)
-    with rough_bench(executors=1, queue_timeout_seconds=0.1) as bench:
+    monkeypatch.setattr(lanes, "RESERVE_APART", 0)
+    monkeypatch.setattr(pool, "SPARE_PLACES", 0)
+    with rough_bench(of_features=[ExecutorsSettings(most=1)], queue_timeout_seconds=0.1) as bench:
         busy, waiting = bench.create("rough"), bench.create("rough")
         process = bench.result(busy, "process")
         hanging = waiting_call(bench, busy, tmp_path)

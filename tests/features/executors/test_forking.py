@@ -151,7 +151,7 @@ def test_a_sandbox_refuses_pools_at_once_but_no_process(packs, tmp_path, monkeyp
         check_sandbox()
     except SettingsError as error:
         pytest.skip(str(error))
-    with served(tmp_path, packs, TOOLPACK_ISOLATION="process", TOOLPACK_SANDBOX="files") as confined:
+    with served(tmp_path, packs, TOOLPACK_ISOLATION="process", TOOLPACK_EXECUTORS_SANDBOX="files") as confined:
         session = confined.rpc("create_session")["session_id"]
         for function in ("pool", "executor"):
             for method in ("fork", "spawn", "forkserver"):

@@ -105,7 +105,9 @@ def test_libraries_work_or_fail_as_the_page_says(tmp_path, sandbox):
         pytest.skip(str(error))
     (tmp_path / "libraries.py").write_text(PACK)
     flags = ["--pack-dir", str(tmp_path), "--packs", "libraries"]
-    with server_process.served(tmp_path, *flags, TOOLPACK_ISOLATION="process", TOOLPACK_SANDBOX=sandbox) as server:
+    with server_process.served(
+        tmp_path, *flags, TOOLPACK_ISOLATION="process", TOOLPACK_EXECUTORS_SANDBOX=sandbox
+    ) as server:
         session = server.rpc("create_session")["session_id"]
         for name in ("polars", "duckdb", "numpy", "pandas", "pyarrow", "torch", "grpc", "requests"):
             if importlib.util.find_spec(name) is not None:

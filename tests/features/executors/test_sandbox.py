@@ -20,6 +20,7 @@ from serving import KEY, PACKS
 from server.base.errors import SettingsError, StartError
 from server.base.settings import Settings
 from server.features.executors import requirements, sandbox, system
+from server.features.executors.settings import ExecutorsSettings
 from server.packs.loading import load_catalog
 from server.wiring.installed import load_features
 
@@ -39,13 +40,14 @@ needs_kernel = pytest.mark.skipif(bool(problem_here()) and not IN_CI, reason=pro
 
 
 @contextlib.contextmanager
-def confined(folder, *kinds, **settings):
+def confined(folder, *kinds, memory_bytes=0, calls=0, pack_dir=(PACKS,)):
     """A server whose data is in a folder beside a file that belongs to nobody."""
     (folder / "data").mkdir()
     (folder / "data" / "secret.key").write_bytes(KEY)
-    settings = {"data_dir": folder / "data", "pack_dir": (PACKS,), "packs": ("rough",), **settings}
+    settings = {"data_dir": folder / "data", "pack_dir": pack_dir, "packs": ("rough",)}
+    own = ExecutorsSettings(sandbox=kinds, memory_bytes=memory_bytes, calls=calls)
     store = f"sqlite:///{folder / 'data' / 'sessions.db'}"
-    bench = serving.Bench(CATALOG, store, isolation="process", sandbox=kinds, **settings)
+    bench = serving.Bench(CATALOG, store, isolation="process", of_features=[own], **settings)
     try:
         yield bench
     finally:
@@ -56,7 +58,7 @@ def confined(folder, *kinds, **settings):
 def thief(tmp_path_factory):
     """Let a function try something, with all that there is against it."""
     folder = tmp_path_factory.mktemp("thief")
-    with confined(folder, "files", "network", executor_memory_bytes=2**30) as bench:
+    with confined(folder, "files", "network", memory_bytes=2**30) as bench:
         session_id = bench.create("rough")
 
         def try_to(what, path="", number=0):
@@ -77,7 +79,7 @@ def test_it_needs_no_rights_and_the_working_folder_is_hidden_from_it(tmp_path, m
         (tmp_path / name).mkdir()
     (tmp_path / "work" / "notes.txt").touch()
     monkeypatch.chdir(tmp_path / "work")
-    variables = {"TOOLPACK_ISOLATION": "process", "TOOLPACK_SANDBOX": "files,network"}
+    variables = {"TOOLPACK_ISOLATION": "process", "TOOLPACK_EXECUTORS_SANDBOX": "files,network"}
     with server_process.served(tmp_path / "data", "--packs", "rough", **variables) as server:
         status = Path(f"/proc/{server.process.pid}/status").read_text(encoding="utf-8")
         assert "CapEff:\t0000000000000000\n" in status
@@ -223,7 +225,7 @@ def test_the_output_of_an_executor_is_a_pipe_of_its_own(thief):
 
 @needs_kernel
 def test_with_a_process_for_each_call_no_other_session_can_be_seen(tmp_path):
-    with confined(tmp_path, "files", "network", executor_calls=1) as bench:
+    with confined(tmp_path, "files", "network", calls=1) as bench:
         mine, other = bench.create("rough"), bench.create("rough")
         bench.result(mine, "mark", text="mine")
         bench.result(other, "mark", text="the other's")
@@ -269,13 +271,13 @@ def test_data_within_a_folder_that_can_be_read_stays_hidden(tmp_path):
 
 
 def test_a_sandbox_needs_executors():
-    with pytest.raises(SettingsError, match="TOOLPACK_SANDBOX needs TOOLPACK_ISOLATION=process"):
-        requirements.check_isolation(Settings(sandbox=("files",)))
+    with pytest.raises(SettingsError, match="TOOLPACK_EXECUTORS_SANDBOX needs TOOLPACK_ISOLATION=process"):
+        requirements.check_isolation(Settings().give(ExecutorsSettings(sandbox=("files",))))
 
 
 def test_without_executors_the_server_says_that_it_cannot_isolate(make_bench):
     others = [feature for feature in load_features() if feature.name != "executors"]
-    with pytest.raises(SettingsError, match="TOOLPACK_ISOLATION=process isn't a part of this server: omit it"):
+    with pytest.raises(SettingsError, match=r"TOOLPACK_ISOLATION=process isn't a part of this server: use thread.$"):
         make_bench(isolation="process", features=others)
     make_bench(features=others)
 
@@ -290,7 +292,7 @@ def test_executors_need_linux(monkeypatch):
 def test_a_kernel_that_cannot_do_it_is_refused(monkeypatch, version, says):
     monkeypatch.setattr(system.LIBC, "syscall", lambda *_: version)
     with pytest.raises(SettingsError) as refused:
-        requirements.check_isolation(Settings(isolation="process", sandbox=("network",)))
+        requirements.check_isolation(Settings(isolation="process").give(ExecutorsSettings(sandbox=("network",))))
     assert f"this system offers {says}: omit the setting" in str(refused.value)
 
 
@@ -298,7 +300,7 @@ def test_an_unknown_processor_is_refused(monkeypatch):
     monkeypatch.setattr(system.LIBC, "syscall", lambda *_: 7)
     monkeypatch.setattr(sandbox.platform, "machine", lambda: "riscv64")
     with pytest.raises(SettingsError, match="but not riscv64"):
-        requirements.check_isolation(Settings(isolation="process", sandbox=("network",)))
+        requirements.check_isolation(Settings(isolation="process").give(ExecutorsSettings(sandbox=("network",))))
 
 
 def test_what_cannot_be_set_up_is_refused_at_the_start(tmp_path, monkeypatch, caplog):

@@ -16,6 +16,7 @@ from serving import PACKS, PATIENCE, Bench, refused, wait_until
 from server import Database, Depends, Task, TaskEnvironment, Toolpack
 from server.base.errors import InvalidParamsError, RegistrationError
 from server.features.executors import runner
+from server.features.executors.settings import ExecutorsSettings
 from server.features.parts import database as databases
 from server.features.parts.database import PAGE_SIZE
 from server.features.parts.database_file import DatabaseFile
@@ -233,7 +234,7 @@ def test_each_executor_keeps_its_share_of_the_scratch_folder(monkeypatch):
     seen = []
     begin = runner.Zygote
     monkeypatch.setattr(runner, "Zygote", lambda given, *more: (seen.append(given), begin(given, *more))[1])
-    with make("process", scratch_bytes=64 * 2**20, executors=4):
+    with make("process", scratch_bytes=64 * 2**20, of_features=[ExecutorsSettings(most=4)]):
         assert [configuration.scratch_bytes for configuration in seen] == [16 * 2**20]
 
 
@@ -846,7 +847,7 @@ def test_all_words_for_the_time_now_are_pinned(seeding, sql):
 
 @pytest.fixture(scope="module")
 def seeding():
-    with make("process", executors=1) as made:
+    with make("process", of_features=[ExecutorsSettings(most=1)]) as made:
         yield made
 
 
@@ -861,7 +862,7 @@ def test_the_state_is_compared_under_the_same_version_of_sqlite_only(monkeypatch
         ]
 
     changing = "INSERT INTO orders (product, quantity, at) VALUES (1, 1, strftime('%f', 'now'))"
-    with make("process", executors=1) as bench:
+    with make("process", of_features=[ExecutorsSettings(most=1)]) as bench:
         session = bench.create("stall", seed="x")  # without a clock, so it does something else each time
         assert bench.result(session, "run_sql", sql=changing) == []
         assert replays(bench, session) == [(0, "state")] * 3
@@ -886,7 +887,7 @@ def test_a_function_in_the_sandbox_reaches_its_own_folder_and_no_other():
 
     if problem_here():
         pytest.skip(problem_here())
-    with make("process", sandbox=("files", "network")) as bench:
+    with make("process", of_features=[ExecutorsSettings(sandbox=("files", "network"))]) as bench:
         session = bench.create("stall")
         assert bench.result(session, "place_order", product=1, quantity=1) == 1
         assert bench.result(session, "by_path", sql="DELETE FROM orders RETURNING id") == [[1]]

@@ -7,6 +7,7 @@ import serving
 
 from server.base.errors import SettingsError
 from server.features.executors import sandbox
+from server.features.executors.settings import ExecutorsSettings
 from server.packs.loading import load_catalog
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="executors need Linux")
@@ -26,7 +27,7 @@ def confined():
         sandbox.check_sandbox()
     except SettingsError as error:
         pytest.skip(str(error))
-    with bench(sandbox=("files", "network")) as confined:
+    with bench(of_features=[ExecutorsSettings(sandbox=("files", "network"))]) as confined:
         yield confined
 
 

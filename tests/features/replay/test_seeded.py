@@ -9,6 +9,7 @@ import pytest
 from serving import PACKS, Bench, refused
 
 from server.execution.promises import FIRST_CALLS
+from server.features.executors.settings import ExecutorsSettings
 from server.packs.loading import load_catalog
 
 NAMES = ("dice", "liars")
@@ -193,7 +194,7 @@ def test_after_a_restart(tmp_path):
 
 
 def test_every_executor_gives_the_same():
-    with process_bench(executor_calls=1) as bench, process_bench() as other:
+    with process_bench(of_features=[ExecutorsSettings(calls=1)]) as bench, process_bench() as other:
         found = [play(each, each.create("dice", **PINNED), 1) for each in (bench, other)]
         assert found[0] == found[1]
 

@@ -25,6 +25,7 @@ from server.features.api_trials import (
     SEPARATOR,
     Child,
     EvaluationError,
+    ExecutorsSettings,
     Service,
     Settings,
     StartError,
@@ -113,7 +114,7 @@ def _audit(parent: int, settings: Settings, names: Sequence[str], effort: Effort
     follow(parent)
     _be_quiet()
     catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
-    _limit_memory(settings.executor_memory_bytes or MEMORY)
+    _limit_memory(settings.of(ExecutorsSettings).memory_bytes or MEMORY)
     service = Service(settings.model_copy(update=IN_MEMORY), catalog)
     gc.freeze()  # what is there now stays; a task leaves little that refers to itself
     gc.set_threshold(*GARBAGE)
