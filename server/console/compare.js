@@ -1,9 +1,10 @@
 // Two sessions, or two versions of one, as one tree with both values where they differ.
 import { changesOf, difference } from "./difference.js";
 import { count, fill, go, h, labelsOf, link, load, short } from "./dom.js";
-import { all, world } from "./rpc.js";
+import { filesIn } from "./files.js";
+import { all, call, world } from "./rpc.js";
 import { comparedTraces } from "./traces.js";
-import { worldPanel } from "./world.js";
+import { withRows, worldPanel } from "./world.js";
 
 const WORDS = {
   changed: "differs",
@@ -55,13 +56,21 @@ async function compared(ids, query, signal) {
     return made;
   };
   const tabs = h("nav.tabs", { "aria-label": "Compared" }, tab(undefined, "Worlds"), tab(" ", "Traces"));
-  const shown = query.traces ? await comparedTraces(ids, at, signal) : await comparedWorlds(ids, at);
+  const shown = query.traces ? await comparedTraces(ids, at, signal) : await comparedWorlds(ids, at, signal);
   return [h("p.facts", sides), tabs, shown];
 }
 
-async function comparedWorlds(ids, at) {
-  const [a, b] = await Promise.all(ids.map((id, side) => world(id, at[side])));
+async function comparedWorlds(ids, at, signal) {
+  const ends = ids.map((id, side) => ({ session_id: id, version: at[side] }));
+  const [toolpacks, ...worlds] = await Promise.all([
+    call("list_toolpacks", {}, signal),
+    ...ends.map(({ session_id: id, version }) => world(id, version)),
+  ]);
+  const [a, b] = await withRows(ends, worlds);
   const change = difference(a, b);
   const found = change ? count(changesOf(change).length, "difference") : "Both worlds are equal";
-  return [h("h2", found), worldPanel(b, change, { label: "Both worlds", words: WORDS })];
+  return [
+    h("h2", found),
+    worldPanel(b, change, { label: "Both worlds", words: WORDS, files: filesIn(toolpacks), ends: ends[1] }),
+  ];
 }

@@ -79,6 +79,9 @@ export function common(a, b) {
 /** Get the JSON Pointer (RFC 6901) of a member. */
 export const join = (pointer, key) => `${pointer}/${String(key).replaceAll("~", "~0").replaceAll("/", "~1")}`;
 
+/** Write a pointer to be read: the names in it are as they were given. */
+export const readable = (pointer) => pointer.replaceAll("~1", "/").replaceAll("~0", "~");
+
 /** List the single changes inside a change, with the pointer of each. */
 export function changesOf(change, pointer = "") {
   if (change?.kind !== "inside") return change ? [{ pointer, ...change }] : [];

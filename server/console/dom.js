@@ -123,6 +123,15 @@ export function askingButton(label, question, answer, action) {
   });
 }
 
+export const downloadButton = (label, name, content) =>
+  button(label, async () => download(name, await content()), "quiet");
+/** Give the person a file; `content` is its text, or its bytes. */
+function download(name, content) {
+  const url = URL.createObjectURL(new Blob([content]));
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000); // milliseconds; a browser may ask where to put it
+}
+
 export const copyButton = (label, text) => button(label, async () => copy(await text()), "quiet");
 async function copy(text) {
   if (!navigator.clipboard) return prompt("Copy this; a page that isn't served securely can't:", text);

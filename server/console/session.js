@@ -4,6 +4,7 @@ import {
   askingButton,
   copyButton,
   count,
+  downloadButton,
   fill,
   go,
   h,
@@ -15,14 +16,15 @@ import {
   time,
 } from "./dom.js";
 import { openEvaluation, verdictOf } from "./evaluation.js";
+import { filesIn, fromBase64 } from "./files.js";
 import { forksOf, openForks } from "./forks.js";
-import { all, call } from "./rpc.js";
+import { all, call, stringify, world } from "./rpc.js";
 import { openRun } from "./run.js";
 import { trailOf } from "./runs_parts.js";
 import { openStep } from "./step.js";
 import { openTalk } from "./talk.js";
 import { timeline } from "./timeline.js";
-import { countRecords, indexOf } from "./trace.js";
+import { countRecords, indexOf, records } from "./trace.js";
 
 const LOOK_AGAIN = 1000; // milliseconds
 const PANELS = { run: openRun, talk: openTalk, forks: openForks, evaluate: openEvaluation };
@@ -111,7 +113,7 @@ export function openSession(place, [id], query, signal) {
     );
     state.forks = await forksOf(id, signal);
     state.hasTasks = toolpacks.some(({ name, tasks }) => tasks > 0 && session.toolpacks.includes(name));
-    state.session = session;
+    Object.assign(state, { session, files: filesIn(toolpacks) });
     state.prompt = await promptOf(session, signal);
     state.total = await countRecords(id, signal, state.session.version);
     fill(place, head, h("div.columns", steps.element, side));
@@ -133,7 +135,7 @@ async function promptOf({ task }, signal) {
   );
 }
 
-function headOf({ id, session, query, hasTasks, verdict, prompt, forks }) {
+function headOf({ id, session, query, hasTasks, verdict, prompt, forks, version: at }) {
   const { labels, parent, toolpacks, toolpack_versions: versions, version, task, perturbations } = session;
   const close = async () => {
     await call("close_session", { session_id: id });
@@ -148,8 +150,11 @@ function headOf({ id, session, query, hasTasks, verdict, prompt, forks }) {
   );
   const from = link(["sessions", origin.session_id], { version: origin.version }, h("code", short(origin.session_id)));
   const tab = (name, text) => {
-    const { version: at, record } = query;
-    const made = link(["sessions", id], { version: at, record, ...(name && { [name]: " " }) }, text);
+    const made = link(
+      ["sessions", id],
+      { version: query.version, record: query.record, ...(name && { [name]: " " }) },
+      text,
+    );
     made.ariaCurrent = name === panelOf(query) ? "page" : null;
     return made;
   };
@@ -167,7 +172,16 @@ function headOf({ id, session, query, hasTasks, verdict, prompt, forks }) {
     menu.open = false;
     menu.firstElementChild.focus();
   };
-  const menu = h("details.menu", { onkeydown }, h("summary", "Copy…"), h("div", copies));
+  const menu = (name, entries) => h("details.menu", { onkeydown }, h("summary", name), h("div", entries));
+  const file = short(id);
+  const downloads = [
+    downloadButton(`World at version ${at}`, `${file}-world-${at}.json`, async () => stringify(await world(id, at), 2)),
+    downloadButton("Trace", `${file}-trace.json`, async () => stringify(await records(id, 0, Infinity), 2)),
+    downloadButton("Bundle", `${file}.bundle`, async () => {
+      const { bundle } = await call("export_bundle", { session_id: id });
+      return fromBase64(bundle);
+    }),
+  ];
   const facts = [
     toolpacks.map((name) => [name, versions[name]].filter(Boolean).join(" ")).join(", "),
     `version ${version}`,
@@ -180,7 +194,14 @@ function headOf({ id, session, query, hasTasks, verdict, prompt, forks }) {
   const closing = askingButton("Delete session…", question, "Delete for good", close);
   return [
     trailOf(id, "evaluate" in query ? { evaluate: " " } : {}),
-    h("div.heading", h("h1", "Session ", h("code", short(id))), compare, menu, closing),
+    h(
+      "div.heading",
+      h("h1", "Session ", h("code", short(id))),
+      compare,
+      menu("Copy…", copies),
+      menu("Download…", downloads),
+      closing,
+    ),
     task && h("p.facts.verdict", h("span", "task ", link(["toolpacks", task.split("/")[0]], {}, task)), verdict),
     prompt,
     h(

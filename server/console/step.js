@@ -6,6 +6,7 @@ import {
   askingButton,
   button,
   copyButton,
+  downloadButton,
   fill,
   go,
   h,
@@ -24,7 +25,7 @@ import { changeList, withRows, worldPanel } from "./world.js";
 const PATIENCE = 400; // milliseconds for which the step before stays, so that nothing jumps
 
 export async function openStep(state, record, before) {
-  const { id, version, session } = state;
+  const { id, version, session, files } = state;
   const changes = h("div"),
     place = h("div");
   const showWorld = async () => {
@@ -35,15 +36,15 @@ export async function openStep(state, record, before) {
             (error) => error.message,
           )
         : null;
-    const rowsOf = (pointer, limit) => call("get_environment", { session_id: id, version, pointer, limit });
+    const ends = [before, version].map((at) => ({ session_id: id, version: at }));
     let now = await world(id, version),
       read = await old;
-    if (Array.isArray(read)) [read[0], now] = await withRows(id, [before, version], [read[0], now]);
+    if (Array.isArray(read)) [read[0], now] = await withRows(ends, [read[0], now]);
     const change = Array.isArray(read) ? difference(read[0], now) : null;
     const none = typeof read === "string" ? read : "Nothing that the world shows.";
     if (read) fill(changes, h("h3", "What this step changed"), change ? changeList(change) : h("p.hint", none));
     const label = version === session.version ? `World now, at version ${version}` : `World at version ${version}`;
-    return [h("h3", label), worldPanel(now, change, { label, rowsOf })];
+    return [h("h3", label), worldPanel(now, change, { label, files, ends: ends[1] })];
   };
   await Promise.race([load(place, showWorld), pause(PATIENCE)]);
   if (!record) return [startOf(state), forkedAt(state, 0), changes, place];
@@ -118,6 +119,7 @@ function stepOf(state, record, before) {
     resetButton(state, version),
     called && link(["sessions", id], { version: before, run: record.function, like: index }, "Edit and try"),
     called && copyButton("Copy as curl", () => curlOf(id, record.function, record.kwargs)),
+    downloadButton("Download JSON", `${short(id)}-step-${index}.json`, () => stringify(record, 2)),
   ];
   return [
     h("h2", `Step ${index}: ${title(record)} `, h(...outcome(record, before)), " ", rulesMet(record)),

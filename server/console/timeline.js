@@ -1,6 +1,7 @@
 // The timeline of a session: a page of its records, each with what it has changed.
 // The rule: a row is a link, so each step has an address. What steps have changed is asked for in the background, as
 // long as the answers come quickly: in a large world, a step shows it only when it is chosen.
+import { readable } from "./difference.js";
 import { button, count, fill, h, link, short } from "./dom.js";
 import { batch } from "./rpc.js";
 import { countPath, details, isCall, outcome, records, rulesMet, title, who } from "./trace.js";
@@ -146,7 +147,7 @@ export function timeline(state) {
 
 /** Say in short what one operation of a JSON Patch does; the toolpack's name is left out if there is only one. */
 function changeOf({ op, path, from, value }, toolpacks) {
-  const place = h("b", toolpacks === 1 ? path.split("/").slice(2).join("/") : path.slice(1));
+  const place = h("b", toolpacks === 1 ? readable(path.split("/").slice(2).join("/")) : readable(path.slice(1)));
   const said = { remove: ["− ", place], move: [place, ` from ${from}`], add: ["+ ", place, " ", brief(value, 50)] };
   return h("span", said[op] ?? [place, " = ", brief(value, 50)]);
 }

@@ -3,6 +3,7 @@
 // The rule: elements are made when their node is opened; of many members, groups are shown first.
 import { changesOf, isContainer, join } from "./difference.js";
 import { button, count, fill, h } from "./dom.js";
+import { inFolders, nameOf, sizeOf } from "./files.js";
 import { stringify } from "./rpc.js";
 import { isText, textChange, textSummary } from "./text.js";
 
@@ -31,12 +32,13 @@ export function brief(value, limit = LONG) {
 /** Write a value in full; a text as it is. */
 export const full = (value) => (typeof value === "string" ? value : stringify(value, 2));
 /** Get the nodes below one: its members, or groups of them. */
-function below({ group, value, change, pointer }) {
+function below({ group, value, change, pointer }, files) {
   if (group) return grouped(group);
   const entries =
     change?.kind === "inside" ? change.entries : keyed(value).map(([key, member]) => ({ key, value: member }));
   const place = (entry) => ({ pointer: join(pointer, entry.key), changes: changesOf(entry.change).length });
   const nodes = entries.map((entry) => ({ ...entry, ...place(entry) }));
+  if (files?.has(pointer)) return grouped(inFolders(nodes.map((node) => ({ ...node, path: node.key }))));
   return grouped(change && Array.isArray(value) ? folded(nodes) : nodes);
 }
 
@@ -62,7 +64,8 @@ function grouped(nodes) {
   return starts.map((start) => groupOf(nodes.slice(start, start + size)));
 }
 
-function canOpen({ group, value, change }) {
+function canOpen({ group, value, change, path }) {
+  if (path !== undefined && isContainer(value)) return false; // bytes, a link, or an empty folder
   if (change?.kind === "changed") return isText(change);
   if (typeof value === "string") return value.length > LONG || value.includes("\n");
   return Boolean(group) || (isContainer(value) && (keyed(value).length > 0 || change?.kind === "inside"));
@@ -72,8 +75,8 @@ const leadsTo = ({ group, pointer }, wanted) =>
   group ? group.some((member) => leadsTo(member, wanted)) : `${wanted}/`.startsWith(`${pointer}/`);
 
 /** Make a tree: its element, and a function that reveals a pointer. `words` names changes; `onSelect` gets a node;
- *  `rowsOf` gets the first rows of a table that is only counted. */
-export function tree(value, change, { label, words, onSelect, rowsOf }) {
+ *  `rowsOf` gets the first rows of a table that is only counted; `files` are the pointers of trees of files. */
+export function tree(value, change, { label, words, onSelect, rowsOf, files }) {
   const nodes = new WeakMap();
   const element = h("ul.tree", { role: "tree", "aria-label": label });
   const isOpen = (item) => item.ariaExpanded === "true";
@@ -96,7 +99,10 @@ export function tree(value, change, { label, words, onSelect, rowsOf }) {
     if (!open) item.lastElementChild.remove();
     else if (node.change && isText(node.change)) item.append(textChange(node.change));
     else if (typeof node.value === "string") item.append(h("pre", node.value));
-    else item.append(h("ul", { role: "group" }, below(node).map(itemOf), rowsOf && node.value?.$rows && pagesOf(node)));
+    else
+      item.append(
+        h("ul", { role: "group" }, below(node, files).map(itemOf), rowsOf && node.value?.$rows && pagesOf(node)),
+      );
   }
   function pagesOf({ pointer, value: { $rows: all, ...shown } }) {
     let limit = 0;
@@ -156,7 +162,7 @@ export function tree(value, change, { label, words, onSelect, rowsOf }) {
   });
 
   const root = { key: "value", pointer: "", value, change, changes: 0 };
-  fill(element, canOpen(root) && isContainer(value) ? below(root).map(itemOf) : itemOf(root));
+  fill(element, canOpen(root) && isContainer(value) ? below(root, files).map(itemOf) : itemOf(root));
   if (element.childElementCount === 1) toggle(element.firstElementChild, true);
   for (const { pointer, ...one } of changesOf(change).slice(0, OPENED)) {
     const item = openTo(pointer);
@@ -166,20 +172,25 @@ export function tree(value, change, { label, words, onSelect, rowsOf }) {
   return { element, reveal: (pointer) => select(openTo(pointer), false) };
 }
 
-function rowOf({ key, value, change, group, changes }, words) {
+function rowOf({ key, value, change, group, changes, path, files }, words) {
   const said = changes > 0 && (group || change.kind === "inside") ? count(changes, words.change) : words[change?.kind];
   const mark = said && h("span.mark", said),
-    name = h("span.key", String(key), !group && ": ");
-  if (group) return h("div.row", name, h("span.preview", count(group.length, "item")), mark);
+    size = path !== undefined && sizeOf(value),
+    named = path === undefined ? String(key) : nameOf(path);
+  const name = [h("span.key", named, !group && ": "), size && h("span.hint", `${size} `)];
+  if (group)
+    return h("div.row", name, h("span.preview", files ? count(files, "file") : count(group.length, "item")), mark);
+  if (path !== undefined && isContainer(value) && change?.kind !== "changed")
+    return h("div.row", name, value.$link && `→ ${value.$link}`, value.$dir && h("span.hint", "an empty folder"), mark);
   if (change?.kind === "changed") {
     const { old, now } = change;
     if (isText(change)) return h("div.row", name, h("span.hint", textSummary(change)), mark);
     return h("div.row", name, h("del", words.old, brief(old)), " → ", h("ins", words.now, brief(now)), mark);
   }
   if (!isContainer(value)) return h("div.row", name, brief(value), mark);
-  const size = keyed(value).length,
-    preview = h("span.preview", size > 0 && brief(value, 60));
-  return h("div.row", name, h("span.hint", count(size, Array.isArray(value) ? "item" : "field")), preview, mark);
+  const members = keyed(value).length,
+    preview = h("span.preview", members > 0 && brief(value, 60));
+  return h("div.row", name, h("span.hint", count(members, Array.isArray(value) ? "item" : "field")), preview, mark);
 }
 
 /** Find the pointers of the members whose name or value contains a text, in their order. */

@@ -1,35 +1,48 @@
 // A world with its tools: search in it, and what can be done with the value that is chosen.
-import { changesOf } from "./difference.js";
-import { button, copyButton, count, fill, h } from "./dom.js";
+import { changesOf, readable } from "./difference.js";
+import { button, copyButton, count, downloadButton, fill, h } from "./dom.js";
+import { contentOf, nameOf } from "./files.js";
 import { batch, call, parse, stringify } from "./rpc.js";
 import { isText, textChange } from "./text.js";
 import { full, search, tree } from "./tree.js";
 
 const WORDS = { changed: "changed", added: "added", removed: "removed", change: "change", old: "", now: "" };
 
-/** Show a world, and mark what has changed in it. */
-export function worldPanel(value, change, { label, words = WORDS, rowsOf }) {
+/** Show the world of a session at a version, `ends`, and mark what has changed in it. */
+export function worldPanel(value, change, { label, words = WORDS, files, ends }) {
   const bar = h("div.bar", h("span.hint", "Choose a value to copy it, or its place."));
-  const onSelect = ({ pointer, value: chosen }) => {
-    const copies = [copyButton("Copy pointer", () => pointer), copyButton("Copy value", () => full(chosen))];
-    fill(bar, h("code.pointer", pointer), copies);
+  const onSelect = ({ pointer, value: chosen, path }) => {
+    const content = () => contentOf(chosen, { ...ends, pointer });
+    const copies = [
+      copyButton("Copy pointer", () => pointer),
+      copyButton("Copy value", () => full(chosen)),
+      path !== undefined && !chosen?.$dir && !chosen?.$link && downloadButton("Download", nameOf(path), content),
+    ];
+    fill(bar, h("code.pointer", { title: pointer }, readable(pointer)), copies);
   };
-  const shown = tree(value, change, { label, words, onSelect, rowsOf });
+  const rowsOf = (pointer, limit) => call("get_environment", { ...ends, pointer, limit });
+  const shown = tree(value, change, { label, words, onSelect, rowsOf, files });
   return h("div.world", searchBox(value, shown.reveal), bar, shown.element);
 }
 
 const MOST = 40; // rows of large tables that are marked
 
-/** Add the rows that differ to tables that are only counted, so that both worlds of a session can be compared. */
-export async function withRows(id, versions, worlds) {
+/** Add the rows that differ to tables that are only counted, so that two worlds can be compared; `ends` says which. */
+export async function withRows(ends, worlds) {
   if (!stringify(worlds).includes('{"$rows":')) return worlds;
-  const params = { session_id: id, from_version: versions[0], to_version: versions[1] };
+  const [from, to] = ends;
+  const params = {
+    session_id: from.session_id,
+    from_version: from.version,
+    to_session_id: to.session_id,
+    to_version: to.version,
+  };
   const changes = await call("diff_environment", params),
     given = parse(stringify(worlds));
   const pointers = new Set(changes.map(({ path }) => worlds.map((one) => rowIn(one, path).pointer).find(Boolean)));
   const wanted = [...pointers].filter(Boolean).slice(0, MOST);
-  for (const [place, version] of versions.entries()) {
-    const rows = await batch(wanted.map((pointer) => ["get_environment", { session_id: id, version, pointer }]));
+  for (const [place, end] of ends.entries()) {
+    const rows = await batch(wanted.map((pointer) => ["get_environment", { ...end, pointer }]));
     for (const [at, { result }] of rows.entries()) {
       const { table, key } = rowIn(given[place], wanted[at]);
       if (table && result !== undefined) table[key] = result;
@@ -76,7 +89,7 @@ export function changeList(change, limit = 12) {
     more = changes.length - limit;
   const shown = (tag, value) => value !== undefined && h(tag, cut(full(value)));
   const rows = changes.slice(0, limit).flatMap(({ pointer, kind, old, now }) => {
-    const place = [h("td", h("code", pointer)), h("td.hint", WORDS[kind])];
+    const place = [h("td", h("code", { title: pointer }, readable(pointer))), h("td.hint", WORDS[kind])];
     if (isText({ kind, old, now }))
       return [h("tr", place, h("td")), h("tr", h("td", { colspan: 3 }, textChange({ old, now })))];
     return h("tr", place, h("td", shown("del", old), kind === "changed" && " → ", shown("ins", now)));

@@ -1,5 +1,6 @@
 """The console, in a real browser: what a person sees and does there, by promise."""
 
+import base64
 import json
 import re
 
@@ -14,7 +15,7 @@ MARKUP = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>'
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    flags = ["--store", "memory:", "--packs", "bank,chores,ledger,pages,stall,vault"]
+    flags = ["--store", "memory:", "--packs", "bank,chores,ledger,pages,papers,stall,vault"]
     with server_process.served(tmp_path_factory.mktemp("console"), *flags) as running:
         yield running
 
@@ -620,6 +621,65 @@ def test_a_large_table_is_shown_in_pages_and_its_changed_rows_are_marked(page, s
         page.click("Show 100 rows more")
         page.until(lambda shown=shown: len(rows(page)) == 2 + shown, f"{shown} rows")
     assert rows(page)[2:4] == ["1: ", "2: "]
+
+
+def test_files_are_shown_in_their_folders_with_names_as_given_and_sizes_and_can_be_downloaded(page, server, tmp_path):
+    files = {
+        "src/lib/deep/a b.py": "x = 1\n" * 300,
+        "src/big.txt": "b" * 1_100_000,
+        "src/link": {"$link": "lib"},
+        "caf//e9.bin": {"$base64": "/wA="},
+        "void": {"$dir": True},
+    }
+    world = {"papers": {"files": files, "notes": []}}
+    session_id = server.rpc("create_session", toolpacks=["papers"], environment=world)["session_id"]
+    server.call(session_id, "write", path="src/lib/deep/a b.py", text="x = 1\n" * 299 + "x = 2\n")
+    page.driver.execute_cdp_cmd("Page.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+
+    def downloaded(name):
+        path = tmp_path / name
+        return page.until(lambda: path.exists() and path.read_bytes(), f"the download of {name}")
+
+    page.open(f"#/sessions/{session_id}?version=1")
+    page.find(".changes code", "/papers/files/src/lib/deep/a b.py")
+    page.find(".did", "files/src/lib/deep/a b.py")
+    page.find(".tree .changed > .row", "a b.py: 1.8 KiB")
+    shown = page.run(
+        "return [...document.querySelectorAll('.tree .row')].map((row) => row.innerText.replace(/\\s+/g, ' ').trim())"
+    )
+    for expected in ("src/1 change", "deep/1 change", "link: → lib", "caf\\xe9.bin: 2 B", "void: an empty folder"):
+        assert expected in shown, shown
+    for row, name, content in (
+        ("big.txt: 1.0 MiB", "big.txt", b"b" * 1_100_000),  # of which the world has the size only
+        ("caf\\xe9.bin: 2 B", "caf_xe9.bin", b"\xff\0"),
+    ):
+        page.click(row)
+        page.click("Download", ".bar button")
+        assert downloaded(name) == content
+    page.click("Download JSON")
+    (record,) = server.rpc("get_trace", session_id=session_id)
+    assert json.loads(downloaded(f"{session_id[:8]}-step-0.json")) == record
+    for label, name in (("World at version 1", "world-1.json"), ("Trace", "trace.json")):
+        page.click("Download…", "summary")
+        page.click(label, ".menu button")
+        found = json.loads(downloaded(f"{session_id[:8]}-{name}"))
+        assert found == ([record] if label == "Trace" else server.rpc("get_environment", session_id=session_id))
+        page.press(Keys.ESCAPE)
+    page.click("Download…", "summary")
+    page.click("Bundle", ".menu button")
+    bundle = base64.b64encode(downloaded(f"{session_id[:8]}.bundle")).decode()
+    assert server.rpc("import_bundle", bundle=bundle)["version"] == 1
+
+
+def test_rows_that_differ_in_large_tables_are_seen_in_compare(page, server):
+    session_id = server.rpc("create_session", toolpacks=["stall"], options={"stall": {"rows": 1150}})["session_id"]
+    (fork,) = server.rpc("fork_session", session_id=session_id)
+    server.call(fork["session_id"], "run_sql", sql="UPDATE filler SET text = 'it changed' WHERE id = 1101")
+    page.open(f"#/compare/{session_id}/{fork['session_id']}")
+    page.sees("1 difference")
+    assert "it changed" in page.find(".tree li.inside", "1101").text
+    page.click("Show 100 rows more")
+    page.until(lambda: len(rows(page)) == 102, "the rows")
 
 
 def rows(page):
