@@ -8,7 +8,7 @@ COPY toolpacks toolpacks
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && pip wheel --no-cache-dir --no-deps --wheel-dir /wheels/more ./packages/* \
     && python -m venv /opt/toolpack-server \
-    && /opt/toolpack-server/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[otel,redis,seeded]" /wheels/more/*.whl
+    && /opt/toolpack-server/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[otel,postgres,redis,seeded]" /wheels/more/*.whl
 
 FROM python:3.14-slim
 # A new volume gets the owner of the folder in the image, so this user can write to it.

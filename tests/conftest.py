@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import postgres_server
 import pytest
 import redis_server
 import serving
@@ -93,6 +94,12 @@ def redis_url(tmp_path_factory):
         yield url
 
 
+@pytest.fixture(scope="session")
+def postgres_url():
+    with postgres_server.start(*postgres_server.UNSAFE) as server:
+        yield server.url
+
+
 @pytest.fixture(scope="module")
 def window(server, tmp_path_factory):
     """A browser for the tests of a file, which says by its fixture `server` what the browser looks at."""
@@ -121,9 +128,11 @@ def cold(monkeypatch):
 
 @pytest.fixture
 def store_url(request, tmp_path):
-    """Gives the URL of an empty store: `memory`, `sqlite` or `redis`."""
+    """Gives the URL of an empty store: `memory`, `sqlite`, `redis` or `postgres`."""
 
     def url(kind):
+        if kind == "postgres":
+            return postgres_server.emptied(request.getfixturevalue("postgres_url"))
         if kind == "redis":
             return redis_server.emptied(request.getfixturevalue("redis_url"))
         return "memory:" if kind == "memory" else f"sqlite:///{tmp_path / 'sessions.db'}"

@@ -27,6 +27,7 @@ EXTRAS = (
     "agentdojo",
     "client",
     "otel",
+    "postgres",
     "redis",
     "seeded",
 )  # what parts of the server need; the others are for development

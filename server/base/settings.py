@@ -135,7 +135,9 @@ class Settings(_FromEnvironment, FixedLimits):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     workers: int = Field(1, ge=1, le=64, description="Worker processes.")
     store: str = Field(
-        "", description="Store URL: memory:, sqlite:///path or redis://host; default: SQLite in the data directory."
+        "",
+        description="Store URL: memory:, sqlite:///path, redis://host or postgresql://host/db; default: SQLite in the "
+        "data directory.",
     )
     data_dir: Path = Field(Path(".toolpack-server"), description="Folder for the embedded store and the key.")
     pack_dir: Annotated[tuple[Path, ...], NoDecode, _split(":")] = Field(

@@ -47,7 +47,10 @@ class _Serve(click.Command):
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port to listen on; 0 chooses a free one.  [default: 8000]")
 @click.option("--workers", type=int, help="Worker processes.  [default: 1]")
-@click.option("--store", help="memory:, sqlite:///path or redis://host.  [default: SQLite in the data directory]")
+@click.option(
+    "--store",
+    help="memory:, sqlite:///path, redis://… or postgresql://….  [default: SQLite in the data directory]",
+)
 @click.option("--data-dir", type=Path, help="Folder for the store and the key.  [default: .toolpack-server]")
 @packs_options
 @click.option("--no-auth", is_flag=True, default=None, help="Serve without tokens on an address that isn't loopback.")
@@ -69,7 +72,8 @@ def serve(reload: bool, **flags: Any) -> None:
     in_memory = not settings.store_url.persistent
     if in_memory and settings.workers > 1:
         raise SettingsError(
-            f"{settings.workers} workers can't share memory: use the default store or redis://, or one worker."
+            f"{settings.workers} workers can't share memory: use the default store, redis:// or postgresql://, or one "
+            "worker."
         )
     for prepare in (prepare for feature in features for prepare in feature.before_serving):
         prepare(settings)

@@ -4,6 +4,7 @@ import contextlib
 from functools import partial
 from itertools import count, cycle
 
+import postgres_server
 import pytest
 import redis_server
 
@@ -25,13 +26,15 @@ def new_file(folder):
     return f"{folder}/{next(numbers)}.db"
 
 
-@pytest.fixture(params=["memory", "memory-shared", "sqlite", "sqlite-shared", "redis"])
+@pytest.fixture(params=["memory", "memory-shared", "sqlite", "sqlite-shared", "redis", "postgres"])
 def new_store(request, tmp_path):
     def new():
         if "memory" in request.param:
             return SharedMemory if "shared" in request.param else MemoryStore
         if request.param == "redis":
             return partial(open_store, redis_server.emptied(request.getfixturevalue("redis_url")))
+        if request.param == "postgres":
+            return partial(open_store, postgres_server.emptied(request.getfixturevalue("postgres_url")))
         return partial(open_store, f"sqlite:///{new_file(tmp_path)}", exclusive="shared" not in request.param)
 
     return new
@@ -40,7 +43,7 @@ def new_store(request, tmp_path):
 def test_a_store_is_shared_and_lasts_or_not(new_store, request):
     kind, opener, kept = request.node.callspec.params["new_store"], new_store(), session()
     with contextlib.closing(opener()) as store:
-        assert store.shared == ("shared" in kind or kind == "redis")
+        assert store.shared == ("shared" in kind or kind in {"redis", "postgres"})
         store.create([kept], {"bank": "b0"}, {"b0": b"bank 0"})
         store.commit([change(kept, 0, "b1")])
     with contextlib.closing(opener()) as again:

@@ -1,0 +1,69 @@
+"""Parameters and results of statements, as bytes of Postgres' protocol.
+
+The rule: pure functions; nothing here talks to Postgres. Texts go as their UTF-8 bytes, into columns of type bytea:
+Postgres' text can't hold the character NUL, and its order depends on the locale.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from struct import Struct
+from typing import Any
+
+BOOL, BYTEA, INT8, INT4, TEXT, FLOAT8, BYTEAS, INT8S = 16, 17, 20, 23, 25, 701, 1001, 1016  # as pg_type numbers them
+
+_ARRAY = Struct(">iiIii")  # dimensions, whether there are NULLs, the type of elements, how many, the first one's index
+_LENGTH = Struct(">i")
+_FLOAT = Struct(">d")
+
+
+def encode(value: Any) -> tuple[bytes | None, int]:
+    """Get a parameter, and 1 if it is in binary form."""
+    if isinstance(value, bytes):
+        return value, 1
+    if isinstance(value, str):
+        return value.encode(), 1
+    if isinstance(value, list):
+        return _encode_list(value)
+    return (None if value is None else _plain(value)), 0
+
+
+def _plain(value: Any) -> bytes:
+    return b"NULL" if value is None else repr(value).encode()
+
+
+def _encode_list(values: list[Any]) -> tuple[bytes, int]:
+    if not any(isinstance(value, bytes | str) for value in values):
+        return b"{%b}" % b",".join(map(_plain, values)), 0
+    texts = [value.encode() if isinstance(value, str) else value for value in values]
+    words = [_ARRAY.pack(1, None in texts, BYTEA, len(texts), 1)]
+    for text in texts:
+        words += (_LENGTH.pack(-1),) if text is None else (_LENGTH.pack(len(text)), text)
+    return b"".join(words), 1
+
+
+def _integer(text: bytes) -> int:
+    return int.from_bytes(text, signed=True)
+
+
+def _decode_array(text: bytes, element: Callable[[bytes], Any]) -> Iterator[Any]:
+    position = _ARRAY.size
+    while position < len(text):
+        (length,) = _LENGTH.unpack_from(text, position)
+        position += _LENGTH.size
+        yield None if length < 0 else element(text[position : position + length])
+        position += max(length, 0)
+
+
+DECODE: dict[int, Callable[[bytes], Any]] = {
+    BOOL: lambda text: text == b"\1",
+    BYTEA: lambda text: text,
+    INT8: _integer,
+    INT4: _integer,
+    TEXT: bytes.decode,
+    FLOAT8: lambda text: _FLOAT.unpack(text)[0],
+    BYTEAS: lambda text: [*_decode_array(text, lambda each: each)],
+    INT8S: lambda text: [*_decode_array(text, _integer)],
+}
+
+
+def decode_row(kinds: Sequence[Callable[[bytes], Any]], texts: Sequence[bytes | None]) -> tuple[Any, ...]:
+    return tuple([None if text is None else kind(text) for kind, text in zip(kinds, texts, strict=True)])

@@ -1,0 +1,155 @@
+"""A real Postgres for the tests, on a free loopback port and in its own folder.
+
+The rule: with CI=true Postgres is required; otherwise tests are skipped without it. It refuses to run as root, so then
+it runs as another user, and its folder isn't below the tests', which only root may enter.
+"""
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+UNSAFE = ("-c", "fsync=off", "-c", "full_page_writes=off")  # faster; a computer that fails isn't tested
+PATIENCE = 120  # as `patience.PATIENCE`, which programs that use this file wouldn't find
+
+
+def find() -> Path | None:
+    """Get the folder of Postgres' programs: Debian has no link to them."""
+    candidates = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -int(path.parent.name))
+    if on_path := shutil.which("postgres"):
+        candidates.append(Path(on_path).resolve().parent)
+    package = importlib.util.find_spec("pgserver")
+    if package is not None and package.origin is not None:
+        candidates.append(Path(package.origin).parent / "pginstall" / "bin")
+    return next((path for path in candidates if (path / "initdb").exists()), None)
+
+
+def _user() -> pwd.struct_passwd | None:
+    """Get who is to run Postgres, if not this user."""
+    if os.geteuid() != 0:
+        return None
+    with contextlib.suppress(KeyError):
+        return pwd.getpwnam("postgres")
+    return pwd.getpwnam("nobody")
+
+
+class Postgres:
+    """The files of one Postgres, and its process while it runs.
+
+    Attributes:
+        port: Where it listens.
+        process: The process, None if it doesn't run.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        from redis_server import free_port  # noqa: PLC0415 - programs that use this file find it as `tests.redis_server`
+
+        programs = find()
+        if programs is None:
+            from ci import without  # noqa: PLC0415 - as above
+
+            without("no Postgres here: install postgresql, or pip install pgserver")
+        self._programs, self._folder, self._options = programs, folder, options
+        self.port = free_port()
+        self.process: subprocess.Popen | None = None
+
+    def run(self, program: str, *arguments: str) -> None:
+        """Run one of Postgres' programs to its end."""
+        with self._started(program, *arguments) as process:
+            assert process.wait(PATIENCE) == 0, f"{program} has failed"
+
+    def _started(self, program: str, *arguments: str) -> subprocess.Popen:
+        user = _user()
+        return subprocess.Popen(
+            [self._programs / program, *arguments],
+            cwd="/",
+            user=user and user.pw_uid,
+            group=user and user.pw_gid,
+            extra_groups=[] if user else None,
+            env={"LC_ALL": "C", "PATH": os.environ["PATH"]},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def make(self) -> None:
+        """Make an empty database."""
+        flags = ("--auth=trust", "--username=tests", "--encoding=UTF8", "--locale=C", "--no-sync")
+        self.run("initdb", "--pgdata", str(self._folder), *flags)
+
+    def start(self, *options: str) -> None:
+        flags = ("-D", str(self._folder), "-p", str(self.port), "-k", "", "-h", "127.0.0.1", *self._options, *options)
+        self.process = self._started("postgres", *flags)
+        deadline = time.monotonic() + PATIENCE
+        while not self._answers():
+            assert self.process.poll() is None, "postgres ended at once"
+            assert time.monotonic() < deadline, "postgres doesn't answer"
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        with self._started("pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)) as asked:
+            return asked.wait(PATIENCE) == 0
+
+    def processes(self) -> list[int]:
+        """Get the ids of its first process and of all that this one has started."""
+        first = self.process.pid
+        return [first, *map(int, Path(f"/proc/{first}/task/{first}/children").read_text(encoding="ascii").split())]
+
+    def kill(self) -> None:
+        """Kill it with all its processes, as if its machine had failed."""
+        if self.process is not None:
+            for process in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://tests@127.0.0.1:{self.port}/postgres"
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """Make a folder for Postgres' user, for a while."""
+    made, user = Path(tempfile.mkdtemp(prefix="toolpack-postgres-", dir="/tmp")), _user()
+    try:
+        if user is not None:
+            os.chown(made, user.pw_uid, user.pw_gid)
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def start(*options: str) -> Iterator[Postgres]:
+    """Start a server with these options besides."""
+    with folder() as made:
+        server = Postgres(made / "data", *options)
+        server.make()
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
+
+
+def emptied(url: str) -> str:
+    """Delete all sessions in a Postgres, and get its URL again."""
+    ask(url, "DROP SCHEMA IF EXISTS toolpack CASCADE")
+    return url
+
+
+def ask(url: str, statement: str) -> list[tuple]:
+    """Run a statement and get its rows."""
+    import psycopg  # noqa: PLC0415 - it is an extra
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        found = connection.execute(statement)
+        return found.fetchall() if found.description else []
