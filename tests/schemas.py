@@ -19,7 +19,7 @@ from server.wiring.service import all_methods, openrpc
 
 BUNDLED = ("bank", "workspace")  # their schemas are in the repository: these toolpacks need no optional package
 ROOT = Path(__file__).parents[1]
-CLIENT = ROOT / "server" / "client" / "methods.py"
+CLIENT = ROOT / "toolpack_server" / "client" / "methods.py"
 
 
 @click.command()

@@ -53,9 +53,9 @@ HEADING = "### Breaking"
 
 MODULES = (
     "server",
-    "server.client",
-    "server.client.environments",
-    "server.client.remote_runtime",
+    "toolpack_server.client",
+    "toolpack_server.training",
+    "toolpack_server.remote_runtime",
     "server.features.api",
     "server.features.api_commands",
     "server.features.api_http",
@@ -286,7 +286,7 @@ class Surface(dict[str, Thing]):
                 self[f"{name}.{attribute}"]
         for member in dir(found):
             owner = next((base for base in found.__mro__ if member in vars(base)), object)
-            if member.startswith("_") or not owner.__module__.startswith("server"):
+            if member.startswith("_") or not owner.__module__.startswith(("server", "toolpack_server")):
                 continue
             value = inspect.getattr_static(found, member)
             if isinstance(value, (staticmethod, classmethod)) or inspect.isfunction(value):

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 sys.path.insert(0, str(Path(__file__).parent))
 from server_process import served
 
-from server.client import AgentClient, Client
+from toolpack_server.client import AgentClient, Client
 
 PATIENCE = 600.0  # the machine may be busy
 MOMENTS = ("before the call", "while it waits for the answer", "after the answer")

@@ -347,7 +347,7 @@ def test_serve_what_you_are_writing(folder):
 def test_look_at_sessions(folder):
     with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
         create = (
-            "from server.client import Client\n"
+            "from toolpack_server.client import Client\n"
             f"client = Client('http://127.0.0.1:{port_of(banner)}')\n"
             "session_id = client.create_session(['bank'], labels={'run': '7'})['session_id']\n"
             "client.run_function(session_id, 'move_to_savings', {'amount': '100.00'})\n"

@@ -1,7 +1,8 @@
 """What programs that use Toolpack Server import: what authors of toolpacks need, and the Python client.
 
-The rule: nothing is defined here. The code is in the package `server`, a name that programs often have for a file of
-their own; this package says so where such a file is in the way, and its names are imported when they are used.
+The rule: here is what only programs that use a server need, such as the client; all else is in the package `server`,
+a name that programs often have for a file of their own. This package says so where such a file is in the way, and its
+names are imported when they are used.
 """
 
 from importlib import import_module
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
         ToolpackServerError,
         ToolpackUnavailable,
     )
-    from server.client import AgentClient, AsyncAgentClient, AsyncClient, Client, rollouts
+    from toolpack_server.client import AgentClient, AsyncAgentClient, AsyncClient, Client
+    from toolpack_server.training import rollouts
 
 __all__ = [
     "AgentClient",
@@ -72,23 +74,28 @@ __all__ = [
 ]
 
 _OWN = Path(__file__).parent.parent / "server"
-_OF_CLIENT = {"AgentClient", "AsyncAgentClient", "AsyncClient", "Client", "rollouts"}
-_ERRORS = {
-    "CallError",
-    "ClientError",
-    "NoReplyError",
-    "RemoteFunctionError",
-    "ReplyError",
-    "ToolpackServerError",
-    "ToolpackUnavailable",
-}
+_MODULES = {
+    **dict.fromkeys(("AgentClient", "AsyncAgentClient", "AsyncClient", "Client"), "toolpack_server.client"),
+    "rollouts": "toolpack_server.training",
+    **dict.fromkeys(
+        (
+            "CallError",
+            "ClientError",
+            "NoReplyError",
+            "RemoteFunctionError",
+            "ReplyError",
+            "ToolpackServerError",
+            "ToolpackUnavailable",
+        ),
+        "server.base.errors",
+    ),
+}  # of those names that aren't of `server` itself
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "server.client" if name in _OF_CLIENT else "server.base.errors" if name in _ERRORS else "server"
-    found = globals()[name] = getattr(_imported(module), name)
+    found = globals()[name] = getattr(_imported(_MODULES.get(name, "server")), name)
     return found
 
 

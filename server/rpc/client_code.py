@@ -46,7 +46,7 @@ class _ClientWriter:
         lines = defaultdict(list)
         for module, names in sorted(self._imported.items()):
             line = f"from {module} import {', '.join(sorted(names))}"
-            lines[module.startswith("server.")].append(
+            lines[module.startswith(("server.", "toolpack_server."))].append(
                 line if len(line) <= WIDTH else _fitted(f"from {module} import ", sorted(names), ")")
             )
         return "\n\n".join("\n".join(lines[ours]) for ours in (False, True)) + "\n"
@@ -61,7 +61,7 @@ class _ClientWriter:
         others = [name for name in fields if name not in first]
         arguments = [self._argument(name, fields[name]) for name in [*first, *others]]
         arguments = ["self", *arguments[: len(first)], *(["*"] if others else []), *arguments[len(first) :]]
-        self._imported["server.client.requests"].add("requests")
+        self._imported["toolpack_server.client.requests"].add("requests")
         name, result = declared.name.removeprefix("rpc."), self._type(declared.result)
         return "\n".join(
             [

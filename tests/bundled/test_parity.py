@@ -28,12 +28,12 @@ from http_server import RestartingTransport, running
 from pydantic_core import to_json
 
 from server.base.settings import Settings
-from server.client import Client
-from server.client.remote_runtime import RemoteRuntime
 from server.functions_runtime import error_text
 from server.packs.loading import load_catalog
 from server.snapshots.comparison import difference
 from server.snapshots.pickling import thaw
+from toolpack_server.client import Client
+from toolpack_server.remote_runtime import RemoteRuntime
 
 pytestmark = with_agentdojo.HEAVY
 

@@ -18,11 +18,11 @@ from redis_server import free_port
 from serving import AGENTS_METHODS, CLIENTS_METHODS
 
 from server.base.errors import NoReplyError, ReplyError
-from server.client import AgentClient, AsyncAgentClient, AsyncClient, Client, batches
-from server.client import clients as client_module
-from server.client.methods import AgentMethods, ClientMethods
-from server.client.requests import method
 from server.packs.loading import load_catalog
+from toolpack_server.client import AgentClient, AsyncAgentClient, AsyncClient, Client, batches
+from toolpack_server.client import clients as client_module
+from toolpack_server.client.methods import AgentMethods, ClientMethods
+from toolpack_server.client.requests import method
 
 OK = {"jsonrpc": "2.0", "id": 1, "result": {"result": 1, "error": None}}
 SESSION = {
@@ -134,8 +134,8 @@ def test_help_shows_the_methods_with_their_signatures(kind, shown):
 
 def test_a_missing_package_is_named_with_the_remedy():
     for missing, module, remedy in [
-        ("httpx", "server.client", "pip install 'toolpack-server[client]'"),
-        ("agentdojo", "server.client.remote_runtime", "pip install 'toolpack-server[agentdojo,client]'"),
+        ("httpx", "toolpack_server.client", "pip install 'toolpack-server[client]'"),
+        ("agentdojo", "toolpack_server.remote_runtime", "pip install 'toolpack-server[agentdojo,client]'"),
     ]:
         program = f"import sys; sys.modules['{missing}'] = None; import {module}"
         ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -15,14 +15,15 @@ from hypothesis import strategies as some
 from test_client import OK, REPLAY, SESSION, Script
 
 from server.base.errors import ClientError, NoReplyError, ReplyError
-from server.client import AsyncClient, Client, exchange, rollouts
-from server.client import clients as client_module
-from server.client.environments import TrainingEnvironment
-from server.client.exchange import RETRIES
-from server.client.methods import ClientMethods
-from server.client.requests import method
-from server.client.shapes import fits
 from server.protocol.results import Record
+from toolpack_server.client import AsyncClient, Client, exchange
+from toolpack_server.client import clients as client_module
+from toolpack_server.client.exchange import RETRIES
+from toolpack_server.client.methods import ClientMethods
+from toolpack_server.client.requests import method
+from toolpack_server.client.shapes import fits
+from toolpack_server.training import rollouts
+from toolpack_server.training.environments import TrainingEnvironment
 
 METHODS = {name: each for name, each in vars(ClientMethods).items() if isinstance(each, method)}
 

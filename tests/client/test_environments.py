@@ -14,9 +14,9 @@ import serving
 from serving import refused
 
 from server.base.errors import RemoteFunctionError, ReplyError
-from server.client import Client
-from server.client.environments import TrainingEnvironment, submit_answers
-from server.client.text_environments import TextEnvironment
+from toolpack_server.client import Client
+from toolpack_server.training.environments import TrainingEnvironment, submit_answers
+from toolpack_server.training.text_environments import TextEnvironment
 
 SAVE = "bank/save-300"
 RUN = {"run": "environments"}
@@ -212,7 +212,7 @@ def test_a_lost_server_is_an_invalid_sample_and_no_reward_of_0(tmp_path, packs):
 
 def test_sessions_of_a_trainer_that_was_killed_are_closed_by_their_label(server):
     program = f"""
-from server.client.environments import TrainingEnvironment, submit_answers
+from toolpack_server.training.environments import TrainingEnvironment, submit_answers
 environment = TrainingEnvironment({server.url!r}, task={SAVE!r}, labels={{"run": "killed"}})
 with environment.group(2) as members:
     environment.reset()

@@ -11,10 +11,11 @@ from http_server import running
 from pydantic import ValidationError
 
 from server.base.errors import EnvironmentDiffersError, RemoteFunctionError, ReplyError
-from server.client import Client, remote_runtime
-from server.client.remote_runtime import RemoteRuntime
 from server.packs.loading import load_catalog
 from server.snapshots.comparison import difference
+from toolpack_server import remote_runtime
+from toolpack_server.client import Client
+from toolpack_server.remote_runtime import RemoteRuntime
 
 pytestmark = with_agentdojo.HEAVY
 

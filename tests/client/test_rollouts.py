@@ -11,8 +11,9 @@ from redis_server import free_port
 from serving import PACKS, PATIENCE, wait_until
 
 from server.base.errors import ReplyError
-from server.client import AsyncClient, rollouts
 from server.packs.loading import load_catalog
+from toolpack_server.client import AsyncClient
+from toolpack_server.training import rollouts
 
 TASKS = ["chores/dishes", "chores/returns-true"]
 RUN = {"run": "1"}

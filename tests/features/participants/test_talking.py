@@ -12,7 +12,6 @@ from market import CATALOG, Played, play
 from serving import Bench, refused, wait_until
 
 from server import Toolpack
-from server.client import AgentClient
 from server.features.mcp.messages import CALL_ID_KEY
 from server.features.mcp.protocol import Mcp
 from server.features.participants.talking import Talking
@@ -20,6 +19,7 @@ from server.features.participants.waiting import Waits
 from server.packs.catalog import Catalog
 from server.sessions import manager
 from server.wiring.stores import open_store
+from toolpack_server.client import AgentClient
 
 THREE = {"buyer": {"answers": True}, "seller": {}}
 

@@ -11,7 +11,7 @@ import re
 from typing import Any, Self
 
 from server.base.errors import RemoteFunctionError
-from server.client.environments import TrainingEnvironment, as_text
+from toolpack_server.training.environments import TrainingEnvironment, as_text
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _GUIDE = """\

@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from server.base.errors import ClientError, NoReplyError
-from server.client.exchange import checked, reply_error
-from server.client.methods import AgentMethods, ClientMethods
-from server.client.requests import Request
+from toolpack_server.client.exchange import checked, reply_error
+from toolpack_server.client.methods import AgentMethods, ClientMethods
+from toolpack_server.client.requests import Request
 
 T = TypeVar("T")
 

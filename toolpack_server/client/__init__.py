@@ -1,7 +1,6 @@
 """The Python client: `Client` for a server, `AgentClient` for an agent, both also async, and their results' types.
 
-The rule: it imports the server's result types, snapshots, JSON and errors, and nothing else of it. `remote_runtime`
-implements AgentDojo's runtime, and needs the package `agentdojo`.
+The rule: it imports the server's result types and errors, and nothing else of it; no part of the server imports it.
 """
 
 try:
@@ -9,10 +8,6 @@ try:
 except ImportError:
     raise ImportError("The Python client needs httpx: pip install 'toolpack-server[client]'.", name="httpx") from None
 
-from server.client.batches import Reply
-from server.client.clients import AgentClient, AsyncAgentClient, AsyncClient, Client
-from server.client.requests import Request
-from server.client.rollouts import RolloutResult, rollouts
 from server.protocol.results import (
     CallRecord,
     Envelope,
@@ -24,6 +19,9 @@ from server.protocol.results import (
     Session,
     ToolpackDescription,
 )
+from toolpack_server.client.batches import Reply
+from toolpack_server.client.clients import AgentClient, AsyncAgentClient, AsyncClient, Client
+from toolpack_server.client.requests import Request
 
 __all__ = [
     "AgentClient",
@@ -39,8 +37,6 @@ __all__ = [
     "Reply",
     "Request",
     "ResetRecord",
-    "RolloutResult",
     "Session",
     "ToolpackDescription",
-    "rollouts",
 ]

@@ -8,7 +8,6 @@ Written by `python -m tests.schemas` from the server's methods: don't edit it. W
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from server.client.requests import requests
 from server.protocol.results import (
     AgentTask,
     AnswerRecord,
@@ -31,6 +30,7 @@ from server.protocol.results import (
     Verdict,
     VerdictRecord,
 )
+from toolpack_server.client.requests import requests
 
 
 class AgentMethods:

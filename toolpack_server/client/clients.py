@@ -13,11 +13,20 @@ from typing import Any, Self, TypedDict, TypeVar
 
 import httpx
 
-from server.client.batches import AgentBatch, AsyncAgentBatch, AsyncBatch, Batch
-from server.client.exchange import RETRIES, Failed, HttpAnswer, Outage, ReplyBody, exchange, no_json_rpc, reply_error
-from server.client.methods import AgentMethods, ClientMethods
-from server.client.requests import Request
 from server.protocol.results import Session
+from toolpack_server.client.batches import AgentBatch, AsyncAgentBatch, AsyncBatch, Batch
+from toolpack_server.client.exchange import (
+    RETRIES,
+    Failed,
+    HttpAnswer,
+    Outage,
+    ReplyBody,
+    exchange,
+    no_json_rpc,
+    reply_error,
+)
+from toolpack_server.client.methods import AgentMethods, ClientMethods
+from toolpack_server.client.requests import Request
 
 T = TypeVar("T")
 

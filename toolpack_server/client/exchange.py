@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import httpx
 
 from server.base.errors import NoReplyError, ReplyError
-from server.client.requests import Request
+from toolpack_server.client.requests import Request
 
 T = TypeVar("T")
 

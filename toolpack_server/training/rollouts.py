@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass
 from typing import Any
 
-from server.client.clients import AsyncAgentClient, AsyncClient
 from server.protocol.results import Session, Verdict
+from toolpack_server.client.clients import AsyncAgentClient, AsyncClient
 
 Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]
 """Plays the agent in one session; see `rollouts`."""

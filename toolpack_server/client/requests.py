@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from server.client.shapes import Fits, anything, fits
+from toolpack_server.client.shapes import Fits, anything, fits
 
 P = ParamSpec("P")
 T = TypeVar("T")

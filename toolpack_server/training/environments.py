@@ -17,8 +17,8 @@ from types import UnionType
 from typing import Any, Literal, Self
 
 from server.base.errors import ClientError, NoReplyError, RemoteFunctionError, ReplyError
-from server.client.clients import AgentClient, Client
 from server.protocol.results import Json, Session, Verdict
+from toolpack_server.client.clients import AgentClient, Client
 
 LABEL = {"environment": "trainer"}  # which the sessions of all environments have
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
