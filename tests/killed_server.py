@@ -24,7 +24,7 @@ from tests.faults.clients import Connection, RefusedError
 from tests.faults.world import Server, children, send_signal
 
 REPEATABLE = ("create_session", "fork_session", "reset_session", "run_function")
-CRASHED = "ExecutorCrashedError"  # then nothing has changed
+CRASHED = "CrashedError"  # then nothing has changed
 
 
 class KilledServer:

@@ -15,7 +15,7 @@ from redis_server import free_port
 from serving import AGENTS_METHODS, CLIENTS_METHODS
 
 from server.base.settings import PREFIX, Settings
-from server.cli import ELSEWHERE, all_commands
+from server.cli import all_commands, elsewhere
 from server.protocol.parameters import SessionId
 from server.rpc import codes
 from server.rpc.caller import Caller
@@ -62,7 +62,7 @@ def test_every_method_is_documented_with_its_parameters_in_order():
 
 def test_every_command_is_documented():
     page = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
-    commands = {*all_commands(), *ELSEWHERE}
+    commands = {*all_commands(), *elsewhere()}
     assert sorted(re.findall(r"^\| `([a-z ]+)` \|", page, re.MULTILINE)) == sorted(commands)
 
 

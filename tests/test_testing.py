@@ -15,7 +15,6 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from server import Depends, FunctionCall, Task, TaskEnvironment, Toolpack
 from server.base.errors import (
-    EpisodeOverError,
     ReadOnlyError,
     RegistrationError,
     ReplyError,
@@ -23,6 +22,7 @@ from server.base.errors import (
     SnapshotError,
     ToolNotFoundError,
 )
+from server.features.episodes.progress import EpisodeOverError
 from server.testing import Session, add_pack_dir
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,8 @@ Below `ToolpackServerError` an error's first base says who hears of it:
     InternalSignal  another module of the server; no caller of the server ever sees it
 
 The others are caught where they can be answered. `Interrupted`, which ends a function that has passed its deadline, is
-a `BaseException`, so that no `except Exception` in the function keeps it.
+a `BaseException`, so that no `except Exception` in the function keeps it. What only one feature raises and catches is
+defined there, below one of these.
 """
 
 from collections.abc import Sequence
@@ -111,12 +112,8 @@ class TooLargeError(CallError):
     """A result, an environment or a request is larger than its limit."""
 
 
-class ExecutorCrashedError(CallError):
+class CrashedError(CallError):
     """A toolpack's code has ended the process that it ran in."""
-
-
-class EpisodeOverError(CallError):
-    """The agent has submitted its answer, or has used up the calls of its task."""
 
 
 class RequestError(ToolpackServerError):
@@ -204,20 +201,6 @@ class EvaluationError(RequestError):
 
 class AnsweredError(RequestError):
     """Another answer was submitted before, on the same path."""
-
-
-class ReplayError(ToolpackServerError):
-    """A call failed that an evaluator replays.
-
-    Attributes:
-        kind: The name of the class of the exception that it has raised.
-        error: `ErrorType: message`, as in the call's envelope.
-    """
-
-    def __init__(self, function: str, kind: str, error: str) -> None:
-        super().__init__(f"the call of `{function}` failed: {error}")
-        self.kind = kind
-        self.error = error
 
 
 class RewardError(ToolpackServerError, ValueError):
@@ -312,24 +295,8 @@ class CallFailedError(InternalSignal):
         self.failure, self.toolpack = failure, toolpack
 
 
-class McpRefusedError(InternalSignal):
-    """A message of MCP is refused, the request with this id; `malformed`: it breaks the protocol."""
-
-    def __init__(self, described: Any, *, malformed: bool = True, request_id: Any = None) -> None:
-        super().__init__(described[1])
-        self.described, self.malformed, self.request_id = described, malformed, request_id
-
-
 class HeavyReadError(InternalSignal):
     """A read takes so much of the processor that it must wait for its turn."""
-
-
-class ExecutorGoneError(InternalSignal):
-    """The process at the other end of a channel has ended; `unread`: before it read what was sent to it last."""
-
-    def __init__(self, *, unread: bool = False) -> None:
-        super().__init__("The process at the other end has ended.")
-        self.unread = unread
 
 
 class MissingBlobError(InternalSignal, LookupError):

@@ -38,13 +38,18 @@ COMMANDS = {
 GROUPS = {"session": "Look at sessions, and write them into files."}
 """Commands that have subcommands, and what these do: `session trace` is the subcommand `trace` of `session`."""
 
-ELSEWHERE = {"audit": "toolpack-author", "conform": "toolpack-conformance"}
-"""Commands of distributions that are made of the same repository, for whoever looks for them without these."""
+ELSEWHERE = "toolpack_server.elsewhere"
+"""The group of entry points that name commands of other distributions, for whoever looks for them without these."""
 
 
 def all_commands() -> dict[str, str]:
     """Get the import paths of the core's commands, and of those that distributions name."""
     return {point.name: point.value for point in entry_points(group=GROUP)} | COMMANDS
+
+
+def elsewhere() -> dict[str, str]:
+    """Get the distributions of commands that this one hasn't, by the names of the commands."""
+    return {point.name: point.value.replace("_", "-") for point in entry_points(group=ELSEWHERE)}
 
 
 def first_sentence(path: str) -> str:
@@ -95,7 +100,7 @@ class Commands(click.Group):
             command: click.Command | None = resolve_name(path) if path else None
         finally:
             gc.enable()
-        if command is None and (package := ELSEWHERE.get(name)):
+        if command is None and (package := elsewhere().get(name)):
             raise click.ClickException(
                 f"{name} comes with {package}, which isn't installed: install the wheel of this version, or, in a "
                 f"clone of the repository, ./packages/{package}."

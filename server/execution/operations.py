@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from typing_extensions import override
 
 from server.base.cache import BoundedCache
-from server.base.errors import MAX_SHOWN, ExecutorCrashedError, ResultError, shown
+from server.base.errors import MAX_SHOWN, CrashedError, ResultError, shown
 from server.base.terminal import printable
 from server.execution.call import Outcome, call, call_steps
 from server.execution.codec import Codec, PlainCodec
@@ -214,7 +214,7 @@ class RunCall(RunnerOperation[Outcome]):
         return PromiseCheck(seconds, (toolpack, function, printable(shown(change))))
 
     @override
-    def crashed(self, error: ExecutorCrashedError) -> Outcome:
+    def crashed(self, error: CrashedError) -> Outcome:
         return Outcome(failure=CallFailure.of(error, Failure.CRASHED, keep_cause=False))
 
     @classmethod

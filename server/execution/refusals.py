@@ -20,9 +20,9 @@ def _classes(base: type[Exception]) -> Iterator[type[Exception]]:
         yield from _classes(kind)
 
 
-REFUSALS: Mapping[str, type[Exception]] = {
-    kind.__name__: kind for base in (CallError, RequestError) for kind in _classes(base)
-}
+def refusals() -> Mapping[str, type[Exception]]:
+    """Get the classes of all errors that may cross, those of features that have been imported since, too, by name."""
+    return {kind.__name__: kind for base in (CallError, RequestError) for kind in _classes(base)}
 
 
 def write_refusal(error: CallError | RequestError) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def write_refusal(error: CallError | RequestError) -> dict[str, Any]:
 
 def read_refusal(head: Mapping[str, Any]) -> Exception:
     """Get the error that an executor names; a `KeyError` if there is none of that name."""
-    kind = REFUSALS[head["refused"]]
+    kind = refusals()[head["refused"]]
     error = kind.__new__(kind)
     error.args = (str(head["text"])[:MAX_TEXT],)
     for name, parameter in _parameters(kind).items():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from server.base.errors import ExecutorCrashedError
+from server.base.errors import CrashedError
 from server.execution.codec import Codec
 from server.execution.world import Means, Snapshot
 from server.functions.steps import Steps
@@ -82,7 +82,7 @@ class RunnerOperation(Generic[T_co]):
         """
         raise NotImplementedError
 
-    def crashed(self, error: ExecutorCrashedError) -> T_co:
+    def crashed(self, error: CrashedError) -> T_co:
         """Get the result when the executor has ended meanwhile."""
         raise error
 

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import thread as executors
+from concurrent.futures import thread as pools
 from typing import Any
 from weakref import WeakSet
 
@@ -98,5 +98,5 @@ def leftover_threads() -> int:
         frames = sys._current_frames()  # noqa: SLF001 - the documented way to see what a thread does
         for thread in threads:
             frame = frames.get(thread.ident or 0)
-            busy += frame is not None and frame.f_code is not executors._worker.__code__  # noqa: SLF001 - waits for work
+            busy += frame is not None and frame.f_code is not pools._worker.__code__  # noqa: SLF001 - waits for work
     return busy

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from server.base.errors import MAX_SHOWN, ExecutorCrashedError, TooLargeError, VersionConflictError
+from server.base.errors import MAX_SHOWN, CrashedError, TooLargeError, VersionConflictError
 from server.base.terminal import printable
 from server.engine.jobs import StartClock
 from server.engine.state import Effect, SessionState
@@ -307,7 +307,7 @@ def heard(shown: Shown) -> Shown:
 
 def _worker_lost(plan: Plan) -> Outcome:
     """Get the outcome of a call that isn't run again; it isn't recorded, as other code may run it."""
-    error = ExecutorCrashedError(
+    error = CrashedError(
         f"`{plan.function}` has ended its process {LIMIT} times, and isn't run again until the server runs other code; "
         "nothing has changed."
     )

@@ -19,7 +19,7 @@ from command_line import invoke, run, run_here
 from patience import PATIENCE
 
 from server.base.settings import Settings
-from server.cli import ELSEWHERE
+from server.cli import elsewhere
 from server.cli.serve import banner
 from server.packs.loading import load_catalog
 
@@ -400,7 +400,7 @@ def test_a_start_that_fails_says_one_sentence_and_nothing_else(tmp_path, prepare
 
 def test_a_command_of_a_package_that_is_not_installed_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("server.cli.entry_points", lambda **_: ())
-    for name, package in ELSEWHERE.items():
+    for name, package in elsewhere().items():
         result = invoke(name, "--help")
         assert result.exit_code == 1
         assert result.output == (

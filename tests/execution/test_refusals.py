@@ -22,7 +22,7 @@ from server.base.errors import (
 )
 from server.execution import machine
 from server.execution.machine import machine_trouble
-from server.execution.refusals import REFUSALS, read_refusal, write_refusal
+from server.execution.refusals import read_refusal, refusals, write_refusal
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.codes import CODES, describe
@@ -51,8 +51,8 @@ def is_unrecorded(bench, session_id):
 
 
 def test_every_error_that_may_refuse_crosses_as_what_it_is():
-    assert {*REFUSALS.values()} == subclasses(CallError) | subclasses(RequestError)
-    for kind in REFUSALS.values():
+    assert {*refusals().values()} == subclasses(CallError) | subclasses(RequestError)
+    for kind in refusals().values():
         error = kind.__new__(kind)
         error.args = ("It can't be done.",)
         read = read_refusal(write_refusal(error))
@@ -71,8 +71,8 @@ def test_every_error_that_may_refuse_crosses_as_what_it_is():
 
 @needs_executors
 def test_a_refusal_of_an_executor_is_recorded_nowhere(confined):
-    for kind in sorted(REFUSALS):
-        if not issubclass(REFUSALS[kind], RequestError):
+    for kind, made in sorted(refusals().items()):
+        if not issubclass(made, RequestError):
             continue
         session_id = confined.create("rough")
         with pytest.raises(serving.RpcError) as error:

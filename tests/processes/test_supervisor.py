@@ -59,7 +59,7 @@ def test_a_call_that_ends_its_worker_is_not_run_a_fourth_time_and_nobody_else_wa
         for _ in range(2):
             error = server.call(rough, "ends", {"call_id": call_id}, how="kill")["error"]
             assert error == (
-                "ExecutorCrashedError: `ends` has ended its process 3 times, and isn't run again until the server runs "
+                "CrashedError: `ends` has ended its process 3 times, and isn't run again until the server runs "
                 "other code; nothing has changed."
             )
         assert server.rpc("get_trace", session_id=rough) == []

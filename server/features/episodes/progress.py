@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from server.base.errors import EpisodeOverError, InvalidParamsError
+from server.base.errors import CallError, InvalidParamsError
 from server.engine.jobs import StartClock
 from server.engine.state import Effect, SessionState
 from server.execution.call import Outcome
@@ -23,6 +23,10 @@ from server.sessions.context import SessionContext
 from server.sessions.operation import Around, SessionOperation
 from server.sessions.record_kinds import RecordKind, Shown
 from server.stores.base import StoredSession
+
+
+class EpisodeOverError(CallError):
+    """The agent has submitted its answer, or has used up the calls of its task."""
 
 
 class Progress(NamedTuple):

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from server.base.errors import ExecutorGoneError, TooLargeError
+from server.base.errors import InternalSignal, TooLargeError
 from server.base.forked import let_go
 from server.execution.runner import Frame
 from server.jsonio.strict import dumps, loads
@@ -21,6 +21,14 @@ MAX_HEAD_VALUES = 250_000
 
 _LENGTHS = struct.Struct("<II")  # of the JSON, and of all pieces together
 _AT_ONCE = 65_536
+
+
+class ExecutorGoneError(InternalSignal):
+    """The process at the other end of a channel has ended; `unread`: before it read what was sent to it last."""
+
+    def __init__(self, *, unread: bool = False) -> None:
+        super().__init__("The process at the other end has ended.")
+        self.unread = unread
 
 
 class Channel:

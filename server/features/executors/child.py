@@ -22,12 +22,12 @@ from typing import Any
 
 import orjson
 
-from server.base.errors import ExecutorGoneError, StartError, shown
+from server.base.errors import StartError, shown
 from server.base.settings import PREFIX
 from server.base.terminal import printable
 from server.execution.runner import Frame
 from server.features.executors import system
-from server.features.executors.channel import Channel
+from server.features.executors.channel import Channel, ExecutorGoneError
 from server.features.executors.executor import Configuration
 from server.features.executors.output import Output
 from server.features.executors.zygote import MAX_CONFIGURATION

@@ -18,12 +18,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from server.base.errors import ExecutorGoneError, StartError, TooLargeError
+from server.base.errors import StartError, TooLargeError
 from server.base.forked import in_forked
 from server.execution.codec import PlainCodec
 from server.execution.runner import RunnerOperation
 from server.features.executors import system
-from server.features.executors.channel import MAX_HEAD_BYTES, Channel
+from server.features.executors.channel import MAX_HEAD_BYTES, Channel, ExecutorGoneError
 from server.features.executors.sandbox import Sandbox
 from server.features.executors.work import Work, refused
 from server.functions.coroutines import keep_main_loop

@@ -13,8 +13,7 @@ from traceback import format_tb
 from typing import Any, Protocol, TypeVar
 
 from server.base.errors import (
-    ExecutorCrashedError,
-    ExecutorGoneError,
+    CrashedError,
     InternalError,
     OverloadedError,
     shown,
@@ -25,6 +24,7 @@ from server.execution.codec import Codec
 from server.execution.refusals import MAX_TEXT, read_refusal
 from server.execution.runner import Frame, RunnerOperation
 from server.execution.world import Means
+from server.features.executors.channel import ExecutorGoneError
 from server.features.executors.child import ExecutorProcess, Zygote
 from server.features.executors.executor import Configuration
 from server.features.executors.pool import Pool
@@ -98,7 +98,7 @@ class ExecutorRunner:
         """Let an executor do something; if it ends before it has begun, let another one.
 
         Raises:
-            ExecutorCrashedError: It has ended meanwhile.
+            CrashedError: It has ended meanwhile.
             OverloadedError: No executor has begun, or all have ended.
         """
         preferred = operation.preferred()
@@ -115,7 +115,7 @@ class ExecutorRunner:
                     except ExecutorGoneError as gone:
                         how = None if gone.unread else child.how_it_ended()
                         if how is not None:
-                            raise ExecutorCrashedError(
+                            raise CrashedError(
                                 f"{operation.who} ended its process ({how}); nothing has changed."
                             ) from None
                         if not gone.unread:
@@ -127,10 +127,8 @@ class ExecutorRunner:
                             *(operation.who, type(error).__name__, printable(shown(str(error)))),
                             "".join(format_tb(error.__traceback__)),
                         )
-                        raise ExecutorCrashedError(
-                            f"{operation.who} made its process unusable; nothing has changed."
-                        ) from None
-        except ExecutorCrashedError as error:
+                        raise CrashedError(f"{operation.who} made its process unusable; nothing has changed.") from None
+        except CrashedError as error:
             return operation.crashed(error)
         raise OverloadedError(STOPPED)
 

@@ -9,7 +9,7 @@ The rule: pure. A message that is refused raises an error, which says why.
 from dataclasses import dataclass
 from typing import Any
 
-from server.base.errors import McpRefusedError, shown
+from server.base.errors import InternalSignal, shown
 from server.jsonio.strict import dumps
 from server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, Described
 
@@ -26,6 +26,14 @@ CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 
 NAMING = ("tools/call", "prompts/get")  # the methods with a name
+
+
+class McpRefusedError(InternalSignal):
+    """A message of MCP is refused, the request with this id; `malformed`: it breaks the protocol."""
+
+    def __init__(self, described: Any, *, malformed: bool = True, request_id: Any = None) -> None:
+        super().__init__(described[1])
+        self.described, self.malformed, self.request_id = described, malformed, request_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,20 @@ is the caller's; whatever a client says of sessions is ignored.
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from server.base.errors import InvalidParamsError, McpRefusedError
+from server.base.errors import InvalidParamsError
 from server.execution.failure import Failure
 from server.features.mcp.answering import NAME as SUBMIT_ANSWER
 from server.features.mcp.answering import Answering
 from server.features.mcp.marks import Path
-from server.features.mcp.messages import CALL_ID_KEY, LEGACY, VERSION_KEY, VERSIONS, McpMessage, read_message
+from server.features.mcp.messages import (
+    CALL_ID_KEY,
+    LEGACY,
+    VERSION_KEY,
+    VERSIONS,
+    McpMessage,
+    McpRefusedError,
+    read_message,
+)
 from server.features.mcp.prompts import PROMPTS, Prompts
 from server.features.mcp.results import (
     CACHE,

@@ -7,9 +7,9 @@ from enum import Enum
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from server.base.errors import McpRefusedError, SessionNotFoundError
+from server.base.errors import SessionNotFoundError
 from server.execution.call import Outcome
-from server.features.mcp.messages import McpMessage
+from server.features.mcp.messages import McpMessage, McpRefusedError
 from server.jsonio.strict import dumps
 from server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, STANDARD, Described, describe, error_reply
 

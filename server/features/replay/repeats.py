@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from server.base.errors import ExecutorCrashedError, TooLargeError, shown
+from server.base.errors import CrashedError, TooLargeError, shown
 from server.engine.jobs import StartClock
 from server.engine.state import Effect, SessionState
 from server.execution.call import Outcome
@@ -78,7 +78,7 @@ class UnrunCall(RepeatedCall):
         return self._changed(outcome, self.plan.timeout_seconds)
 
     def _lost(self) -> Outcome:
-        error = ExecutorCrashedError(
+        error = CrashedError(
             f"`{self.plan.function}` ended its process in the call that is repeated here, so it isn't run; nothing has "
             "changed."
         )

@@ -19,9 +19,9 @@ from server.base.errors import (
     Interrupted,
     InvalidParamsError,
     MissingBlobError,
-    ReplayError,
     RequestError,
     RewardError,
+    ToolpackServerError,
 )
 from server.execution.call import call
 from server.execution.declared import Versions
@@ -42,6 +42,20 @@ from server.sessions.record_kinds import RecordKinds
 from server.volumes.volume import is_piece
 
 log = logging.getLogger("toolpack_server")
+
+
+class ReplayError(ToolpackServerError):
+    """A call failed that an evaluator replays.
+
+    Attributes:
+        kind: The name of the class of the exception that it has raised.
+        error: `ErrorType: message`, as in the call's envelope.
+    """
+
+    def __init__(self, function: str, kind: str, error: str) -> None:
+        super().__init__(f"the call of `{function}` failed: {error}")
+        self.kind = kind
+        self.error = error
 
 
 class Seen(NamedTuple):

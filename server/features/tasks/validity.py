@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from server.base.errors import (
     ClassesChangedError,
+    CrashedError,
     DeadlineError,
     EvaluationError,
-    ExecutorCrashedError,
     RequestError,
     StateDamagedError,
     VersionNotRetainedError,
@@ -30,7 +30,7 @@ _KINDS: Mapping[type[RequestError], Kind] = {
     VersionNotRetainedError: "world",
     StateDamagedError: "world",
 }
-_MACHINE = {Failure.DEADLINE: TimeoutError.__name__, Failure.CRASHED: ExecutorCrashedError.__name__}
+_MACHINE = {Failure.DEADLINE: TimeoutError.__name__, Failure.CRASHED: CrashedError.__name__}
 
 
 def evaluation_failure(error: RequestError) -> VerdictFailure | None:

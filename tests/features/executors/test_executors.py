@@ -76,7 +76,7 @@ def test_a_function_that_ends_its_process_fails_alone(shared, how):
     session_id = shared.create("rough")
     shared.result(session_id, "mark", text="before")
     crashed = ended(shared, "crashed")
-    text = f"ExecutorCrashedError: `ends` ended its process ({WAYS_TO_END[how]}); nothing has changed."
+    text = f"CrashedError: `ends` ended its process ({WAYS_TO_END[how]}); nothing has changed."
     assert shared.call(session_id, "ends", {"call_id": "once"}, how=how) == {"result": "", "error": text}
     assert ended(shared, "crashed") == crashed + 1
     assert shared.call(session_id, "ends", {"call_id": "once"}, how=how)["error"] == text  # from the record
@@ -94,7 +94,7 @@ def test_with_raise_on_error_it_is_an_error_of_the_function(shared):
     session_id = shared.create("rough")
     error = refused(-32002, shared.call, session_id, "ends", {"raise_on_error": True}, how="exit")
     assert error.message == "`ends` ended its process (exit status 3); nothing has changed."
-    assert error.data == {"type": "ExecutorCrashedError"}
+    assert error.data == {"type": "CrashedError"}
 
 
 FORGED = [
@@ -107,7 +107,7 @@ FORGED = [
 def test_an_executor_that_says_what_none_would_say_is_ended(shared, how):
     session_id = shared.create("rough")
     assert shared.call(session_id, "forge", how=how)["error"] == (
-        "ExecutorCrashedError: `forge` made its process unusable; nothing has changed."
+        "CrashedError: `forge` made its process unusable; nothing has changed."
     )
     goes_on(shared, session_id)
 
@@ -116,7 +116,7 @@ def test_no_executor_can_accuse_a_function_that_its_call_does_not_run(shared):
     session_id = shared.create("rough")
     for function in ("process", "mark", "there is none"):
         assert shared.call(session_id, "accuse", function=function)["error"] == (
-            "ExecutorCrashedError: `accuse` made its process unusable; nothing has changed."
+            "CrashedError: `accuse` made its process unusable; nothing has changed."
         )
     shared.result(session_id, "process")
     assert shared.version(session_id) == 0  # it is still believed to change nothing
@@ -323,7 +323,7 @@ def test_a_call_that_finds_no_executor_in_time_is_refused(tmp_path, monkeypatch)
         error = refused(-32006, bench.call, waiting, "mark", text="late")
         assert "waited 0.1 s" in error.message
         os.kill(process, signal.SIGKILL)
-        assert hanging.result(PATIENCE)["error"].startswith("ExecutorCrashedError: ")
+        assert hanging.result(PATIENCE)["error"].startswith("CrashedError: ")
         goes_on(bench, waiting)
 
 

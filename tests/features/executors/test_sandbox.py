@@ -210,7 +210,7 @@ def test_all_else_holds_in_the_sandbox_too(thief):
     bench = thief.bench
     session_id = bench.create("rough")
     assert bench.result(session_id, "mark", text="a") == ["a"]
-    assert bench.call(session_id, "ends", how="crash")["error"].startswith("ExecutorCrashedError: ")
+    assert bench.call(session_id, "ends", how="crash")["error"].startswith("CrashedError: ")
     assert bench.call(session_id, "hang", how="interpreter")["error"].startswith("TimeoutError: ")
     assert bench.call(session_id, "eat", size=2**31)["error"] == "MemoryError: "
     assert bench.result(session_id, "leave", what="thread")

@@ -99,7 +99,7 @@ def test_a_lost_process_leaves_nothing(bench, session, isolation):
         pytest.skip("it would end the tests")
     bench.result(session, "place_order", product=1, quantity=3)
     failed = error(bench, session, "commit_and", sql="DELETE FROM orders", how="exit")
-    assert failed == "ExecutorCrashedError: `commit_and` ended its process (exit status 3); nothing has changed."
+    assert failed == "CrashedError: `commit_and` ended its process (exit status 3); nothing has changed."
     assert bench.result(session, "count_orders") == 1
 
 

@@ -241,7 +241,7 @@ def test_a_forged_failure_says_what_this_server_says(make, failure, gate):
     assert (record.get("failure"), record["result"], gate.calls) == (failure, "", calls)
     said = {
         "deadline": "TimeoutError: `hold` took longer than 0.2 s and was given up; nothing has changed.",
-        "crashed": "ExecutorCrashedError: `hold` ended its process in the call that is repeated here, so it isn't run; "
+        "crashed": "CrashedError: `hold` ended its process in the call that is repeated here, so it isn't run; "
         "nothing has changed.",
     }
     assert record["error"] == said[failure]

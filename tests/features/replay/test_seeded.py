@@ -205,7 +205,7 @@ def test_lost_and_overrunning_calls_use_their_tick(bench, other):
         session_id = each.create("dice", **PINNED)
         before = environment(each, session_id)
         assert each.call(session_id, "stall")["error"].startswith("TimeoutError")
-        assert each.call(session_id, "crash")["error"].startswith("ExecutorCrashedError")
+        assert each.call(session_id, "crash")["error"].startswith("CrashedError")
         assert environment(each, session_id) == before
         trace.append([each.result(session_id, "look"), states(each, session_id)])
         assert len({*states(each, session_id)}) == 1

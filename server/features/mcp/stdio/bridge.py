@@ -18,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from server.base.errors import McpRefusedError, OverloadedError, SettingsError
+from server.base.errors import OverloadedError, SettingsError
 from server.base.settings import Settings
 from server.features.mcp.headers import encoded, parameter_headers
 from server.features.mcp.marks import Path, header_parameters
-from server.features.mcp.messages import CALL_ID_KEY, VERSION_KEY, McpMessage, read_message
+from server.features.mcp.messages import CALL_ID_KEY, VERSION_KEY, McpMessage, McpRefusedError, read_message
 from server.features.mcp.results import CODE_SHIFT
 from server.features.mcp.stdio.conversation import Conversation
 from server.features.mcp.stdio.lines import LineReader, LineWriter

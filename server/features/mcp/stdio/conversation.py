@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from server.base.errors import McpRefusedError
-from server.features.mcp.messages import McpMessage
+from server.features.mcp.messages import McpMessage, McpRefusedError
 from server.features.mcp.results import refusal_reply, too_long
 from server.features.mcp.stdio.lines import LineReader, LineWriter
 
