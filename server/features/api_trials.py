@@ -28,7 +28,6 @@ from server.execution.world import Means, Snapshot, World
 from server.features.checking.command import IN_MEMORY
 from server.features.checking.findings import Finding, Tried
 from server.features.checking.writes import ENVIRON, FOLDER
-from server.features.executors.settings import ExecutorsSettings
 from server.features.tasks.evaluation import Evidence, Seen, evaluate, solve
 from server.features.tasks.finding import all_tasks, find_task, tasks_of
 from server.features.tasks.service import Tasks
@@ -74,7 +73,6 @@ __all__ = [
     "Codec",
     "EvaluationError",
     "Evidence",
-    "ExecutorsSettings",
     "Failure",
     "Finding",
     "Interrupted",

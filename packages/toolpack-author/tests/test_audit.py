@@ -9,13 +9,12 @@ from command_line import invoke
 from serving import PACKS
 
 from server.base.settings import Settings
-from server.features.executors.settings import ExecutorsSettings
 from server.features.tasks.finding import all_tasks
 from server.packs.loading import load_catalog
 from server.processes import child
 from toolpack_author.audit import processes
 from toolpack_author.audit.auditing import Effort
-from toolpack_author.audit.processes import audit_tasks, task_names
+from toolpack_author.audit.processes import AuditSettings, audit_tasks, task_names
 from toolpack_author.audit.values import spoken_in
 from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS, difference
 
@@ -280,9 +279,7 @@ toolpack.task("sound-3", "Press it 3 times.", solution=[("press", {"times": 3})]
 def counter(tmp_path, body="", logged="'pressed'"):
     source = HEAD.replace("LOGGED", logged) + (SECOND.replace("BODY", body) if body else "")
     (tmp_path / "counter.py").write_text(source)
-    return Settings(store="memory:", pack_dir=(tmp_path,), packs=("counter",)).give(
-        ExecutorsSettings(memory_bytes=2**28)
-    )
+    return Settings(store="memory:", pack_dir=(tmp_path,), packs=("counter",)).give(AuditSettings(memory_bytes=2**28))
 
 
 @pytest.mark.parametrize(

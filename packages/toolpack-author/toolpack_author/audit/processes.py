@@ -20,12 +20,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import Field
+
+from server.features.api import FeatureSettings
 from server.features.api_trials import (
     IN_MEMORY,
     SEPARATOR,
     Child,
     EvaluationError,
-    ExecutorsSettings,
     Service,
     Settings,
     StartError,
@@ -38,13 +40,18 @@ from server.features.api_trials import (
 from toolpack_author.audit.auditing import Auditor, Effort, report
 from toolpack_author.audit.findings import AuditFinding
 
-MEMORY = 2 * 2**30  # that the audit of tasks may take, where the settings don't say how much
 GRACE_SECONDS = 5.0  # after a deadline at which the process itself should have ended what was late
 GARBAGE = 20_000, 20, 20  # objects, and collections of younger ones, before each collection
 LOADING_SECONDS = 600.0
 HASH_SEEDS = ("1", "2", "3", "4")  # fixed ones, so that each machine finds the same
 
 Report = dict[str, Any]
+
+
+class AuditSettings(FeatureSettings, feature="audit"):
+    memory_bytes: int = Field(
+        2 * 2**30, gt=0, description="Memory that the audit of tasks may take beyond what it starts with."
+    )
 
 
 class _Beat(NamedTuple):
@@ -114,7 +121,7 @@ def _audit(parent: int, settings: Settings, names: Sequence[str], effort: Effort
     follow(parent)
     _be_quiet()
     catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
-    _limit_memory(settings.of(ExecutorsSettings).memory_bytes or MEMORY)
+    _limit_memory(settings.of(AuditSettings).memory_bytes)
     service = Service(settings.model_copy(update=IN_MEMORY), catalog)
     gc.freeze()  # what is there now stays; a task leaves little that refers to itself
     gc.set_threshold(*GARBAGE)
