@@ -1,16 +1,17 @@
 // The sessions: a line for each, the newest first, with forks indented below their parents, unless a head sorts them.
 import { count, fill, go, h, labelsOf, link, load, pause, short, time } from "./dom.js";
 import { readLabels } from "./form.js";
-import { stringify } from "./rpc.js";
+import { call, stringify } from "./rpc.js";
 import { judge, summaries } from "./runs.js";
-import { figures, reason, sorted, stateOf, WORDS } from "./runs_model.js";
+import { figures, reason, WORDS } from "./runs_model.js";
 import { decimal, header, keepTrail, seconds, tag } from "./runs_parts.js";
 
 const PAGE = 100;
 const LOOK_AGAIN = 3000; // milliseconds
+const COUNT_AGAIN = 30_000; // milliseconds: to count sessions is to read them all
 const HEADS = [
   [null, h("span.unseen", "Compare")],
-  ["session", "Session"],
+  ["id", "Session"],
   ["task", "Task"],
   ["parent", "Fork of"],
   [null, "Labels"],
@@ -21,21 +22,12 @@ const HEADS = [
   ["version", "Version"],
   ["created", "Created"],
 ];
-const COLUMNS = {
-  session: (each) => each.session_id,
-  task: (each) => each.task,
-  parent: (each) => each.parent?.session_id,
-  verdict: (each) => (each.verdict ? stateOf(each) : null),
-  calls: (each) => each.calls,
-  last: (each) => each.last_function,
-  done: (each) => Number(each.done),
-  version: (each) => each.version,
-  created: (each) => each.created_at,
-};
 const newSession = () => h("a.primary", { href: "#/new" }, "New session");
 
 export function openSessions(place, _ids, query, signal) {
-  let seen = null;
+  let seen = null,
+    total = null, // of all pages
+    countAt = 0;
   const picked = new Set(),
     table = h("div");
   const labels = h("input", { type: "search", placeholder: "name=value, name=value" });
@@ -51,14 +43,18 @@ export function openSessions(place, _ids, query, signal) {
     fill(compare, compare.disabled ? "Mark two to compare" : "Compare these two");
   };
   const show = async () => {
-    const [sessions, next] = await read(query, signal).catch((error) => {
+    const [sessions, next, counted] = await read(query, signal).catch((error) => {
       seen = null; // the error is shown now, not the list
       throw error;
     });
-    const known = stringify([sessions, next, query.sort]);
+    const isAll = next === undefined && !query.after;
+    if (isAll || counted !== undefined) total = counted ?? sessions.length;
+    const known = stringify([sessions, next, query.sort, counted]);
+    const draw = () => listOf(sessions, next, total, query, picked, pick);
+    if (!isAll && counted === undefined && performance.now() > countAt)
+      countAll(() => seen === known && load(table, async () => draw())).catch(() => {}); // the list says why
     if (known === seen) return undefined;
     seen = known;
-    const draw = () => listOf(sessions, next, query, picked, pick);
     const asked = sessions.filter((each) => each.task && each.done && !each.verdict);
     evaluate(asked, () => seen === known && load(table, async () => draw())).catch(() => {}); // the list says why
     return sessions.length ? draw() : empty(query);
@@ -66,15 +62,26 @@ export function openSessions(place, _ids, query, signal) {
   const evaluate = async (asked, tell) => {
     for await (const _ of judge(asked, signal)) tell();
   };
+  const countAll = async (tell) => {
+    countAt = performance.now() + COUNT_AGAIN;
+    const before = total;
+    const asked = { labels: readLabels(query.label ?? ""), text: query.text ?? "", limit: 1, total: true };
+    ({ total } = await call("summarize_sessions", asked, signal));
+    if (total !== before) tell();
+  };
   const open = (next) => {
+    [total, countAt] = [null, 0];
     [query, seen, labels.value, text.value] = [next, null, next.label ?? "", next.text ?? ""];
     return load(table, show);
   };
   const follow = async () => {
-    for (await open(query); !signal.aborted; await pause(LOOK_AGAIN)) {
+    let wait = LOOK_AGAIN;
+    for (await open(query); !signal.aborted; await pause(wait)) {
       const isUsed =
         document.hidden || query.text || table.contains(document.activeElement) || table.querySelector(".problem");
+      const began = performance.now();
       if (!isUsed) await load(table, show);
+      wait = Math.max(LOOK_AGAIN, 10 * (performance.now() - began)); // a server that sorts many has other work, too
     }
   };
   const filter = [
@@ -90,22 +97,22 @@ export function openSessions(place, _ids, query, signal) {
 }
 
 /** Read a page: with a text that is searched, answers may have none for a while. */
-async function read({ label, text, after = "" }, signal) {
+async function read({ label, text, sort = "-created", after = "" }, signal) {
   const found = [];
   for (let next = after; next !== undefined && found.length < PAGE; ) {
     const asked = {
       labels: readLabels(label ?? ""),
       limit: PAGE - found.length,
-      order: "-created",
+      order: sort,
       after: next,
       text: text ?? "",
     };
     const answer = await summaries(asked, signal);
     found.push(...answer.sessions);
-    if (answer.next === undefined || found.length === PAGE) return [found, answer.next];
+    if (answer.next === undefined || found.length === PAGE) return [found, answer.next, answer.total];
     next = answer.next;
   }
-  return [found, undefined];
+  return [found, undefined, undefined];
 }
 
 function empty({ label, text, after }) {
@@ -130,17 +137,17 @@ function indented(sessions) {
   return heads.flatMap((session) => family(session, session.parent ? 1 : 0));
 }
 
-function listOf(sessions, next, query, picked, pick) {
+function listOf(sessions, next, total, query, picked, pick) {
   const { label, text, after, sort } = query,
     same = { label, text, sort };
-  const older = next && link(["sessions"], { ...same, after: sessions.at(-1).session_id }, "Older");
+  const older = next && link(["sessions"], { ...same, after: sessions.at(-1).session_id }, sort ? "Next" : "Older");
   const links = [
-    after && link(["sessions"], same, "Newest"),
+    after && link(["sessions"], same, sort ? "First" : "Newest"),
     older,
     (label || text) && link(["sessions"], {}, "Show all"),
   ];
   const siblings = Map.groupBy(sessions.toReversed(), ({ parent }) => parent?.session_id);
-  const lines = sort ? sorted(sessions, COLUMNS, sort).map((session) => [session, 0]) : indented(sessions);
+  const lines = sort ? sessions.map((session) => [session, 0]) : indented(sessions);
   keepTrail(lines.map(([session]) => session));
   const hasForks = sessions.some(({ parent }) => parent),
     heads = HEADS.filter(([key]) => key !== "parent" || hasForks);
@@ -159,7 +166,9 @@ function listOf(sessions, next, query, picked, pick) {
     count(sum("errors"), "error"),
     `${seconds(sum("duration_ms") / 1000)} in calls`,
   ];
-  const size = h("p.hint", count(sessions.length, "session"), " on this page: ", totals.filter(Boolean).join(", "));
+  const isPart = next !== undefined || after;
+  const of = isPart && [" on this page", total !== null && ` of ${total.toLocaleString("en")}`];
+  const size = h("p.hint", count(sessions.length, "session"), of, ": ", totals.filter(Boolean).join(", "));
   return [
     size,
     h(`table.sessions.cards${hasForks ? "" : ".roomy"}`, header(heads, query, "sort", "sessions"), h("tbody", rows)),

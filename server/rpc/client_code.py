@@ -47,7 +47,7 @@ class _ClientWriter:
         for module, names in sorted(self._imported.items()):
             line = f"from {module} import {', '.join(sorted(names))}"
             lines[module.startswith(("server.", "toolpack_server."))].append(
-                line if len(line) <= WIDTH else _fitted(f"from {module} import ", sorted(names), ")")
+                line if len(line) <= WIDTH else _fitted(f"from {module} import (", sorted(names), ")")
             )
         return "\n\n".join("\n".join(lines[ours]) for ours in (False, True)) + "\n"
 
@@ -66,7 +66,7 @@ class _ClientWriter:
         return "\n".join(
             [
                 f'@requests("{declared.name}"{"" if declared.repeatable else ", repeatable=False"})',
-                _fitted(f"def {name}", arguments, f") -> {result}:", 4),
+                _fitted(f"def {name}(", arguments, f") -> {result}:", 4),
                 indent(_docstring(declared.summary, fields), "    "),
             ]
         )
@@ -78,7 +78,11 @@ class _ClientWriter:
         if field.default_factory is not None:
             return f"{name}: {shown} | None = None"
         default = json.dumps(field.default) if isinstance(field.default, str) else repr(field.default)
-        return f"{name}: {shown} = {default}"
+        line = f"{name}: {shown} = {default}"
+        if len(line) + len(",") + 8 > WIDTH and get_origin(field.annotation) is Literal:
+            shown = _fitted("Literal[", [json.dumps(each) for each in get_args(field.annotation)], "]", WIDTH)
+            return f"{name}: {shown} = {default}"
+        return line
 
     def _type(self, kind: Any, accepted: Mapping[Any, type] | None = None) -> str:
         """Write a type; of an argument, one that also stands for what is `accepted`."""
@@ -103,10 +107,10 @@ class _ClientWriter:
 
 def _fitted(before: str, items: Sequence[str], after: str, width: int = 0) -> str:
     """Write items between brackets: in one line, if it fits behind so many columns, or one below the other."""
-    line = f"{before}({', '.join(items)}{after}"
+    line = f"{before}{', '.join(items)}{after}"
     if len(line) + width <= WIDTH:
         return line
-    return f"{before}(\n" + indent("".join(f"{item},\n" for item in items), "    ") + after
+    return f"{before}\n" + indent("".join(f"{item},\n" for item in items), "    ") + after
 
 
 def _docstring(summary: str, fields: Mapping[str, FieldInfo]) -> str:

@@ -483,7 +483,7 @@ def test_sessions_are_searched_sorted_and_told_apart(page, server):
     server.rpc("evaluate_session", session_id=sessions[1], record=True)
     forks = server.rpc("fork_session", session_id=sessions[0], count=2)
     page.open("#/sessions?label=list%3Dsorted&sort=-calls")
-    page.sees("5 sessions on this page: 1 passed, 2 failed, mean reward 0.33, 1 call, 0 errors")
+    page.sees("5 sessions: 1 passed, 2 failed, mean reward 0.33, 1 call, 0 errors")
     assert sessions[1][:8] in page.find(".sessions tbody tr").text
     for number, fork in enumerate(sorted(forks, key=lambda each: each["created_at"]), 1):
         text = page.find(".sessions tbody tr", fork["session_id"][:8]).text
@@ -491,7 +491,7 @@ def test_sessions_are_searched_sorted_and_told_apart(page, server):
         assert "of 2" in text
     page.write("text", "NEVER again")
     page.click("Filter")
-    page.sees("3 sessions on this page")
+    page.sees("3 sessions: ")
     page.write("text", "nobody said this")
     page.click("Filter")
     page.sees("No session has the text “nobody said this”.")
@@ -721,13 +721,20 @@ def test_ten_thousand_sessions(page, server):
     for _ in range(10):
         server.rpc("fork_session", session_id=session_id, count=1000)
     page.open("#/sessions?label=many%3Dyes")
-    page.sees("100 sessions on this page")
+    page.sees("100 sessions on this page of 10,001: ")
     first = page.find(".sessions tbody tr").text
     page.click("Older")
     page.at("#/sessions?label=many%3Dyes&after=")
     page.until(lambda: page.find(".sessions tbody tr").text != first, "the next page")
     page.click("Newest")
     page.until(lambda: page.find(".sessions tbody tr").text == first, "the first page")
+    server.call(session_id, "get_balance")  # the oldest one
+    page.click("Calls", "th a")
+    page.at("#/sessions?label=many%3Dyes&sort=-calls")
+    page.until(lambda: session_id[:8] in page.find(".sessions tbody tr").text, "the session with the most calls")
+    page.click("Next", ".pager a")
+    page.at("#/sessions?label=many%3Dyes&sort=-calls&after=")
+    page.sees("100 sessions on this page of 10,001: 0 calls")
     assert server.rpc("close_session", labels={"many": "yes"}) == 10_001
 
 

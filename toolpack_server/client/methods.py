@@ -408,8 +408,28 @@ class ClientMethods:
         *,
         after: str = "",
         limit: int = 1000,
-        order: Literal["id", "-created"] = "id",
+        order: Literal[
+            "id",
+            "-id",
+            "created",
+            "-created",
+            "task",
+            "-task",
+            "parent",
+            "-parent",
+            "verdict",
+            "-verdict",
+            "calls",
+            "-calls",
+            "last",
+            "-last",
+            "done",
+            "-done",
+            "version",
+            "-version",
+        ] = "id",
         text: str = "",
+        total: bool = False,
         evaluate: bool = False,
         record: bool = False,
     ) -> SessionSummaries:
@@ -419,8 +439,9 @@ class ClientMethods:
             labels: Labels, all of which must match.
             after: Go on after this session_id, the last answer's `next`; default: the first.
             limit: The maximum number of sessions.
-            order: By session_id, or by time of creation, newest first.
+            order: By id, created, task, parent, verdict, calls, last, done or version, with `-` from the largest.
             text: Only sessions with this text in id, task, labels or trace, in small letters or capitals.
+            total: Count all sessions like that, too, which reads them all.
             evaluate: Evaluate each session that has a task; default: its verdict is the recorded one, if any.
             record: Keep each verdict that `evaluate` gives, as evaluate_session does.
         """

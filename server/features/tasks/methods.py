@@ -11,6 +11,7 @@ from pydantic import Field
 from server.base.errors import InvalidParamsError, RequestError
 from server.features.tasks.service import Tasks, Wanted
 from server.features.tasks.summaries import Summaries
+from server.features.tasks.summary_order import BY_STORE, Order
 from server.features.tasks.validity import evaluation_failure
 from server.protocol.parameters import MAX_COUNT, CallId, Labels, Limit, SessionId, Version
 from server.protocol.results import (
@@ -129,7 +130,10 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
     labels: Labels = Field(default_factory=dict, description="Labels, all of which must match.")
     after: str = Field("", description="Go on after this session_id, the last answer's `next`; default: the first.")
     limit: Annotated[int, Field(1000, ge=1, le=1000, description="The maximum number of sessions.")]
-    order: Literal["id", "-created"] = Field("id", description="By session_id, or by time of creation, newest first.")
+    order: Order = Field(
+        "id",
+        description="By id, created, task, parent, verdict, calls, last, done or version, with `-` from the largest.",
+    )
     text: Annotated[
         str,
         Field(
@@ -138,6 +142,7 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
             description="Only sessions with this text in id, task, labels or trace, in small letters or capitals.",
         ),
     ]
+    total: bool = Field(False, description="Count all sessions like that, too, which reads them all.")
     evaluate: bool = Field(
         False, description="Evaluate each session that has a task; default: its verdict is the recorded one, if any."
     )
@@ -146,9 +151,12 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
     async def handle(self, caller: Caller, app: App) -> SessionSummaries:
         if self.record and not self.evaluate:
             raise InvalidParamsError("`record` keeps the verdicts that `evaluate` gives: set both, or neither.")
+        if self.evaluate and self.order not in BY_STORE:
+            raise InvalidParamsError("`evaluate` takes sessions by `id` or `-created`: evaluate them, then sort.")
         newest_first = self.order == "-created"
         query = SessionQuery(caller.sees, self.labels, self.after, self.limit, newest_first=newest_first)
-        return await app.feature(Summaries).page(query, self.text, evaluate=self.evaluate, record=self.record)
+        how = {"total": self.total, "evaluate": self.evaluate, "record": self.record}
+        return await app.feature(Summaries).page(query, self.text, self.order, **how)
 
 
 class GetSolution(Method, result=Solution):

@@ -6,13 +6,14 @@ Sessions that the console has made to look at another one are no rollouts.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from server.base.errors import OverloadedError, RequestError, SessionNotFoundError, StateDamagedError
 from server.features.tasks.pass_rates import rates
 from server.features.tasks.service import Tasks
+from server.features.tasks.summary_order import BY_STORE, Order, in_order
 from server.features.tasks.validity import evaluation_failure, no_reward
 from server.features.tasks.verdicts import recorded_verdict
 from server.jsonio.strict import dumps, loads
@@ -20,6 +21,9 @@ from server.protocol.omission import if_set
 from server.protocol.results import Session, SessionOutline, SessionSummaries, SessionSummary, TaskRate, Verdict
 from server.rpc.method import App
 from server.sessions.reader import SessionQuery
+from server.stores.history import fitting
+
+T = TypeVar("T")
 
 OWN_RULES = "rules"  # stands for the variant of sessions that have rules of their own only
 CONSOLE_LABEL = "console"  # which the console's forks have
@@ -40,18 +44,45 @@ class Summaries:
         self._kinds = app.context.record_kinds
         self._settings = app.settings
 
-    async def page(self, query: SessionQuery, text: str, *, evaluate: bool, record: bool) -> SessionSummaries:
+    async def page(
+        self, query: SessionQuery, text: str, order: Order, *, total: bool, evaluate: bool, record: bool
+    ) -> SessionSummaries:
         """Get the next summaries; see `methods.SummarizeSessions`.
 
         Raises:
             OverloadedError: None could be evaluated for now.
         """
+        if order not in BY_STORE:
+            return await self._sorted(query, text, order)
+        count = None
+        if total:
+            count = await self._compute(lambda: sum(1 for _ in self._all(query, _searched(text)[1:-1])), query)
         found, after = await (self._evaluated(query, text, record=record) if evaluate else self._read(query, text))
-        return {"sessions": found, "rates": _rates(found, query.labels), "next": if_set(after)}
+        return {"sessions": found, "rates": _rates(found, query.labels), "next": if_set(after), "total": if_set(count)}
+
+    async def _sorted(self, query: SessionQuery, text: str, order: Order) -> SessionSummaries:
+        def read() -> tuple[list[bytes], int, int]:
+            texts, total = in_order(self._all(query, _searched(text)[1:-1]), order, query.after)
+            return fitting(texts[: query.limit], len, self._settings.max_list_bytes), len(texts), total
+
+        texts, left, total = await self._compute(read, query)
+        found: list[SessionSummary] = [*map(loads, texts)]
+        after = found[-1]["session_id"] if len(found) < left else None
+        return {"sessions": found, "rates": _rates(found, query.labels), "next": if_set(after), "total": total}
+
+    async def _compute(self, work: Callable[[], T], query: SessionQuery) -> T:
+        return await self._sessions.compute(work, query.owner or "", "summaries")
 
     async def _read(self, query: SessionQuery, text: str) -> _Part:
         searched = _searched(text)[1:-1]
-        return await self._sessions.compute(lambda: self._page(query, searched), query.owner or "", "summaries")
+        return await self._compute(lambda: self._page(query, searched), query)
+
+    def _all(self, query: SessionQuery, text: str) -> Iterator[SessionSummary]:
+        """Get the summaries of all sessions that are like this, wherever a page begins."""
+        page = replace(query, after="", limit=_AT_ONCE)
+        while listed := self._sessions.heavy_reader.list_sessions(page):
+            yield from filter(None, (self._summary(session, text) for session in listed))
+            page = replace(page, after=listed[-1]["session_id"])
 
     async def _evaluated(self, query: SessionQuery, text: str, *, record: bool) -> _Part:
         found: list[SessionSummary] = []

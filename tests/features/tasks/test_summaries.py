@@ -58,10 +58,10 @@ def test_a_fork_has_what_was_called_in_it_alone(bench):
 
 
 def test_sessions_are_found_by_what_was_said_and_called_in_them(bench):
-    one, two = (begin(bench, "chores/dishes", labels={**RUN, "model": name})[0] for name in ("Ada", "bob"))
+    one, two = (begin(bench, "chores/dishes", labels={**RUN, "model": name})[0] for name in ("Zoe", "Tom"))
     bench.call(one, "do", chore='the "Äpfel"')
     bench.rpc("add_message", session_id=two, role="assistant", content="Nothing to DO here")
-    assert found(bench, 'THE "') == found(bench, "äpfel") == found(bench, "ada") == [one]
+    assert found(bench, 'THE "') == found(bench, "äpfel") == found(bench, "zoe") == [one]
     assert found(bench, "to do here") == found(bench, two[5:40].upper()) == [two]
     assert sorted(found(bench, "")) == sorted(found(bench, "chores/dishes")) == sorted([one, two])
     assert found(bench, "duration_ms") == found(bench, "nobody said this") == []
@@ -85,3 +85,36 @@ def test_another_owner_and_an_agent_have_no_summaries(bench):
     assert summaries(bench, labels={"run": "2"}) == {"sessions": [], "rates": []}
     assert refused(-32602, bench.rpc, "summarize_sessions", text="x" * 1001)
     refused(-32601, bench.rpc, "summarize_sessions", agent_key=key)
+
+
+def test_sessions_are_sorted_and_counted_over_all_pages(bench):
+    made = [begin(bench, "chores/dishes", labels=RUN)[0] for _ in range(5)]
+    calls = dict(zip(made, (1, 3, 0, 3, 2), strict=True))
+    for session_id, number in calls.items():
+        for _ in range(number):
+            bench.call(session_id, "do", chore="dishes")
+    verdict(bench, made[2], record=True)
+
+    def pages(order, **params):
+        seen, after = [], ""
+        while after is not None:
+            page = summaries(bench, order=order, after=after, limit=2, **params)
+            assert page["total"] == 5
+            seen += [each["session_id"] for each in page["sessions"]]
+            after = page.get("next")
+        return seen
+
+    assert pages("-calls") == sorted(sorted(made), key=lambda each: -calls[each])
+    assert pages("calls") == sorted(sorted(made), key=calls.get)
+    others = sorted(set(made) - {made[2]})
+    assert pages("verdict") == pages("-verdict") == [made[2], *others]  # what has no verdict comes last
+    created = {each["session_id"]: each["created_at"] for each in summaries(bench)["sessions"]}
+    assert pages("created") == sorted(sorted(made), key=created.get)
+    assert sorted(pages("-created", total=True)) == sorted(made)
+    assert "total" not in summaries(bench)
+    assert summaries(bench, text=made[1], order="task")["total"] == 1
+    assert summaries(bench, text=made[1], total=True)["total"] == 1
+    error = refused(-32602, partial(summaries, bench), order="calls", after="0" * 48)
+    assert "no session like this" in str(error)
+    refused(-32602, partial(summaries, bench), order="calls", evaluate=True)
+    refused(-32602, partial(summaries, bench), order="colour")
