@@ -21,7 +21,7 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass
 
-from server.functions.coroutines import Sighting
+from server.functions.coroutines import Observation
 
 QUICK_SECONDS = 0.003
 QUICK_RUNS = 4  # until a kind of job is known to be quick; one that computes for longer than that counts as many
@@ -154,7 +154,7 @@ class Pace:
         seen.quick_runs, seen.waits, seen.awaits = 0, True, True
         seen.held = (3 * seen.held + held) // 4
 
-    def saw(self, function: str, seen: Sighting) -> bool:
+    def saw(self, function: str, seen: Observation) -> bool:
         """Note what was seen of a function's coroutine on a thread; say if it is now known whether it may share."""
         known = self._functions[function]
         if known.shares is not None or not (seen.waited or seen.used_threads):

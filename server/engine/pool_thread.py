@@ -12,7 +12,7 @@ from server.base.doing import keep_in
 from server.base.errors import Interrupted
 from server.engine.interruption import Interruptible
 from server.engine.jobs import Job
-from server.functions.coroutines import Sighting, close_loop, seen
+from server.functions.coroutines import Observation, close_loop, seen
 
 log = logging.getLogger("toolpack_server")
 
@@ -89,7 +89,7 @@ class PoolThread:
             self._used_at_first = self._used
         return self._used - before > COMPUTES * seconds
 
-    def seen(self) -> Sighting:
+    def seen(self) -> Observation:
         """Get what was seen of the coroutine that it runs, or has run last."""
         return seen(self._thread.ident or 0)
 

@@ -102,7 +102,7 @@ class SessionState:
 
     __slots__ = (
         *("session", "expires_at", "index", "version", "parts", "epoch", "holder", "last", "stored", "untrimmed"),
-        *("leased", "blobs", "live", "uncommitted", "unstored", "memo", "around", "recipe", "invalid"),
+        *("leased", "blobs", "live", "uncommitted", "unstored", "memo", "operation_hooks", "recipe", "invalid"),
         "_session_bytes",
     )
 
@@ -118,7 +118,7 @@ class SessionState:
         self.leased = False
         # What the session is made from; None until it has proved to be as it was created. Only `sessions` reads it.
         self.recipe: Any = None
-        self.around: Sequence[Any] = ()  # those who have to do with the session's operations, known then, too
+        self.operation_hooks: Sequence[Any] = ()  # those who have to do with the session's operations, known then, too
         self._session_bytes = _size(session)
         # Who holds the lease, as the store knows this worker; None in a store that isn't shared.
         self.holder: str | None = None

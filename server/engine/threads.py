@@ -26,7 +26,7 @@ from server.engine.loop_driver import LoopDriver
 from server.engine.pace import LOOK_SECONDS, QUICK_SECONDS, Pace
 from server.engine.pool_thread import SECOND_LOOK, PoolThread
 from server.engine.waiting import Waiting
-from server.functions.coroutines import Sighting, seen
+from server.functions.coroutines import Observation, seen
 from server.functions.leftovers import leftover_threads
 
 log = logging.getLogger("toolpack_server")
@@ -334,7 +334,7 @@ class Threads:
             self._done.append(job)
             self._ready.put(None)
 
-    def _note(self, function: str, found: Sighting) -> None:
+    def _note(self, function: str, found: Observation) -> None:
         if self._pace.saw(function, found):
             with self.lock:
                 self._start_kinds_of(function)

@@ -57,7 +57,7 @@ CUT_BYTES = 128  # of what stands for a result that was cut, at most
 T = TypeVar("T")
 
 
-class Held(NamedTuple):
+class ProcessReference(NamedTuple):
     """Where an environment, or a volume, is that equals its bytes.
 
     Attributes:
@@ -109,7 +109,7 @@ class RunCall(RunnerOperation[Outcome]):
         self._parts = tuple(part for part in snapshot.parts if toolpack_of(part) in footprint)
         self._used = [part for toolpack, fields in footprint.items() for part in wanted(self._parts, toolpack, fields)]
         found = {part: snapshot.live.pop(part, None) for part in self._used}
-        self._live: dict[str, Held] = {part: held for part, held in found.items() if held is not None}
+        self._live: dict[str, ProcessReference] = {part: held for part, held in found.items() if held is not None}
         self._volumes = [stored for toolpack in footprint for stored in stored_volumes(self._parts, toolpack)]
         for stored in self._volumes:
             held = snapshot.live.pop(stored.live, None)
@@ -190,7 +190,7 @@ class RunCall(RunnerOperation[Outcome]):
             outcome.result, outcome.changes = result, not plan.read_only
             sealed = zip(changed, payloads, strict=True)
             outcome.blobs = {part: means.codec.seal(part, payload) for part, payload in sealed}
-            outcome.live = dict.fromkeys(live, Held(process, self._tag))
+            outcome.live = dict.fromkeys(live, ProcessReference(process, self._tag))
             outcome.entries = read_entries(head["entries"], changed) if plan.pin is not None else {}
             outcome.changed = _counts(head["changed"], self._volumes)
         else:
@@ -198,7 +198,7 @@ class RunCall(RunnerOperation[Outcome]):
         now = {**self._snapshot.parts, **{part: blob_id for part, (blob_id, _) in outcome.blobs.items()}}
         for name in {*live} & volumes.keys():
             pieces = tuple(now[part] for part in volumes[name].possible if part in now)
-            outcome.live[name] = Held(process, self._tag, pieces)
+            outcome.live[name] = ProcessReference(process, self._tag, pieces)
         return outcome
 
     def _comparison(self, members: Any) -> PromiseCheck | None:

@@ -21,10 +21,10 @@ from server.protocol.parameters import CallId, ForkRequest, Parameters, SessionI
 from server.rpc.caller import Caller
 from server.rpc.method import App, Method
 from server.rpc.methods import CreateSession, ForkSession, ListSessions
-from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
+from server.sessions.creation_hooks import CreationHook
 from server.sessions.filters import SessionFilter
-from server.sessions.operation import Around, SessionOperation
+from server.sessions.operation import OperationHook, SessionOperation
 from server.sessions.recipes import details_of
 from server.sessions.record_kinds import RecordKind, Shown
 from server.stores.base import SessionStore
@@ -37,12 +37,11 @@ FEATURE_API = 1
 __all__ = [
     "FEATURE_API",
     "App",
-    "Around",
-    "Beginning",
     "CallFailure",
     "CallId",
     "Caller",
     "CreateSession",
+    "CreationHook",
     "Effect",
     "Feature",
     "FeatureSettings",
@@ -54,6 +53,7 @@ __all__ = [
     "ListSessions",
     "Method",
     "MetricFamily",
+    "OperationHook",
     "OverloadedError",
     "Parameters",
     "RecordKind",

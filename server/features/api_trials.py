@@ -28,7 +28,7 @@ from server.execution.world import Means, Snapshot, World
 from server.features.checking.command import IN_MEMORY
 from server.features.checking.findings import Finding, Tried
 from server.features.checking.writes import ENVIRON, FOLDER
-from server.features.tasks.evaluation import Evidence, Seen, evaluate, solve
+from server.features.tasks.evaluation import Evidence, SeenRecord, evaluate, solve
 from server.features.tasks.finding import all_tasks, find_task, tasks_of
 from server.features.tasks.service import Tasks
 from server.features.tasks.solutions import PlainCall, solution_calls
@@ -85,7 +85,7 @@ __all__ = [
     "PlainCodec",
     "Promises",
     "Scratch",
-    "Seen",
+    "SeenRecord",
     "Service",
     "SessionRuntime",
     "Settings",

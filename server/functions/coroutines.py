@@ -22,7 +22,7 @@ RESOLVERS = 16  # threads that look up host names, for all loops
 _resolvers = concurrent.futures.ThreadPoolExecutor(RESOLVERS, "resolvers", own_thread)
 
 
-class Turns(selectors.DefaultSelector):
+class TurnSelector(selectors.DefaultSelector):
     """What the turns of an event loop say of its steps.
 
     Attributes:
@@ -57,7 +57,7 @@ class CallLoop(asyncio.SelectorEventLoop):
     """An event loop for coroutines of calls. Host names aren't looked up in the executor of a call."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = TurnSelector()
         super().__init__(self.turns)
 
     async def getaddrinfo(
@@ -77,7 +77,7 @@ class CallLoop(asyncio.SelectorEventLoop):
         return await self.run_in_executor(_resolvers, socket.getnameinfo, sockaddr, flags)
 
 
-class Sighting(NamedTuple):
+class Observation(NamedTuple):
     """What was seen of a coroutine on its thread: whether it waited, its longest step, whether it used threads."""
 
     waited: bool
@@ -116,12 +116,12 @@ def wake_loop(thread: int) -> None:
             runner.get_loop().call_soon_threadsafe(lambda: None)
 
 
-def seen(thread: int) -> Sighting:
+def seen(thread: int) -> Observation:
     """Get what was seen of the coroutine that runs on a thread, or was the last there."""
     loop, executor = _loops.get(thread), _executors.get(thread)
     if loop is None:
-        return Sighting(waited=False, longest=0.0, used_threads=False)
-    return Sighting(loop.turns.waited, loop.turns.longest, executor is not None and executor.used)
+        return Observation(waited=False, longest=0.0, used_threads=False)
+    return Observation(loop.turns.waited, loop.turns.longest, executor is not None and executor.used)
 
 
 def close_loop() -> None:

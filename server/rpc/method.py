@@ -53,7 +53,7 @@ class App(Protocol):
         """Get the OpenRPC document."""
 
     def feature(self, kind: type[F]) -> F:
-        """Get what a feature has made for this server, an `Around` too, by its class."""
+        """Get what a feature has made for this server, an `OperationHook` too, by its class."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from server.packs.catalog import Catalog
 from server.packs.registration import place
 from server.protocol.parameters import SessionRequest
 from server.sessions.addresses import Addresses
-from server.sessions.beginnings import Beginning
+from server.sessions.creation_hooks import CreationHook
 from server.sessions.filters import SessionFilter
 from server.sessions.identity import Identities
 from server.sessions.paths import Paths
@@ -75,10 +75,10 @@ class SessionContext:
         self.runner = runner
         self.quotas = Quotas(store, settings)
         self.addresses = Addresses()
-        self.beginnings: list[Beginning] = []
+        self.creation_hooks: list[CreationHook] = []
         self.session_request: type[SessionRequest] = SessionRequest  # with what features add to it
         self.filters: list[SessionFilter] = []
-        self.hooks: list[Any] = []  # what features do around operations, each an `Around`
+        self.operation_hooks: list[Any] = []  # what features do around operations, each an `OperationHook`
         self.initial = InitialEnvironments(
             lambda toolpack, options: self.run(BuildEnvironment(toolpack, options)), INITIAL_BYTES
         )
@@ -120,7 +120,7 @@ class SessionContext:
     @cached_property
     def _known(self) -> frozenset[str]:
         """The names of what a session may keep, with its recipe or among its details."""
-        return frozenset({FORK}).union(*(beginning.keeps for beginning in self.beginnings))
+        return frozenset({FORK}).union(*(hook.keeps for hook in self.creation_hooks))
 
     def unknown(self, *kept: Mapping[str, Any]) -> str | None:
         """Get the name of something that a session keeps and this server doesn't know; None if it knows everything."""
@@ -143,7 +143,7 @@ class SessionContext:
     def check(self, state: SessionState) -> None:
         """Check a session, whose state is used first; raises as `check_session`."""
         self.check_session(state.session)
-        state.around = tuple(each for each in self.hooks if each.concerns(state.session))
+        state.operation_hooks = tuple(each for each in self.operation_hooks if each.concerns(state.session))
         state.recipe = Recipe.of(state.session)
 
     def run(self, operation: RunnerOperation[T]) -> T:
@@ -152,7 +152,7 @@ class SessionContext:
             return self.runner.run(operation)
 
     def initial_pin(self, details: Mapping[str, Any]) -> Pin | None:
-        pins = (beginning.pin(details) for beginning in self.beginnings) if details else ()
+        pins = (hook.pin(details) for hook in self.creation_hooks) if details else ()
         return next((pin for pin in pins if pin is not None), None)
 
     def initial_parts(

@@ -189,8 +189,8 @@ class SessionFactory:
                 self._context.codec.unseal(part, blob_id, snapshot.blobs[part])
         details: dict[str, Any] = {**(again or {})}
         inherited = head if again is None else replace(head, index=-1, last="")
-        for beginning in self._context.beginnings:
-            details |= beginning.details_of_fork(request, parent, inherited, at)
+        for hook in self._context.creation_hooks:
+            details |= hook.details_of_fork(request, parent, inherited, at)
         template = replace(
             parent,
             labels=parent.labels if request.labels is None else request.labels,

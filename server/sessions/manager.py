@@ -95,11 +95,11 @@ class SessionManager:
             InvalidParamsError: Toolpacks, options or environment don't fit.
         """
         asked, kept, details = request, dict[str, Any](), {**details}
-        for beginning in self._context.beginnings:
-            if beginning.concerns(request):
-                request = await self.run_authors(partial(beginning.prepare, request), owner, "begin")
-                kept |= beginning.kept(request)
-                details |= beginning.details(request)
+        for hook in self._context.creation_hooks:
+            if hook.concerns(request):
+                request = await self.run_authors(partial(hook.prepare, request), owner, "begin")
+                kept |= hook.kept(request)
+                details |= hook.details(request)
         request = request.model_copy(update={"toolpacks": [*self.catalog.choose(request.toolpacks)]})
         check_recipe(request)
         repeatable = (creation or asked.call_id) is not None

@@ -119,7 +119,7 @@ class SessionOperation:
             if record is not None:
                 lines = context.records.read_repeated(self.session_id, record, self._digest)
                 return Effect(self.repeated(record, *lines))
-        for each in state.around:
+        for each in state.operation_hooks:
             answer = each.before(self, state, start_clock)
             if answer is not None:
                 return Effect(answer)
@@ -135,7 +135,7 @@ class SessionOperation:
 
     def record(self, state: SessionState, change: Effect) -> Record:
         """Write the record, with what those around the operation add to it."""
-        for each in state.around:
+        for each in state.operation_hooks:
             each.after(self, state, change)
         private = change.private
         if self._digest is not None:
@@ -155,7 +155,7 @@ class SessionOperation:
         raise DeadlineError(self.late.format(self.context.settings.timeout_seconds))
 
 
-class Around:
+class OperationHook:
     """What one feature does around the operations on sessions; a subclass overrides what it needs.
 
     To refuse an operation, `before` raises a `RequestError`.

@@ -12,10 +12,10 @@ from server.execution.runner import RunnerOperation
 from server.observability.metrics import MetricFamily
 from server.protocol.parameters import Parameters
 from server.rpc.method import App, Method
-from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
+from server.sessions.creation_hooks import CreationHook
 from server.sessions.filters import SessionFilter
-from server.sessions.operation import Around
+from server.sessions.operation import OperationHook
 from server.sessions.record_kinds import RecordKind
 from server.volumes.volume import Volume
 
@@ -36,8 +36,8 @@ class Feature:
         about: What the OpenRPC document says of it besides, in a sentence.
         parameters: Further parameters of the core's methods.
         record_kinds: Kinds of records.
-        beginnings: What it has to do with new sessions.
-        around: What it does around the operations on sessions.
+        creation_hooks: What it has to do with new sessions.
+        operation_hooks: What it does around the operations on sessions.
         filters: What it leaves out of lists of sessions, if a request asks for it.
         routes: Further endpoints of HTTP, by path, as import paths of classes that `web.endpoints.Endpoint` describes.
             A path that ends with `/{key}` is one of agents' addresses.
@@ -61,8 +61,8 @@ class Feature:
     about: ClassVar[str] = ""
     parameters: ClassVar[Mapping[type[Method], type[Parameters]]] = {}
     record_kinds: ClassVar[Sequence[type[RecordKind]]] = ()
-    beginnings: ClassVar[Sequence[Callable[[SessionContext], Beginning]]] = ()
-    around: ClassVar[Sequence[Callable[[SessionContext], Around]]] = ()
+    creation_hooks: ClassVar[Sequence[Callable[[SessionContext], CreationHook]]] = ()
+    operation_hooks: ClassVar[Sequence[Callable[[SessionContext], OperationHook]]] = ()
     filters: ClassVar[Sequence[Callable[[SessionContext], SessionFilter]]] = ()
     routes: ClassVar[Mapping[str, str]] = {}
     operations: ClassVar[Sequence[type[RunnerOperation[Any]]]] = ()

@@ -196,10 +196,10 @@ class Service:
         self.listings = Listings(self.sessions)
         self.context.record_kinds |= all_record_kinds(loaded)
         for feature in loaded:
-            self.context.beginnings += [make(self.context) for make in feature.beginnings]
+            self.context.creation_hooks += [make(self.context) for make in feature.creation_hooks]
             self.context.filters += [make(self.context) for make in feature.filters]
-            self.context.hooks += [make(self.context) for make in feature.around]
-            self._features |= {type(hook): hook for hook in self.context.hooks}
+            self.context.operation_hooks += [make(self.context) for make in feature.operation_hooks]
+            self._features |= {type(hook): hook for hook in self.context.operation_hooks}
             for make in feature.services:
                 made = make(self)
                 self._features[type(made)] = made

@@ -6,14 +6,14 @@ from serving import Bench, RpcError
 from server.base.errors import InvalidParamsError, TooLargeError
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure
-from server.sessions.operation import Around
+from server.sessions.operation import OperationHook
 from server.wiring.feature import Feature
 from server.wiring.installed import load_features
 
 HEARD = b'"something else"'
 
 
-class Faults(Around):
+class Faults(OperationHook):
     """Does to the calls of sessions with a label what their `value` says."""
 
     def __init__(self):
@@ -43,7 +43,7 @@ class Faults(Around):
 
 class FaultsFeature(Feature):
     name = "faults"
-    around = (lambda _context: Faults(),)
+    operation_hooks = (lambda _context: Faults(),)
 
 
 @pytest.fixture

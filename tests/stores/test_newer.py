@@ -8,7 +8,7 @@ from command_line import run
 from serving import refused
 from test_stored import DATABASES
 
-from server.features.replay.seeding import SeedBeginning
+from server.features.replay.seeding import SeedCreationHook
 from server.snapshots import seal
 from server.wiring.installed import load_features
 
@@ -79,9 +79,9 @@ def test_a_bundle_of_a_newer_number_is_refused(bench):
 def newer(store_url, make_bench, monkeypatch):
     """A server whose store has a session that a newer version has made, the session, and its bundle."""
     url = store_url("sqlite")
-    monkeypatch.setattr(SeedBeginning, "concerns", lambda *_: True)
-    monkeypatch.setattr(SeedBeginning, "details", lambda *_: {"weather": "rain"})
-    monkeypatch.setattr(SeedBeginning, "keeps", frozenset({"weather"}))
+    monkeypatch.setattr(SeedCreationHook, "concerns", lambda *_: True)
+    monkeypatch.setattr(SeedCreationHook, "details", lambda *_: {"weather": "rain"})
+    monkeypatch.setattr(SeedCreationHook, "keeps", frozenset({"weather"}))
     with contextlib.closing(make_bench(store=url)) as bench:
         session = bench.rpc("create_session", toolpacks=["ledger"])
         bench.call(session["session_id"], "add", amount=1)

@@ -8,4 +8,4 @@ from server.features.episodes.progress import Episodes
 class EpisodesFeature(Feature):
     name = "episodes"
     record_kinds = (MessageKind,)
-    around = (Episodes,)
+    operation_hooks = (Episodes,)

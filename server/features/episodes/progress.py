@@ -20,7 +20,7 @@ from server.protocol.rights import AGENT, CLIENT
 from server.sessions.addresses import Address
 from server.sessions.calls import CallOperation, wrong_arguments
 from server.sessions.context import SessionContext
-from server.sessions.operation import Around, SessionOperation
+from server.sessions.operation import OperationHook, SessionOperation
 from server.sessions.record_kinds import RecordKind, Shown
 from server.stores.base import StoredSession
 
@@ -93,7 +93,7 @@ class Recount:
         self._last = self._ends[version] = expected
 
 
-class Episodes(Around):
+class Episodes(OperationHook):
     """Knows how far sessions are, writes it down in each record, and ends what their addresses may do."""
 
     def __init__(self, context: SessionContext) -> None:
@@ -105,7 +105,7 @@ class Episodes(Around):
 
     @staticmethod
     def of(context: SessionContext) -> "Episodes":
-        return next(each for each in context.hooks if isinstance(each, Episodes))
+        return next(each for each in context.operation_hooks if isinstance(each, Episodes))
 
     @override
     def concerns(self, session: StoredSession) -> bool:

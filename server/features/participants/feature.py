@@ -1,7 +1,7 @@
 """What participants add to the server."""
 
 from server.features.api import Feature
-from server.features.participants.beginning import ParticipantsBeginning, ParticipantsRequest
+from server.features.participants.creation_hook import ParticipantsCreationHook, ParticipantsRequest
 from server.features.participants.methods import METHODS, ListenTool, SayTool
 from server.features.participants.talking import Talking
 from server.rpc.methods import CreateSession
@@ -13,5 +13,5 @@ class ParticipantsFeature(Feature):
     after = ("tasks", "replay")
     services = (Talking, SayTool, ListenTool)
     methods = METHODS
-    beginnings = (ParticipantsBeginning,)
+    creation_hooks = (ParticipantsCreationHook,)
     parameters = {CreateSession: ParticipantsRequest}

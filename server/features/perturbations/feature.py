@@ -1,7 +1,11 @@
 """What perturbations add to the server."""
 
 from server.features.api import Feature
-from server.features.perturbations.beginning import ForkPerturbations, PerturbationBeginning, PerturbationParameters
+from server.features.perturbations.creation_hook import (
+    ForkPerturbations,
+    PerturbationCreationHook,
+    PerturbationParameters,
+)
 from server.features.perturbations.perturbing import Perturbing
 from server.rpc.methods import CreateSession, ForkSession
 
@@ -9,6 +13,6 @@ from server.rpc.methods import CreateSession, ForkSession
 class PerturbationsFeature(Feature):
     name = "perturbations"
     after = ("episodes", "tasks", "replay")
-    beginnings = (PerturbationBeginning,)
+    creation_hooks = (PerturbationCreationHook,)
     parameters = {CreateSession: PerturbationParameters, ForkSession: ForkPerturbations}
-    around = (Perturbing,)
+    operation_hooks = (Perturbing,)

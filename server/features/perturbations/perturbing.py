@@ -33,7 +33,7 @@ from server.protocol.rights import AGENT
 from server.sessions.addresses import View
 from server.sessions.calls import CallOperation, CallRequest, heard
 from server.sessions.context import SessionContext
-from server.sessions.operation import Around, SessionOperation
+from server.sessions.operation import OperationHook, SessionOperation
 from server.sessions.recipes import Recipe, details_of
 from server.sessions.records import cut_arguments, cut_error
 from server.stores.base import Head, StoredSession
@@ -73,7 +73,7 @@ class _Met(NamedTuple):
     appearance: Appearance | None = None
 
 
-class Perturbing(Around):
+class Perturbing(OperationHook):
     """Has calls of agents fail, lie and lose their answers, as the rules of their sessions say."""
 
     def __init__(self, context: SessionContext) -> None:

@@ -55,8 +55,8 @@ class Content:
                     f"loaded{here}: load the classes that wrote it, or import it with the mode `replay`."
                 )
 
-        for beginning in context.beginnings:
-            beginning.check_kept(head.kept, head.toolpacks)
+        for hook in context.creation_hooks:
+            hook.check_kept(head.kept, head.toolpacks)
 
     def add(self, line: Line) -> None:
         if line.blob is not None:

@@ -5,7 +5,7 @@ from server.features.replay.bundles import Bundles
 from server.features.replay.digests import ReadEntries
 from server.features.replay.methods import METHODS
 from server.features.replay.replays import Replays
-from server.features.replay.seeding import SeedBeginning, Seeding
+from server.features.replay.seeding import SeedCreationHook, Seeding
 from server.features.replay.seeds import SeedParameters
 from server.features.replay.settings import ReplaySettings
 from server.rpc.method import App
@@ -29,7 +29,7 @@ class ReplayFeature(Feature):
     after = ("tasks",)
     services = (_replays, _bundles)
     methods = METHODS
-    beginnings = (SeedBeginning,)
-    around = (Seeding,)
+    creation_hooks = (SeedCreationHook,)
+    operation_hooks = (Seeding,)
     parameters = {CreateSession: SeedParameters, ForkSession: SeedParameters}
     operations = (ReadEntries,)

@@ -17,15 +17,15 @@ from server.features.replay.seeds import REAL, REPLAYS, Seeds
 from server.features.replay.writers import WRITTEN_BY, noted_writers
 from server.functions.pins import Pin
 from server.protocol.parameters import ForkRequest, SessionRequest
-from server.sessions.beginnings import Beginning
 from server.sessions.calls import CallOperation
 from server.sessions.context import SessionContext
-from server.sessions.operation import Around, SessionOperation
+from server.sessions.creation_hooks import CreationHook
+from server.sessions.operation import OperationHook, SessionOperation
 from server.sessions.resets import ResetOperation
 from server.stores.base import Head, StoredSession
 
 
-class Seeding(Around):
+class Seeding(OperationHook):
     """Pins time and chance for the calls of seeded sessions, and records the digests of their worlds."""
 
     def __init__(self, context: SessionContext) -> None:
@@ -61,7 +61,7 @@ class Seeding(Around):
             (change.members or {})["state"] = change.memo[self]
 
 
-class SeedBeginning(Beginning):
+class SeedCreationHook(CreationHook):
     """Keeps what is pinned in a new session, and pins it while its environments are built."""
 
     keeps = frozenset({"seed", "clock", "clock_step_seconds", "ticks", REPLAYS, WRITTEN_BY})

@@ -58,7 +58,7 @@ class ReplayError(ToolpackServerError):
         self.error = error
 
 
-class Seen(NamedTuple):
+class SeenRecord(NamedTuple):
     """What an evaluator sees of a record on the path."""
 
     version: int | None  # the session's after it; None in the record of a parent
@@ -67,7 +67,7 @@ class Seen(NamedTuple):
     answer: str | None  # a parent's doesn't count
 
 
-def seen(record: PathRecord, kinds: RecordKinds) -> Seen:
+def seen(record: PathRecord, kinds: RecordKinds) -> SeenRecord:
     """Get what an evaluator sees of a record."""
     shown, kind = record.shown, kinds[record.shown["kind"]]
     call = None
@@ -76,7 +76,7 @@ def seen(record: PathRecord, kinds: RecordKinds) -> Seen:
         call["by"] = shown.get("by", "client")
         call |= {name: shown[name] for name in ("nested", "perturbed") if name in shown}
     version, answer = (shown["version"], kind.answer(shown)) if record.own else (None, None)
-    return Seen(version, call, kind.message(shown), answer)
+    return SeenRecord(version, call, kind.message(shown), answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Evidence:
     initial: Snapshot  # the environments with which its family began
     final: Snapshot  # those of the version
     version: int
-    path: Sequence[Seen]  # what is seen of the records that led there
+    path: Sequence[SeenRecord]  # what is seen of the records that led there
     answer: str | None  # that counts instead of the recorded one, or None
     at: Versions  # gets the environments of another version
 

@@ -22,7 +22,7 @@ from server.wiring.service import all_record_kinds
 FORMATS = ("openai", "atif")
 
 
-class Told(NamedTuple):
+class ParticipantView(NamedTuple):
     """What a participant of a session has seen."""
 
     session: Mapping[str, Any]  # as `get_session` describes it
@@ -30,7 +30,7 @@ class Told(NamedTuple):
     tools: Sequence[Mapping[str, Any]]  # in OpenAI's format
 
 
-async def told_to(send: Send, session_id: str, whose: str, task: str | None = None) -> Told | None:
+async def told_to(send: Send, session_id: str, whose: str, task: str | None = None) -> ParticipantView | None:
     """Get what a participant has seen of a session with its task, or another one; None if there is no such participant.
 
     Raises:
@@ -45,13 +45,13 @@ async def told_to(send: Send, session_id: str, whose: str, task: str | None = No
         address = paths[whose]["agent_path"]
         told = await send("get_task", {}, address)
         tools = await send("list_functions", {"format": "openai"}, address)
-        return Told(session, participants_messages(told, path, kinds), tools["result"])
+        return ParticipantView(session, participants_messages(told, path, kinds), tools["result"])
     tools = await send("list_functions", {"session_id": session_id, "format": "openai"})
     if task is None:
-        return Told(session, messages([], path, kinds), tools["result"])
+        return ParticipantView(session, messages([], path, kinds), tools["result"])
     described = await send("get_task", {"task": task})
     offered = offered_tools(tools["result"], described.get("functions"))
-    return Told(session, messages(described["prompt"], path, kinds), offered)
+    return ParticipantView(session, messages(described["prompt"], path, kinds), offered)
 
 
 @click.command()

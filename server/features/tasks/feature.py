@@ -1,7 +1,7 @@
 """What tasks add to the server."""
 
 from server.features.api import Feature
-from server.features.tasks.beginning import TaskBeginning, TaskRequest
+from server.features.tasks.creation_hook import TaskCreationHook, TaskRequest
 from server.features.tasks.methods import METHODS
 from server.features.tasks.notes import AnswerKind
 from server.features.tasks.operations import OPERATIONS
@@ -18,6 +18,6 @@ class TasksFeature(Feature):
     methods = METHODS
     record_kinds = (AnswerKind, VerdictKind)
     parameters = {CreateSession: TaskRequest, ListSessions: VerdictRequest}
-    beginnings = (TaskBeginning,)
+    creation_hooks = (TaskCreationHook,)
     filters = (VerdictFilter,)
     operations = OPERATIONS

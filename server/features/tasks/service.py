@@ -21,7 +21,7 @@ from server.base.errors import (
 )
 from server.features.episodes.messages import MessageOperation
 from server.features.episodes.progress import Episodes, Progress
-from server.features.tasks.evaluation import Evidence, Seen, seen
+from server.features.tasks.evaluation import Evidence, SeenRecord, seen
 from server.features.tasks.finding import all_tasks, find_task
 from server.features.tasks.notes import AnswerOperation
 from server.features.tasks.operations import EvaluateTask, SolveTask
@@ -281,7 +281,7 @@ class Tasks:
         return evidence, failure
 
 
-def _rules_met(record: Seen) -> Sequence[str]:
+def _rules_met(record: SeenRecord) -> Sequence[str]:
     rules: Sequence[str] = ((record.call or {}).get("perturbed") or {}).get("rules", ())
     return rules
 

@@ -33,7 +33,7 @@ from server.features.api_trials import (
     Pin,
     PlainCall,
     PlainCodec,
-    Seen,
+    SeenRecord,
     Service,
     Snapshot,
     Task,
@@ -81,7 +81,7 @@ class Stage:
     """How far calls have come: the world that they have left, and what is recorded of them."""
 
     snapshots: tuple[Snapshot, ...]  # of each version
-    path: tuple[Seen, ...] = ()
+    path: tuple[SeenRecord, ...] = ()
     used: Mapping[str, int] = field(default_factory=dict)  # calls, by participant
     refused: bool = False  # the last call has failed
     late: bool = False  # a call has missed its deadline
@@ -385,7 +385,7 @@ class Trials:
             parts = {**snapshot.parts, **{part: blob_id for part, (blob_id, _) in outcome.blobs.items()}}
             blobs = {**snapshot.blobs, **{part: blob for part, (_, blob) in outcome.blobs.items()}}
             snapshots = (*snapshots, Snapshot(parts, blobs))
-        record = Seen(len(snapshots) - 1, seen, None, None)
+        record = SeenRecord(len(snapshots) - 1, seen, None, None)
         used_now = {**stage.used, by: used}
         return Stage(snapshots, (*stage.path, record), used_now, failure is not None, written=frozenset(outcome.blobs))
 
@@ -499,7 +499,7 @@ def _offered(function: PackFunction, offered: frozenset[str] | None) -> bool:
     return offered is None or is_offered(function, offered)
 
 
-def _pin(made: PlainCall, path: Sequence[Seen]) -> Pin:
+def _pin(made: PlainCall, path: Sequence[SeenRecord]) -> Pin:
     """Pin a call: it sees and draws the same wherever it stands, so that omitting another one makes no difference."""
     before = sum((each.call["function"], each.call["kwargs"]) == made[:2] for each in path if each.call)
     return Pin(1, f"{before} {dumps(made).decode()}", CLOCK_NS)

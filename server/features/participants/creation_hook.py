@@ -16,8 +16,8 @@ from server.features.episodes.rights import check_kept, check_rights, written_ou
 from server.packs.pack_function import is_offered
 from server.protocol.parameters import SessionRequest
 from server.protocol.rights import PARTICIPANTS, Participants
-from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
+from server.sessions.creation_hooks import CreationHook
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ class ParticipantsRequest(SessionRequest):
     )
 
 
-class ParticipantsBeginning(Beginning):
+class ParticipantsCreationHook(CreationHook):
     """Writes out the rights of participants, to be kept with the recipe."""
 
     keeps = frozenset({PARTICIPANTS})

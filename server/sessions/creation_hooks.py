@@ -12,7 +12,7 @@ from server.protocol.parameters import ForkRequest, SessionRequest
 from server.stores.base import Head, StoredSession
 
 
-class Beginning:
+class CreationHook:
     """What one feature makes of requests for sessions, by the parameters that it has added to them.
 
     What it can't do it refuses with an `InvalidParamsError`.

@@ -15,8 +15,8 @@ from server.features.tasks.finding import find_task
 from server.features.tasks.task import Task
 from server.protocol.parameters import SessionRequest
 from server.protocol.rights import PARTICIPANTS
-from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
+from server.sessions.creation_hooks import CreationHook
 
 
 class TaskRequest(SessionRequest):
@@ -27,7 +27,7 @@ class TaskRequest(SessionRequest):
     )
 
 
-class TaskBeginning(Beginning):
+class TaskCreationHook(CreationHook):
     """Adds the toolpacks and options of a task."""
 
     keeps = frozenset({"task"})

@@ -19,8 +19,8 @@ from server.features.rules import Rule, read_rules
 from server.features.tasks.finding import find_task
 from server.protocol.parameters import ForkRequest, Parameters, SessionRequest
 from server.protocol.results import Perturbations
-from server.sessions.beginnings import Beginning
 from server.sessions.context import SessionContext
+from server.sessions.creation_hooks import CreationHook
 from server.sessions.recipes import Recipe, details_of
 from server.stores.base import Head, StoredSession
 
@@ -45,7 +45,7 @@ class ForkPerturbations(Parameters):
     )
 
 
-class PerturbationBeginning(Beginning):
+class PerturbationCreationHook(CreationHook):
     keeps = frozenset({NAME, COUNTS})
 
     def __init__(self, context: SessionContext) -> None:
