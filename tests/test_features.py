@@ -1,6 +1,7 @@
 """Each feature can be taken out of the list: what it adds is gone, and everything else works."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from server.base.errors import SettingsError, StartError
 from server.base.settings import Settings
 from server.cli import all_commands, cli, first_sentence
 from server.rpc.method import agents_methods, clients_methods
+from server.sessions.record_kinds import RecordKinds
 from server.web.app import create_app
+from server.web.console import console_files
 from server.wiring import installed
 from server.wiring.feature import Feature
 from server.wiring.installed import GROUP, in_order, load_features
@@ -113,6 +116,9 @@ def is_gone(feature, bench, without, described):
             detail = refused(-32602, bench.rpc, method.declared.name, **given, **{parameter: "x"}).data["detail"]
             assert f"{parameter}: Extra inputs are not permitted. The parameters are: " in detail
     assert not feature.about or feature.about not in described["info"]["description"]
+    shown = console_files(bench.service.context.record_kinds, bench.service.features)
+    assert not [path for path in shown if path.startswith(f"features/{feature.name}/")]
+    assert json.loads(shown["views.json"].content).keys().isdisjoint(feature.views)
     paths = {route.path for route in create_app(bench.service).routes}
     assert paths.isdisjoint(feature.routes)
 
@@ -172,6 +178,25 @@ def made(name, **attributes):
 def test_features_that_cannot_be_used_are_refused(features, refusal):
     with pytest.raises(StartError, match=refusal):
         in_order(features)
+
+
+@pytest.mark.parametrize(
+    ("views", "refusal"),
+    [
+        (
+            {"sessions": "server:console/new.js"},
+            "^The feature 'a' has a view 'sessions', and so has the console: leave",
+        ),
+        (
+            {"mine": "server:console/none.js"},
+            "^The view 'mine' of the feature 'a', server:console/none.js, can't be read",
+        ),
+        ({"mine": "no_such_package:x.js"}, "^The view 'mine' of the feature 'a', no_such_package:x.js, can't be read"),
+    ],
+)
+def test_views_that_cannot_be_served_are_refused(views, refusal):
+    with pytest.raises(StartError, match=refusal):
+        console_files(RecordKinds(), [made("a", views=views)])
 
 
 def test_features_come_after_those_that_they_need_whatever_order_they_are_found_in():

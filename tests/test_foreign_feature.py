@@ -171,6 +171,25 @@ def test_two_workers_share_its_store(site, tmp_path, store_url):
     assert ended.stderr.startswith(f"toolpack-server: '{url}' names no store: ")
 
 
+@pytest.fixture(scope="module")
+def server(site, tmp_path_factory):
+    flags = ["--packs", "bank", "--store", "memory:"]
+    with server_process.served(tmp_path_factory.mktemp("console"), *flags, **site) as running:
+        yield running
+
+
+def test_its_page_is_one_of_the_console(page, server):
+    session_id = server.rpc("create_session", tide="ebb")["session_id"]
+    page.open("#/toolpacks")
+    page.click("Tides", "nav a")
+    page.sees("flood", "ebb", session_id[:8])
+    assert page.run("return document.title") == "Tides · Toolpack Server"
+    page.click(session_id[:8], "main a")
+    page.at(f"#/sessions/{session_id}")
+    page.click("Runs", "nav a")
+    page.sees("Runs")
+
+
 def test_its_command_writes_safely_and_check_asks_it(site):
     assert command_line.run("tide", **site).stdout == "At noon, by the \\u001b[1mharbour's\\u001b[0m clock.\n"
     assert "Say when the tide turns." in command_line.run("--help", **site).stdout

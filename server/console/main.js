@@ -5,7 +5,6 @@ import { openCompare } from "./compare.js";
 import { arrive, fill, h, link, say, short } from "./dom.js";
 import { openNew } from "./new.js";
 import { offerToForget } from "./rpc.js";
-import { openRunsOfServer } from "./runs.js";
 import { openSession } from "./session.js";
 import { openSessions } from "./sessions.js";
 import { openToolpacks } from "./toolpacks.js";
@@ -13,12 +12,24 @@ import { openToolpacks } from "./toolpacks.js";
 const VIEWS = {
   sessions: [openSessions, openSession],
   new: [openNew],
-  runs: [openRunsOfServer],
   compare: [openCompare],
   toolpacks: [openToolpacks],
 };
+const nav = document.querySelector("nav");
+for (const [name, module] of Object.entries(await (await fetch("views.json")).json())) {
+  try {
+    VIEWS[name] = [(await import(module)).open];
+    nav.append(" ", h("a", { href: `#/${name}` }, titleOf(name)));
+  } catch (error) {
+    say(`The page ${name} can't be loaded: ${error.message}`, true);
+  }
+}
 const main = document.getElementById("main");
 let shown = { path: null, leave: new AbortController(), update: null };
+
+function titleOf(name) {
+  return name[0].toUpperCase() + name.slice(1);
+}
 
 function show() {
   const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
@@ -32,10 +43,7 @@ function show() {
   shown = { path, leave: new AbortController(), update: null };
   for (const other of document.querySelectorAll("nav a"))
     other.ariaCurrent = other.hash === `#/${name}` ? "page" : null;
-  const title = [
-    name[0].toUpperCase() + name.slice(1),
-    ...ids.map((id) => (/^[0-9a-f]{48}$/.test(id) ? short(id) : id)),
-  ];
+  const title = [titleOf(name), ...ids.map((id) => (/^[0-9a-f]{48}$/.test(id) ? short(id) : id))];
   document.title = `${title.join(" ")} · Toolpack Server`;
   const place = h("div"),
     views = Object.hasOwn(VIEWS, name) ? VIEWS[name] : [];

@@ -1,9 +1,7 @@
-// The runs of this server: their sessions are read in pages, and those without a recorded verdict are evaluated.
+// Summaries of this server's sessions: they are read in pages, and those without a recorded verdict are evaluated.
 // The rule: only what is looked at is evaluated, a few at a time, and no verdict is recorded. What an evaluator has
 // said is known in this tab until the session goes on, or everything is read again.
-import { link } from "./dom.js";
 import { batch, call } from "./rpc.js";
-import { openRuns } from "./runs_view.js";
 
 const PAGE = 1000,
   AT_ONCE = 10; // sessions
@@ -18,7 +16,7 @@ export async function summaries(asked, signal) {
   return page;
 }
 
-async function* sessions(labels, text, signal) {
+export async function* sessions(labels, text, signal) {
   for (let after = ""; after !== undefined; ) {
     const page = await summaries({ labels, text, after, limit: PAGE }, signal);
     yield page.sessions;
@@ -51,6 +49,5 @@ export async function* judge(some, signal) {
   }
 }
 
-const cell = ({ session_id: id }, _query, text) => link(["sessions", id], {}, text);
-const SOURCE = { sessions, judge, cell, forget: () => judged.clear() };
-export const openRunsOfServer = (place, _ids, query, signal) => openRuns(place, SOURCE, query, signal);
+/** Forget the verdicts that are known in this tab alone. */
+export const forget = () => judged.clear();

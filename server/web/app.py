@@ -19,7 +19,7 @@ from server.observability.request_ids import accept_request_id
 from server.observability.trace_context import accept_trace_headers, trace_context
 from server.web.auth import check_exposure
 from server.web.bodies import HEADERS, check_headers
-from server.web.console import console_routes
+from server.web.console import console_files, console_routes
 from server.web.endpoints import AgentEndpoint, Endpoint, Gateway, RpcEndpoint
 from server.web.refusals import refusal_response, refuse, refused
 from server.web.status import status_routes
@@ -40,8 +40,9 @@ def create_app(service: Service) -> Starlette:
     routes = [
         *(Route(path, endpoint, methods=endpoint.verbs) for path, endpoint in endpoints.items()),
         *status_routes(gateway),
-        *(console_routes(gateway.gate, service.context.record_kinds) if service.settings.console else ()),
     ]
+    if service.settings.console:
+        routes += console_routes(gateway.gate, console_files(service.context.record_kinds, service.features))
     taken = dict.fromkeys({route.path for route in routes}, "the server itself")
     for feature in service.features:
         for path, name in feature.routes.items():

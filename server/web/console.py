@@ -1,12 +1,14 @@
-"""The console: a page for a browser, served from `server/console/`.
+"""The console: a page for a browser, served from `server/console/`, and from folders of features that have views.
 
 The rule: the files hold no data, so they need no token. Whatever the page shows it asks for at `/rpc`, as any client
-does; what it has to know of the kinds of records is a file too, `kinds.json`. A file is found by its exact name among
-those that were read or made at the start, so no request reaches the disk.
+does; what it has to know of the kinds of records and of features' views are files too, `kinds.json` and `views.json`. A
+file is found by its exact name among those that were read or made at the start, so no request reaches the disk.
 """
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files as files_of
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -14,9 +16,11 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from server.base.errors import StartError
 from server.jsonio.strict import dumps
 from server.sessions.record_kinds import RecordKinds
 from server.web.auth import TokenGate
+from server.wiring.feature import Feature
 
 FOLDER = Path(__file__).parent.parent / "console"
 START = "/console/"
@@ -27,6 +31,8 @@ MEDIA_TYPES = {
     ".json": "application/json",
     ".svg": "image/svg+xml",
 }
+OF_VIEWS = {".css", ".js", ".svg"}
+OWN_VIEWS = {"compare", "new", "sessions", "toolpacks"}  # as `main.js` has them
 HEADERS = {
     # Nothing but the files of this folder runs, and they talk to this server only.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -44,15 +50,33 @@ class File:
     etag: str
 
 
-def console_routes(gate: TokenGate, kinds: RecordKinds) -> list[Route]:
+def console_files(kinds: RecordKinds, features: Sequence[type[Feature]]) -> Mapping[str, File]:
+    """Get all files of the console, by their paths.
+
+    Raises:
+        StartError: A view of a feature can't be read, or has the name of one that the console has itself.
+    """
     found = [path for path in FOLDER.rglob("*") if path.suffix in MEDIA_TYPES]
     files = {path.relative_to(FOLDER).as_posix(): _file(path.name, path.read_bytes()) for path in found}
     shown = {
         name: {"title": kind.title, "content": kind.content, "is_call": kind.is_call, "is_message": kind.is_message}
         for name, kind in kinds.items()
     }
-    files["kinds.json"] = _file("kinds.json", dumps(shown))
+    views: dict[str, str] = {}
+    for feature in features:
+        for name, module in feature.views.items():
+            if name in OWN_VIEWS:
+                raise StartError(
+                    f"The feature {feature.name!r} has a view {name!r}, and so has the console: leave it out by "
+                    f"TOOLPACK_FEATURES=-{feature.name}."
+                )
+            views[name], beside = _view(feature, name, module)
+            files |= beside
+    made = {"kinds.json": shown, "views.json": views}
+    return files | {name: _file(name, dumps(content)) for name, content in made.items()}
 
+
+def console_routes(gate: TokenGate, files: Mapping[str, File]) -> list[Route]:
     async def to_console(request: Request) -> Response:
         gate.check_origin(dict(request.scope["headers"]))
         return RedirectResponse(request.scope.get("root_path", "") + START, 303, {"vary": "accept"})
@@ -77,6 +101,22 @@ def console_routes(gate: TokenGate, kinds: RecordKinds) -> list[Route]:
 
     paths = {"/": to_console, "/console": to_console, "/console/{name:path}": console, "/rpc": rpc}
     return [Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()]
+
+
+def _view(feature: type[Feature], name: str, module: str) -> tuple[str, Mapping[str, File]]:
+    """Get the address of a view's module, and all scripts, styles and pictures of its folder by their addresses."""
+    package, _, path = module.partition(":")
+    try:
+        entry = Path(str(files_of(package))) / path
+        content = {each.name: each.read_bytes() for each in entry.parent.iterdir() if each.suffix in OF_VIEWS}
+        content[entry.name] = entry.read_bytes()
+    except (ImportError, OSError, TypeError) as error:
+        raise StartError(
+            f"The view {name!r} of the feature {feature.name!r}, {module}, can't be read ({error}): name a file of a "
+            f"package, or leave the feature out by TOOLPACK_FEATURES=-{feature.name}."
+        ) from error
+    base = f"features/{feature.name}"
+    return f"./{base}/{entry.name}", {f"{base}/{name}": _file(name, content[name]) for name in content}
 
 
 def _file(name: str, content: bytes) -> File:

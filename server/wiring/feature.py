@@ -41,6 +41,9 @@ class Feature:
         filters: What it leaves out of lists of sessions, if a request asks for it.
         routes: Further endpoints of HTTP, by path, as import paths of classes that `web.endpoints.Endpoint` describes.
             A path that ends with `/{key}` is one of agents' addresses.
+        views: Pages of the console, by the word behind the `#` of their addresses: `package:path` of an ES module that
+            exports `open(place, ids, query, signal)`. Scripts, styles and pictures of its folder are served, too, as
+            `/console/features/` and the feature's name.
         operations: What its code lets the runner do with toolpacks' code.
         checks: Called with the settings before anything starts; they raise `SettingsError`.
         before_serving: Called with the settings before a server's processes start.
@@ -65,6 +68,7 @@ class Feature:
     operation_hooks: ClassVar[Sequence[Callable[[SessionContext], OperationHook]]] = ()
     filters: ClassVar[Sequence[Callable[[SessionContext], SessionFilter]]] = ()
     routes: ClassVar[Mapping[str, str]] = {}
+    views: ClassVar[Mapping[str, str]] = {}
     operations: ClassVar[Sequence[type[RunnerOperation[Any]]]] = ()
     checks: ClassVar[Sequence[Callable[[Settings], None]]] = ()
     before_serving: ClassVar[Sequence[Callable[[Settings], None]]] = ()

@@ -98,7 +98,7 @@ def _imported(point: EntryPoint) -> type[Feature]:
     return feature
 
 
-_OWNED = ("routes", "isolations", "stores")
+_OWNED = ("routes", "isolations", "stores", "views")
 """The attributes of which each key may belong to one feature only."""
 
 

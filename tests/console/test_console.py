@@ -19,7 +19,9 @@ FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir(
 VENDORED = FOLDER / "vendored"
 USED = ("jsdiff/diff/line.js", "jsdiff/diff/word.js")
 CHECKS = Path(__file__).parent
+VIEWS = {path.relative_to(FOLDER.parent).as_posix(): path for path in FOLDER.parent.glob("features/*/console/*.js")}
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
+SCRIPTS |= {name: path.read_text(encoding="utf-8") for name, path in VIEWS.items()}
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
@@ -69,6 +71,15 @@ def test_what_is_to_be_known_of_the_kinds_of_records_is_served_and_no_script_nam
     assert set(kinds) == {"call", "reset", "message", "answer", "verdict"}
     named = rf"""kind\)? *[!=]== *["'](?:{"|".join(kinds)})["']"""
     assert {name: found for name, text in SCRIPTS.items() if (found := re.findall(named, text))} == {}
+
+
+def test_views_of_features_are_served_in_the_same_way(served):
+    views = served.http.get("/console/views.json").json()
+    assert views == {"runs": "./features/tasks/runs.js"}
+    for name, path in VIEWS.items():
+        reply = served.http.get(f"/console/{name.replace('/console/', '/')}")
+        assert (reply.status_code, reply.headers["content-security-policy"]) == (200, POLICY)
+        assert reply.text == path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", [*USED, "jsdiff/diff/base.js", "jsdiff/util/string.js", "jsdiff/util/params.js"])
@@ -127,7 +138,7 @@ def test_nothing_is_fetched_from_elsewhere():
     imported = {
         module
         for text in SCRIPTS.values()
-        for module in re.findall(r'^(?:import|\}) .*"\./(.*)";$', text, re.MULTILINE)
+        for module in re.findall(r'^(?:import|\}) .*"(?:\./|\.\./\.\./)(.*)";$', text, re.MULTILINE)
     }
     referred = set(re.findall(r'(?:src|href)="(?!#)([^"]+)"', FILES["index.html"]))
     assert imported | referred == {*FILES, *(f"vendored/{name}" for name in USED)} - {"index.html"}
@@ -150,6 +161,8 @@ def test_formatter_and_linter_find_nothing(tmp_path):
     for folder, names in {CHECKS: ["package.json", "biome.json"], FOLDER: FILES}.items():
         for name in names:
             shutil.copy(folder / name, tmp_path)
+    for name, path in VIEWS.items():
+        shutil.copy(path, tmp_path / name.replace("/", "_"))
     quiet = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock"]
     subprocess.run(quiet, cwd=tmp_path, check=True, timeout=PATIENCE)
     checked = subprocess.run(["npm", "run", "check"], cwd=tmp_path, capture_output=True, text=True, check=False)

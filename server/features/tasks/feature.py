@@ -21,3 +21,4 @@ class TasksFeature(Feature):
     creation_hooks = (TaskCreationHook,)
     filters = (VerdictFilter,)
     operations = OPERATIONS
+    views = {"runs": "server.features.tasks:console/runs.js"}
