@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 from server.base.settings import Settings
 from server.execution.call import Outcome
 from server.jsonio.strict import Fragment
+from server.observability.metrics import Metrics
 from server.observability.tracing import Tracer
 from server.protocol.parameters import Parameters
 from server.rpc.caller import Caller
@@ -36,6 +37,7 @@ class App(Protocol):
     listings: Listings
     parser: Parser
     in_flight: BytesInFlight
+    metrics: Metrics
     tracer: Tracer | None  # set by a feature that traces calls, when the server starts
     at_end: list[Callable[[], None]]  # called when all calls have ended, in a thread; each may take a second or two
 
