@@ -118,7 +118,7 @@ class Session(_Calling):
     `environment` gives Python objects.
 
     Args:
-        toolpacks: The toolpacks.
+        toolpacks: Those whose functions the session has: the objects, not their names.
         options: Their options, by the name of the toolpack, as for `create_session`.
         task: A task of one of them, `toolpack/name`: the session begins as it says.
         participants: Who takes part, and what each may do, as for `create_session`.

@@ -76,7 +76,7 @@ class ListFunctions(
 class RunFunction(
     Method, result=Envelope, agents="Run a function on the session's environment.", positional=("kwargs",)
 ):
-    """Run a function on a session's environment: atomically, in order of arrival, and once per call_id."""
+    """Run a function on a session's environment: atomically, one call at a time, and once per call_id."""
 
     session_id: SessionId
     function: str = Field(description="The function's name.")

@@ -61,7 +61,7 @@ class FeatureRequest:
         path: The values of the path's parameters.
         query: The query's parameters; of one that is given several times, the last.
         headers: By their names in lower case.
-        body: Its body.
+        body: As it was sent; empty if there is none.
         caller: Who sends it, for `App.request`; nobody, where no token is needed.
     """
 
@@ -115,7 +115,7 @@ class FeatureEndpoint:
         """Answer a request.
 
         Raises:
-            HttpRefusedError: It is refused.
+            HttpRefusedError: It is refused, with this status and reason.
             ReplyError: `App.request` was refused.
         """
         raise NotImplementedError
@@ -194,7 +194,7 @@ class FeatureSocket(FeatureEndpoint):
         """Look at a handshake before it is accepted.
 
         Raises:
-            HttpRefusedError: It is refused.
+            HttpRefusedError: It is refused, with this status and reason.
             ReplyError: `App.request` was refused.
         """
 
@@ -202,7 +202,7 @@ class FeatureSocket(FeatureEndpoint):
         """Answer a message, which is the body of a request like the handshake; None closes the WebSocket.
 
         Args:
-            message: The message.
+            message: What was sent, as its body.
             memory: What it may keep from one message to the next.
 
         Raises:

@@ -173,7 +173,7 @@ class ClientMethods:
         expected_version: int | None = None,
         timeout_seconds: float | None = None,
     ) -> Envelope:
-        """Run a function on a session's environment: atomically, in order of arrival, and once per call_id.
+        """Run a function on a session's environment: atomically, one call at a time, and once per call_id.
 
         Args:
             kwargs: Its arguments: an object, or the JSON text of one, as models' tool calls carry it. A value that

@@ -80,7 +80,7 @@ class Directory:
         """Make the directory hold a tree.
 
         Args:
-            tree: The tree.
+            tree: What it is to hold. What it holds already, and is the same, isn't written again.
             time_ns: The time of all files and folders, in nanoseconds since the epoch, where it can be set; None for
                 any.
 
