@@ -16,6 +16,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+try:
+    from redis_server import free_port
+except ModuleNotFoundError:  # so programs that use this file find it
+    from tests.redis_server import free_port
+
 UNSAFE = ("-c", "fsync=off", "-c", "full_page_writes=off")  # faster; a computer that fails isn't tested
 PATIENCE = 120  # as `patience.PATIENCE`, which programs that use this file wouldn't find
 
@@ -49,8 +54,6 @@ class Postgres:
     """
 
     def __init__(self, folder: Path, *options: str) -> None:
-        from redis_server import free_port  # noqa: PLC0415 - programs that use this file find it as `tests.redis_server`
-
         programs = find()
         if programs is None:
             from ci import without  # noqa: PLC0415 - as above
@@ -82,6 +85,12 @@ class Postgres:
         """Make an empty database."""
         flags = ("--auth=trust", "--username=tests", "--encoding=UTF8", "--locale=C", "--no-sync")
         self.run("initdb", "--pgdata", str(self._folder), *flags)
+
+    def copy(self, port: int) -> None:
+        """Make a standby of the server behind a port; it begins to follow when it is started."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        given = ("-h", "127.0.0.1", "-p", str(port), "-U", "tests", "-c", "fast", "--no-sync", "-R")
+        self.run("pg_basebackup", "-D", str(self._folder), *given)
 
     def start(self, *options: str) -> None:
         flags = ("-D", str(self._folder), "-p", str(self.port), "-k", "", "-h", "127.0.0.1", *self._options, *options)

@@ -22,6 +22,7 @@ from tests.faults.clients import RULES, Clients, Connection
 from tests.faults.faults import Faults
 from tests.faults.world import World
 
+STORES = ("sqlite", "redis", "postgres")
 MAX_PRINTED = 5
 MANY_CALLS = 2000  # so many meet all rules
 RULE_BY_TEXT = {rule[effect]: rule["name"] for rule in RULES for effect in ("error", "lost") if effect in rule}
@@ -41,7 +42,7 @@ DONE += [
 
 @click.command()
 @click.option("--seconds", default=60.0, show_default=True, help="Duration, for each store and isolation.")
-@click.option("--store", "stores", multiple=True, type=click.Choice(["sqlite", "redis"]), help="Default: both.")
+@click.option("--store", "stores", multiple=True, type=click.Choice(STORES), help="Default: all.")
 @click.option(
     "--isolation", "isolations", multiple=True, type=click.Choice(["thread", "process"]), help="Default: both."
 )
@@ -58,7 +59,7 @@ def main(stores, isolations, seed, keep, **given):
     seed = random.randrange(2**32) if seed is None else seed
     click.echo(f"seed {seed}")
     broken = False
-    for store, isolation in itertools.product(stores or ("sqlite", "redis"), isolations or ("thread", "process")):
+    for store, isolation in itertools.product(stores or STORES, isolations or ("thread", "process")):
         folder = tempfile.mkdtemp(prefix="toolpack-faults-")
         violated = run(store, isolation, folder, seed=seed, **given)
         broken |= violated

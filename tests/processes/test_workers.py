@@ -16,6 +16,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import postgres_server
 import pytest
 import redis
 from faults.clients import Connection
@@ -66,9 +67,9 @@ class Client:
         return thread
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def store(request):
-    return request.getfixturevalue("redis_url") if request.param == "redis" else None
+@pytest.fixture(params=["sqlite", "redis", pytest.param("postgres", marks=pytest.mark.heavy)])
+def store(request, store_url):
+    return None if request.param == "sqlite" else store_url(request.param)
 
 
 def test_workers_share_a_session_and_lose_no_update(tmp_path, store):
@@ -112,6 +113,9 @@ def test_the_first_calls_on_a_session_build_on_each_other(tmp_path, workers):
 
 
 def store_size(folder, store):
+    if store and store.startswith("postgresql:"):
+        ((size,),) = postgres_server.ask(store, "SELECT pg_database_size(current_database())")
+        return size
     if store:
         with contextlib.closing(redis.Redis.from_url(store)) as server:
             return server.info("memory")["used_memory"]

@@ -41,7 +41,7 @@ def test_a_call_that_runs_longer_than_the_ttl_keeps_its_session(stored_bench, pa
     assert stored_bench.rpc("list_sessions") == []
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis", pytest.param("postgres", marks=pytest.mark.heavy)])
 def test_no_other_worker_ends_a_session_while_its_call_runs(kind, store_url):
     if kind == "memory":
         stores = [SharedMemory()] * 2
@@ -132,8 +132,9 @@ def test_a_clock_that_is_set_wrong_and_right_again_between_two_looks_changes_not
     assert stored_bench.rpc("list_sessions") == []
 
 
-def test_clocks_of_servers_that_share_a_redis_may_differ(store_url, clock):
-    url = store_url("redis")
+@pytest.mark.parametrize("kind", ["redis", pytest.param("postgres", marks=pytest.mark.heavy)])
+def test_clocks_of_servers_that_share_a_store_may_differ(store_url, clock, kind):
+    url = store_url(kind)
     with serving.Bench(store=url) as first:
         real = first.store.count_time().now
         clock.jump(-7200)  # that of the second server, and then of both

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import pytest
-import redis_server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Bench, refused
@@ -140,13 +139,10 @@ def test_the_path_of_every_fork_is_always_its_familys(data):
     bench.close()
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def workers(request, tmp_path):
+@pytest.fixture(params=["sqlite", "redis", pytest.param("postgres", marks=pytest.mark.heavy)])
+def workers(request, store_url):
     """Two workers on one store."""
-    if request.param == "redis":
-        url = redis_server.emptied(request.getfixturevalue("redis_url"))
-    else:
-        url = f"sqlite:///{tmp_path}/sessions.db"
+    url = store_url(request.param)
     stores = [open_store(url, exclusive=False) for _ in range(2)]
     benches = [Bench(store=store) for store in stores]
     yield benches

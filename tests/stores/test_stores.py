@@ -17,6 +17,7 @@ from toolpack_server.testing.store_contract.model import SharedMemory
 from toolpack_server.testing.store_contract.samples import change, fork_of, session
 
 numbers = count()
+POSTGRES = pytest.param("postgres", marks=pytest.mark.heavy)
 
 
 def new_file(folder):
@@ -26,7 +27,7 @@ def new_file(folder):
     return f"{folder}/{next(numbers)}.db"
 
 
-@pytest.fixture(params=["memory", "memory-shared", "sqlite", "sqlite-shared", "redis", "postgres"])
+@pytest.fixture(params=["memory", "memory-shared", "sqlite", "sqlite-shared", "redis", POSTGRES])
 def new_store(request, tmp_path):
     def new():
         if "memory" in request.param:

@@ -322,7 +322,7 @@ def test_a_thousand_waits_take_no_threads(make_bench):
         assert each.result(serving.PATIENCE)["messages"][0]["content"] == "Hi."
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize("kind", ["sqlite", "redis", pytest.param("postgres", marks=pytest.mark.heavy)])
 def test_workers_that_share_a_store_hear_each_other(store_url, kind):
     url = store_url(kind)
     stores = [open_store(url, exclusive=False) for _ in range(2)]

@@ -4,12 +4,15 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import postgres_server
 import pytest
+from patience import PATIENCE
 
 from server.base.errors import OverloadedError, SettingsError
 from server.stores.base import Head, SessionQuery
@@ -25,6 +28,7 @@ from toolpack_server.testing.store_contract.samples import (
     use_and_delete,
 )
 
+pytestmark = pytest.mark.heavy
 TABLES = ("sessions", "heads", "records", "changes", "blobs")
 
 
@@ -200,21 +204,42 @@ def test_what_is_refused_for_lack_of_space_changes_nothing_and_can_be_deleted(st
     assert rows(url) == [0] * len(TABLES)
 
 
-def test_an_acknowledgement_with_a_warning_is_none(store, url):
-    """So Postgres answers if somebody ends its wait for a standby: on this machine alone the commit is kept."""
-    kept = session()
-    store.create([kept], {"bank": "b"}, {"b": b"x"})
-    postgres_server.ask(
-        url,
-        "CREATE SEQUENCE toolpack.warnings; "
-        "CREATE FUNCTION toolpack.warn() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        "IF nextval('toolpack.warnings') = 1 THEN RAISE WARNING 'canceling wait'; END IF; RETURN new; END $$; "
-        "CREATE TRIGGER warn BEFORE UPDATE ON toolpack.heads FOR EACH ROW EXECUTE FUNCTION toolpack.warn()",
-    )
-    assert store.commit([change(kept, 0, "b1")]) == [True]
-    # The first answer wasn't believed: it was sent again, and written once more, which waits for the standby.
-    assert postgres_server.ask(url, "SELECT last_value FROM toolpack.warnings") == [(2,)]
-    assert store.get(kept.id)[1].index == 0
+def test_a_commit_that_no_standby_has_is_not_acknowledged_whoever_ends_the_wait(monkeypatch):
+    connection = pytest.importorskip("server.features.postgres.connection")
+    with postgres_server.start(*postgres_server.UNSAFE) as server, contextlib.closing(open_store(server.url)) as store:
+        kept = session()
+        store.create([kept], {"bank": "b"}, {"b": b"x"})
+
+        def wait_for(standby):
+            postgres_server.ask(server.url, f"ALTER SYSTEM SET synchronous_standby_names = '{standby}'")
+            postgres_server.ask(server.url, "SELECT pg_reload_conf()")
+            postgres_server.ask(server.url, "CHECKPOINT")  # by the process that has read the setting by then
+
+        wait_for("nobody")
+        cancelled, done = [], threading.Event()
+
+        def cancel():
+            waiting = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            while not done.wait(0.02):
+                cancelled.extend(postgres_server.ask(server.url, waiting))
+
+        canceller = threading.Thread(target=cancel)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(connection, "GIVE_UP_SECONDS", 1.0)
+            canceller.start()
+            with pytest.raises(OverloadedError, match="can't be reached"):
+                store.commit([change(kept, 0, "b1")])
+            done.set()
+            canceller.join()
+            assert len(cancelled) > 1  # Postgres answered each time that it was committed, with a warning
+            assert store.get(kept.id)[1].index == 0  # and so it is, on this machine alone
+            impatient.setattr(connection, "ANSWER_SECONDS", 0.3)
+            for index in (0, 1):
+                with pytest.raises(OverloadedError, match="can't be reached"):
+                    store.commit([change(kept, index, f"b{index + 1}")])
+        wait_for("")
+        assert store.commit([change(kept, 0, "b1"), change(kept, 1, "b2")]) == [True, True]
+        assert store.get(kept.id)[1].index == 1
 
 
 def test_leases_of_workers_that_died_long_ago_are_forgotten_with_their_wishes(store, url):
@@ -251,3 +276,12 @@ def test_without_psycopg_the_error_names_the_remedy(monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(SettingsError, match=r"pip install 'toolpack-server\[postgres\]'"):
         open_store("postgresql://127.0.0.1:1/x")
+
+
+def test_a_failover_to_a_synchronous_standby_loses_no_answered_call():
+    command = [sys.executable, "-m", "tests.failover", "--rounds", "2"]
+    ended = subprocess.run(
+        command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "2 failovers" in ended.stdout
