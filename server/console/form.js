@@ -5,11 +5,12 @@ import { fill, h } from "./dom.js";
 import { parse, stringify } from "./rpc.js";
 import { full } from "./tree.js";
 
-/** Make the fields of an object's schema. `read` gives the object; `refuse` shows errors that a server found. */
-export function schemaForm(schema, values = {}) {
+/** Make the fields of an object's schema. `read` gives the object; `refuse` shows errors that a server found. `within`
+ *  tells the ids of forms on one page apart. */
+export function schemaForm(schema, values = {}, within = "") {
   const fields = Object.entries(schema.properties ?? {}).map(([name, spec]) => {
     const value = Object.hasOwn(values, name) ? values[name] : undefined;
-    return field(name, resolved(spec, schema), (schema.required ?? []).includes(name), value);
+    return field(name, resolved(spec, schema), (schema.required ?? []).includes(name), value, within);
   });
   const element = h("div", fields.length ? fields.map((one) => one.element) : h("p.hint", "It takes no arguments."));
   const read = () => {
@@ -49,8 +50,8 @@ function resolved(spec, schema) {
   return { ...spec, isNullable, ...(isDecimal && { type: "string", format: "decimal" }) };
 }
 
-function field(name, spec, isRequired, value) {
-  const id = `field-${name}`,
+function field(name, spec, isRequired, value, within) {
+  const id = `field-${within}${name}`,
     about = h("span.about", { id: `${id}-about` }, spec.description);
   const error = h("span.error", { id: `${id}-error` });
   const attributes = {

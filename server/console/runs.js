@@ -1,6 +1,6 @@
 // Summaries of this server's sessions: they are read in pages, and those without a recorded verdict are evaluated.
-// The rule: only what is looked at is evaluated, a few at a time, and no verdict is recorded. What an evaluator has
-// said is known in this tab until the session goes on, or everything is read again.
+// The rule: only what is looked at is evaluated, a few at a time, and no verdict is recorded unless that is asked for.
+// What an evaluator has said is known in this tab until the session goes on, or everything is read again.
 import { batch, call } from "./rpc.js";
 
 const PAGE = 1000,
@@ -12,7 +12,10 @@ const stage = ({ session_id: id, records }) => `${id} ${records}`;
 /** Read a page of summaries, with the verdicts that are known here. */
 export async function summaries(asked, signal) {
   const page = await call("summarize_sessions", asked, signal);
-  for (const each of page.sessions) each.verdict ??= judged.get(stage(each)) ?? null;
+  for (const each of page.sessions) {
+    each.isRecorded = Boolean(each.verdict);
+    each.verdict ??= judged.get(stage(each)) ?? null;
+  }
   return page;
 }
 
@@ -24,30 +27,34 @@ export async function* sessions(labels, text, signal) {
   }
 }
 
-/** Evaluate those sessions that have no verdict; comes back whenever some more have one. */
-export async function* judge(some, signal) {
-  const open = some.filter(({ verdict }) => !verdict),
+/** Evaluate those sessions that have no verdict, or if verdicts are kept no recorded one; comes back whenever some more
+ *  have one. */
+export async function* judge(some, signal, record = false) {
+  const isOpen = ({ verdict, isRecorded }) => (record ? !isRecorded : !verdict);
+  const open = some.filter(isOpen),
     running = new Set();
   const ask = async (part) => {
     const answers = await batch(
-      part.map(({ session_id: id }) => ["evaluate_session", { session_id: id, raise_on_error: false }]),
+      part.map(({ session_id: id }) => ["evaluate_session", { session_id: id, raise_on_error: false, record }]),
       signal,
     );
     for (const [at, { result, error }] of answers.entries()) {
       if (result) {
-        part[at].verdict = result;
+        Object.assign(part[at], { verdict: result, isRecorded: part[at].isRecorded || record });
         judged.set(stage(part[at]), result);
       } else part[at].problem ??= error.message;
     }
   };
   while (open.length || running.size) {
     while (open.length && running.size < REQUESTS) {
-      const asked = ask(open.splice(0, AT_ONCE)).finally(() => running.delete(asked));
+      const asked = ask(open.splice(0, AT_ONCE).filter(isOpen)).finally(() => running.delete(asked));
       running.add(asked);
     }
     yield await Promise.race(running);
   }
 }
 
+/** Evaluate those sessions that have no recorded verdict, and have it recorded. */
+export const record = (some, signal) => judge(some, signal, true);
 /** Forget the verdicts that are known in this tab alone. */
 export const forget = () => judged.clear();

@@ -1,8 +1,9 @@
 // Runs at a glance: which rollouts of which tasks have passed, what that comes to, and what changed against another.
 // The rule: where the sessions come from is the source's business, so the console and the file that `evaluate --html`
 // writes show the same page. A source is
-// `{sessions(labels, text, signal), judge(sessions, signal), cell(session, query), forget()}`.
-import { button, fill, go, h, link, load, refill } from "./dom.js";
+// `{sessions(labels, text, signal), judge(sessions, signal), cell(session, query), forget()}`; where
+// verdicts can be kept, it has `record(sessions, signal)`, too.
+import { button, count, fill, go, h, link, load, refill, say } from "./dom.js";
 import { drawAll, keyOf } from "./runs_all.js";
 import { WORDS } from "./runs_model.js";
 import { drawOne } from "./runs_one.js";
@@ -75,16 +76,24 @@ export function openRuns(place, source, query, signal) {
     }
     draw();
   };
+  /** Record the verdicts of the run, so that whoever opens it next needs no evaluator. */
+  const record = async () => {
+    const reading = known,
+      some = reading.sessions.filter(({ isRecorded }) => !isRecorded);
+    for await (const _ of source.record(some, signal)) if (known === reading) draw();
+    const recorded = some.filter(({ isRecorded }) => isRecorded).length;
+    say(
+      some.length ? `Recorded: ${count(recorded, "verdict")} of ${some.length}.` : "All verdicts were recorded before.",
+    );
+  };
   const open = (wanted) => {
     query = wanted;
-    fill(
-      head,
-      headOf(query, () => {
-        source.forget();
-        known.name = null;
-        return open(query);
-      }),
-    );
+    const again = () => {
+      source.forget();
+      known.name = null;
+      return open(query);
+    };
+    fill(head, headOf(query, again, source.record && query.run !== undefined && record));
     fill(form, query.run !== undefined && filterOf(query));
     return load(body, show);
   };
@@ -93,13 +102,13 @@ export function openRuns(place, source, query, signal) {
   return open;
 }
 
-function headOf({ by, run, against }, again) {
+function headOf({ by, run, against }, again, record) {
   const title =
     run === undefined
       ? "Runs"
       : [by === undefined ? "All rollouts" : h("code", `${by}=${run}`), against && [" against ", h("code", against)]];
   const up = run !== undefined && link(["runs"], { by }, "All runs");
-  return h("div.heading", h("h1", title), up, button("Read again", again));
+  return h("div.heading", h("h1", title), up, record && button("Record verdicts", record), button("Read again", again));
 }
 
 /** The form that filters one run; what is empty isn't asked for. */

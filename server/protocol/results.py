@@ -385,13 +385,15 @@ class SessionSummaries(TypedDict):
     """Some sessions, as few as fit into the answer and its time; `next` is the one after which to go on, if any.
 
     `rates` is what the verdicts on them come to that are valid, without those on sessions that the console has made.
-    `total` counts all sessions that are like these, wherever a page begins, if they were read.
+    `total` counts all sessions that are like these, wherever a page begins, if they were read. `digest` is there if one
+    was sent as `known`.
     """
 
     sessions: list[SessionSummary]
     rates: list[TaskRate]
     next: NotRequired[str]
     total: NotRequired[int]
+    digest: NotRequired[str]
 
 
 class SolutionCall(TypedDict):

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from datetime import datetime, timedelta
 
 import pytest
 import server_process
@@ -55,7 +56,7 @@ def test_whoever_has_no_session_is_told_what_to_do_first(page, server):
 def test_create_a_session_with_options_and_labels(page, server):
     page.open()
     page.click("New session")
-    for toolpack in ("chores", "ledger", "pages", "stall"):
+    for toolpack in ("chores", "ledger", "pages", "papers", "stall"):
         page.until(lambda name=toolpack: page.find(f"input[value={name}]").click() or True, "a click")
     page.write("balance", "77.50")
     page.write("labels", "run=first, model=m")
@@ -495,6 +496,78 @@ def test_sessions_are_searched_sorted_and_told_apart(page, server):
     page.write("text", "nobody said this")
     page.click("Filter")
     page.sees("No session has the text “nobody said this”.")
+
+
+def test_a_list_that_has_not_changed_is_not_sent_again(page, server):
+    session_id = bank(server, labels={"quiet": "list"})
+    page.open("#/toolpacks")
+    page.run(
+        "window.sizes = []; const there = fetch;"
+        "window.fetch = async (...asked) => { const answer = await there(...asked);"
+        "  window.sizes.push((await answer.clone().text()).length); return answer; }"
+    )
+    page.run("location.hash = '#/sessions?label=quiet%3Dlist'")
+    page.find(".sessions", session_id[:8])
+    page.until(lambda: page.run("return window.sizes.length") > 2, "another look")
+    first, *others = page.run("return window.sizes")[-3:]
+    assert max(others) < 200 < first
+    server.call(session_id, "get_balance")
+    page.until(lambda: "get_balance" in page.find(".sessions").text, "the call")
+
+
+def test_verdicts_of_a_run_are_recorded_from_its_page(page, server):
+    mark = {"run": "to-keep"}
+    sessions = [server.rpc("create_session", task="chores/dishes", labels=mark)["session_id"] for _ in range(12)]
+    server.rpc("evaluate_session", session_id=sessions[0], record=True)
+    records = [len(server.rpc("get_trace", session_id=session_id)) for session_id in sessions]
+    assert records == [1] + [0] * 11
+    page.open("#/runs?by=run&run=to-keep")
+    page.sees("12 rollouts", "0/12")
+    assert server.rpc("get_trace", session_id=sessions[1]) == []  # to look records nothing
+    page.click("Record verdicts")
+    page.sees("Recorded: 11 verdicts of 11.")
+    page.click("Record verdicts")
+    page.sees("All verdicts were recorded before.")
+    assert [len(server.rpc("get_trace", session_id=session_id)) for session_id in sessions] == [1] * 12
+    page.open("#/runs?by=run&run=to-keep")
+    page.run(
+        "window.asked = []; const there = fetch;"
+        "window.fetch = (url, options) => { window.asked.push(options.body); return there(url, options); }"
+    )
+    page.click("Read again")
+    page.sees("12 rollouts", "0/12")
+    page.until(lambda: page.run("return window.asked.length"), "the requests")
+    assert "evaluate_session" not in "".join(page.run("return window.asked"))
+
+
+def test_a_new_session_may_have_a_seed_a_clock_a_time_to_live_and_a_world(page, server):
+    world = server.rpc("get_environment", session_id=bank(server))
+    world["bank"]["account"]["balance"] = "7.00"
+    page.open("#/new")
+    page.click("Seed, clock")
+    for name, text in {
+        "seed": "7",
+        "clock": "2026-03-02T09:00:00Z",
+        "clock_step_seconds": "60",
+        "ttl_seconds": "600",
+        "environment": json.dumps(world),
+    }.items():
+        page.find(f"#field-session-{name}").send_keys(text)
+    for name in ("chores", "ledger", "pages", "papers", "stall"):
+        page.find(f"input[value={name}]").click()
+    page.click("Create session")
+    page.sees("A session with a seed or a clock needs TOOLPACK_ISOLATION=process")  # which this server hasn't
+    page.click("Dismiss")
+    ids = page.run("return [...document.querySelectorAll('[id]')].map((each) => each.id)")
+    assert len(set(ids)) == len(ids)
+    for name in ("seed", "clock", "clock_step_seconds"):
+        page.find(f"#field-session-{name}").clear()
+    page.click("Create session")
+    session_id = page.at("#/sessions/").split("/")[2]
+    assert balance(server, session_id) == "7.00"
+    session = server.rpc("get_session", session_id=session_id)
+    lives = datetime.fromisoformat(session["expires_at"]) - datetime.fromisoformat(session["created_at"])
+    assert lives < timedelta(hours=1)
 
 
 def test_the_title_names_the_view(page):

@@ -429,6 +429,7 @@ class ClientMethods:
             "-version",
         ] = "id",
         text: str = "",
+        known: str | None = None,
         total: bool = False,
         evaluate: bool = False,
         record: bool = False,
@@ -441,6 +442,7 @@ class ClientMethods:
             limit: The maximum number of sessions.
             order: By id, created, task, parent, verdict, calls, last, done or version, with `-` from the largest.
             text: Only sessions with this text in id, task, labels or trace, in small letters or capitals.
+            known: The `digest` of the answer that you have, which isn't sent again; without one, an empty text.
             total: Count all sessions like that, too, which reads them all.
             evaluate: Evaluate each session that has a task; default: its verdict is the recorded one, if any.
             record: Keep each verdict that `evaluate` gives, as evaluate_session does.

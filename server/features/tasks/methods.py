@@ -10,7 +10,7 @@ from pydantic import Field
 
 from server.base.errors import InvalidParamsError, RequestError
 from server.features.tasks.service import Tasks, Wanted
-from server.features.tasks.summaries import Summaries
+from server.features.tasks.summaries import Summaries, unless_known
 from server.features.tasks.summary_order import BY_STORE, Order
 from server.features.tasks.validity import evaluation_failure
 from server.protocol.parameters import MAX_COUNT, CallId, Labels, Limit, SessionId, Version
@@ -142,6 +142,14 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
             description="Only sessions with this text in id, task, labels or trace, in small letters or capitals.",
         ),
     ]
+    known: Annotated[
+        str | None,
+        Field(
+            None,
+            max_length=64,
+            description="The `digest` of the answer that you have, which isn't sent again; without one, an empty text.",
+        ),
+    ]
     total: bool = Field(False, description="Count all sessions like that, too, which reads them all.")
     evaluate: bool = Field(
         False, description="Evaluate each session that has a task; default: its verdict is the recorded one, if any."
@@ -156,7 +164,8 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
         newest_first = self.order == "-created"
         query = SessionQuery(caller.sees, self.labels, self.after, self.limit, newest_first=newest_first)
         how = {"total": self.total, "evaluate": self.evaluate, "record": self.record}
-        return await app.feature(Summaries).page(query, self.text, self.order, **how)
+        found = await app.feature(Summaries).page(query, self.text, self.order, **how)
+        return found if self.known is None else unless_known(found, self.known)
 
 
 class GetSolution(Method, result=Solution):

@@ -118,3 +118,15 @@ def test_sessions_are_sorted_and_counted_over_all_pages(bench):
     assert "no session like this" in str(error)
     refused(-32602, partial(summaries, bench), order="calls", evaluate=True)
     refused(-32602, partial(summaries, bench), order="colour")
+
+
+def test_an_answer_that_is_known_is_not_sent_again(bench):
+    session_id, _ = begin(bench, "chores/dishes", labels=RUN)
+    first = summaries(bench, known="")
+    assert [each["session_id"] for each in first["sessions"]] == [session_id]
+    assert summaries(bench, known=first["digest"]) == {"sessions": [], "rates": [], "digest": first["digest"]}
+    bench.call(session_id, "do", chore="dishes")
+    second = summaries(bench, known=first["digest"])
+    assert second["sessions"][0]["calls"] == 1
+    assert second["digest"] != first["digest"]
+    assert "digest" not in summaries(bench)
