@@ -2,10 +2,12 @@
 
 import contextlib
 import io
+import logging
 import os
 import pty
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -52,11 +54,28 @@ def _on_a_terminal(stream: str, *arguments: object, status: int) -> tuple[str, s
         return text.decode().replace("\r\n", "\n"), other.read().decode()
 
 
+@contextlib.contextmanager
+def logging_kept() -> Iterator[None]:
+    """Have Python's logging afterwards as it was: a command sets it up for its whole process."""
+    root, names = logging.getLogger(), ("uvicorn", "asyncio")
+    handlers, level = [*root.handlers], root.level
+    levels = {name: logging.getLogger(name).level for name in names}
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        for name in names:
+            logging.getLogger(name).setLevel(levels[name])
+        logging.captureWarnings(capture=False)
+
+
 def run_here(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command as its own process would, but in this one; for what starts no server."""
     words = ["toolpack-server", *map(str, arguments)]
     out, error, status = io.StringIO(), io.StringIO(), 0
     with (
+        logging_kept(),
         mock.patch("sys.argv", words),
         mock.patch.dict(os.environ, server_process.environment(**variables), clear=True),
         contextlib.redirect_stdout(out),

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -49,14 +50,15 @@ def pytest_cmdline_main(config):
     """Run all tests but the heavy ones, in several processes; but files that are named whole, and in this process.
 
     That one begins sooner and allows `-s`. There are three processes a core, because tests wait for servers and for
-    deadlines longer than they compute.
+    deadlines longer than they compute; heavy ones compute more, and run beside other checks.
     """
     named = all(Path(argument.partition("::")[0]).is_file() for argument in config.args)
-    if not named and not config.option.markexpr:
+    heavy = bool(config.option.markexpr)
+    if not named and not heavy:
         config.option.markexpr = "not heavy"
     chosen = config.getoption("numprocesses", 0)  # 0: there is no pytest-xdist, so tests run in this process
     if chosen is None and not (named or config.option.usepdb or hasattr(config, "workerinput")):
-        config.option.numprocesses = min((os.cpu_count() or 1) * 3, 12)
+        config.option.numprocesses = min((os.cpu_count() or 1) * (2 if heavy else 3), 12)
         config.option.dist = "worksteal"  # the tests of a file mostly stay in one process
 
 
@@ -85,7 +87,16 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
+    gc.freeze()  # all modules stay: no later collection looks at them, not that of a process which is forked either
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _logging_kept():
+    """No test leaves the log of a server to those after it."""
+    before = [*logging.getLogger().handlers]
+    yield
+    assert logging.getLogger().handlers == before
 
 
 @pytest.fixture(scope="session")

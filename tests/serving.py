@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any, Self
 from unittest import mock
@@ -191,7 +191,8 @@ class Bench:
         benches.add(self)
         driver = self.sessions.queues.threads.drive(None)
         self._loop, self._closed, self._serving = driver.loop, asyncio.Event(), None
-        self._thread = threading.Thread(target=driver.run, args=[self._serve()], daemon=True)
+        # As that of `server.testing`: no call that runs meanwhile on another bench has left it behind.
+        self._thread = threading.Thread(target=driver.run, args=[self._serve()], name="testing", daemon=True)
         self._thread.start()
 
     async def _serve(self) -> None:
@@ -282,13 +283,17 @@ class Bench:
             count = len(looks) + times
             wait_until(lambda: len(looks) >= count, "the sweep")
 
+        async def end(_: object) -> None:
+            raise asyncio.CancelledError
+
         sweep = asyncio.run_coroutine_threadsafe(self.sessions.sweep(), self._loop)
         try:
             yield look_again
         finally:
+            # By itself, before its next look: one that runs on in a thread would see how a test moves the clock.
+            with mock.patch.object(self.sessions, "_do", end), contextlib.suppress(CancelledError):
+                sweep.result(PATIENCE)
             self.store.delete_expired = look
-            sweep.cancel()
-            self._run(asyncio.sleep(0.01))  # the task ends
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from concurrent.futures import thread as pools
 from typing import Any
 from weakref import WeakSet
 
-SERVER_THREADS = {"calls", "checkpoints", "deadlines", "leases"}
+SERVER_THREADS = {"calls", "checkpoints", "deadlines", "leases", "testing"}
 """The names of the server's own threads, which no function has left behind; features add theirs."""
 
 

@@ -55,6 +55,14 @@ def done(bench, session_id):
     return bench.rpc("get_environment", session_id=session_id, pointer="/pauses/done")
 
 
+@pytest.fixture
+def no_verdict(monkeypatch):
+    """No function is said to compute or block: a collection of this process's garbage, or a busy machine, looks so."""
+    monkeypatch.setattr(waiting, "COMPUTED_SECONDS", PATIENCE)
+    monkeypatch.setattr(waiting, "BLOCKED_LOOKS", 10**9)
+
+
+@pytest.mark.usefixtures("no_verdict")
 def test_many_waiting_calls_take_no_threads(bench, gate):
     sessions = [bench.create("pauses") for _ in range(300)]
     before = threading.active_count()
@@ -84,11 +92,9 @@ def test_a_function_shares_a_loop_once_some_of_its_calls_were_seen_on_threads(mo
         assert shares(bench, "echo") is False
 
 
+@pytest.mark.usefixtures("no_verdict")
 def test_calls_wait_for_the_verdict_and_not_longer_than_until_one_has_waited_for_a_while(gate, monkeypatch):
     monkeypatch.setattr(pace, "LONG_STEP_SECONDS", PATIENCE)
-    # A collection of this process's garbage takes longer: no verdict on the function, which would be final.
-    monkeypatch.setattr(waiting, "COMPUTED_SECONDS", PATIENCE)
-    monkeypatch.setattr(waiting, "BLOCKED_LOOKS", 10**9)
     with Bench(CATALOG) as bench:
         calls = [bench.later_call(bench.create("pauses"), "wait", gate=gate) for _ in range(200)]
         wait_until(lambda: waits(bench) > 150, "the verdict")

@@ -8,8 +8,9 @@ import pytest
 import serving
 from serving import Bench, wait_until
 
-from server.functions.leftovers import leftover_threads
+from server.functions.leftovers import Watch, leftover_threads
 from server.packs.loading import load_catalog
+from server.testing import Session
 
 CATALOG = load_catalog((serving.PACKS,), ("stragglers",))
 stragglers = sys.modules["toolpacks.stragglers"]
@@ -68,3 +69,11 @@ def test_work_that_is_awaited_leaves_nothing_and_keeps_the_live_objects(bench):
     bench.sessions._context.codec.decode = lambda *given, **kind: thawed.append(given[0]) or decode(*given, **kind)
     assert [bench.result(session_id, "write_in_thread", line="x") for _ in range(5)][-1] == ["x"] * 5
     assert len(thawed) == 1
+
+
+@pytest.mark.parametrize("begin", [Bench, lambda: Session(stragglers.toolpack)], ids=["bench", "session of a test"])
+def test_no_function_has_left_a_server_behind_that_began_meanwhile(begin):
+    watch = Watch()
+    server = begin()
+    assert not watch.leaves_work(["a toolpack that nothing else uses"])
+    server.close()

@@ -12,6 +12,8 @@ import pytest
 from mcp_endpoint import META, MODERN, STREAM, events
 from serving import PATIENCE, wait_until
 
+from server.features.mcp import event_stream
+
 conformance = sys.modules["toolpacks.conformance"]
 
 
@@ -79,7 +81,8 @@ def test_whoever_takes_no_stream_gets_json(mcp, accept):
     assert reply.json()["result"]["content"][0]["text"] == "waited 0.2 s"
 
 
-def test_a_quick_answer_is_no_stream_and_keeps_its_status(mcp):
+def test_an_answer_before_the_first_sign_of_life_is_no_stream_and_keeps_its_status(mcp, monkeypatch):
+    monkeypatch.setattr(event_stream, "SIGN_SECONDS", PATIENCE)
     reply = mcp.legacy("tools/list", STREAM)
     assert reply.headers["content-type"] == "application/json"
     assert mcp.modern("resources/list", STREAM).status_code == 404
