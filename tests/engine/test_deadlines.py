@@ -128,7 +128,6 @@ def test_an_async_function_has_the_same_deadline_and_is_ended(stored_bench):
     assert stored_bench.result(session_id, "add_later", amount=1) == 9
 
 
-@in_both
 def test_other_sessions_are_served_all_the_while():
     pack = Toolpack("spinner", ledger.LedgerEnvironment, [ledger.add])
     begun, ended = threading.Event(), threading.Event()

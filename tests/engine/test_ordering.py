@@ -37,18 +37,6 @@ def test_a_slow_call_delays_only_its_own_session(stored_bench):
     assert queued.result(serving.PATIENCE)["result"] == 4
 
 
-@pytest.mark.usefixtures("in_threads")
-def test_many_blocked_sessions_do_not_delay_others(bench):
-    sessions = [bench.create() for _ in range(20)]
-    gate = serving.gate("many")
-    before = len(ledger.runs)
-    calls = [bench.later_call(session, "add_and_hold", name="many") for session in sessions]
-    wait_until(lambda: ledger.runs[before:].count("add_and_hold") == 20, "20 calls at once")
-    assert bench.result(bench.create(), "add", amount=1) == 1
-    gate.set()
-    assert [call.result(serving.PATIENCE)["result"] for call in calls] == [3] * 20
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_leases_of_concurrent_calls_are_acquired_together(tmp_path, fails):
     store = open_store(f"sqlite:///{tmp_path}/shared.db", exclusive=False)

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0: the examples of the specification's section 7, and the rules that they don't cover."""
+"""JSON-RPC 2.0: the rules that the specification's examples don't cover, which `test_guarantees.py` asks."""
 
 import asyncio
 import json
@@ -45,13 +45,6 @@ def call(session_id, request_id=1, amount=1):
     return {"jsonrpc": "2.0", "method": "run_function", "params": params, "id": request_id}
 
 
-def test_positional_parameters(bench):
-    session_id = bench.create()
-    body = {"jsonrpc": "2.0", "method": "run_function", "params": [session_id, "add", {"amount": 19}], "id": 1}
-    reply = {"jsonrpc": "2.0", "result": {"result": 19, "error": None}, "id": 1}
-    assert answer(bench, json.dumps(body)) == reply
-
-
 def test_every_position(bench):
     session_id = bench.create()
     params = [session_id, "add", {"amount": 1}, True, "id", 7, 5.0]
@@ -63,25 +56,6 @@ def test_every_position(bench):
     assert answer(bench, json.dumps(body))["error"]["code"] == -32602
 
 
-def test_named_parameters_in_any_order(bench):
-    session_id = bench.create()
-    body = call(session_id, 3)
-    assert answer(bench, json.dumps(body))["id"] == 3
-    body["params"] = dict(reversed(body["params"].items()))
-    assert answer(bench, json.dumps(body))["result"]["result"] == 2
-
-
-def test_a_notification_is_executed_and_not_answered(bench):
-    session_id = bench.create()
-    body = call(session_id)
-    del body["id"]
-    assert answer(bench, json.dumps(body)) is None
-    assert bench.version(session_id) == 1
-    assert answer(bench, '{"jsonrpc": "2.0", "method": "foobar"}') is None
-    assert answer(bench, '{"jsonrpc": "2.0", "method": "get_session", "params": {"wrong": 1}}') is None
-    assert answer(bench, '{"jsonrpc": "2.0", "method": "get_session", "params": ["unknown"]}') is None
-
-
 def test_a_method_that_does_not_exist(bench):
     assert shape(answer(bench, '{"jsonrpc": "2.0", "method": "foobar", "id": "1"}')) == error(UNKNOWN, "1")
 
@@ -89,9 +63,6 @@ def test_a_method_that_does_not_exist(bench):
 @pytest.mark.parametrize(
     "body",
     [
-        '{"jsonrpc": "2.0", "method": "foobar, "params": "bar", "baz]',
-        '[{"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"}, {"jsonrpc": "2.0", "method"]',
-        "",
         "{",
         '{"jsonrpc": "2.0", "method": "rpc.discover", "id": NaN}',
         '{"jsonrpc": "2.0", "method": "rpc.discover", "id": "\\ud800"}',
@@ -108,17 +79,7 @@ def test_a_body_that_is_not_json(bench, body):
 @pytest.mark.parametrize(
     "body",
     [
-        '{"jsonrpc": "2.0", "method": 1, "params": "bar"}',
-        "[]",
-        "1",
-        "null",
-        '"text"',
         "{}",
-        '{"jsonrpc": "1.0", "method": "rpc.discover", "id": 1}',
-        '{"jsonrpc": 2.0, "method": "rpc.discover", "id": 1}',
-        '{"method": "rpc.discover", "id": 1}',
-        '{"jsonrpc": "2.0", "id": 1}',
-        '{"jsonrpc": "2.0", "method": null, "id": 1}',
         '{"jsonrpc": "2.0", "method": "rpc.discover", "params": null, "id": 1}',
         '{"jsonrpc": "2.0", "method": "rpc.discover", "params": 5, "id": 1}',
         '{"jsonrpc": "2.0", "method": "rpc.discover", "id": {}}',
@@ -129,12 +90,6 @@ def test_a_body_that_is_not_json(bench, body):
 )
 def test_a_value_that_is_not_a_request(bench, body):
     assert shape(answer(bench, body)) == error(INVALID)
-
-
-def test_batches_of_values_that_are_not_requests(bench):
-    assert shape(answer(bench, "[1]")) == [error(INVALID)]
-    assert shape(answer(bench, "[1,2,3]")) == [error(INVALID)] * 3
-    assert shape(answer(bench, "[[]]")) == [error(INVALID)]
 
 
 def test_a_bad_member_of_a_batch_fails_alone_and_order_is_kept(bench):
@@ -157,14 +112,6 @@ def test_a_bad_member_of_a_batch_fails_alone_and_order_is_kept(bench):
     assert (fifth["id"], fifth["result"]["version"]) == ("9", 3)
 
 
-def test_a_batch_of_notifications_is_not_answered(bench):
-    session_id = bench.create()
-    notification = call(session_id)
-    del notification["id"]
-    assert answer(bench, json.dumps([notification, notification])) is None
-    assert bench.version(session_id) == 2
-
-
 def test_a_batch_larger_than_allowed_is_refused_as_a_whole(bench):
     session_id = bench.create()
     reply = answer(bench, json.dumps([call(session_id)] * 1001))
@@ -172,9 +119,7 @@ def test_a_batch_larger_than_allowed_is_refused_as_a_whole(bench):
     assert bench.version(session_id) == 0
 
 
-@pytest.mark.parametrize(
-    "request_id", ["0", '""', "null", "-1", "1.5", "1e2", "12345678901234567890123", '"\\u00e9\\u0000"']
-)
+@pytest.mark.parametrize("request_id", ["1.5", "1e2", "12345678901234567890123", '"\\u00e9\\u0000"'])
 def test_an_id_is_returned_unchanged(bench, request_id):
     body = f'{{"jsonrpc": "2.0", "method": "list_sessions", "id": {request_id}}}'
     response = answer(bench, body)

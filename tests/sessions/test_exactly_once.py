@@ -5,7 +5,7 @@ What can be seen from outside is asked in `test_guarantees.py`; here is the rest
 
 import pytest
 import serving
-from serving import Bench, RpcError, ledger, wait_until
+from serving import Bench, RpcError, ledger
 
 pytestmark = serving.IN_BOTH
 
@@ -68,25 +68,6 @@ def test_reordered_kwargs_and_large_integers_are_the_same_call(stored_bench):
     other_order = {"a": {"c": "é", "d": 1}, "b": [2**80, 1.5, None]}
     assert sent(stored_bench, session_id, "echo", kwargs={"value": value})["result"] == value
     assert sent(stored_bench, session_id, "echo", kwargs={"value": other_order})["result"] == value
-
-
-def test_duplicates_wait_for_the_one_that_runs(stored_bench):
-    session_id = stored_bench.create()
-    gate = serving.gate("duplicates")
-    before = times("add_and_hold")
-    params = {
-        "session_id": session_id,
-        "function": "add_and_hold",
-        "kwargs": {"name": "duplicates"},
-        "call_id": "the one",
-    }
-    calls = [stored_bench.later("run_function", **params) for _ in range(5)]
-    wait_until(lambda: times("add_and_hold") > before)
-    assert not any(call.done() for call in calls)
-    gate.set()
-    assert [call.result(serving.PATIENCE)["result"] for call in calls] == [3] * 5
-    assert times("add_and_hold") == before + 1
-    assert stored_bench.version(session_id) == 1
 
 
 def test_call_ids_survive_a_restart(tmp_path, make_bench):
