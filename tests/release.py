@@ -3,13 +3,14 @@
     python -m tests.release --into dist
 
 It makes the sdist, the wheel, the wheels of packages/, and a CycloneDX SBOM of what is installed with the server's
-wheel. Everything is made twice, in
-other folders, at other times, from files of other dates and rights, and must come out the same to the last bit. Then
-the wheel alone is installed into an empty environment, with no repository around, where the server has to serve, and
-where a toolpack package is made, installed and found. The sdist is installed, too, and with it the wheels of packages/,
-of which each must bring its commands. With `--into` the files are kept in that folder.
+wheel. Everything is made twice, in other folders, at other times, from files of other dates and rights, and must come
+out the same to the last bit. Then the wheel alone is installed into an empty environment, with no repository around,
+where the server has to serve, and where a toolpack package is made, installed and found. The sdist is installed, too,
+and with it the wheels of packages/, of which each must bring its commands. With `--into` the files are kept in that
+folder.
 
-Exit status 1 means that something was wrong, which is printed. It takes some minutes, and the network for pip.
+All but uv is installed by uv: pip would take most of the time. Exit status 1 means that something was wrong, which is
+printed. It takes a minute, and the network.
 """
 
 import argparse
@@ -30,7 +31,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Exactly these versions: an SBOM says what has made it. That of hatchling, which a wheel says, is in pyproject.toml.
-TOOLS = ("build==1.6.1", "cyclonedx-bom==7.5.0")
+TOOLS = ("build[uv]==1.6.1", "cyclonedx-bom==7.5.0")
+PIP = (sys.executable, "-m", "pip")
 IN_WHEEL = ("server", "toolpack_server", "toolpacks")
 TASK = "bank/save-300"
 IGNORED = ("__pycache__", ".git", ".venv*", ".*_cache", ".hypothesis", ".toolpack-server", "build", "dist")
@@ -59,17 +61,26 @@ def check(fact: object, text: str) -> None:
 
 
 class Environment:
-    """An empty virtual environment, without pip."""
+    """An empty virtual environment, without pip, in a folder."""
 
-    def __init__(self, folder: Path, pip: Path) -> None:
+    def __init__(self, folder: Path, uv: Path) -> None:
         run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
-        self.folder, self.bin, self._pip = folder, folder / "venv" / "bin", pip
+        self.folder, self.bin, self._uv = folder, folder / "venv" / "bin", uv
 
     def install(self, *what: str | Path) -> None:
-        run(self._pip, "--python", self.bin / "python", "install", "-q", *what, cwd=self.folder)
+        run(self._uv, "pip", "install", "-q", "--python", self.bin / "python", *what, cwd=self.folder)
 
     def run(self, command: str, *arguments: str | Path, **options) -> str:
         return run(self.bin / command, *arguments, cwd=self.folder, **options)
+
+
+def uv(folder: Path) -> Path:
+    """Get uv into a folder by pip, and have it use the index that pip uses."""
+    asked = subprocess.run([*PIP, "config", "get", "global.index-url"], capture_output=True, text=True, check=False)
+    if index := os.environ.get("PIP_INDEX_URL") or asked.stdout.strip():
+        os.environ.setdefault("UV_DEFAULT_INDEX", index)
+    run(*PIP, "install", "-q", "--no-deps", "--target", folder / "uv", "uv")
+    return folder / "uv" / "bin" / "uv"
 
 
 def copied(folder: Path, *, date: int, mode: int) -> Path:
@@ -84,7 +95,7 @@ def copied(folder: Path, *, date: int, mode: int) -> Path:
 
 def build(tools: Path, source: Path, *flags: str, **more: str) -> list[Path]:
     """Build the sdist and the wheel of a copy."""
-    run(tools / "python", "-m", "build", *flags, source, more=more)
+    run(tools / "python", "-m", "build", "--installer", "uv", *flags, source, more=more)
     return sorted((source / "dist").iterdir())
 
 
@@ -236,9 +247,8 @@ def main() -> None:
     into = parser.parse_args().into
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        tools = folder / "tools" / "bin"
-        run(sys.executable, "-m", "venv", tools.parent)
-        run(tools / "python", "-m", "pip", "install", "-q", *TOOLS)
+        tools = folder / "tools" / "venv" / "bin"
+        Environment(folder / "tools", uv(folder)).install(*TOOLS)
         source = copied(folder / "one", date=1_700_000_000, mode=0o644)
         again = copied(folder / "elsewhere" / "two", date=1_000_000_000, mode=0o600)
         files = build(tools, source)  # the wheel is built from the sdist
@@ -253,13 +263,13 @@ def main() -> None:
             check(path.name.split("-")[1] == version, f"{path.name} isn't of version {version}")
         print("The sdist and the wheels came out the same twice.")
 
-        alone, of_sdist = (Environment(folder / name, tools / "pip") for name in ("alone", "of-sdist"))
+        alone, of_sdist = (Environment(folder / name, tools / "uv") for name in ("alone", "of-sdist"))
         alone.install(wheel)
         of_sdist.install(sdist)
         files.append(bill(tools, source, alone, folder / f"toolpack_server-{version}.cdx.json"))
         check_bill(files[-1], alone)
         compare(files[-1:], [bill(tools, again, of_sdist, folder / "elsewhere" / files[-1].name)])
-        in_image = Environment(folder / "in-image", tools / "pip")
+        in_image = Environment(folder / "in-image", tools / "uv")
         in_image.install(f"{wheel}[{extras_of_image()}]", *more)
         for path in more:  # by their names, as an SBOM says from which folder a file was installed
             known = ["--no-index", "--no-deps", "--force-reinstall", "--find-links", path.parent]
