@@ -49,7 +49,7 @@ def test_a_store_that_keeps_the_contract_passes(tmp_path):
 def test_a_store_that_breaks_it_fails_and_it_is_said_where(tmp_path):
     for name, failing in (("Forgetful", "test_records"), ("Careless", "test_all_data_of_a_session_is_deleted")):
         text = FILE.replace("    return lambda: MemoryStore", f"    return lambda: {name}") + FORGETFUL
-        ended, counts = tried(tmp_path, text, "-k", "not random")
+        ended, counts = tried(tmp_path, text, "-k", f"{failing} and not random")
         assert ended.returncode == 1
         assert counts["failed"] > 0
         assert re.search(rf"::{failing} - (AssertionError: )?assert .* == ", ended.stdout)  # says what was compared
