@@ -9,16 +9,14 @@ from typing import Any
 
 from typing_extensions import override
 
-from server.base.errors import AnsweredError, InvalidParamsError, TooLargeError, shown
+from server.base.errors import AnsweredError, TooLargeError, shown
 from server.engine.jobs import StartClock
-from server.engine.state import Effect, SessionState
+from server.engine.state import SessionState
+from server.features.api import Effect, InvalidParamsError, RecordKind, SessionContext, SessionOperation, Shown
 from server.features.episodes.progress import Episodes
 from server.jsonio.strict import dumps
 from server.protocol.results import MessageRecord, SaidMessage
 from server.protocol.rights import AGENT, CLIENT
-from server.sessions.context import SessionContext
-from server.sessions.operation import SessionOperation
-from server.sessions.record_kinds import RecordKind, Shown
 from server.stores.base import Record
 
 ALONE = "The session has no other participant: create it with participants."

@@ -10,18 +10,25 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from server.base.errors import CallError, InvalidParamsError
+from server.base.errors import CallError
 from server.engine.jobs import StartClock
-from server.engine.state import Effect, SessionState
+from server.engine.state import SessionState
 from server.execution.call import Outcome
-from server.execution.failure import CallFailure, Failure
+from server.execution.failure import Failure
+from server.features.api import (
+    CallFailure,
+    Effect,
+    InvalidParamsError,
+    OperationHook,
+    RecordKind,
+    SessionContext,
+    SessionOperation,
+    Shown,
+)
 from server.jsonio.strict import loads
 from server.protocol.rights import AGENT, CLIENT
 from server.sessions.addresses import Address
 from server.sessions.calls import CallOperation, wrong_arguments
-from server.sessions.context import SessionContext
-from server.sessions.operation import OperationHook, SessionOperation
-from server.sessions.record_kinds import RecordKind, Shown
 from server.stores.base import StoredSession
 
 

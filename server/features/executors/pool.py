@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Iterator
 
-from server.base.errors import Interrupted, OverloadedError, StartError
+from server.base.errors import Interrupted, StartError
 from server.base.settings import Settings
 from server.engine.lanes import SPARE_PLACES
+from server.features.api import OverloadedError
 from server.features.executors.channel import ExecutorGoneError
 from server.features.executors.child import ExecutorProcess, Zygote
 from server.features.executors.metrics import ENDED, EXECUTORS, STARTED

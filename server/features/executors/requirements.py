@@ -6,8 +6,8 @@ package is imported where there are no executors.
 
 import sys
 
-from server.base.errors import SettingsError
 from server.base.settings import Settings
+from server.features.api import SettingsError
 from server.features.executors.settings import ExecutorsSettings
 
 

@@ -12,18 +12,14 @@ from functools import partial
 from traceback import format_tb
 from typing import Any, Protocol, TypeVar
 
-from server.base.errors import (
-    CrashedError,
-    InternalError,
-    OverloadedError,
-    shown,
-)
+from server.base.errors import CrashedError, shown
 from server.base.settings import Settings
 from server.base.terminal import printable
 from server.execution.codec import Codec
 from server.execution.refusals import MAX_TEXT, read_refusal
 from server.execution.runner import Frame, RunnerOperation
 from server.execution.world import Means
+from server.features.api import InternalError, OverloadedError
 from server.features.executors.channel import ExecutorGoneError
 from server.features.executors.child import ExecutorProcess, Zygote
 from server.features.executors.executor import Configuration

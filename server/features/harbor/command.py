@@ -17,9 +17,9 @@ import click
 
 from server.cli.local import memory_settings
 from server.cli.send import Send, local
+from server.features.api import Caller
 from server.features.api_commands import echo, packs_options
 from server.packs.loading import load_catalog
-from server.rpc.caller import Caller
 from server.wiring.service import Service
 
 _TEMPLATES = Path(__file__).parent / "templates"

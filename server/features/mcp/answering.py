@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.base.errors import AnsweredError
+from server.features.api import Caller
 from server.features.mcp.results import tool_error
 from server.jsonio.strict import dumps
-from server.rpc.caller import Caller
 from server.sessions.addresses import Addresses, TakeAnswer
 from server.sessions.manager import SessionManager
 

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from server.base.errors import HttpRefusedError, InternalError, OverloadedError, RequestError
 from server.base.settings import PREFIX
+from server.features.api import Caller, HttpRefusedError, InternalError, OverloadedError, RequestError
 from server.features.mcp.event_stream import EventStream, event
 from server.features.mcp.headers import HeaderCheck, check_once, cross_origin, preflight, version_of
 from server.features.mcp.messages import McpMessage, McpRefusedError
 from server.features.mcp.protocol import Mcp
 from server.features.mcp.results import Fault, McpReply, failure, refusal_reply, shifted
 from server.observability.request_ids import request_id
-from server.rpc.caller import Caller
 from server.rpc.codes import describe
 from server.rpc.in_flight import Reservation
 from server.rpc.parsing import QUICK_BYTES

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from server.base.errors import HttpRefusedError, ReplyError, SessionNotFoundError
+from server.features.api import Caller, HttpRefusedError, ReplyError, SessionNotFoundError
 from server.features.mcp.endpoint import Exchange, McpEndpoint
 from server.features.mcp.messages import CALL_ID_KEY, LEGACY, MODERN, UNSUPPORTED_VERSION, McpMessage, McpRefusedError
 from server.features.mcp.results import Fault, shifted
-from server.rpc.caller import Caller
 from server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST
 from server.web.endpoints import CUT_OFF
 from server.web.refusals import NO_CONTENT

@@ -7,10 +7,9 @@ only, so one of the system comes as one of the user.
 from collections.abc import Sequence
 from typing import Any
 
-from server.base.errors import InvalidParamsError
+from server.features.api import Caller, InvalidParamsError
 from server.features.mcp.messages import McpMessage
 from server.jsonio.strict import dumps
-from server.rpc.caller import Caller
 from server.sessions.manager import SessionManager
 
 PROMPTS = ("prompts/list", "prompts/get")  # the methods; a session that asks for nothing hasn't them

@@ -6,8 +6,8 @@ is the caller's; whatever a client says of sessions is ignored.
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from server.base.errors import InvalidParamsError
 from server.execution.failure import Failure
+from server.features.api import App, Caller, InvalidParamsError
 from server.features.mcp.answering import NAME as SUBMIT_ANSWER
 from server.features.mcp.answering import Answering
 from server.features.mcp.marks import Path
@@ -37,10 +37,8 @@ from server.jsonio.strict import dumps
 from server.observability.trace_context import TRACEPARENT, accept_trace_members
 from server.observability.tracing import AskedBy, asked_by
 from server.protocol.parameters import MAX_CALL_ID
-from server.rpc.caller import Caller
 from server.rpc.codes import ERROR_INVALID_PARAMS, ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR, describe
 from server.rpc.jsonrpc import Reserve, reply_too_large
-from server.rpc.method import App
 from server.sessions.calls import CallRequest
 
 NESTED = {"$call"}

@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from server.base.errors import AnsweredError, InvalidParamsError, TooLargeError
+from server.base.errors import AnsweredError, TooLargeError
+from server.features.api import Caller, InvalidParamsError
 from server.features.mcp.results import tool_error, tool_value
 from server.jsonio.strict import dumps
-from server.rpc.caller import Caller
 from server.sessions.addresses import Addresses, AddressTool
 from server.sessions.manager import SessionManager
 

@@ -11,13 +11,11 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, Field
 from typing_extensions import override
 
-from server.base.errors import InvalidParamsError, shown
+from server.base.errors import shown
+from server.features.api import CreationHook, InvalidParamsError, SessionContext, SessionRequest
 from server.features.episodes.rights import check_kept, check_rights, written_out
 from server.packs.pack_function import is_offered
-from server.protocol.parameters import SessionRequest
 from server.protocol.rights import PARTICIPANTS, Participants
-from server.sessions.context import SessionContext
-from server.sessions.creation_hooks import CreationHook
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """What participants add to the server."""
 
-from server.features.api import Feature
+from server.features.api import CreateSession, Feature
 from server.features.participants.creation_hook import ParticipantsCreationHook, ParticipantsRequest
 from server.features.participants.methods import METHODS, ListenTool, SayTool
 from server.features.participants.talking import Talking
-from server.rpc.methods import CreateSession
 
 
 class ParticipantsFeature(Feature):

@@ -7,12 +7,12 @@ from the records of a path, so it can be counted anew for a fork that gets rules
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from server.features.api import RecordKind, Shown, details_of
 from server.features.perturbations.session_rules import Functions
 from server.jsonio.strict import loads
 from server.protocol.rights import AGENT
 from server.sessions.paths import Paths
-from server.sessions.recipes import details_of
-from server.sessions.record_kinds import RecordKind, RecordKinds, Shown
+from server.sessions.record_kinds import RecordKinds
 from server.stores.base import Head, StoredSession
 
 NAME = "perturbations"  # of the parameter, and among the details of a session

@@ -12,16 +12,22 @@ from typing import Any
 from pydantic import Field
 from typing_extensions import override
 
-from server.base.errors import InvalidParamsError, shown
+from server.base.errors import shown
+from server.features.api import (
+    CreationHook,
+    ForkRequest,
+    InvalidParamsError,
+    Parameters,
+    SessionContext,
+    SessionRequest,
+    details_of,
+)
 from server.features.perturbations.counts import COUNTS, NAME, Counts, counts_before
 from server.features.perturbations.session_rules import Functions, SessionRules
 from server.features.rules import Rule, read_rules
 from server.features.tasks.finding import find_task
-from server.protocol.parameters import ForkRequest, Parameters, SessionRequest
 from server.protocol.results import Perturbations
-from server.sessions.context import SessionContext
-from server.sessions.creation_hooks import CreationHook
-from server.sessions.recipes import Recipe, details_of
+from server.sessions.recipes import Recipe
 from server.stores.base import Head, StoredSession
 
 _is_omitted = partial(operator.is_, None)

@@ -1,13 +1,12 @@
 """What perturbations add to the server."""
 
-from server.features.api import Feature
+from server.features.api import CreateSession, Feature, ForkSession
 from server.features.perturbations.creation_hook import (
     ForkPerturbations,
     PerturbationCreationHook,
     PerturbationParameters,
 )
 from server.features.perturbations.perturbing import Perturbing
-from server.rpc.methods import CreateSession, ForkSession
 
 
 class PerturbationsFeature(Feature):

@@ -6,14 +6,14 @@ The rule: its keyed hash is right, but that only says who wrote it. Nothing that
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.base.errors import ClassesChangedError, InvalidParamsError, shown
+from server.base.errors import ClassesChangedError, shown
 from server.execution.operations import ExportEnvironments
 from server.execution.parts import toolpack_of
 from server.execution.world import Snapshot
+from server.features.api import InvalidParamsError, SessionContext
 from server.features.episodes.progress import Recount
 from server.features.replay.bundle_format import BundleHead, Line, record_of
 from server.protocol.rights import AGENT, CLIENT, PARTICIPANTS
-from server.sessions.context import SessionContext
 from server.sessions.records import stored_call_id
 from server.stores.base import Record
 from server.volumes.volume import is_piece

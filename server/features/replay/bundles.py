@@ -16,14 +16,20 @@ from pydantic import Field
 
 from server.base.errors import (
     ClassesChangedError,
-    InvalidParamsError,
     MissingBlobError,
-    OverloadedError,
-    SessionNotFoundError,
     StateDamagedError,
     TooLargeError,
     VersionNotRetainedError,
     shown,
+)
+from server.features.api import (
+    CallId,
+    InvalidParamsError,
+    OverloadedError,
+    Parameters,
+    SessionContext,
+    SessionNotFoundError,
+    details_of,
 )
 from server.features.replay.bundle_content import Content
 from server.features.replay.bundle_format import (
@@ -39,15 +45,14 @@ from server.features.replay.bundle_format import (
 )
 from server.features.replay.seeds import REPLAYS
 from server.jsonio.strict import Fragment, dumps, loads
-from server.protocol.parameters import CallId, Labels, Parameters, TtlSeconds
+from server.protocol.parameters import Labels, TtlSeconds
 from server.protocol.results import Session
 from server.rpc.in_flight import Reservation
 from server.rpc.parsing import has_more_values, is_deeper, parsed_bytes
-from server.sessions.context import SessionContext
 from server.sessions.factory import SessionFactory, session_template
 from server.sessions.identity import Creation
 from server.sessions.reader import SessionReader
-from server.sessions.recipes import FORK, VERSIONS, Recipe, began_as_fork, details_of
+from server.sessions.recipes import FORK, VERSIONS, Recipe, began_as_fork
 from server.sessions.record_kinds import RecordKinds
 from server.sessions.views import session_view
 from server.snapshots.seal import KeyedHash

@@ -14,14 +14,13 @@ from typing import Any
 
 import click
 
-from server.base.errors import RequestError
 from server.base.terminal import printable
 from server.cli.local import look_at, look_options, memory_settings
 from server.cli.look import FORMS, show, whole_id
 from server.cli.send import Send, local
+from server.features.api import Caller, RequestError
 from server.features.api_commands import packs_options, progress
 from server.features.replay.bundle_format import read_line, sealed, unpack
-from server.rpc.caller import Caller
 from server.wiring.service import Service
 
 LIMIT = 100_000

@@ -1,6 +1,6 @@
 """What replays and bundles add to the server."""
 
-from server.features.api import Feature
+from server.features.api import App, CreateSession, Feature, ForkSession
 from server.features.replay.bundles import Bundles
 from server.features.replay.digests import ReadEntries
 from server.features.replay.methods import METHODS
@@ -8,8 +8,6 @@ from server.features.replay.replays import Replays
 from server.features.replay.seeding import SeedCreationHook, Seeding
 from server.features.replay.seeds import SeedParameters
 from server.features.replay.settings import ReplaySettings
-from server.rpc.method import App
-from server.rpc.methods import CreateSession, ForkSession
 
 
 def _replays(app: App) -> Replays:

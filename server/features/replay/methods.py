@@ -10,15 +10,13 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from server.base.errors import InvalidParamsError
+from server.features.api import App, Caller, CallId, InvalidParamsError, Method, SessionId, SessionRequest
 from server.features.replay.bundle_format import FORMAT, BundleHead
 from server.features.replay.bundles import PAGE_BYTES, Bundles, ImportRequest, Records
 from server.features.replay.replays import Replays
-from server.protocol.parameters import CallId, Labels, SessionId, SessionRequest
+from server.protocol.parameters import Labels
 from server.protocol.results import Bundle, Replay, Session
-from server.rpc.caller import Caller
 from server.rpc.in_flight import Reservation
-from server.rpc.method import App, Method
 from server.sessions.manager import may_be_created
 
 

@@ -12,14 +12,13 @@ from typing_extensions import override
 
 from server.base.errors import CrashedError, TooLargeError, shown
 from server.engine.jobs import StartClock
-from server.engine.state import Effect, SessionState
+from server.engine.state import SessionState
 from server.execution.call import Outcome
-from server.execution.failure import CallFailure, Failure
+from server.execution.failure import Failure
+from server.features.api import CallFailure, Effect, SessionContext, SessionOperation
 from server.functions.steps import Steps
 from server.jsonio.strict import dumps
 from server.sessions.calls import CallOperation, CallRequest, failed, timed_out
-from server.sessions.context import SessionContext
-from server.sessions.operation import SessionOperation
 from server.sessions.resets import ResetOperation
 from server.stores.base import Record
 

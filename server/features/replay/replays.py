@@ -13,28 +13,29 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-from server.base.errors import (
-    ClassesChangedError,
+from server.base.errors import ClassesChangedError
+from server.execution.call import Outcome
+from server.execution.failure import Failure
+from server.features.api import (
+    ForkRequest,
     InvalidParamsError,
     OverloadedError,
     RequestError,
+    SessionContext,
     SessionNotFoundError,
+    details_of,
 )
-from server.execution.call import Outcome
-from server.execution.failure import Failure
 from server.features.replay.repeats import CopyOperation, Repeated, RepeatedCall, RepeatedReset, UnrunCall
 from server.features.replay.seeds import REPLAYS
 from server.features.replay.writers import has_kind, other_writers
 from server.jsonio.strict import Fragment, cut, dumps, loads
 from server.protocol.omission import if_set
-from server.protocol.parameters import ForkRequest
 from server.protocol.results import Difference, Replay, Session, Versions
 from server.protocol.rights import CLIENT
 from server.sessions.calls import CallRequest, heard
-from server.sessions.context import SessionContext
 from server.sessions.identity import Creation
 from server.sessions.manager import SessionManager
-from server.sessions.recipes import Recipe, began_as_fork, details_of
+from server.sessions.recipes import Recipe, began_as_fork
 from server.sessions.records import cut_error
 from server.stores.base import StoredSession
 from server.volumes.volume import is_piece

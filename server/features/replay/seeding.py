@@ -11,16 +11,21 @@ from typing import Any
 from typing_extensions import override
 
 from server.engine.jobs import StartClock
-from server.engine.state import Effect, SessionState
+from server.engine.state import SessionState
+from server.features.api import (
+    CreationHook,
+    Effect,
+    ForkRequest,
+    OperationHook,
+    SessionContext,
+    SessionOperation,
+    SessionRequest,
+)
 from server.features.replay.digests import StateDigests
 from server.features.replay.seeds import REAL, REPLAYS, Seeds
 from server.features.replay.writers import WRITTEN_BY, noted_writers
 from server.functions.pins import Pin
-from server.protocol.parameters import ForkRequest, SessionRequest
 from server.sessions.calls import CallOperation
-from server.sessions.context import SessionContext
-from server.sessions.creation_hooks import CreationHook
-from server.sessions.operation import OperationHook, SessionOperation
 from server.sessions.resets import ResetOperation
 from server.stores.base import Head, StoredSession
 

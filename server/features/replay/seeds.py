@@ -14,11 +14,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from server.base.errors import InvalidParamsError
 from server.base.settings import Settings
+from server.features.api import InvalidParamsError, Parameters, details_of
 from server.functions.pins import Pin, start_ns
-from server.protocol.parameters import Parameters
-from server.sessions.recipes import details_of
 from server.stores.base import StoredSession
 
 MAX_STEP_SECONDS = 366 * 86_400

@@ -7,7 +7,7 @@ way. So a digest that was recorded under one version is never compared under ano
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from server.sessions.context import SessionContext
+from server.features.api import SessionContext
 from server.volumes.volume import is_piece, kind_of
 
 WRITTEN_BY = "written_by"  # among the details of a session

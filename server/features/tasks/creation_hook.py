@@ -9,14 +9,11 @@ from typing import Any, cast
 from pydantic import Field
 from typing_extensions import override
 
-from server.base.errors import InvalidParamsError
+from server.features.api import CreationHook, InvalidParamsError, SessionContext, SessionRequest
 from server.features.episodes.rights import laid_over
 from server.features.tasks.finding import find_task
 from server.features.tasks.task import Task
-from server.protocol.parameters import SessionRequest
 from server.protocol.rights import PARTICIPANTS
-from server.sessions.context import SessionContext
-from server.sessions.creation_hooks import CreationHook
 
 
 class TaskRequest(SessionRequest):

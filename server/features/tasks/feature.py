@@ -1,6 +1,6 @@
 """What tasks add to the server."""
 
-from server.features.api import Feature
+from server.features.api import CreateSession, Feature, ListSessions
 from server.features.tasks.creation_hook import TaskCreationHook, TaskRequest
 from server.features.tasks.methods import METHODS
 from server.features.tasks.notes import AnswerKind
@@ -8,7 +8,6 @@ from server.features.tasks.operations import OPERATIONS
 from server.features.tasks.service import Tasks
 from server.features.tasks.summaries import Summaries
 from server.features.tasks.verdicts import VerdictFilter, VerdictKind, VerdictRequest
-from server.rpc.methods import CreateSession, ListSessions
 
 
 class TasksFeature(Feature):

@@ -7,15 +7,14 @@ from typing import Any
 
 from typing_extensions import override
 
-from server.base.errors import AnsweredError, InvalidParamsError
+from server.base.errors import AnsweredError
 from server.engine.jobs import StartClock
-from server.engine.state import Effect, SessionState
+from server.engine.state import SessionState
+from server.features.api import Effect, InvalidParamsError, RecordKind, SessionContext, Shown
 from server.features.episodes.messages import Note
 from server.features.episodes.progress import Episodes
 from server.protocol.results import AnswerRecord
 from server.protocol.rights import CLIENT, PARTICIPANTS
-from server.sessions.context import SessionContext
-from server.sessions.record_kinds import RecordKind, Shown
 
 
 class AnswerOperation(Note):

@@ -11,14 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from server.base.errors import (
-    ClassesChangedError,
-    EvaluationError,
-    InvalidParamsError,
-    RequestError,
-    StateDamagedError,
-    shown,
-)
+from server.base.errors import ClassesChangedError, EvaluationError, StateDamagedError, shown
+from server.features.api import App, InvalidParamsError, RequestError
 from server.features.episodes.messages import MessageOperation
 from server.features.episodes.progress import Episodes, Progress
 from server.features.tasks.evaluation import Evidence, SeenRecord, seen
@@ -32,7 +26,6 @@ from server.jsonio.strict import dumps
 from server.packs.toolpack import Toolpack
 from server.protocol.omission import if_set
 from server.protocol.results import AgentTask, Solution, TaskDescription, TaskPage, Verdict, VerdictFailure
-from server.rpc.method import App
 from server.sessions.addresses import Address, participants_of
 from server.sessions.reader import SessionReader
 from server.sessions.recipes import Recipe

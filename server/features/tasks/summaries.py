@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from server.base.errors import OverloadedError, RequestError, SessionNotFoundError, StateDamagedError
+from server.base.errors import StateDamagedError
+from server.features.api import App, OverloadedError, RequestError, SessionNotFoundError
 from server.features.tasks.pass_rates import rates
 from server.features.tasks.service import Tasks
 from server.features.tasks.summary_order import BY_STORE, Order, in_order
@@ -20,7 +21,6 @@ from server.features.tasks.verdicts import recorded_verdict
 from server.jsonio.strict import dumps, loads
 from server.protocol.omission import if_set
 from server.protocol.results import Session, SessionOutline, SessionSummaries, SessionSummary, TaskRate, Verdict
-from server.rpc.method import App
 from server.sessions.reader import SessionQuery
 from server.stores.history import fitting
 

@@ -10,16 +10,20 @@ from typing import Any
 from pydantic import Field
 from typing_extensions import override
 
-from server.base.errors import OverloadedError, TooLargeError
+from server.base.errors import TooLargeError
 from server.engine.jobs import StartClock
-from server.engine.state import Effect, SessionState
+from server.engine.state import SessionState
+from server.features.api import (
+    Effect,
+    OverloadedError,
+    Parameters,
+    RecordKind,
+    SessionContext,
+    SessionFilter,
+    SessionOperation,
+)
 from server.jsonio.strict import dumps, loads
-from server.protocol.parameters import Parameters
 from server.protocol.results import Verdict, VerdictRecord
-from server.sessions.context import SessionContext
-from server.sessions.filters import SessionFilter
-from server.sessions.operation import SessionOperation
-from server.sessions.record_kinds import RecordKind
 from server.stores.base import StoredSession
 
 _SAID = ("task", "reward", "passed", "checks", "metrics", "valid", "failure", "perturbed")

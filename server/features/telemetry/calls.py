@@ -14,7 +14,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace as otel
 from opentelemetry.trace.span import TraceState
 
-from server.base.errors import RequestError
+from server.features.api import RequestError
 from server.features.telemetry.call_spans import encode_call, encode_evaluation
 from server.features.telemetry.encoding import (
     Alike,

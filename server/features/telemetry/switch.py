@@ -8,8 +8,8 @@ import logging
 import os
 import sys
 
+from server.features.api import App
 from server.features.telemetry.environment import SIGNALS, Destination, targets
-from server.rpc.method import App
 
 log = logging.getLogger("toolpack_server")
 
