@@ -162,12 +162,17 @@ def _check(
             raise RegistrationError(f"pydantic takes no parameter with the name `{name}`: rename it.")
     for name, parameter in signature.parameters.items():
         _check_kind(name, parameter, hints)
-        if name in dependencies:
-            continue
-        if parameter.default is parameter.empty and name not in descriptions:
-            raise RegistrationError(f"parameter `{name}` has no default and isn't described: describe it.")
-        if name in descriptions and name not in hints:
-            raise RegistrationError(f"parameter `{name}` has no type hint: add one.")
+    asked = [name for name in signature.parameters if name not in dependencies]
+    empty = inspect.Parameter.empty
+    if bare := [each for each in asked if each not in descriptions and signature.parameters[each].default is empty]:
+        raise RegistrationError(f"{_having(bare)} no default and no description: add one to the docstring.")
+    if untyped := [each for each in asked if each in descriptions and each not in hints]:
+        raise RegistrationError(f"{_having(untyped)} no type hint: add one.")
+
+
+def _having(names: Sequence[str]) -> str:
+    quoted = ", ".join(f"`{name}`" for name in names)
+    return f"parameter {quoted} has" if len(names) == 1 else f"parameters {quoted} have"
 
 
 def _check_kind(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -107,6 +108,9 @@ def _find(
     if names:
         for name in names:
             if name not in found:
+                if meant := get_close_matches(name, found, 1):
+                    problems.append(RegistrationError(f"no module has a toolpack {name!r}: did you mean {meant[0]!r}?"))
+                    continue
                 known = ", ".join(found) or "none"
                 # A module mostly has toolpacks that are called as it is, such as tau2 has tau2-retail.
                 likely = [text for module, text in search.unavailable.items() if name.startswith(module)]

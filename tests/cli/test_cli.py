@@ -43,9 +43,7 @@ def test_check_prints_every_problem_with_file_function_and_remedy(tmp_path):
     lines = result.stderr.splitlines()
     assert len(lines) == 4
     assert f"{tmp_path}/broken_functions.py:7: bare: there is no docstring: add one" in result.stderr
-    assert (
-        f"{tmp_path}/broken_functions.py:11: vague: parameter `x` has no default and isn't described" in result.stderr
-    )
+    assert f"{tmp_path}/broken_functions.py:11: vague: parameter `x` has no default and no description" in result.stderr
     assert (
         f"{tmp_path}/broken_import.py:3: ModuleNotFoundError: No module named 'a_module_that_is_nowhere'"
         in result.stderr

@@ -392,6 +392,10 @@ def not_documented(x: int):
     """Do it."""
 
 
+def two_not_documented(x: int, account: TheAccount, y: int):
+    """Do it."""
+
+
 def documented_dependency(account: TheAccount):
     """Do it.
 
@@ -449,7 +453,8 @@ REFUSED = [
     (undescribed, "no short description: say in its first line"),
     (no_such_parameter, "the docstring describes `x`, which isn't a parameter: correct or remove it."),
     (no_description, "the docstring says nothing of parameter `x`: describe it."),
-    (not_documented, "parameter `x` has no default and isn't described: describe it."),
+    (not_documented, "parameter `x` has no default and no description: add one to the docstring."),
+    (two_not_documented, "parameters `x`, `y` have no default and no description: add one to the docstring."),
     (documented_dependency, "the docstring describes `account`, which comes from the environment: remove it"),
     (any_arguments, "`*args: int` takes any argument: name each parameter."),
     (any_keywords, "`**kwargs: int` takes any argument: name each parameter."),

@@ -68,6 +68,7 @@ def test_a_module_may_hold_several_packs_and_import_anothers(folder):
 def test_unknown_names(folder, tmp_path):
     where = folder(one=pack("one"))
     assert problem(where, names=["nope"]).startswith("no module has a toolpack 'nope'; found: one")
+    assert problem(where, names=["onee"]) == "no module has a toolpack 'onee': did you mean 'one'?"
     assert problem(tmp_path / "nowhere") == f"{tmp_path}/nowhere is not a folder: correct --pack-dir."
 
 
