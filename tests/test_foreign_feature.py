@@ -29,17 +29,30 @@ def block(language):
     return found
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The variables of a process that has both wheels, which pip has installed into a folder."""
-    project, folder = tmp_path_factory.mktemp("weather"), tmp_path_factory.mktemp("site")
-    (project / "weather.py").write_text(block("python"), encoding="utf-8")
-    (project / "pyproject.toml").write_text(block("toml"), encoding="utf-8")
-    tide = shutil.copytree(PACKS.parent / "tide", project / "tide")
-    wheels = [wheel for each in (project, tide) for wheel in WheelBuilder(str(each)).build(directory=str(project))]
-    flags = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--target", str(folder)]
+def weather(project, version="0.1.0", **changed):
+    """The project of the page, of which a later version has changed some words."""
+    source = block("python")
+    for before, after in changed.items():
+        source = source.replace(before, after)
+    project.mkdir(exist_ok=True)
+    (project / "weather.py").write_text(source, encoding="utf-8")
+    (project / "pyproject.toml").write_text(block("toml").replace("0.1.0", version), encoding="utf-8")
+    return project
+
+
+def installed(folder, *projects):
+    """The variables of a process that has the wheels of these projects, which pip has installed into a folder."""
+    wheels = [wheel for each in projects for wheel in WheelBuilder(str(each)).build(directory=str(each / "dist"))]
+    flags = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--upgrade", "--target", str(folder)]
     subprocess.run([sys.executable, "-m", "pip", "install", *flags, *wheels], check=True)
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(":")}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    project = tmp_path_factory.mktemp("project")
+    tide = shutil.copytree(PACKS.parent / "tide", project / "tide")
+    return installed(tmp_path_factory.mktemp("site"), weather(project / "weather"), tide)
 
 
 def get(url, **headers):
@@ -115,6 +128,35 @@ def test_what_it_has_recorded_is_read_without_it_and_the_rest_works(site, tmp_pa
         assert "weather" in command_line.run("session", "trace", session_id, "--url", server.url).stdout
         with pytest.raises(Exception, match="There is no method 'note_weather'"):
             server.rpc("note_weather", session_id=session_id, sky="grey")
+
+
+def test_an_upgrade_reads_what_was_recorded_and_another_shape_is_told_in_a_sentence(tmp_path):
+    folder, project = tmp_path / "site", tmp_path / "weather"
+    flags, note = ["--packs", "bank"], {"sky": "blue", "call_id": "mine"}
+    with server_process.served(tmp_path, *flags, **installed(folder, weather(project, "1.0.0"))) as server:
+        session_id = server.rpc("create_session")["session_id"]
+        server.rpc("note_weather", session_id=session_id, **note)
+        bundle = server.rpc("export_bundle", session_id=session_id)["bundle"]
+    wind = "sky: str\n    wind: NotRequired[str]"
+    newer = {
+        "import TypedDict": "import NotRequired, TypedDict",
+        "(TypedDict):\n    sky: str": f"(TypedDict):\n    {wind}",
+    }
+    with server_process.served(tmp_path, *flags, **installed(folder, weather(project, "1.1.0", **newer))) as server:
+        assert server.rpc("note_weather", session_id=session_id, **note) is True  # answered from its record
+        server.rpc("note_weather", session_id=session_id, sky="grey", call_id="next")
+        assert [each["sky"] for each in server.rpc("get_trace", session_id=session_id)] == ["blue", "grey"]
+        copy = server.rpc("import_bundle", bundle=bundle)["session_id"]
+        assert [each["sky"] for each in server.rpc("get_trace", session_id=copy)] == ["blue"]
+    other = {"(TypedDict):\n    sky: str": "(TypedDict):\n    clouds: int", "weather: {sky}": "weather: {clouds}"}
+    with server_process.served(tmp_path, *flags, **installed(folder, weather(project, "2.0.0", **other))) as server:
+        assert [each["sky"] for each in server.rpc("get_trace", session_id=session_id)] == ["blue", "grey"]
+        assert "blue" in command_line.run("session", "trace", session_id, "--url", server.url).stdout
+        assert server.call(session_id, "get_balance")["error"] is None
+        with pytest.raises(
+            Exception, match="A record of the bundle, of kind 'weather', lacks what is needed to .* at clouds"
+        ):
+            server.rpc("import_bundle", bundle=bundle)
 
 
 def test_all_that_the_other_adds_is_listed(site):

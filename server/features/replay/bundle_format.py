@@ -226,8 +226,7 @@ def read_line(line: bytes, read: Callable[[bytes], Any] = loads) -> Line:
     try:
         parsed = Line.model_validate(read(line))
     except ValidationError as error:
-        place = ".".join(str(part)[:40] for part in error.errors(include_url=False, include_input=False)[0]["loc"][:4])
-        raise InvalidParamsError(f"A line of the bundle hasn't its form, at {place or 'its start'}.") from None
+        raise InvalidParamsError(f"A line of the bundle hasn't its form, at {_place(error)}.") from None
     except ValueError:
         raise InvalidParamsError("A line of the bundle isn't JSON.") from None
     if len(parsed.model_fields_set) != 1:
@@ -246,6 +245,15 @@ def record_of(shown: dict[str, Any], kinds: RecordKinds) -> RecordLine:
     try:
         line = RecordLine.model_validate(shown)
         kinds[line.kind].check(shown)
-    except ValueError:
-        raise InvalidParamsError("A record of the bundle lacks what is needed to show it or to repeat it.") from None
+    except ValueError as error:
+        kind = str(shown.get("kind"))[:40]
+        where = f", at {_place(error)}" if isinstance(error, ValidationError) else ""
+        raise InvalidParamsError(
+            f"A record of the bundle, of kind {kind!r}, lacks what is needed to show it or to repeat it{where}."
+        ) from None
     return line
+
+
+def _place(error: ValidationError) -> str:
+    loc = error.errors(include_url=False, include_input=False)[0]["loc"]
+    return ".".join(str(part)[:40] for part in loc[:4]) or "its start"
