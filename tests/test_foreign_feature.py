@@ -154,7 +154,7 @@ def test_an_upgrade_reads_what_was_recorded_and_another_shape_is_told_in_a_sente
         assert "blue" in command_line.run("session", "trace", session_id, "--url", server.url).stdout
         assert server.call(session_id, "get_balance")["error"] is None
         with pytest.raises(
-            Exception, match="A record of the bundle, of kind 'weather', lacks what is needed to .* at clouds"
+            Exception, match=r"A record of the bundle, of kind 'weather', lacks what is needed to .* at clouds"
         ):
             server.rpc("import_bundle", bundle=bundle)
 
