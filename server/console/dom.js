@@ -53,14 +53,19 @@ export function address(parts, query = {}) {
   return `#/${parts.map(encodeURIComponent).join("/")}${search && `?${search}`}`;
 }
 
+/** Keep how far the page is scrolled, for whoever comes back to it. */
+export const keepPlace = () => history.replaceState({ scrolled: scrollY }, "");
+
 let arrival = null; // what is to be said at the next address
 /** Go to a view, and say something there. */
 export function go(parts, query, text = null) {
   const to = address(parts, query),
     isHere = to === location.hash;
   arrival = text;
-  if (isHere) arrive();
-  else location.hash = to;
+  if (isHere) return arrive();
+  keepPlace();
+  location.hash = to;
+  return undefined;
 }
 
 /** Begin at another address: what was said belongs to the one before. */
@@ -130,6 +135,52 @@ function download(name, content) {
   const url = URL.createObjectURL(new Blob([content]));
   h("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 60_000); // milliseconds; a browser may ask where to put it
+}
+
+const REACHED = "a, button, input",
+  STOP = "[data-stop]"; // that the tab key leads to
+/** Let the tab key lead to this one of a list. */
+export function stopAt(list, wanted) {
+  for (const each of list.querySelectorAll(REACHED)) {
+    each.tabIndex = each === wanted ? 0 : -1;
+    each.toggleAttribute("data-stop", each === wanted);
+  }
+}
+
+/** Make a list, or a table, one stop of the tab key; in it the arrows move, between rows and within one. `follow` hears
+ *  which element an arrow has led to. */
+export function oneTabStop(list, rows, follow = () => {}) {
+  const stops = (row) => [...row.querySelectorAll(REACHED)];
+  list.addEventListener("focusin", ({ target }) => target.matches(REACHED) && stopAt(list, target));
+  list.addEventListener("keydown", (event) => {
+    const all = [...list.querySelectorAll(rows)],
+      row = event.target.closest(rows),
+      at = all.indexOf(row);
+    if (at < 0 || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+    const own = stops(row),
+      column = own.indexOf(event.target);
+    const inRow = (other) => other && (stops(other)[column] ?? stops(other).at(-1));
+    const moves = {
+      ArrowDown: () => inRow(all[at + 1]),
+      ArrowUp: () => inRow(all[at - 1]),
+      ArrowRight: () => own[column + 1],
+      ArrowLeft: () => own[column - 1],
+      Home: () => inRow(all[0]),
+      End: () => inRow(all.at(-1)),
+    };
+    if (!moves[event.key]) return;
+    event.preventDefault();
+    const to = moves[event.key]();
+    to?.focus();
+    follow(to, event.key);
+  });
+  const settle = () => {
+    const shown = [...list.querySelectorAll(REACHED)];
+    stopAt(list, shown.find((each) => each.matches(STOP)) ?? shown[0]);
+  };
+  new MutationObserver(settle).observe(list, { childList: true, subtree: true });
+  settle();
+  return list;
 }
 
 export const copyButton = (label, text) => button(label, async () => copy(await text()), "quiet");

@@ -1,5 +1,5 @@
 // All runs: a line for each value of a label, and how they compare as charts.
-import { count, go, h, link, time } from "./dom.js";
+import { count, go, h, link, oneTabStop, time } from "./dom.js";
 import { lineChart, shareBar } from "./runs_chart.js";
 import { allOf, figures, inOrder, keysOf, mostK, overTasks, sorted, stateOf, tasksOf } from "./runs_model.js";
 import { cell, decimal, header, MOST_K, NONE, passedOf, percent, seconds } from "./runs_parts.js";
@@ -95,7 +95,7 @@ export function drawAll(known, query, source) {
       link(["runs"], { run: "" }, "All rollouts together"),
     ),
     charts && h("div.charts", charts),
-    h("table.cards.all-runs", header(heads, query, "sort"), h("tbody", shown.map(row))),
+    h("table.cards.all-runs", header(heads, query, "sort"), oneTabStop(h("tbody", shown.map(row)), "tr")),
     h(
       "p.hint",
       count(rows.length, "run"),

@@ -1,5 +1,5 @@
 // One run: its figures, the grid of tasks and rollouts, and the list of its rollouts; against another run what changed.
-import { count, h, link, short, visible } from "./dom.js";
+import { count, h, link, oneTabStop, short, visible } from "./dom.js";
 import { histogram, lineChart } from "./runs_chart.js";
 import {
   allOf,
@@ -234,7 +234,7 @@ function gridOf(rows, otherRows, query, source, was, isWanted, k) {
       ),
       query.against && h("span", h("span.cell.open.other"), " changed"),
     ),
-    h("table.cards.grid", header(heads, query, "order"), h("tbody", shown.slice(0, most).map(row))),
+    h("table.cards.grid", header(heads, query, "order"), oneTabStop(h("tbody", shown.slice(0, most).map(row)), "tr")),
     rest > 0 &&
       h("p.pager", link(["runs"], { ...query, tasks: most + PAGE }, `Show more of ${count(rows.length, "task")}`)),
   ];
@@ -308,7 +308,11 @@ function listOf(sessions, query, source, was, isFiltered) {
   if (!sessions.length) return [h("h2", "Rollouts"), h("p.empty", "No rollout is like that.")];
   return [
     h("h2", "Rollouts", isFiltered && ` like that: ${sessions.length}`),
-    h("table.cards.rollouts", header(heads, query, "sort"), h("tbody", shown.slice(0, most).map(row))),
+    h(
+      "table.cards.rollouts",
+      header(heads, query, "sort"),
+      oneTabStop(h("tbody", shown.slice(0, most).map(row)), "tr"),
+    ),
     rest > 0 &&
       h(
         "p.pager",

@@ -1,5 +1,5 @@
 // The sessions: a line for each, the newest first, with forks indented below their parents, unless a head sorts them.
-import { count, fill, go, h, labelsOf, link, load, pause, short, time } from "./dom.js";
+import { count, fill, go, h, labelsOf, link, load, oneTabStop, pause, short, time } from "./dom.js";
 import { readLabels } from "./form.js";
 import { call, stringify } from "./rpc.js";
 import { judge, summaries } from "./runs.js";
@@ -180,7 +180,11 @@ function listOf(sessions, next, total, query, picked, pick) {
   const size = h("p.hint", count(sessions.length, "session"), of, ": ", totals.filter(Boolean).join(", "));
   return [
     size,
-    h(`table.sessions.cards${hasForks ? "" : ".roomy"}`, header(heads, query, "sort", "sessions"), h("tbody", rows)),
+    h(
+      `table.sessions.cards${hasForks ? "" : ".roomy"}`,
+      header(heads, query, "sort", "sessions"),
+      oneTabStop(h("tbody", rows), "tr"),
+    ),
     h("p.pager", links),
   ];
 }

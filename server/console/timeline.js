@@ -2,7 +2,7 @@
 // The rule: a row is a link, so each step has an address. What steps have changed is asked for in the background, as
 // long as the answers come quickly: in a large world, a step shows it only when it is chosen.
 import { readable } from "./difference.js";
-import { button, count, fill, h, link, short } from "./dom.js";
+import { address, button, count, fill, h, link, oneTabStop, short, stopAt } from "./dom.js";
 import { batch } from "./rpc.js";
 import { countPath, details, isCall, outcome, records, rulesMet, title, who } from "./trace.js";
 import { brief } from "./tree.js";
@@ -17,7 +17,7 @@ export function timeline(state) {
   const { id, signal } = state;
   const live = h("span.hint"),
     pager = h("div.pager"),
-    list = h("ol.steps");
+    list = oneTabStop(h("ol.steps"), "li:not([hidden])", (to, key) => follow(to, key));
   const rows = new Map(); // by index; -1 is the start
   const patches = new Map(); // by version
   let first = 0,
@@ -83,11 +83,29 @@ export function timeline(state) {
   };
   /** Choose a record, if need be on another page; null for the start. */
   const choose = async (index) => {
+    const hasFocus = list.contains(document.activeElement);
     if (!rows.has(index)) await open(Math.max(Math.min(index - PAGE / 2, state.total - PAGE), 0));
     for (const [at, row] of rows) row.firstElementChild.ariaCurrent = at === index ? "step" : null;
+    stopAt(list, rows.get(index).firstElementChild);
+    if (hasFocus) rows.get(index).firstElementChild.focus({ preventScroll: true });
     chosen = { row: rows.get(index), until: performance.now() + 2 * QUICKLY };
     reveal();
     return index < 0 ? null : shown[index - first];
+  };
+  /** Show the step to which an arrow has led, also on the next page; a parent's only by Enter. */
+  const follow = (to, key) => {
+    const chosenAt = [...rows].find(
+      ([
+        ,
+        {
+          firstElementChild: { ariaCurrent },
+        },
+      ]) => ariaCurrent,
+    )?.[0];
+    const beyond = { ArrowDown: chosenAt + 1, ArrowUp: chosenAt - 1 }[key];
+    if (to?.matches("a") && !to.closest(".inherited")) location.replace(to.href);
+    else if (!to && beyond >= 0 && beyond < state.total)
+      location.replace(address(["sessions", id], { record: beyond }));
   };
   /** Keep the chosen row in sight, also while what steps have changed is filled in. */
   const reveal = () => {
