@@ -100,6 +100,8 @@ class _Checks:
         nothing = await self._send("create_session", task=name)
         try:
             problem = None if task.solution is None else await self._do(solved, task)
+            if problem and task.evaluate is None:
+                return problem  # without its solution the task can't be judged
             judged = [nothing] if problem or task.solution is None else [solved, nothing]
             verdicts = [await self._verdict(session) for session in judged]
             try:
@@ -136,7 +138,7 @@ class _Checks:
             await self._send("submit_answer", session_id=session_id, answer=solution["answer"])
         calls = sum(1 + len(read_nested(call["kwargs"])[1]) for call in solution["calls"])
         if task.max_calls is not None and calls > task.max_calls:
-            return f"its solution has {calls} calls, and max_calls is {task.max_calls}."
+            return f"its solution makes more calls than max_calls allows: {calls}, not {task.max_calls}."
         return None
 
     async def _run(self, session: Session, function: str, kwargs: dict[str, Any], by: str) -> Any:

@@ -127,13 +127,18 @@ def test_check_finds_evaluators_that_are_wrong(tmp_path, body):
         ("variants=7", "its variants is a int: give a dict"),
         ('options={"x": 1}', "Toolpack 'lamps' takes no options"),
         ('toolpacks={"x": {}}', "it needs the toolpack 'x', which isn't loaded: load it, too."),
-        ('solution=[("switch_on", {})], max_calls=0', "its solution has 1 calls, and max_calls is 0."),
+        ('solution=[("switch_on", {})], max_calls=0', "its solution makes more calls than max_calls allows: 1, not 0."),
     ],
 )
 def test_check_finds_what_does_not_fit(tmp_path, given, message):
     done = check(tmp_path, RIGHT.replace('solution=[("switch_on", {})]', given))
     assert done.exit_code == 1
     assert message in done.stderr
+
+
+def test_check_says_what_is_wrong_with_a_solution_by_which_its_task_is_judged(tmp_path):
+    done = check(tmp_path, RIGHT + '\ntoolpack.add_task(Task("off", "Off.", solution=[("off", {})]))\n')
+    assert "task 'lamps/off': the call of `off` in its solution fails: ToolNotFoundError" in done.stderr
 
 
 def test_check_finds_a_task_without_evaluator_and_solution_and_a_loader_that_fails(tmp_path):
