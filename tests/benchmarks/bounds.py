@@ -53,7 +53,12 @@ def throughput(rows: list[Row]) -> list[Bound]:
     """Get the bounds of throughput from the table's ratios."""
     ratios = {row.name: row.ratio for row in rows if not row.unavailable}
     found = []
-    for store, kind, limit in (("sqlite:", "read", 0.8), ("sqlite:", "change", 0.6), ("redis:", "change", 0.45)):
+    for store, kind, limit in (
+        ("sqlite:", "read", 0.8),
+        ("sqlite:", "change", 0.6),
+        ("redis:", "change", 0.45),
+        ("postgres:", "change", 0.35),
+    ):
         name = f"ours, {store} tiny, {kind}"
         if name in ratios:
             found.append(Bound(f"{name}: requests/s, compared with bare", ratios[name], limit, at_least=True))

@@ -224,7 +224,10 @@ def _agentdojo(size: str, workshop: Workshop) -> Iterator[list[Case]]:
 
 
 CONTENDERS = [
-    *(Contender(f"ours, {store}", functools.partial(_ours, store)) for store in ("memory:", "sqlite:", "redis:")),
+    *(
+        Contender(f"ours, {store}", functools.partial(_ours, store))
+        for store in ("memory:", "sqlite:", "redis:", "postgres:")
+    ),
     *(
         Contender(f"ours, {store} in processes", functools.partial(_ours_in_processes, store))
         for store in ("memory:", "sqlite:")

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tests import postgres_server
 from tests.benchmarks.load import HttpCase
 from tests.benchmarks.processes import Process, UnavailableError, free_port, listens, started
 from tests.benchmarks.wire import Client, jsonrpc, request_bytes, status
@@ -148,7 +149,7 @@ def serving(
 
     Args:
         workshop: The workshop.
-        store: `memory:`, `sqlite:` or `redis:`.
+        store: `memory:`, `sqlite:`, `redis:` or `postgres:`.
         bundled: Serve the bundled toolpacks instead of the benchmark's.
         wait: Wait until the server is ready.
         workers: How many workers it has.
@@ -160,8 +161,10 @@ def serving(
         shutil.rmtree(data, ignore_errors=True)
         port = free_port()
         arguments: list[object] = ["serve", "--port", port, "--data-dir", data, "--workers", workers]
-        if store != "sqlite:":
-            arguments += ["--store", stack.enter_context(_redis(workshop)) if store == "redis:" else store]
+        if store in STARTED:
+            arguments += ["--store", stack.enter_context(STARTED[store](workshop))]
+        elif store != "sqlite:":
+            arguments += ["--store", store]
         if not bundled:
             packs = [
                 "counter",
@@ -189,3 +192,14 @@ def _redis(workshop: Workshop) -> Iterator[str]:
     with started(command, workshop.folder / "redis.log") as process:
         process.wait_until(lambda: listens(port))
         yield f"redis://127.0.0.1:{port}/0"
+
+
+@contextlib.contextmanager
+def _postgres(_workshop: Workshop) -> Iterator[str]:
+    if postgres_server.find() is None:
+        raise UnavailableError("postgresql is not installed")
+    with postgres_server.start() as server:
+        yield server.url
+
+
+STARTED = {"redis:": _redis, "postgres:": _postgres}

@@ -1,7 +1,7 @@
-"""What a second worker brings: one that computes for itself on Redis, and no loss on SQLite.
+"""What a second worker brings: one that computes for itself on Redis or Postgres, and no loss on SQLite.
 
-The rule: the load generator and Redis take processor time too. So what counts is calls per second of processor time
-that was left for the server, with one worker and with two.
+The rule: the load generator, Redis and Postgres take processor time too. So what counts is calls per second of
+processor time that was left for the server, with one worker and with two.
 """
 
 import os
@@ -20,7 +20,7 @@ CONNECTIONS, SESSIONS = 64, 2000
 
 def two_workers(workshop: Workshop, plan: Plan) -> Iterator[Bound]:
     """Compare two workers with one, at 64 connections over 2,000 sessions."""
-    for store, limit in (("redis:", 1.6), ("sqlite:", 1.0)):
+    for store, limit in (("redis:", 1.6), ("postgres:", 1.7), ("sqlite:", 1.0)):
         rates = {workers: _rate(workshop, plan, store, workers) for workers in (1, 2)}
         detail = ", ".join(f"{workers}: {plain:.0f}/s, share {share:.2f}" for workers, (plain, share) in rates.items())
         (one, one_share), (two, two_share) = rates[1], rates[2]

@@ -52,30 +52,18 @@ def _one_by_one(connection: PostgresConnection, commits: Sequence[Commit]) -> se
 
 def _statement(commits: Sequence[Commit], sizes: Mapping[str, int]) -> Statement:
     """Get the statement that stores commits of different sessions."""
-    rows = [
-        (
-            commit.session_id,
-            commit.epoch,
-            commit.holder,
-            commit.record.index,
-            commit.after,
-            commit.record.version,
-            commit.record.call_id,
-            commit.record.id,
-            commit.record.body,
-            commit.expires_at,
-            commit.release,
-        )
-        for commit in commits
-    ]
+    rows: list[tuple[Any, ...]] = []
     changes: list[tuple[Any, ...]] = []
     blobs: dict[str, bytes] = {}
     for number, commit in enumerate(commits, 1):
-        if commit.parts:
-            blobs.update(commit.blobs)
-            for part, blob in commit.parts.items():
-                size = sizes.get(blob)
-                changes.append((number, part, blob, len(commit.blobs[blob]) if size is None else size))
+        record, before = commit.record, len(changes)
+        for part, blob in commit.parts.items():
+            size = sizes.get(blob)
+            changes.append((number, part, blob, len(commit.blobs[blob]) if size is None else size))
+        blobs.update(commit.blobs)
+        added = sum(size for *_, size in changes[before:])
+        facts = (commit.session_id, commit.epoch, commit.holder, record.index, commit.after, record.version)
+        rows.append((*facts, record.call_id, record.id, record.body, commit.expires_at, commit.release, added))
     columns = [*map(list, zip(*rows, strict=True))]
     changed = [*map(list, zip(*changes, strict=True))] if changes else [[], [], [], []]
     return sql.COMMIT, (*columns, *changed, [*blobs], [*blobs.values()])

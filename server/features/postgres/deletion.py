@@ -57,7 +57,9 @@ def _delete(connection: PostgresConnection, choose: Statement) -> Sequence[str]:
 
 def _delete_in_families(connection: PostgresConnection, rows: Rows) -> None:
     keys = [key for key, *_ in rows]
-    connection.run([(sql.LOCK_FAMILIES, ()), (sql.KEEP, (keys,)), (sql.KEEP_HEADS, (keys,))])
+    connection.run(
+        [(sql.LOCK_FAMILIES, ()), (sql.KEEP, (keys,)), (sql.KEEP_HEADS, (keys,)), (sql.REMOVE_PARTS, (keys,))]
+    )
     gone: set[int] = set()
     candidates: list[Any] = [id_ for _, id_, _, _ in rows]
     recipes = []
@@ -80,6 +82,6 @@ def _remove(connection: PostgresConnection, keys: Sequence[int], recipes: Sequen
     """Remove all other rows of sessions."""
     if keys:
         given = ([*keys],)
-        connection.run([(sql.REMOVE_HEADS, given), (sql.REMOVE_RECORDS, given)])
+        connection.run([(sql.REMOVE_HEADS, given), (sql.REMOVE_RECORDS, given), (sql.REMOVE_PARTS, given)])
         fewer = Counter(recipes)
         forget(connection, (sql.FORGET_ALL, given), (sql.REMOVE_REFERENCES, ([*fewer], [*fewer.values()])))

@@ -45,6 +45,7 @@ CREATE TABLE toolpack.heads (
     oldest bigint NOT NULL DEFAULT 1,
     last bytea NOT NULL DEFAULT '',
     total bigint NOT NULL DEFAULT 0,
+    added bigint NOT NULL DEFAULT 0,
     expires_at double precision NOT NULL
 ) WITH (fillfactor = 70);
 CREATE INDEX heads_by_expiry ON toolpack.heads (expires_at);
@@ -66,6 +67,12 @@ CREATE TABLE toolpack.changes (
     size bigint NOT NULL,
     PRIMARY KEY (session, version, part)
 );
+CREATE TABLE toolpack.parts (
+    session bigint NOT NULL,
+    part bytea NOT NULL,
+    blob bytea NOT NULL,
+    PRIMARY KEY (session, part)
+) WITH (fillfactor = 70);
 CREATE TABLE toolpack.blobs (
     id bytea PRIMARY KEY,
     refs bigint NOT NULL,
@@ -97,19 +104,10 @@ _FACTS = """
     s.parent_version, s.parent_last, s.parent_record, s.details
 """
 FACTS = 13  # columns
-_HEAD = """
-    h.place, h.version, h.epoch, h.last,
-    h.total + coalesce((SELECT sum(size) FROM (
-        SELECT DISTINCT blob, size FROM toolpack.changes c WHERE c.session = h.key AND c.version > 0
-    ) later), 0)::bigint,
-    newest.parts, newest.blobs
-"""
+_HEAD = "h.place, h.version, h.epoch, h.last, h.total + h.added, newest.parts, newest.blobs"
 _PARTS = """
     LEFT JOIN LATERAL (
-        SELECT array_agg(part) AS parts, array_agg(blob) AS blobs FROM (
-            SELECT DISTINCT ON (part) part, blob FROM toolpack.changes c WHERE c.session = h.key
-            ORDER BY part, version DESC
-        ) newest_changes
+        SELECT array_agg(part) AS parts, array_agg(blob) AS blobs FROM toolpack.parts p WHERE p.session = h.key
     ) newest ON true
 """
 _BOTH = "FROM toolpack.sessions s JOIN toolpack.heads h ON h.key = s.key"
@@ -145,13 +143,18 @@ ADD_SESSION = """
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT (id) DO NOTHING RETURNING key
 """
 ADD_HEADS = """
-    INSERT INTO toolpack.heads (key, expires_at, place, version, oldest, last, total)
-    SELECT key, expires_at, $3, $4, $5, $6, $7 FROM unnest($1::bigint[], $2::double precision[]) AS n (key, expires_at)
+    INSERT INTO toolpack.heads (key, expires_at, place, version, oldest, last, total, added)
+    SELECT key, expires_at, $3, $4, $5, $6, $7, $8
+    FROM unnest($1::bigint[], $2::double precision[]) AS n (key, expires_at)
 """
 ADD_CHANGES = """
     INSERT INTO toolpack.changes
     SELECT n.key, c.version, c.part, c.blob, c.size FROM unnest($1::bigint[]) AS n (key),
         unnest($2::bigint[], $3::bytea[], $4::bytea[], $5::bigint[]) AS c (version, part, blob, size)
+"""
+ADD_PARTS = """
+    INSERT INTO toolpack.parts
+    SELECT n.key, p.* FROM unnest($1::bigint[]) AS n (key), unnest($2::bytea[], $3::bytea[]) AS p
 """
 ADD_RECORDS = """
     INSERT INTO toolpack.records
@@ -181,13 +184,14 @@ COMMIT = """
     WITH given AS MATERIALIZED (
         SELECT * FROM unnest(
             $1::bytea[], $2::bigint[], $3::bytea[], $4::bigint[], $5::bytea[], $6::bigint[], $7::bytea[], $8::bytea[],
-            $9::bytea[], $10::double precision[], $11::boolean[]
+            $9::bytea[], $10::double precision[], $11::boolean[], $12::bigint[]
         ) WITH ORDINALITY AS g (
-            session, epoch, holder, place, after, version, call_id, id, body, expires_at, release, number
+            session, epoch, holder, place, after, version, call_id, id, body, expires_at, release, added, number
         )
     ), moved AS (
         UPDATE toolpack.heads h SET
             place = g.place, version = g.version, last = g.id, total = h.total + octet_length(g.body),
+            added = h.added + g.added,
             expires_at = coalesce(g.expires_at, h.expires_at),
             holder = CASE WHEN g.release THEN NULL ELSE h.holder END
         FROM given g JOIN toolpack.sessions s ON s.id = g.session
@@ -202,14 +206,19 @@ COMMIT = """
     ), changed AS (
         INSERT INTO toolpack.changes
         SELECT m.key, g.version, c.part, c.blob, c.size
-        FROM unnest($12::bigint[], $13::bytea[], $14::bytea[], $15::bigint[]) AS c (number, part, blob, size)
+        FROM unnest($13::bigint[], $14::bytea[], $15::bytea[], $16::bigint[]) AS c (number, part, blob, size)
         JOIN moved m ON m.number = c.number JOIN given g ON g.number = c.number
+    ), current AS (
+        INSERT INTO toolpack.parts
+        SELECT m.key, c.part, c.blob FROM unnest($13::bigint[], $14::bytea[], $15::bytea[]) AS c (number, part, blob)
+        JOIN moved m ON m.number = c.number
+        ON CONFLICT (session, part) DO UPDATE SET blob = excluded.blob
     ), added AS (
         INSERT INTO toolpack.blobs AS b (id, refs, body)
         SELECT n.id, r.refs, n.body FROM (
-            SELECT c.blob, count(*) AS refs FROM unnest($12::bigint[], $14::bytea[]) AS c (number, blob)
+            SELECT c.blob, count(*) AS refs FROM unnest($13::bigint[], $15::bytea[]) AS c (number, blob)
             JOIN moved m ON m.number = c.number GROUP BY c.blob
-        ) r JOIN unnest($16::bytea[], $17::bytea[]) AS n (id, body) ON n.id = r.blob ORDER BY n.id
+        ) r JOIN unnest($17::bytea[], $18::bytea[]) AS n (id, body) ON n.id = r.blob ORDER BY n.id
         ON CONFLICT (id) DO UPDATE SET refs = b.refs + excluded.refs
     )
     SELECT number FROM moved
@@ -264,7 +273,10 @@ RENEW = """
     UPDATE toolpack.heads h SET expires_at = $2 FROM toolpack.sessions s
     WHERE s.id = $1 AND NOT s.kept AND h.key = s.key AND h.epoch >= 0
 """
-TRIM = "UPDATE toolpack.heads SET oldest = greatest(oldest, $2) WHERE key = $1 AND epoch >= 0"
+TRIM = """
+    UPDATE toolpack.heads SET oldest = greatest(oldest, $2), added = greatest(0, added - $3)
+    WHERE key = $1 AND epoch >= 0
+"""
 # What no row refers to any more goes with the statement after.
 _FORGET = """
     WITH gone AS (DELETE FROM toolpack.changes c {which} RETURNING c.blob), counted AS (
@@ -305,7 +317,8 @@ FORKS = """
 LOCK_FAMILIES = "SELECT pg_advisory_xact_lock(8390879)::text"
 KEEP = "UPDATE toolpack.sessions SET kept = true WHERE key = ANY($1::bigint[])"
 KEEP_HEADS = """
-    UPDATE toolpack.heads SET epoch = -1, holder = NULL, expires_at = 'infinity', version = 0, oldest = 1
+    UPDATE toolpack.heads SET epoch = -1, holder = NULL, expires_at = 'infinity', version = 0, oldest = 1,
+        added = 0
     WHERE key = ANY($1::bigint[])
 """
 REMOVE_KEPT = """
@@ -315,6 +328,7 @@ REMOVE_KEPT = """
 """
 REMOVE_SESSIONS = "DELETE FROM toolpack.sessions WHERE key = ANY($1::bigint[])"
 REMOVE_HEADS = "DELETE FROM toolpack.heads WHERE key = ANY($1::bigint[])"
+REMOVE_PARTS = "DELETE FROM toolpack.parts WHERE session = ANY($1::bigint[])"
 REMOVE_RECORDS = "DELETE FROM toolpack.records WHERE session = ANY($1::bigint[])"
 REMOVE_LATER_RECORDS = "DELETE FROM toolpack.records WHERE session = $1 AND place > $2"
 COUNT_RECORDS = """
@@ -323,12 +337,10 @@ COUNT_RECORDS = """
     WHERE key = $1
 """
 
-# Leases. `dead` are holders with the number of their heartbeats.
-LEASES = """
-    SELECT s.id, h.holder, coalesce(w.beat, 0) FROM toolpack.sessions s JOIN toolpack.heads h ON h.key = s.key
-    LEFT JOIN toolpack.workers w ON w.holder = h.holder WHERE s.id = ANY($1::bytea[]) AND NOT s.kept
-"""
-CLAIM = """
+# Leases. `dead` are holders with the number of their heartbeats. Nobody waits until a lease is on a disk or a standby:
+# one that is lost leaves the epoch and the holder of before, with which no commit of the lost one's agrees.
+_SOON = "set_config('synchronous_commit', 'off', true)"
+CLAIM = f"""
     UPDATE toolpack.heads h SET holder = $2, epoch = h.epoch + 1 FROM toolpack.sessions s
     WHERE s.id = ANY($1::bytea[]) AND NOT s.kept AND h.key = s.key AND h.epoch >= 0 AND (
         h.holder IS NULL OR h.holder = $2 OR EXISTS (
@@ -338,15 +350,16 @@ CLAIM = """
                 WHERE d.holder = h.holder AND d.beat = w.beat
             )
         )
-    ) RETURNING s.id
+    ) RETURNING s.id, {_SOON}
+"""  # noqa: S608
+CLAIMED = f"""
+    SELECT s.id, h.holder, coalesce(w.beat, 0), {_HEAD} {_BOTH} {_PARTS}
+    LEFT JOIN toolpack.workers w ON w.holder = h.holder WHERE s.id = ANY($1::bytea[]) AND NOT s.kept
 """
-HEADS = f"""
-    SELECT s.id, {_HEAD} {_BOTH} {_PARTS} WHERE s.id = ANY($1::bytea[]) AND NOT s.kept
-"""
-RELEASE = """
+RELEASE = f"""
     UPDATE toolpack.heads h SET holder = NULL FROM toolpack.sessions s
-    WHERE s.id = $1 AND h.key = s.key AND h.holder = $2 AND h.epoch = $3
-"""
+    WHERE s.id = $1 AND h.key = s.key AND h.holder = $2 AND h.epoch = $3 RETURNING {_SOON}
+"""  # noqa: S608
 ASK = """
     INSERT INTO toolpack.asked SELECT $2::bytea, $1::bytea
     WHERE NOT EXISTS (SELECT FROM toolpack.workers WHERE holder = $2 AND beat < 0) ON CONFLICT DO NOTHING
@@ -364,7 +377,7 @@ FORGET_WORKERS = "DELETE FROM toolpack.workers WHERE at < now() - interval '1 da
 FORGET_ASKED = """
     DELETE FROM toolpack.asked a WHERE NOT EXISTS (SELECT FROM toolpack.workers w WHERE w.holder = a.holder)
 """
-NOT_AWAITED = "SELECT set_config('synchronous_commit', 'off', true)"  # what the next second brings again
+NOT_AWAITED = f"SELECT {_SOON}"  # what the next second brings again
 
 CLOCK = "SELECT noted, uncounted, extract(epoch FROM clock_timestamp())::double precision FROM toolpack.clock"
 LOCK_CLOCK = f"{CLOCK} FOR UPDATE"

@@ -131,9 +131,10 @@ class PostgresStore:
         if keep_from == oldest:
             return
         versions, parts = [each.version for each in unneeded], [each.part for each in unneeded]
+        freed = sum(sizes[each.blob] for each in unneeded if each.version > 0)
 
         def work(connection: PostgresConnection) -> None:
-            connection.run([(sql.TRIM, (key, keep_from))])
+            connection.run([(sql.TRIM, (key, keep_from, freed))])
             deletion.forget(connection, (sql.FORGET_THESE, (key, versions, parts)))
 
         self._connections.transaction(work)
@@ -176,20 +177,13 @@ class PostgresStore:
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
     ) -> Sequence[Head | Lease | None]:
         ids = [*session_ids]
-        # Read first, without a lock: a worker that waits for a lease asks often.
-        leases = {id_.decode(): _lease(other, beat) for id_, other, beat in self._read(sql.LEASES, ids)}
-        if not any(lease.holder in {"", holder} or lease.heartbeat < 0 or lease in dead for lease in leases.values()):
-            return [leases.get(session_id) for session_id in ids]
         watched = [lease.holder for lease in dead], [lease.heartbeat for lease in dead]
-        _, taken, found, others = self._connections.run(
-            (sql.LOCK_HEADS, (ids,)),
-            (sql.CLAIM, (ids, holder, *watched)),
-            (sql.HEADS, (ids,)),
-            (sql.LEASES, (ids,)),
-        )
-        claimed: dict[str, Head | Lease] = {id_.decode(): _lease(other, beat) for id_, other, beat in others}
-        mine = {id_ for (id_,) in taken}
-        claimed.update({id_.decode(): _head(row) for id_, *row in found if id_ in mine})
+        taken, found = self._connections.run((sql.CLAIM, (ids, holder, *watched)), (sql.CLAIMED, (ids,)))
+        mine = {id_ for id_, _ in taken}
+        claimed: dict[str, Head | Lease] = {
+            id_.decode(): _head(head) if id_ in mine else Lease(other.decode() if other else "", beat)
+            for id_, other, beat, *head in found
+        }
         return [claimed.get(session_id) for session_id in ids]
 
     def release(self, session_id: str, holder: str, epoch: int) -> None:
@@ -271,6 +265,7 @@ def _create(
     counts = {name: uses[name] * len(new) for name in names}
     counts |= Counter(recipes[session.recipe] for _, session in new)
     held = [name for name in counts if name not in given]
+    newest = {part: blob for _, part, blob in changes}
     last = history.records[-1].id if history.records else ""
     total = sum(len(record.body) for record in history.records)
     records = [(each.index, each.version, each.call_id, each.id, each.body) for each in history.records]
@@ -287,9 +282,11 @@ def _create(
                     history.oldest,
                     last,
                     total,
+                    sum(sizes[blob] for version, _, blob in changes if version > 0),
                 ),
             ),
             (sql.ADD_CHANGES, (keys, *_columns([(*change, sizes[change[2]]) for change in changes], 4))),
+            (sql.ADD_PARTS, (keys, [*newest], [*newest.values()])),
             (sql.ADD_RECORDS, (keys, *_columns(records, 5))),
             (sql.ADD_BLOBS, (written, [counts[name] for name in written], [given[name] for name in written])),
             (sql.ADD_REFERENCES, (held, [counts[name] for name in held])),
@@ -339,10 +336,6 @@ def _changes(
     names = [blob.decode() for blob in blobs]
     changes = [*map(Change, versions, (part.decode() for part in parts), names)]
     return changes, dict(zip(names, sizes, strict=True))
-
-
-def _lease(holder: bytes | None, heartbeat: int) -> Lease:
-    return Lease(holder.decode() if holder else "", heartbeat)
 
 
 def _head(row: Sequence[Any]) -> Head:

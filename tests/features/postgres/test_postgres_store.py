@@ -29,7 +29,7 @@ from toolpack_server.testing.store_contract.samples import (
 )
 
 pytestmark = pytest.mark.heavy
-TABLES = ("sessions", "heads", "records", "changes", "blobs")
+TABLES = ("sessions", "heads", "records", "changes", "parts", "blobs")
 
 
 @pytest.fixture
