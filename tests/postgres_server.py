@@ -155,10 +155,10 @@ def emptied(url: str) -> str:
     return url
 
 
-def ask(url: str, statement: str) -> list[tuple]:
-    """Run a statement and get its rows."""
+def ask(url: str, statement: str, *given: str) -> list[tuple]:
+    """Run a statement, or several without parameters, and get the rows."""
     import psycopg  # noqa: PLC0415 - it is an extra
 
     with psycopg.connect(url, autocommit=True) as connection:
-        found = connection.execute(statement)
+        found = connection.execute(statement, given or None)
         return found.fetchall() if found.description else []

@@ -32,6 +32,7 @@ from server.cli import cli
 from server.execution.failure import Failure
 from server.features.mcp.messages import CALL_ID_KEY, VERSIONS
 from server.features.mcp.protocol import Mcp
+from server.features.postgres.statements import MIGRATIONS as POSTGRES
 from server.features.redis.connection import SCHEMA as REDIS
 from server.features.replay.bundle_format import FORMAT as BUNDLES
 from server.observability.metrics import Metrics
@@ -203,7 +204,13 @@ class Surface(dict[str, Thing]):
             its.gives.add(f"default {parameter.default!r}")
 
     def add_formats(self) -> None:
-        numbers = {"SQLite stores": SQLITE, "Redis stores": REDIS.decode(), "snapshots": SNAPSHOTS, "bundles": BUNDLES}
+        numbers = {
+            "SQLite stores": SQLITE,
+            "Redis stores": REDIS.decode(),
+            "Postgres stores": len(POSTGRES),
+            "snapshots": SNAPSHOTS,
+            "bundles": BUNDLES,
+        }
         for name, number in numbers.items():
             self[f"format of {name}"].gives.add(f"is {number}")
 

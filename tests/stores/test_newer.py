@@ -6,20 +6,20 @@ import contextlib
 import pytest
 from command_line import run
 from serving import refused
-from test_stored import DATABASES
+from test_stored import DATABASES, KINDS
 
 from server.features.replay.seeding import SeedCreationHook
 from server.snapshots import seal
 from server.wiring.installed import load_features
 
-KINDS = [*DATABASES]
-
 
 def make_newer(kind, database):
     if kind == "sqlite":
         database.load("PRAGMA user_version = 2;")
-    else:
+    elif kind == "redis":
         database.client.set("toolpack:schema", "2")
+    else:
+        database.ask("UPDATE toolpack.format SET number = 2")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
+import postgres_server
 import pytest
 import redis_server
 from pydantic import BaseModel, PrivateAttr
@@ -23,7 +24,12 @@ from server import Depends, EmptyEnv, TaskEnvironment, Toolpack
 from server.packs.catalog import Catalog
 
 STORED = Path(__file__).with_name("stored")
-FILES = {"sqlite": STORED / "sqlite-1.sql", "redis": STORED / "redis-1.json"}
+FILES = {
+    "sqlite": STORED / "sqlite-1.sql",
+    "redis": STORED / "redis-1.json",
+    "postgres": STORED / "postgres-1.json",
+}
+KINDS = ["sqlite", "redis", pytest.param("postgres", marks=pytest.mark.heavy)]
 WRITES = os.environ.get("WRITE_STORED") == "true"
 
 
@@ -180,7 +186,52 @@ class Redis:
                 (self.client.sadd if kind == "set" else self.client.rpush)(key, *map(raw, value))
 
 
-DATABASES = {"sqlite": Sqlite, "redis": Redis}
+class Postgres:
+    """Writes what made the tables, what they are, and their rows as JSON."""
+
+    def __init__(self, url):
+        self.url = url
+
+    def ask(self, statement, *given):
+        return postgres_server.ask(self.url, statement, *given)
+
+    def dumped(self):
+        from server.features.postgres.statements import MIGRATIONS  # noqa: PLC0415 - its driver is an extra
+
+        tables = [name for (name,) in self.ask("SELECT tablename FROM pg_tables WHERE schemaname = 'toolpack'")]
+        found = {
+            "made by": MIGRATIONS,
+            "layout": [
+                *self.ask(
+                    "SELECT table_name, column_name, data_type, is_nullable, column_default FROM "
+                    "information_schema.columns WHERE table_schema = 'toolpack' ORDER BY table_name, column_name"
+                ),
+                *self.ask("SELECT indexdef FROM pg_indexes WHERE schemaname = 'toolpack' ORDER BY indexdef"),
+            ],
+            "rows": {
+                name: [row for (row,) in self.ask(f"SELECT to_jsonb(t) FROM toolpack.{name} t ORDER BY t")]
+                for name in sorted(tables)
+            },
+        }
+        return json.dumps(found, indent=1) + "\n"
+
+    def load(self, dumped):
+        found = json.loads(dumped)
+        postgres_server.emptied(self.url)
+        for step in found["made by"]:
+            self.ask(step)
+        for name, rows in found["rows"].items():
+            self.ask(f"DELETE FROM toolpack.{name}")
+            into = f"INSERT INTO toolpack.{name} OVERRIDING SYSTEM VALUE SELECT *"
+            self.ask(f"{into} FROM jsonb_populate_recordset(NULL::toolpack.{name}, %s::jsonb)", json.dumps(rows))
+        self.ask("SELECT setval(pg_get_serial_sequence('toolpack.sessions', 'key'), 1000)")
+
+    @staticmethod
+    def layout(dumped):
+        return json.loads(dumped)["layout"]
+
+
+DATABASES = {"sqlite": Sqlite, "redis": Redis, "postgres": Postgres}
 
 
 def anonymous(name):
@@ -219,7 +270,7 @@ def raw(value):
     return value.encode("latin-1")
 
 
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_store_is_continued(kind, store_url, make_bench):
     url = store_url(kind)
     database = DATABASES[kind](url)
@@ -228,13 +279,13 @@ def test_a_store_is_continued(kind, store_url, make_bench):
             fill(bench)
         FILES[kind].parent.mkdir(exist_ok=True)
         FILES[kind].write_text(database.dumped(), encoding="utf-8")
-        url = store_url(kind) if kind == "redis" else url
+        url = store_url(kind) if kind != "sqlite" else url
         Path(url.removeprefix("sqlite:///")).unlink(missing_ok=True)
     database.load(FILES[kind].read_text(encoding="utf-8"))
     read(make_bench(CATALOG, url))
 
 
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_layout_that_changes_gets_another_number(kind, store_url, make_bench):
     url = store_url(kind)
     database = DATABASES[kind](url)

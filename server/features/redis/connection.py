@@ -63,7 +63,9 @@ class RedisConnection:
         if version < OLDEST:
             raise SettingsError(f"Redis {server['redis_version']} is too old: 6.2 is needed.")
         if server.get("cluster_enabled"):
-            raise SettingsError("Redis Cluster isn't supported: name a Redis that is one primary.")
+            raise SettingsError(
+                "Redis Cluster isn't supported: name a Redis that is one primary, or use postgresql://…"
+            )
         schema = self.command("GET", self.key("schema"))
         if schema is None:
             self.check()
