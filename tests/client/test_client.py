@@ -132,6 +132,28 @@ def test_help_shows_the_methods_with_their_signatures(kind, shown):
     assert str(inspect.signature(Client("http://there").get_session)).startswith("(session_id: str) -> ")
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient, AgentClient, AsyncAgentClient])
+@pytest.mark.parametrize("given", ["127.0.0.1:8000", "localhost:8000", "/agents/secret", "ftp://there", "http://", ""])
+def test_an_address_without_a_server_is_refused_at_once_and_not_shown(kind, given):
+    with pytest.raises(ValueError, match=r"begins with http:// or https:// and a host") as refused:
+        kind(given)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_url_that_cannot_be_read_is_refused_at_once():
+    for given, why in [("http://there:port", "Invalid port"), ("http://x\n", "Invalid non-printable ASCII")]:
+        with pytest.raises(ValueError, match=f"^The server's URL can't be read: {why}.*[^.]\\.$"):
+            Client(given)
+
+
+def test_wrong_arguments_name_the_method():
+    client = Client("http://there")
+    with pytest.raises(TypeError, match=r"^run_function\(\) got an unexpected keyword argument 'title'$"):
+        client.run_function("id", "lend", title="Emma")
+    with pytest.raises(TypeError, match=r"^get_session\(\) missing a required argument: 'session_id'$"):
+        client.get_session()
+
+
 def test_a_missing_package_is_named_with_the_remedy():
     for missing, module, remedy in [
         ("httpx", "toolpack_server.client", "pip install 'toolpack-server[client]'"),

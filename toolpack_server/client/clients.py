@@ -8,6 +8,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any, Self, TypedDict, TypeVar
 
@@ -17,7 +18,6 @@ from server.protocol.results import Session
 from toolpack_server.client.batches import AgentBatch, AsyncAgentBatch, AsyncBatch, Batch
 from toolpack_server.client.exchange import (
     RETRIES,
-    Failed,
     HttpAnswer,
     Outage,
     ReplyBody,
@@ -73,9 +73,28 @@ def _agent_url(rpc_url: str, session: Session) -> str:
         ReplyError: The path that the server has named isn't one of this server.
     """
     path: Any = session.get("agent_path")
-    if not (isinstance(path, str) and path.startswith("/") and path.isascii() and path.isprintable()):
-        raise reply_error(no_json_rpc("The server's agent_path is no path: is this a Toolpack Server?")["error"])
-    return rpc_url.removesuffix("/rpc") + path
+    if isinstance(path, str) and path.startswith("/") and path.isascii() and path.isprintable():
+        with suppress(ValueError):
+            return _checked(rpc_url.removesuffix("/rpc") + path)
+    raise reply_error(no_json_rpc("The server's agent_path is no path: is this a Toolpack Server?")["error"])
+
+
+def _checked(url: str) -> str:
+    """Get a URL as it is, if a server can be there. It may hold an agent's key, so the error doesn't show it.
+
+    Raises:
+        ValueError: It isn't complete.
+    """
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"The server's URL can't be read: {str(error).removesuffix('.')}.") from None
+    if found.scheme not in {"http", "https"} or not found.host:
+        raise ValueError(
+            "A server's URL begins with http:// or https:// and a host, such as http://127.0.0.1:8000; that of an "
+            "agent has the session's agent_path behind it."
+        )
+    return url
 
 
 def _authorization(token: str | None) -> dict[str, str]:
@@ -93,7 +112,7 @@ class _SyncClient:
         transport: httpx.BaseTransport | None,
         shared: tuple[httpx.Client, Outage] | None = None,
     ) -> None:
-        self._url = url
+        self._url = _checked(url)
         self._headers = _authorization(token)
         self._shares = shared is not None
         self._connections = shared or (httpx.Client(**_httpx_arguments(url), transport=transport), Outage())
@@ -120,7 +139,7 @@ class _SyncClient:
             result: T = done.value
             return result
 
-    def _post(self, request: Request[Any]) -> HttpAnswer | Failed:
+    def _post(self, request: Request[Any]) -> HttpAnswer | httpx.HTTPError:
         timeout = _timeout(self._seconds, request)
         seconds = timeout.read or 0
         given: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}
@@ -130,7 +149,7 @@ class _SyncClient:
                 for chunk in response.iter_bytes():
                     body.add(chunk)
                 return body.answer()
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except httpx.HTTPError as error:
             return error
 
     def close(self) -> None:
@@ -156,7 +175,7 @@ class _AsyncClient:
         transport: httpx.AsyncBaseTransport | None,
         shared: tuple[httpx.AsyncClient, Outage] | None = None,
     ) -> None:
-        self._url = url
+        self._url = _checked(url)
         self._headers = _authorization(token)
         self._shares = shared is not None
         self._connections = shared or (httpx.AsyncClient(**_httpx_arguments(url), transport=transport), Outage())
@@ -176,7 +195,7 @@ class _AsyncClient:
             result: T = done.value
             return result
 
-    async def _post(self, request: Request[Any]) -> HttpAnswer | Failed:
+    async def _post(self, request: Request[Any]) -> HttpAnswer | httpx.HTTPError:
         timeout = _timeout(self._seconds, request)
         seconds = timeout.read or 0
         given: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}
@@ -189,7 +208,7 @@ class _AsyncClient:
                 return body.answer()
         except TimeoutError:
             return httpx.ReadTimeout("the answer doesn't end")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except httpx.HTTPError as error:
             return error
 
     async def aclose(self) -> None:

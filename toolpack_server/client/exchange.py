@@ -36,7 +36,7 @@ _UNAVAILABLE = 503
 _AWAY_STATUS = (502, 503, 504)  # the last and the first by a proxy
 _NO_JSON_RPC = -32000
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-_NEVER_BETTER = (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.DecodingError)
+_NEVER_BETTER = (httpx.LocalProtocolError, httpx.DecodingError)
 
 log = logging.getLogger("toolpack_server.client")
 
@@ -46,9 +46,6 @@ class HttpAnswer(NamedTuple):
 
     status: int
     content: bytes
-
-
-Failed = httpx.HTTPError | httpx.InvalidURL
 
 
 class ReplyBody:
@@ -98,7 +95,9 @@ class Outage:
             log.info("The server answers again.")
 
 
-def exchange(request: Request[T], url: str, retries: int, outage: Outage) -> Generator[float, HttpAnswer | Failed, T]:
+def exchange(
+    request: Request[T], url: str, retries: int, outage: Outage
+) -> Generator[float, HttpAnswer | httpx.HTTPError, T]:
     """Yield the pause in seconds before each attempt, receive its answer or exception, and return the result.
 
     Args:
@@ -174,7 +173,7 @@ def _read(answer: HttpAnswer, request: Request[Any]) -> dict[str, Any]:
     return no_json_rpc(message, status=answer.status)
 
 
-def _no_reply(request: Request[Any], url: str, answer: Failed) -> NoReplyError:
+def _no_reply(request: Request[Any], url: str, answer: httpx.HTTPError) -> NoReplyError:
     return NoReplyError(
         f"{request.method} got no answer from {_host(url)} ({type(answer).__name__}: {answer}): is the server running?"
     )
@@ -182,10 +181,7 @@ def _no_reply(request: Request[Any], url: str, answer: Failed) -> NoReplyError:
 
 def _host(url: str) -> str:
     """Get the part of a URL that isn't secret: an agent's path is."""
-    try:
-        found = httpx.URL(url)
-    except httpx.InvalidURL:
-        return "an address that is no URL"
+    found = httpx.URL(url)
     return f"{found.scheme}://{found.netloc.decode()}"
 
 

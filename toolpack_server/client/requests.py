@@ -72,7 +72,10 @@ class method(Generic[P, T]):  # noqa: N801 - a decorator
 
     def request(self, *args: Any, **kwargs: Any) -> Request[T]:
         """Get the request; one that could be repeated by its call_id gets one."""
-        params = self.signature.bind(*args, **kwargs).arguments
+        try:
+            params = self.signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{self._declared.__name__}() {error}") from None
         del params["self"]
         if "call_id" in self.signature.parameters and params.get("call_id") is None:
             params["call_id"] = str(uuid.uuid4())
