@@ -24,8 +24,9 @@ export function openCompare(place, [a = "", b = a], query, signal) {
   };
   const onsubmit = (event) => {
     event.preventDefault();
-    const { A, Av, B, Bv } = Object.fromEntries(new FormData(event.target));
-    go(["compare", A.trim(), B.trim()], { traces: form.dataset.traces, a: Av.trim(), b: Bv.trim() });
+    const given = new FormData(event.target);
+    const [A, Av, B, Bv] = ["A", "Av", "B", "Bv"].map((name) => String(given.get(name)).trim());
+    go(["compare", A, B], { traces: form.dataset.traces, a: Av, b: Bv });
   };
   const form = h("form.filter", { onsubmit }, side("A", a), side("B", b), h("button", { type: "submit" }, "Compare"));
   const hint = ["Give the ids of two sessions, or mark two in the ", link(["sessions"], {}, "list of sessions"), "."];

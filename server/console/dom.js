@@ -34,7 +34,8 @@ export function fill(element, ...children) {
 
 /** Replace an element's children; the focus stays on what has the same id there, or leads to the same address. */
 export function refill(element, ...children) {
-  const { id, href } = element.contains(document.activeElement) ? document.activeElement : {};
+  const active = /** @type {HTMLAnchorElement} */ (document.activeElement);
+  const { id, href } = element.contains(active) ? active : { id: "", href: "" };
   fill(element, children);
   if (id || href)
     [...element.querySelectorAll("[id], a")]
@@ -81,6 +82,7 @@ export const labelsOf = (labels) =>
   Object.entries(labels).map(([name, value]) => [h("span.label", `${name}=${value}`), " "]);
 
 export function time(text) {
+  /** @type {Intl.DateTimeFormatOptions} */
   const clock = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
   const shown = new Date(text).toLocaleString("en-GB", { day: "numeric", month: "short", ...clock });
   return h("time", { datetime: text, title: text }, shown);
@@ -148,21 +150,23 @@ export function stopAt(list, wanted) {
 }
 
 /** Make a list, or a table, one stop of the tab key; in it the arrows move, between rows and within one. `follow` hears
- *  which element an arrow has led to. */
+ *  which element an arrow has led to.
+ * @param {HTMLElement} list @param {string} rows @param {(to: HTMLElement | undefined, key: string) => void} follow */
 export function oneTabStop(list, rows, follow = () => {}) {
   const stops = (row) => [...row.querySelectorAll(REACHED)];
-  list.addEventListener("focusin", ({ target }) => target.matches(REACHED) && stopAt(list, target));
+  const of = ({ target }) => /** @type {HTMLElement} */ (target);
+  list.addEventListener("focusin", (event) => of(event).matches(REACHED) && stopAt(list, of(event)));
   list.addEventListener("keydown", (event) => {
     const all = [...list.querySelectorAll(rows)],
-      row = event.target.closest(rows),
-      at = all.indexOf(row);
-    if (at < 0 || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+      row = of(event).closest(rows),
+      place = all.indexOf(row);
+    if (place < 0 || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
     const own = stops(row),
-      column = own.indexOf(event.target);
+      column = own.indexOf(of(event));
     const inRow = (other) => other && (stops(other)[column] ?? stops(other).at(-1));
     const moves = {
-      ArrowDown: () => inRow(all[at + 1]),
-      ArrowUp: () => inRow(all[at - 1]),
+      ArrowDown: () => inRow(all[place + 1]),
+      ArrowUp: () => inRow(all[place - 1]),
       ArrowRight: () => own[column + 1],
       ArrowLeft: () => own[column - 1],
       Home: () => inRow(all[0]),

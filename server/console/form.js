@@ -14,17 +14,21 @@ export function schemaForm(schema, values = {}, within = "") {
   });
   const element = h("div", fields.length ? fields.map((one) => one.element) : h("p.hint", "It takes no arguments."));
   const read = () => {
-    const values = fields.map(({ name, get, say }) => {
+    const values = {};
+    let isWrong = false;
+    for (const { name, get, say } of fields) {
       try {
         say("");
-        return [name, get()];
+        const value = get();
+        if (value !== undefined) values[name] = value;
       } catch (error) {
-        return say(error.message);
+        say(error.message);
+        isWrong = true;
       }
-    });
+    }
     element.querySelector("[aria-invalid]")?.focus();
-    if (values.includes(undefined)) throw new Error("Correct the marked fields, then try again.");
-    return Object.fromEntries(values.filter(([, value]) => value !== undefined));
+    if (isWrong) throw new Error("Correct the marked fields, then try again.");
+    return values;
   };
   const refuse = (errors) => {
     for (const { loc, msg } of errors) fields.find(({ name }) => name === String(loc[0]))?.say(msg);

@@ -42,7 +42,7 @@ function show() {
   if (shown.path !== null) main.focus({ preventScroll: true });
   shown.leave.abort();
   shown = { path, hash: location.hash, leave: new AbortController(), update: null };
-  for (const other of document.querySelectorAll("nav a"))
+  for (const other of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("nav a")))
     other.ariaCurrent = other.hash === `#/${name}` ? "page" : null;
   const title = [titleOf(name), ...ids.map((id) => (/^[0-9a-f]{48}$/.test(id) ? short(id) : id))];
   document.title = `${title.join(" ")} · Toolpack Server`;

@@ -50,12 +50,17 @@ function formOf(toolpacks, task, variants) {
     const used = choices.filter(({ box }) => box.checked);
     const given = used.map(({ name, form }) => [name, form?.read() ?? {}]);
     const options = Object.fromEntries(given.filter(([, values]) => Object.keys(values).length));
-    const params = { task, options, labels: readLabels(labels.value), ...roles.read(), ...more.read() };
     const others = used.map(({ name }) => name).filter((name) => name !== own);
-    if (others.length || !task) params.toolpacks = others;
     const perturbations = perturbing.read();
-    if (Object.keys(perturbations).length) params.perturbations = perturbations;
-    const session = await call("create_session", params);
+    const session = await call("create_session", {
+      task,
+      options,
+      labels: readLabels(labels.value),
+      toolpacks: others.length || !task ? others : undefined,
+      perturbations: Object.keys(perturbations).length ? perturbations : undefined,
+      ...roles.read(),
+      ...more.read(),
+    });
     go(["sessions", session.session_id]);
   };
   const about = h("span.about", "Names and values by which you find the session later.");

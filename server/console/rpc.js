@@ -27,12 +27,14 @@ export function parse(text, isExact = true) {
 }
 
 export function stringify(value, indent) {
-  const exact = (number) => (JSON.rawJSON ? JSON.rawJSON(String(number)) : Number(number));
+  const { rawJSON } = /** @type {any} */ (JSON); // of which not all browsers know
+  const exact = (number) => (rawJSON ? rawJSON(String(number)) : Number(number));
   const isWritten = (member) => typeof member === "bigint" || member instanceof Exact;
   return JSON.stringify(value, (_key, member) => (isWritten(member) ? exact(member) : member), indent);
 }
 
-/** Call a method and get its result; `address` may be that of a session's agent. */
+/** Call a method and get its result; `address` may be that of a session's agent.
+ * @param {string} method @param {object} params @param {AbortSignal} [signal] @param {URL | string} address */
 export async function call(method, params = {}, signal = undefined, address = RPC) {
   return outcome(await post({ jsonrpc: "2.0", id: 0, method, params }, signal, address));
 }
@@ -45,8 +47,15 @@ export async function batch(calls, signal = undefined) {
     signal,
   );
   if (!Array.isArray(replies)) outcome(replies);
-  const answers = replies.sort((a, b) => a.id - b.id).map(async (reply) => outcome(reply));
-  return (await Promise.allSettled(answers)).map(({ value, reason }) => ({ result: value, error: reason }));
+  return replies
+    .sort((a, b) => a.id - b.id)
+    .map((reply) => {
+      try {
+        return { result: outcome(reply), error: undefined };
+      } catch (error) {
+        return { result: undefined, error };
+      }
+    });
 }
 
 /** Call several methods of which none may fail, and get their results. */
@@ -64,6 +73,7 @@ function outcome({ result, error }) {
   return result;
 }
 
+/** @param {object} body @param {AbortSignal} [signal] @param {URL | string} address */
 async function post(body, signal, address = RPC) {
   const isExact = [body].flat().some(({ method }) => HOLDING.has(method));
   for (;;) {
@@ -103,7 +113,7 @@ function refusal(text, status) {
 let asking = null; // several requests may be refused at once
 function askForToken(reason) {
   asking ??= new Promise((resolve, reject) => {
-    const dialog = document.getElementById("token");
+    const dialog = /** @type {HTMLDialogElement} */ (document.getElementById("token"));
     fill(document.getElementById("token-reason"), reason);
     dialog.returnValue = "";
     dialog.onclose = () => {
@@ -122,7 +132,10 @@ export const hasToken = () => sessionStorage.getItem(TOKEN) !== null;
 export function offerToForget() {
   const forget = document.getElementById("forget");
   forget.hidden = !hasToken();
-  forget.onclick = () => location.reload(sessionStorage.removeItem(TOKEN));
+  forget.onclick = () => {
+    sessionStorage.removeItem(TOKEN);
+    location.reload();
+  };
 }
 
 const worlds = new Map(); // a version never changes, so what was read stays right

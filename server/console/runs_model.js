@@ -107,5 +107,7 @@ export function sorted(things, columns, wanted) {
   const value = columns[name],
     has = (thing) => ![null, undefined, ""].includes(value(thing));
   const compare = (a, b) => (typeof a === "number" ? a - b : inOrder(String(a), String(b)));
-  return things.toSorted((a, b) => has(b) - has(a) || (has(a) && sign * compare(value(a), value(b))));
+  return things.toSorted(
+    (a, b) => Number(has(b)) - Number(has(a)) || (has(a) ? sign * compare(value(a), value(b)) : 0),
+  );
 }

@@ -17,7 +17,8 @@ export function openRuns(place, source, query, signal) {
     form = h("div"),
     far = h("div"),
     body = h("div.runs");
-  let known = { name: null, sessions: [], others: [], isRead: false }; // what was read for an address
+  const nothing = (name) => ({ name, sessions: [], others: [], found: null, isJudged: false, isRead: false });
+  let known = nothing(null); // what was read for an address
   let next = 0; // when to draw
   const values = h("datalist", { id: "run-values" });
   const draw = () => {
@@ -65,7 +66,7 @@ export function openRuns(place, source, query, signal) {
   const show = async () => {
     const name = JSON.stringify([query.by, query.run, query.against, query.text, query.judge]);
     if (known.name !== name) {
-      const reading = { name, sessions: [], others: [], found: null, isRead: false };
+      const reading = nothing(name);
       known = reading;
       try {
         await readAll(reading);

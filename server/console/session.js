@@ -42,6 +42,8 @@ export function openSession(place, [id], query, signal) {
     talk: null,
     verdict: h("span"),
     prompt: null,
+    hasTasks: false,
+    files: null,
   };
   const head = h("div"),
     side = h("section.side", { "aria-label": "Details" });

@@ -27,14 +27,17 @@ const sameStep = (record) => stringify(compared(record));
 const sameName = (record) => `${title(record)} ${who(record)}`;
 
 /** Put the steps of two traces beside each other, as `{a, b}`: those that are equal, then between them those that have
- *  the same name. A step that only one has stands for itself. */
+ *  the same name. A step that only one has stands for itself.
+ * @param {any[]} one @param {any[]} other @param {((record: any) => string)[]} keys
+ * @returns {{a?: any, b?: any, change?: any}[]} */
 function aligned(one, other, [key, ...keys] = [sameStep, sameName]) {
   if (!key) return [...one.map((a) => ({ a })), ...other.map((b) => ({ b }))];
   const found = [];
   let [i, j] = [0, 0];
   for (const [a, b] of [...common(one.map(key), other.map(key)), [one.length, other.length]]) {
     found.push(...aligned(one.slice(i, a), other.slice(j, b), keys));
-    if (a < one.length) found.push({ a: one[a], b: other[b], change: difference(...[one[a], other[b]].map(compared)) });
+    if (a < one.length)
+      found.push({ a: one[a], b: other[b], change: difference(compared(one[a]), compared(other[b])) });
     [i, j] = [a + 1, b + 1];
   }
   return found;
@@ -50,7 +53,7 @@ export async function comparedTraces(ids, versions, signal) {
       return path.filter((record) => record.session_id !== id || record.version <= versions[side]);
     }),
   );
-  const pairs = aligned(...traces),
+  const pairs = aligned(traces[0], traces[1]),
     first = pairs.findIndex(isDifferent);
   const steps = traces.map(({ length }) => count(length, "step"));
   if (first < 0) return [h("h2", "Both traces are equal"), tableOf(pairs, -1)];
@@ -118,10 +121,12 @@ function stepOf(record, other = null) {
   );
 }
 
-/** List on one side what differs within a step that both have. */
+/** List on one side what differs within a step that both have.
+ * @param {any} change @param {"old" | "now"} side @param {string} tag */
 function changesIn(change, side, tag) {
-  const changes = changesOf(change),
-    more = changes.length - CHANGES;
+  /** @type {any[]} */
+  const changes = changesOf(change);
+  const more = changes.length - CHANGES;
   const shown = changes
     .slice(0, CHANGES)
     .map(({ pointer, [side]: value }) =>

@@ -31,7 +31,12 @@ export function brief(value, limit = LONG) {
 
 /** Write a value in full; a text as it is. */
 export const full = (value) => (typeof value === "string" ? value : stringify(value, 2));
-/** Get the nodes below one: its members, or groups of them. */
+/** A node of a tree, or a group of nodes; `path` is there for a file, `files` for a folder.
+ * @typedef {{key: string | number, pointer: string | null, value?: any, change?: any, changes: number, path?: string,
+ *   group?: TreeNode[], files?: number}} TreeNode */
+
+/** Get the nodes below one: its members, or groups of them.
+ * @param {TreeNode} node @param {Set<string>} [files] @returns {TreeNode[]} */
 function below({ group, value, change, pointer }, files) {
   if (group) return grouped(group);
   const entries =
@@ -57,6 +62,7 @@ function groupOf(group) {
   return { key: `${group[0].key} … ${group.at(-1).key}`, pointer: null, group, changes };
 }
 
+/** @param {TreeNode[]} nodes */
 function grouped(nodes) {
   if (nodes.length <= GROUP) return nodes;
   const size = GROUP ** Math.ceil(Math.log(nodes.length) / Math.log(GROUP) - 1);
@@ -64,6 +70,7 @@ function grouped(nodes) {
   return starts.map((start) => groupOf(nodes.slice(start, start + size)));
 }
 
+/** @param {TreeNode} node */
 function canOpen({ group, value, change, path }) {
   if (path !== undefined && isContainer(value)) return false; // bytes, a link, or an empty folder
   if (change?.kind === "changed") return isText(change);
@@ -172,6 +179,7 @@ export function tree(value, change, { label, words, onSelect, rowsOf, files }) {
   return { element, reveal: (pointer) => select(openTo(pointer), false) };
 }
 
+/** @param {TreeNode} node @param {object} words */
 function rowOf({ key, value, change, group, changes, path, files }, words) {
   const said = changes > 0 && (group || change.kind === "inside") ? count(changes, words.change) : words[change?.kind];
   const mark = said && h("span.mark", said),

@@ -155,14 +155,20 @@ def test_its_lines_fit_into_120_columns():
 
 
 @pytest.mark.heavy
-def test_formatter_and_linter_find_nothing(tmp_path):
+def test_formatter_linter_and_types_find_nothing(tmp_path):
     if shutil.which("npm") is None:
         without("no npm here: the console's scripts aren't checked")
-    for folder, names in {CHECKS: ["package.json", "biome.json"], FOLDER: FILES}.items():
+    for folder, names in {CHECKS: ["package.json", "biome.json", "tsconfig.json"], FOLDER: FILES}.items():
         for name in names:
             shutil.copy(folder / name, tmp_path)
-    for name, path in VIEWS.items():
-        shutil.copy(path, tmp_path / name.replace("/", "_"))
+    for name, path in VIEWS.items():  # beside each other as they are served
+        place = tmp_path / "views" / name.split("/")[1] / path.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+    for name in USED:
+        place = tmp_path / "vendored" / name.replace(".js", ".d.ts")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(CHECKS / "jsdiff.d.ts", place)
     quiet = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock"]
     subprocess.run(quiet, cwd=tmp_path, check=True, timeout=PATIENCE)
     checked = subprocess.run(["npm", "run", "check"], cwd=tmp_path, capture_output=True, text=True, check=False)
