@@ -1,7 +1,8 @@
-"""Upgrade a running pair of servers on one Redis under load: nothing may be lost, done twice or read otherwise.
+"""Upgrade a running pair of servers on one store under load: nothing may be lost, done twice or read otherwise.
 
     python -m tests.upgrade                    from the last release, as far as the repository's history has it
     python -m tests.upgrade --from REF --back  from a commit, or from a wheel, and back again
+    python -m tests.upgrade --store postgres   on Postgres, if the older version has that store
 
 Two servers of the older version begin. They are replaced one after the other, one by a stop and one by kill -9, while
 clients call functions on both and workers are killed. Exit status 1 means that something came out wrong.
@@ -9,6 +10,7 @@ clients call functions on both and workers are killed. Exit status 1 means that 
 The older version runs with the packages of this environment: its dependencies must be no others.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from tests.faults.checks import check_all
 from tests.faults.clients import OVERLOADED, Clients, Connection, RefusedError, UnknownError
 from tests.faults.world import PACKS as CROWD_PACKS
 from tests.faults.world import ROOT, Server, send_signal, wait_until
+from tests.postgres_server import start as start_postgres
 from tests.redis_server import start as start_redis
 from tests.upgrade.scenarios import PACKS, SCENARIOS, BrokenError
 
@@ -66,10 +70,18 @@ def unpack(source, folder):
     if source.endswith(".whl"):
         zipfile.ZipFile(source).extractall(folder)
         return
-    archive = git("archive", source, "server", "toolpacks")
+    archive = git("archive", source, "server", "toolpacks", "pyproject.toml")
     if archive.returncode:
         raise click.UsageError(f"{source!r} is no wheel, and no commit here: {archive.stderr.decode().strip()}")
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+    # As the wheel has it: the older version's features, which are found before those of this environment.
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    about = folder / "toolpack_server-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toolpack-server\nVersion: 0\n", encoding="utf-8")
+    groups = project.get("entry-points", {}).items()
+    lines = [line for group, points in groups for line in (f"[{group}]", *(f"{k} = {v}" for k, v in points.items()))]
+    (about / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
 
 
 def exports(code):
@@ -80,7 +92,7 @@ def exports(code):
 
 
 class Fleet:
-    """Two servers on one Redis, whose code can be replaced.
+    """Two servers on one store, whose code can be replaced.
 
     Attributes:
         codes: The folders of both versions.
@@ -296,15 +308,31 @@ class Upgrade:
                 self.problems.append("there is a traceback in a server's log: see --logs")
 
 
+@contextlib.contextmanager
+def on_redis(folder):
+    with start_redis(folder) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def on_postgres(_folder):
+    with start_postgres() as server:
+        yield server.url
+
+
+STORES = {"redis": on_redis, "postgres": on_postgres}
+
+
 @click.command()
 @click.option("--from", "source", help="The older version: a commit or tag, or a wheel.  [default: the last release]")
 @click.option("--back", is_flag=True, help="Go back to the older version, too.")
 @click.option("--seconds", default=8.0, show_default=True, help="The least time of each stage.")
 @click.option("--workers", default=2, show_default=True, help="Worker processes of each server.")
+@click.option("--store", type=click.Choice([*STORES]), default="redis", show_default=True, help="What they share.")
 @click.option("--seed", type=int, help="Repeats the choices of the clients; their timing may differ.")
 @click.option("--logs", is_flag=True, help="Show the servers' logs.")
-def main(source, back, seconds, workers, seed, logs):
-    """Upgrade a running pair of servers on one Redis."""
+def main(source, back, seconds, workers, store, seed, logs):
+    """Upgrade a running pair of servers on one store."""
     source = source or last_release()
     if source is None:
         click.echo("Nothing was upgraded: this folder has no history with a release. Name one with --from.")
@@ -315,7 +343,10 @@ def main(source, back, seconds, workers, seed, logs):
         folder = Path(name)
         codes = {OLD: folder / "older", NEW: ROOT}
         unpack(source, codes[OLD])
-        with start_redis(folder) as (url, _):
+        if store == "postgres" and not (codes[OLD] / "server" / "features" / "postgres").is_dir():
+            click.echo(f"Nothing was upgraded: {source} has no store in Postgres. Name another version with --from.")
+            return
+        with STORES[store](folder) as url:
             upgrade = Upgrade(codes, folder, url, workers, seed)
             try:
                 upgrade.begin()
