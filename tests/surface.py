@@ -61,6 +61,7 @@ MODULES = (
     "server.features.api_commands",
     "server.features.api_http",
     "server.features.api_stores",
+    "server.features.api_volumes",
     "server.testing",
     "toolpack_server",
     "toolpack_server.environments",

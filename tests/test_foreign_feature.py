@@ -199,6 +199,66 @@ def test_what_it_keeps_with_sessions_goes_with_forks_bundles_and_restarts(site, 
             assert server.rpc("close_session", session_id=session_id) == 1
 
 
+PIER = """
+from typing import Annotated
+from server import Depends, TaskEnvironment, Toolpack
+from tide.tally import Tally
+
+class Pier(TaskEnvironment):
+    log: Tally = Tally(["built"])
+
+toolpack = Toolpack("pier", Pier)
+
+@toolpack.function
+def moor(log: Annotated[Tally, Depends("log")], boat: str) -> int:
+    'Moor a boat.\\n\\n:param boat: Its name.'
+    log.add(boat)
+    if boat == "wreck":
+        raise ValueError("it sinks")
+    return len(log.lines)
+
+@toolpack.function(read_only=True)
+def moored(log: Annotated[Tally, Depends("log")]) -> list[str]:
+    'Say which boats there are.'
+    return log.lines[1:]
+"""
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process", "harbour"])
+def test_its_volumes_its_operations_and_its_isolation_work_with_each_other_and_with_ours(site, tmp_path, isolation):
+    (tmp_path / "packs").mkdir()
+    (tmp_path / "packs" / "pier.py").write_text(PIER, encoding="utf-8")
+    flags = ["--packs", "bank,pier", "--pack-dir", str(tmp_path / "packs")]
+    variables = {"TOOLPACK_ISOLATION": isolation, **site}
+    with server_process.served(tmp_path, *flags, **variables) as server:
+        session_id = server.rpc("create_session", toolpacks=["bank", "pier"])["session_id"]
+        assert server.call(session_id, "moor", boat="Anna") == {"result": 2, "error": None}
+        assert server.call(session_id, "moor", boat="wreck")["error"] == "ValueError: it sinks"
+        assert server.call(session_id, "moor", boat="Berta")["result"] == 3
+        (fork,) = server.rpc("fork_session", session_id=session_id, version=1)
+        server.kill()
+    with server_process.served(tmp_path, *flags, **variables) as server:
+        assert server.call(session_id, "moored")["result"] == ["Anna", "Berta"]
+        assert server.call(fork["session_id"], "moored")["result"] == ["Anna"]
+        world = server.rpc("get_environment", session_id=session_id)
+        assert world["pier"]["log"] == ["built", "Anna", "Berta"]
+        assert server.rpc("measure_tide", session_id=session_id) == len(json.dumps(world, separators=(",", ":")))
+        (added,) = server.rpc("diff_environment", session_id=session_id, from_version=1)
+        assert added == {"op": "add", "path": "/pier/log/-", "value": "Berta"}
+        bundle = server.rpc("export_bundle", session_id=session_id)["bundle"]
+        copy = server.rpc("import_bundle", bundle=bundle)["session_id"]
+        assert server.call(copy, "moor", boat="Cora")["result"] == 4
+        assert ("toolpack_tide_runs_total" in server.http.get("/metrics").text) == (isolation == "harbour")
+    without = {**variables, "TOOLPACK_FEATURES": "-tide", "TOOLPACK_ISOLATION": "thread"}
+    with server_process.served(tmp_path, *flags, **without) as server:
+        for method, more in (("get_environment", {}), ("run_function", {"function": "moored"})):
+            with pytest.raises(Exception, match="of the kind 'tally' can't be used, as no feature of this server"):
+                server.rpc(method, session_id=session_id, **more)
+        with pytest.raises(Exception, match="volume of the kind 'tally' can't be used"):
+            server.rpc("create_session", toolpacks=["pier"])
+        assert len(server.rpc("get_trace", session_id=session_id)) == 4
+
+
 def test_two_workers_share_its_store(site, tmp_path, store_url):
     url = store_url("redis").replace("redis:", "tide:", 1)
     flags = ["--packs", "bank", "--workers", "2", "--store", url]

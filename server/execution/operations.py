@@ -464,7 +464,7 @@ def _pieces(snapshot: Snapshot) -> Snapshot:
 def _largest_piece(codec: PlainCodec) -> int:
     """Get how many bytes a piece may have: everything, and twice that is larger than any list of what is in it."""
     limits = Limits() if codec.volumes is None else codec.volumes.limits
-    return 2 * max(limits.database_bytes, limits.files_bytes) + PIECE_BYTES
+    return 2 * limits.max_bytes + PIECE_BYTES
 
 
 def _check_result(result: bytes, *, content: bool) -> None:

@@ -28,7 +28,6 @@ from server.sessions.operation import OperationHook, SessionOperation
 from server.sessions.recipes import details_of
 from server.sessions.record_kinds import RecordKind, Shown
 from server.stores.base import SessionStore
-from server.volumes.volume import Volume
 from server.wiring.feature import Feature
 
 FEATURE_API = 1
@@ -68,6 +67,5 @@ __all__ = [
     "SessionStore",
     "SettingsError",
     "Shown",
-    "Volume",
     "details_of",
 ]

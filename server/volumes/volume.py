@@ -90,15 +90,21 @@ class PieceShape(NamedTuple):
 Shape = tuple[PieceShape, ...]
 
 
-BYTES_PER_FILE = 3200  # on average at least, in the largest tree: 20,971 files in 64 MB
+BYTES_PER_ENTRY = 3200  # on average at least, in the largest tree: 20,971 files in 64 MB
 
 
 class Limits(NamedTuple):
-    """How large volumes may be, and how long one may be read for a view; see `Settings`."""
+    """How large a volume may be, and how long it may be read for a view; see `Settings`.
 
-    database_bytes: int = 64 * 2**20
-    files_bytes: int = 64 * 2**20
-    files: int = 64 * 2**20 // BYTES_PER_FILE
+    Attributes:
+        max_bytes: The bytes of all that it holds.
+        max_entries: How many things with names of their own it may hold, such as files.
+        view_rows: How many rows of a table a view shows.
+        view_seconds: How long it may take to make one.
+    """
+
+    max_bytes: int = 64 * 2**20
+    max_entries: int = 64 * 2**20 // BYTES_PER_ENTRY
     view_rows: int = 1000
     view_seconds: float = 30
 
@@ -106,8 +112,7 @@ class Limits(NamedTuple):
     def of(cls, settings: Settings) -> Self:
         return cls(
             settings.max_volume_bytes,
-            settings.max_volume_bytes,
-            settings.max_volume_bytes // BYTES_PER_FILE,
+            settings.max_volume_bytes // BYTES_PER_ENTRY,
             settings.max_view_rows,
             settings.timeout_seconds,
         )
@@ -304,6 +309,19 @@ class VolumeMeans:
     kinds: Mapping[str, type[Volume]]
     scratch: Any  # a `scratch.Scratch`
     limits: Limits
+
+    def kind(self, name: str) -> type[Volume]:
+        """Get the class of a kind.
+
+        Raises:
+            StateDamagedError: No feature of this server has it.
+        """
+        if name not in self.kinds:
+            raise StateDamagedError(
+                f"A volume of the kind {name!r} can't be used, as no feature of this server has it: start the server "
+                "with that feature."
+            )
+        return self.kinds[name]
 
 
 class Chain:

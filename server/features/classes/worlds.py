@@ -17,13 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, creat
 from pydantic_core import CoreSchema, core_schema
 
 from server.base.errors import RegistrationError
+from server.features.api_volumes import Volume
 from server.features.classes.methods import ClassMethods, Methods, check_names, names_of
 from server.features.classes.signatures import documented, read_loosely
 from server.functions.signatures import FunctionSignature
 from server.functions_runtime import Function, TaskEnvironment
 from server.snapshots.classes import class_name, is_foreign
 from server.snapshots.layouts import layout_of
-from server.volumes.volume import Volume
 
 Maker = str | Callable[..., Any]
 """What makes an instance from options: a function that returns it, or the name of a method of a new instance."""

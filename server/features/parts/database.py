@@ -20,6 +20,7 @@ import orjson
 from typing_extensions import override
 
 from server.base.errors import InvalidParamsError, ResultError, shown
+from server.features.api_volumes import Body, Key, Limits, Volume, VolumeMeans
 from server.features.parts import database_views
 from server.features.parts.beside import beside_caller
 from server.features.parts.database_connection import FULL, READ_ONLY, SessionConnection, explained, open_connection
@@ -27,7 +28,6 @@ from server.features.parts.database_file import MAGIC, WAL_VERSION, DatabaseFile
 from server.features.parts.database_trees import Ranges, Roots, Tree, changed_ranges
 from server.features.parts.database_views import Reading
 from server.volumes.scratch import Scratch
-from server.volumes.volume import Body, Key, Limits, Volume, VolumeMeans
 
 Fill = Callable[[sqlite3.Connection], Any]
 
@@ -114,7 +114,7 @@ class Database(Volume):
         if self.use is not None:
             self._close()
             return self._file().body(None)
-        most = limits.database_bytes
+        most = limits.max_bytes
         try:
             own = self._own
             if own is None:
@@ -201,7 +201,7 @@ class Database(Volume):
         if use is None:
             return error
         file = use.copied if isinstance(use.copied, DatabaseFile) else None
-        return explained(error, rules, file, use.read_only, use.means.limits.database_bytes)
+        return explained(error, rules, file, use.read_only, use.means.limits.max_bytes)
 
     @override
     def view(self) -> Any:
@@ -242,7 +242,7 @@ class Database(Volume):
         reading = None
         try:
             connection = self._connected()
-            reading = Reading(connection, limits.database_bytes)
+            reading = Reading(connection, limits.max_bytes)
             connection.look_until(time.monotonic() + limits.view_seconds)
             try:
                 yield reading
@@ -259,7 +259,7 @@ class Database(Volume):
         if type(error) is ValueError:
             return str(error)
         rules = self._connection.rules if self._connection else None
-        return f"{type(error).__name__}: {explained(error, rules, None, '', limits.database_bytes)}"
+        return f"{type(error).__name__}: {explained(error, rules, None, '', limits.max_bytes)}"
 
     @override
     def export(self) -> bytes:
@@ -308,9 +308,7 @@ class Database(Volume):
     def _open(self) -> SessionConnection:
         use, file = self.use, self._file()
         limit, read_only, pinned = (
-            (_OWN_BYTES, False, False)
-            if use is None
-            else (use.means.limits.database_bytes, bool(use.read_only), use.pinned)
+            (_OWN_BYTES, False, False) if use is None else (use.means.limits.max_bytes, bool(use.read_only), use.pinned)
         )
         connection = open_connection(file, limit, read_only=read_only, pinned=pinned)
         self._unread |= not read_only
@@ -384,7 +382,7 @@ class Database(Volume):
             return
         if self.use is not None and self.use.read_only:
             raise sqlite3.OperationalError(READ_ONLY)
-        if self.use is not None and taken.size > self.use.means.limits.database_bytes:
+        if self.use is not None and taken.size > self.use.means.limits.max_bytes:
             raise sqlite3.OperationalError(FULL)
         self._written = True
         file.take_over(taken, differing | {1})

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from server.features.api_volumes import Body, WorkingCopy
 from server.volumes.scratch import Scratch
-from server.volumes.volume import Body, WorkingCopy
 
 MAGIC = b"SQLite format 3\x00"
 HEADER_BYTES = 100

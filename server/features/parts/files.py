@@ -17,6 +17,7 @@ from pathlib import Path as RealPath
 from typing import Any, ClassVar, Self
 
 from server.base.errors import InvalidParamsError, OverloadedError, RegistrationError, shown
+from server.features.api_volumes import Body, Key, Limits, Volume, VolumeMeans
 from server.features.parts import files_json, files_pieces
 from server.features.parts.beside import beside_caller
 from server.features.parts.files_directory import Directory, read_folder
@@ -47,7 +48,6 @@ from server.features.parts.files_tree import (
 )
 from server.features.parts.files_working import FilesCopy
 from server.volumes.scratch import FULL_TEXT, is_full
-from server.volumes.volume import Body, Key, Limits, Volume, VolumeMeans
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -472,7 +472,7 @@ def _read_start(path: Path) -> FolderNode:
     folder = beside_caller(path)
     if not folder.is_dir():
         raise ValueError(f"there is no folder {str(folder)!r}")
-    return read_folder(folder, Limits(files_bytes=sys.maxsize - 1, files=sys.maxsize))
+    return read_folder(folder, Limits(max_bytes=sys.maxsize - 1, max_entries=sys.maxsize))
 
 
 def _temporary_folder() -> RealPath:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from server.features.api_volumes import Limits
 from server.features.parts.files_paths import check_length, failure, find
 from server.features.parts.files_tree import (
     EMPTY,
@@ -34,7 +35,6 @@ from server.features.parts.files_tree import (
     walk,
     with_changes,
 )
-from server.volumes.volume import Limits
 
 T = TypeVar("T")
 

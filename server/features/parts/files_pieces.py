@@ -10,6 +10,7 @@ The rule: an entry says what is there now, whatever the pieces below say. So pie
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
+from server.features.api_volumes import Body, Key
 from server.features.parts.files_paths import from_shown, to_shown
 from server.features.parts.files_tree import (
     SEPARATOR,
@@ -21,7 +22,6 @@ from server.features.parts.files_tree import (
     walk,
     with_changes,
 )
-from server.volumes.volume import Body, Key
 
 ENTRY_BYTES = 32  # about what an entry takes beside its path and its content
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from server.volumes.volume import Limits
+from server.features.api_volumes import Limits
 
 SEPARATOR = "/"
 
@@ -149,9 +149,10 @@ def _own(owned: dict[str, dict[str, Node]], path: str) -> None:
 
 def check_size(size: Size, limits: Limits, before: Size = NOTHING) -> None:
     """Raise `OSError` if a tree is larger than it may be, and than it was before."""
-    if before.bytes < size.bytes > limits.files_bytes:
-        raise OSError(errno.ENOSPC, f"the files may have {limits.files_bytes} bytes in all (TOOLPACK_MAX_VOLUME_BYTES)")
-    if before.entries < size.entries > limits.files:
+    if before.bytes < size.bytes > limits.max_bytes:
+        raise OSError(errno.ENOSPC, f"the files may have {limits.max_bytes} bytes in all (TOOLPACK_MAX_VOLUME_BYTES)")
+    if before.entries < size.entries > limits.max_entries:
         raise OSError(
-            errno.ENOSPC, f"there may be {limits.files} files, folders and links in all (TOOLPACK_MAX_VOLUME_BYTES)"
+            errno.ENOSPC,
+            f"there may be {limits.max_entries} files, folders and links in all (TOOLPACK_MAX_VOLUME_BYTES)",
         )

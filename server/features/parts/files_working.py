@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from server.features.api_volumes import Limits, WorkingCopy
 from server.features.parts.files_directory import Directory
 from server.features.parts.files_tree import FolderNode, Size, size_of
-from server.volumes.volume import Limits, WorkingCopy
 
 _ENTRY_BYTES = 400  # what a file or a folder takes in memory beside its content
 

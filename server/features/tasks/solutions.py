@@ -12,11 +12,11 @@ from typing import Any
 import jsonpointer
 
 from server.base.errors import InvalidParamsError, shown
+from server.features.api_volumes import Volume
 from server.features.tasks.rollouts import Evaluator, Rollout
 from server.jsonio.strict import dumps, loads
 from server.jsonio.view import to_json
 from server.protocol.rights import AGENT
-from server.volumes.volume import Volume
 
 MAX_SHOWN = 80
 _LENGTHS = (2, 3)  # of a call that is a tuple

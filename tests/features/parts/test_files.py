@@ -150,7 +150,7 @@ def test_a_folder_to_begin_with_is_looked_for_beside_the_module(tmp_path, monkey
 def test_limits_hold_for_bytes_and_for_files_folders_and_links():
     files = Files({"a": "12345678"})
     files.use = SimpleNamespace(
-        read_only="", pinned=False, ended=False, means=SimpleNamespace(limits=Limits(files_bytes=10, files=3))
+        read_only="", pinned=False, ended=False, means=SimpleNamespace(limits=Limits(max_bytes=10, max_entries=3))
     )
     with pytest.raises(
         OSError, match=r"^\[Errno 28\] the files may have 10 bytes in all \(TOOLPACK_MAX_VOLUME_BYTES\)$"
@@ -166,7 +166,7 @@ def test_limits_hold_for_bytes_and_for_files_folders_and_links():
     files.write_text("d", "12345678")
     assert files.view() == {"b": "12", "c": {"$dir": True}, "d": "12345678"}
     with pytest.raises(InvalidParamsError, match="the files may have 9 bytes in all"):
-        files.build(Limits(files_bytes=9))
+        files.build(Limits(max_bytes=9))
 
 
 def test_files_of_a_read_only_function_are_read_and_not_written():

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from server.features.api import InvalidParamsError, Volume
+from server.features.api import InvalidParamsError
 from server.features.api_trials import (
     READ_ONLY,
     Built,
@@ -45,6 +45,7 @@ from server.features.api_trials import (
     place,
     qualified_name,
 )
+from server.features.api_volumes import Volume
 from toolpack_author.checking.examples import example_arguments, example_options, known_values
 from toolpack_author.checking.shared_state import SharedState
 

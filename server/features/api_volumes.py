@@ -1,0 +1,8 @@
+"""What a feature with a kind of volume may import besides `api`. Executors import it, too, in a moment.
+
+The rule: nothing is defined here.
+"""
+
+from server.volumes.volume import Body, Key, Limits, Volume, VolumeMeans, WorkingCopy
+
+__all__ = ["Body", "Key", "Limits", "Volume", "VolumeMeans", "WorkingCopy"]
