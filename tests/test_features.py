@@ -30,7 +30,7 @@ BEYOND_API = {
     "checking": 18,
     "classes": 20,
     "episodes": 23,
-    "executors": 42,
+    "executors": 40,
     "harbor": 5,
     "mcp": 60,
     "participants": 17,

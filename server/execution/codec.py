@@ -79,7 +79,7 @@ class PlainCodec:
         limits = Limits() if self.volumes is None else self.volumes.limits
         for path, volume in volumes.items():
             if self.volumes is not None:
-                self.volumes.kind(volume.kind)  # raises if nobody could read it again
+                self.volumes.kinds[volume.kind]  # raises if nobody could read it again
             part = part_name(f"{toolpack}{PART_SEPARATOR}{path}", volume.kind, 0)
             payloads[part] = first_piece(volume, volume.build(limits))
         return payloads

@@ -112,7 +112,7 @@ class Volumes:
         means, of_instances = self._means, self._codec.catalog.toolpacks[toolpack].holds_instances
         placed: dict[str, Volume] = {}
         for stored in stored_volumes(tuple(snapshot.parts), toolpack):
-            kind = means.kind(stored.kind)
+            kind = means.kinds[stored.kind]
             volume = self._bound.get(stored.name)
             if volume is None:
                 chain = Chain(
@@ -272,7 +272,7 @@ def piece_entries(part: str, payload: bytes, means: VolumeMeans | None) -> Entri
     if is_void(payload):
         return ()
     name, kind, slot = part.split(SEPARATOR)
-    return (f"volume {name.partition('/')[2]} {slot} {means.kind(kind).digest(read_piece(payload))}",)
+    return (f"volume {name.partition('/')[2]} {slot} {means.kinds[kind].digest(read_piece(payload))}",)
 
 
 def _payload(codec: PlainCodec, snapshot: Any, part: str) -> bytes:

@@ -39,7 +39,7 @@ drawn when a piece is sealed, and leave the session's state with the commit alon
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -302,6 +302,19 @@ class Volume(ABC):
         return hashed.hexdigest()
 
 
+class VolumeKinds(dict[str, type[Volume]]):
+    """The kinds of volumes that there are; to ask for another raises `StateDamagedError`."""
+
+    def __init__(self, kinds: Iterable[type[Volume]]) -> None:
+        super().__init__((kind.kind, kind) for kind in kinds)
+
+    def __missing__(self, name: str) -> type[Volume]:
+        raise StateDamagedError(
+            f"A volume of the kind {name!r} can't be used, as no feature of this server has it: start the server with "
+            "that feature."
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class VolumeMeans:
     """What volumes need in the process where they are used."""
@@ -309,19 +322,6 @@ class VolumeMeans:
     kinds: Mapping[str, type[Volume]]
     scratch: Any  # a `scratch.Scratch`
     limits: Limits
-
-    def kind(self, name: str) -> type[Volume]:
-        """Get the class of a kind.
-
-        Raises:
-            StateDamagedError: No feature of this server has it.
-        """
-        if name not in self.kinds:
-            raise StateDamagedError(
-                f"A volume of the kind {name!r} can't be used, as no feature of this server has it: start the server "
-                "with that feature."
-            )
-        return self.kinds[name]
 
 
 class Chain:

@@ -46,7 +46,7 @@ from server.sessions.record_kinds import RecordKinds
 from server.sessions.resets import ResetKind
 from server.stores.base import SessionStore
 from server.volumes.scratch import Scratch, remove_leftovers
-from server.volumes.volume import Limits, VolumeMeans
+from server.volumes.volume import Limits, VolumeKinds, VolumeMeans
 from server.wiring.feature import Feature
 from server.wiring.installed import described, in_order, load_features
 from server.wiring.stores import open_store
@@ -170,7 +170,7 @@ class Service:
         self.scratch = Scratch(settings.scratch_dir, settings.scratch_bytes)
         remove_leftovers(settings.scratch_dir)
         volumes = VolumeMeans(
-            {kind.kind: kind for feature in loaded for kind in feature.volumes}, self.scratch, Limits.of(settings)
+            VolumeKinds(kind for feature in loaded for kind in feature.volumes), self.scratch, Limits.of(settings)
         )
         self.codec = Codec(catalog, key, settings.max_environment_bytes, volumes)
         self.runner = create_runner(settings, self.codec, self.metrics, loaded)

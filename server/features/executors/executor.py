@@ -22,6 +22,7 @@ from server.base.errors import StartError, TooLargeError
 from server.base.forked import in_forked
 from server.execution.codec import PlainCodec
 from server.execution.runner import RunnerOperation
+from server.features.api_volumes import Limits, Volume, VolumeMeans
 from server.features.executors import system
 from server.features.executors.channel import MAX_HEAD_BYTES, Channel, ExecutorGoneError
 from server.features.executors.sandbox import Sandbox
@@ -31,7 +32,7 @@ from server.functions.leftovers import Watch
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.volumes.scratch import Scratch
-from server.volumes.volume import Limits, Volume, VolumeMeans
+from server.volumes.volume import VolumeKinds
 
 
 @dataclass
@@ -134,7 +135,7 @@ def _confine(sandbox: Sandbox, configuration: Configuration, folder: Path) -> No
 def _volume_means(configuration: Configuration, folder: Path) -> VolumeMeans:
     kinds: list[type[Volume]] = [pkgutil.resolve_name(path) for path in configuration.volumes]
     scratch = Scratch(None, configuration.scratch_bytes, own=folder)
-    return VolumeMeans({kind.kind: kind for kind in kinds}, scratch, Limits(*configuration.limits))
+    return VolumeMeans(VolumeKinds(kinds), scratch, Limits(*configuration.limits))
 
 
 def _has_leftovers(watch: Watch, toolpacks: Iterable[str], folder: str) -> bool:

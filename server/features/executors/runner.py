@@ -20,6 +20,7 @@ from server.execution.refusals import MAX_TEXT, read_refusal
 from server.execution.runner import Frame, RunnerOperation
 from server.execution.world import Means
 from server.features.api import InternalError, OverloadedError
+from server.features.api_volumes import Limits
 from server.features.executors.channel import ExecutorGoneError
 from server.features.executors.child import ExecutorProcess, Zygote
 from server.features.executors.executor import Configuration
@@ -28,7 +29,6 @@ from server.features.executors.settings import ExecutorsSettings
 from server.functions.steps import Steps
 from server.observability.metrics import Metrics
 from server.observability.tracing import running_trace
-from server.volumes.volume import Limits
 
 T = TypeVar("T")
 
