@@ -32,8 +32,8 @@ ORDINARY_NAMES = {
     *("ThreadPoolExecutor", "LoopExecutor", "run_in_executor", "set_default_executor", "shutdown_default_executor"),
     *("executor", "_executors", "_executor_threads", "mcp", "EPISODE_OVER", "episode_over"),
 }
-# The shapes of answers stand in one place, the core serves the address of each participant, and a record of a call says
-# what its caller heard. A name goes from here with its last use; none is added.
+# The shapes of answers stand in one place, and the core serves the address of each participant. A name goes from here
+# with its last use; none is added.
 NAMES_OF_FEATURES = {
     "protocol/results.py": {
         "AgentTask",
@@ -54,7 +54,6 @@ NAMES_OF_FEATURES = {
     },
     "protocol/rights.py": {"PARTICIPANTS", "Participants", "participants"},
     "sessions/addresses.py": {"PARTICIPANTS", "Participants", "participants", "participants_of"},
-    "sessions/calls.py": {"perturbed"},
     "sessions/identity.py": {
         "_PARTICIPANTS_KEY",
         "_participants",

@@ -14,7 +14,8 @@ from server.base.errors import (
     SettingsError,
 )
 from server.base.settings import FeatureSettings
-from server.engine.state import Effect
+from server.engine.jobs import StartClock
+from server.engine.state import Effect, SessionState
 from server.execution.failure import CallFailure
 from server.observability.metrics import MetricFamily
 from server.protocol.parameters import CallId, ForkRequest, Parameters, SessionId, SessionRequest
@@ -64,8 +65,10 @@ __all__ = [
     "SessionNotFoundError",
     "SessionOperation",
     "SessionRequest",
+    "SessionState",
     "SessionStore",
     "SettingsError",
     "Shown",
+    "StartClock",
     "details_of",
 ]

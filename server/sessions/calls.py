@@ -274,20 +274,22 @@ class CallKind(RecordKind):
         parents = [(place, each["parent"]) for place, each in enumerate(nested) if each.get("parent") is not None]
         if not all(place < parent < len(nested) for place, parent in parents):
             raise ValueError("a nested call has no parent")
-        if "perturbed" in shown and not shown["perturbed"]["agent"].keys() <= results.Heard.__annotations__.keys():
-            raise ValueError("the agent has heard what no call says")
 
     def text(self, shown: Shown, width: int) -> str:
         after = f"[version {shown['version']}, {shown['duration_ms']:g} ms]"
         nested = "".join(f"      {_called(each)}  {_ended(each, width)}\n" for each in shown.get("nested", ()))
         text = f"{_called(shown)}  {after}\n{nested}      {_ended(shown, width)}"
-        if "perturbed" in shown:
-            rules = ", ".join(shown["perturbed"]["rules"])
-            text += f"\n      perturbed by {printable(rules)}; the agent heard: {_ended(heard(shown), width)}"
+        told = self.heard(shown)
+        if told is not shown:
+            text += f"\n      {printable(self.why_heard(shown))}; the agent heard: {_ended(told, width)}"
         return text
 
+    def why_heard(self, shown: Shown) -> str:
+        """Say why a caller has heard something else than what happened."""
+        raise NotImplementedError
+
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
-        shown = heard(shown)
+        shown = self.heard(shown)
         call_id = shown.get("call_id") or f"call_{shown['place']}"
         arguments = json.dumps(shown["kwargs"], ensure_ascii=False)
         function = {"name": shown["function"].replace(".", "__"), "arguments": arguments}
@@ -298,11 +300,6 @@ class CallKind(RecordKind):
         result = shown["result"] if shown["error"] is None else shown["error"]
         content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
         messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-
-
-def heard(shown: Shown) -> Shown:
-    """Get the record of a call as its caller knows it, where that isn't what has happened."""
-    return {**shown, **shown["perturbed"]["agent"]} if "perturbed" in shown else shown
 
 
 def _worker_lost(plan: Plan) -> Outcome:

@@ -68,6 +68,10 @@ class RecordKind:
         """Get what takes a record as records once were, with null for what isn't set."""
         return omission(self.shape) or (lambda shown: shown)
 
+    def heard(self, shown: Shown) -> Shown:
+        """Get a record as whoever made it knows it: the same object, unless that isn't what has happened."""
+        return shown
+
     def goes_back_to(self, shown: Shown) -> int | None:
         """Get the version to which the path goes back with this record; None if it goes on."""
         del shown

@@ -35,7 +35,7 @@ class Feature:
         methods: JSON-RPC methods.
         about: What the OpenRPC document says of it besides, in a sentence.
         parameters: Further parameters of the core's methods.
-        record_kinds: Kinds of records.
+        record_kinds: Kinds of records; one with the name of another, whose class it derives from, takes its place.
         creation_hooks: What it has to do with new sessions.
         operation_hooks: What it does around the operations on sessions.
         filters: What it leaves out of lists of sessions, if a request asks for it.

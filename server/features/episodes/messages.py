@@ -10,9 +10,16 @@ from typing import Any
 from typing_extensions import override
 
 from server.base.errors import AnsweredError, TooLargeError, shown
-from server.engine.jobs import StartClock
-from server.engine.state import SessionState
-from server.features.api import Effect, InvalidParamsError, RecordKind, SessionContext, SessionOperation, Shown
+from server.features.api import (
+    Effect,
+    InvalidParamsError,
+    RecordKind,
+    SessionContext,
+    SessionOperation,
+    SessionState,
+    Shown,
+    StartClock,
+)
 from server.features.episodes.progress import Episodes
 from server.jsonio.strict import dumps
 from server.protocol.results import MessageRecord, SaidMessage

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from server.base.errors import CallError
-from server.engine.jobs import StartClock
-from server.engine.state import SessionState
 from server.execution.call import Outcome
 from server.execution.failure import Failure
 from server.features.api import (
@@ -23,7 +21,9 @@ from server.features.api import (
     RecordKind,
     SessionContext,
     SessionOperation,
+    SessionState,
     Shown,
+    StartClock,
 )
 from server.jsonio.strict import loads
 from server.protocol.rights import AGENT, CLIENT

@@ -1,6 +1,7 @@
 """What perturbations add to the server."""
 
 from server.features.api import CreateSession, Feature, ForkSession
+from server.features.perturbations.calls import PerturbedCallKind
 from server.features.perturbations.creation_hook import (
     ForkPerturbations,
     PerturbationCreationHook,
@@ -12,6 +13,7 @@ from server.features.perturbations.perturbing import Perturbing
 class PerturbationsFeature(Feature):
     name = "perturbations"
     after = ("episodes", "tasks", "replay")
+    record_kinds = (PerturbedCallKind,)  # in place of the core's
     creation_hooks = (PerturbationCreationHook,)
     parameters = {CreateSession: PerturbationParameters, ForkSession: ForkPerturbations}
     operation_hooks = (Perturbing,)

@@ -14,15 +14,23 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from server.base.errors import ResultError, TooLargeError
-from server.engine.jobs import StartClock
 from server.engine.pool_thread import interruptible
-from server.engine.state import SessionState
 from server.execution.call import Outcome
 from server.execution.failure import Failure
 from server.execution.plan import Plan
-from server.features.api import CallFailure, Effect, OperationHook, SessionContext, SessionOperation, details_of
+from server.features.api import (
+    CallFailure,
+    Effect,
+    OperationHook,
+    SessionContext,
+    SessionOperation,
+    SessionState,
+    StartClock,
+    details_of,
+)
 from server.features.perturbations.altered import Chance, altered, too_large
 from server.features.perturbations.appearance import Appearance
+from server.features.perturbations.calls import heard
 from server.features.perturbations.counts import COUNTS, NAME, UNKNOWN, Counts, counts_at
 from server.features.perturbations.session_rules import Call, Decision, Functions, SessionRules
 from server.functions.content import check_content
@@ -32,7 +40,7 @@ from server.jsonio.strict import Fragment, cut_if_longer, dumps, loads
 from server.packs.names import without_dots
 from server.protocol.rights import AGENT
 from server.sessions.addresses import View
-from server.sessions.calls import CallOperation, CallRequest, heard
+from server.sessions.calls import CallOperation, CallRequest
 from server.sessions.recipes import Recipe
 from server.sessions.records import cut_arguments, cut_error
 from server.stores.base import Head, StoredSession

@@ -11,11 +11,9 @@ from typing import Any
 from typing_extensions import override
 
 from server.base.errors import CrashedError, TooLargeError, shown
-from server.engine.jobs import StartClock
-from server.engine.state import SessionState
 from server.execution.call import Outcome
 from server.execution.failure import Failure
-from server.features.api import CallFailure, Effect, SessionContext, SessionOperation
+from server.features.api import CallFailure, Effect, SessionContext, SessionOperation, SessionState, StartClock
 from server.functions.steps import Steps
 from server.jsonio.strict import dumps
 from server.sessions.calls import CallOperation, CallRequest, failed, timed_out

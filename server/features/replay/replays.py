@@ -32,7 +32,7 @@ from server.jsonio.strict import Fragment, cut, dumps, loads
 from server.protocol.omission import if_set
 from server.protocol.results import Difference, Replay, Session, Versions
 from server.protocol.rights import CLIENT
-from server.sessions.calls import CallRequest, heard
+from server.sessions.calls import CallRequest
 from server.sessions.identity import Creation
 from server.sessions.manager import SessionManager
 from server.sessions.recipes import Recipe, began_as_fork
@@ -278,7 +278,7 @@ class _Repeat:
 
     async def _call(self, record: Mapping[str, Any], call_id: str | None) -> Difference | None:
         """Send what was sent, and compare what was heard and what has happened."""
-        sent = heard(record)
+        sent = self._context.record_kinds[record["kind"]].heard(record)
         kwargs = sent["kwargs"]
         if _is_cut(kwargs):
             return _difference(record, "error", record["error"], _CUT_ARGUMENTS)

@@ -10,8 +10,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from server.engine.jobs import StartClock
-from server.engine.state import SessionState
 from server.features.api import (
     CreationHook,
     Effect,
@@ -20,6 +18,8 @@ from server.features.api import (
     SessionContext,
     SessionOperation,
     SessionRequest,
+    SessionState,
+    StartClock,
 )
 from server.features.replay.digests import StateDigests
 from server.features.replay.seeds import REAL, REPLAYS, Seeds

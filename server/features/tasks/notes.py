@@ -8,9 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from server.base.errors import AnsweredError
-from server.engine.jobs import StartClock
-from server.engine.state import SessionState
-from server.features.api import Effect, InvalidParamsError, RecordKind, SessionContext, Shown
+from server.features.api import Effect, InvalidParamsError, RecordKind, SessionContext, SessionState, Shown, StartClock
 from server.features.episodes.messages import Note
 from server.features.episodes.progress import Episodes
 from server.protocol.results import AnswerRecord

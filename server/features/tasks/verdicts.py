@@ -11,8 +11,6 @@ from pydantic import Field
 from typing_extensions import override
 
 from server.base.errors import TooLargeError
-from server.engine.jobs import StartClock
-from server.engine.state import SessionState
 from server.features.api import (
     Effect,
     OverloadedError,
@@ -21,6 +19,8 @@ from server.features.api import (
     SessionContext,
     SessionFilter,
     SessionOperation,
+    SessionState,
+    StartClock,
 )
 from server.jsonio.strict import dumps, loads
 from server.protocol.results import Verdict, VerdictRecord
