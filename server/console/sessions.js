@@ -155,13 +155,16 @@ function listOf(sessions, next, total, query, picked, pick) {
     older,
     (label || text) && link(["sessions"], {}, "Show all"),
   ];
-  const siblings = Map.groupBy(sessions.toReversed(), ({ parent }) => parent?.session_id);
+  const isPart = next !== undefined || after; // then a fork's siblings may be on other pages
+  const age = (each) => `${each.created_at} ${each.session_id}`;
+  const byAge = sessions.toSorted((a, b) => (age(a) < age(b) ? -1 : 1));
+  const siblings = Map.groupBy(byAge, ({ parent }) => parent?.session_id);
   const lines = sort ? sessions.map((session) => [session, 0]) : indented(sessions);
   keepTrail(lines.map(([session]) => session));
   const hasForks = sessions.some(({ parent }) => parent),
     heads = HEADS.filter(([key]) => key !== "parent" || hasForks);
   const rows = lines.map(([session, depth]) =>
-    rowOf(session, depth, hasForks && siblings.get(session.parent?.session_id), picked, pick),
+    rowOf(session, depth, hasForks && (isPart ? [] : siblings.get(session.parent?.session_id)), picked, pick),
   );
   const all = figures(sessions.filter(({ verdict }) => verdict)),
     sum = (name) => sessions.reduce((total, each) => total + each[name], 0);
@@ -175,7 +178,6 @@ function listOf(sessions, next, total, query, picked, pick) {
     count(sum("errors"), "error"),
     `${seconds(sum("duration_ms") / 1000)} in calls`,
   ];
-  const isPart = next !== undefined || after;
   const of = isPart && [" on this page", total !== null && ` of ${total.toLocaleString("en")}`];
   const size = h("p.hint", count(sessions.length, "session"), of, ": ", totals.filter(Boolean).join(", "));
   return [
@@ -198,7 +200,8 @@ function rowOf(session, depth, siblings, picked, pick) {
   );
   const from = parent && [
     link(["sessions", parent.session_id], { version: parent.version }, short(parent.session_id)),
-    h("span.hint", ` v${parent.version}, ${siblings.indexOf(session) + 1} of ${siblings.length}`),
+    h("span.hint", ` v${parent.version}`),
+    siblings.length > 0 && h("span.hint", `, ${siblings.indexOf(session) + 1} of ${siblings.length}`),
   ];
   const words = session.problem ? h("span.tag.bad", { title: session.problem }, "damaged") : verdict && tag(session);
   const cell = (name, ...content) => h("td.number", { "data-label": `${name} ` }, content);

@@ -541,10 +541,9 @@ def test_sessions_are_searched_sorted_and_told_apart(page, server):
     page.open("#/sessions?label=list%3Dsorted&sort=-calls")
     page.sees("5 sessions: 1 passed, 2 failed, mean reward 0.33, 1 call, 0 errors")
     assert sessions[1][:8] in page.find(".sessions tbody tr").text
-    for number, fork in enumerate(sorted(forks, key=lambda each: each["created_at"]), 1):
+    for number, fork in enumerate(sorted(forks, key=lambda each: (each["created_at"], each["session_id"])), 1):
         text = page.find(".sessions tbody tr", fork["session_id"][:8]).text
-        assert f"{sessions[0][:8]} v0, " in text, number
-        assert "of 2" in text
+        assert f"{sessions[0][:8]} v0, {number} of 2" in text
     page.write("text", "NEVER again")
     page.click("Filter")
     page.sees("3 sessions: ")
