@@ -30,6 +30,7 @@ from server.features.checking.findings import Finding, Tried
 from server.features.checking.writes import ENVIRON, FOLDER
 from server.features.tasks.evaluation import Evidence, SeenRecord, evaluate, solve
 from server.features.tasks.finding import all_tasks, find_task, tasks_of
+from server.features.tasks.results import Verdict
 from server.features.tasks.service import Tasks
 from server.features.tasks.solutions import PlainCall, solution_calls
 from server.features.tasks.task import SEPARATOR, Task
@@ -47,7 +48,6 @@ from server.packs.registration import place, qualified_name
 from server.packs.toolpack import Toolpack, as_made
 from server.processes.apart import run_apart
 from server.processes.child import Child, follow
-from server.protocol.results import Verdict
 from server.protocol.rights import AGENT
 from server.sessions.addresses import Address
 from server.sessions.calls import CallRequest

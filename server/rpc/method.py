@@ -106,14 +106,16 @@ class Method(Parameters):
 
     @classmethod
     @cache  # a model is dear to make
-    def extended(cls, *more: type[Parameters]) -> type[Self]:
-        """Get the method with further parameters, which come after its own."""
-        if not more:
+    def extended(cls, *more: type[Parameters], result: Any = None) -> type[Self]:
+        """Get the method with further parameters, which come after its own, and with a result of a narrower type."""
+        if not more and result is None:
             return cls
         members = {"__doc__": cls.__doc__, "__module__": cls.__module__}
         metaclass: Any = type(cls)
         # The fields of a model are in the reverse order of its bases.
         made: type[Self] = metaclass(cls.__name__, (*reversed(more), cls), members)
+        if result is not None:
+            made.declared = replace(cls.declared, result=result)
         return made
 
     @classmethod

@@ -7,9 +7,10 @@ that of a feature which was taken out, is a note that changes nothing.
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Union
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from typing_extensions import is_typeddict
 
 from server.base.terminal import printable
 from server.protocol.omission import Omit, omission
@@ -104,8 +105,16 @@ class RecordKind:
 
 
 class RecordKinds(dict[str, RecordKind]):
+    """The kinds by name; any other one is a note."""
+
     def __missing__(self, _name: str) -> RecordKind:
         return _NOTE
+
+    @property
+    def shape(self) -> Any:
+        """The type of a record: of one of these kinds, or any object, of one that says no more or isn't there now."""
+        shapes = [kind.shape for kind in self.values() if is_typeddict(kind.shape)]
+        return Union[(*shapes, RecordKind.shape)]
 
 
 _NOTE = RecordKind()

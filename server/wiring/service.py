@@ -36,7 +36,7 @@ from server.rpc.caller import Caller
 from server.rpc.in_flight import BytesInFlight
 from server.rpc.listings import Listings
 from server.rpc.method import Method, agents_methods, clients_methods
-from server.rpc.methods import METHODS, CreateSession
+from server.rpc.methods import METHODS, CreateSession, GetTrace
 from server.rpc.openrpc import openrpc_document
 from server.rpc.parsing import Parser
 from server.sessions.calls import CallKind, CallRequest
@@ -58,9 +58,13 @@ OK, REFUSED = "ok", "refused"
 
 
 def all_methods(features: Sequence[type[Feature]]) -> list[type[Method]]:
-    """Get the core's methods and those of features, with the parameters that features add."""
+    """Get the core's methods and those of features, with the parameters and the kinds of records that features add."""
+    results: dict[type[Method], Any] = {GetTrace: list[all_record_kinds(features).shape]}  # type: ignore[misc] # a type that is known now only
     return [
-        method.extended(*(feature.parameters[method] for feature in features if method in feature.parameters))
+        method.extended(
+            *(feature.parameters[method] for feature in features if method in feature.parameters),
+            result=results.get(method),
+        )
         for method in (*METHODS, *(method for feature in features for method in feature.methods))
     ]
 

@@ -8,27 +8,28 @@ Written by `python -m tests.schemas` from the server's methods: don't edit it. W
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from server.protocol.results import (
+from server.features.episodes.results import MessageRecord
+from server.features.participants.results import HeardMessages
+from server.features.replay.results import Bundle, Replay
+from server.features.tasks.results import (
     AgentTask,
     AnswerRecord,
-    Bundle,
-    CallRecord,
-    Envelope,
-    Export,
-    FunctionList,
-    HeardMessages,
-    MessageRecord,
-    Perturbations,
-    Replay,
-    ResetRecord,
-    Session,
     SessionSummaries,
     Solution,
     TaskDescription,
     TaskPage,
-    ToolpackDescription,
     Verdict,
     VerdictRecord,
+)
+from server.protocol.results import (
+    CallRecord,
+    Envelope,
+    Export,
+    FunctionList,
+    Perturbations,
+    ResetRecord,
+    Session,
+    ToolpackDescription,
 )
 from toolpack_server.client.requests import requests
 

@@ -17,7 +17,8 @@ from types import UnionType
 from typing import Any, Literal, Self
 
 from server.base.errors import ClientError, NoReplyError, RemoteFunctionError, ReplyError
-from server.protocol.results import Json, Session, Verdict
+from server.features.tasks.results import Verdict
+from server.protocol.results import Json, Session
 from toolpack_server.client.clients import AgentClient, Client
 
 LABEL = {"environment": "trainer"}  # which the sessions of all environments have

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass
 from typing import Any
 
-from server.protocol.results import Session, Verdict
+from server.features.tasks.results import Verdict
+from server.protocol.results import Session
 from toolpack_server.client.clients import AsyncAgentClient, AsyncClient
 
 Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]

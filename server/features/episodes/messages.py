@@ -21,8 +21,9 @@ from server.features.api import (
     StartClock,
 )
 from server.features.episodes.progress import Episodes
+from server.features.episodes.results import MessageRecord
 from server.jsonio.strict import dumps
-from server.protocol.results import MessageRecord, SaidMessage
+from server.protocol.results import SaidMessage
 from server.protocol.rights import AGENT, CLIENT
 from server.stores.base import Record
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from server.features.api import App, InvalidParamsError
 from server.features.episodes.messages import ALONE, SayOperation
 from server.features.episodes.progress import Episodes
+from server.features.participants.results import HeardMessage, HeardMessages
 from server.features.participants.waiting import Waits
 from server.jsonio.strict import dumps, loads
-from server.protocol.results import HeardMessage, HeardMessages
 from server.sessions.paths import Said
 from server.sessions.reader import SessionReader
 from server.stores.base import Head, StoredSession

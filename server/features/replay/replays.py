@@ -26,11 +26,12 @@ from server.features.api import (
     details_of,
 )
 from server.features.replay.repeats import CopyOperation, Repeated, RepeatedCall, RepeatedReset, UnrunCall
+from server.features.replay.results import Difference, Replay, Versions
 from server.features.replay.seeds import REPLAYS
 from server.features.replay.writers import has_kind, other_writers
 from server.jsonio.strict import Fragment, cut, dumps, loads
 from server.protocol.omission import if_set
-from server.protocol.results import Difference, Replay, Session, Versions
+from server.protocol.results import Session
 from server.protocol.rights import CLIENT
 from server.sessions.calls import CallRequest
 from server.sessions.identity import Creation

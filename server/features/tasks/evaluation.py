@@ -30,13 +30,14 @@ from server.execution.views import thawed
 from server.execution.volumes import READING, Volumes
 from server.execution.world import Means, Snapshot
 from server.features.tasks.finding import find_task
+from server.features.tasks.results import Solution, Verdict
 from server.features.tasks.rollouts import Rollout, RolloutCall, RolloutMessage, Worlds, verdict
 from server.features.tasks.solutions import check_callers, plain_calls, reached_solution, solution_calls
 from server.features.tasks.task import Task
 from server.functions.coroutines import run_coroutine
 from server.functions_runtime import error_text
 from server.packs.toolpack import as_made
-from server.protocol.results import SaidMessage, Solution, Verdict
+from server.protocol.results import SaidMessage
 from server.sessions.paths import PathRecord
 from server.sessions.record_kinds import RecordKinds
 from server.volumes.volume import is_piece

@@ -9,20 +9,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from server.features.api import App, Caller, CallId, InvalidParamsError, Method, RequestError, SessionId
+from server.features.tasks.results import AgentTask, SessionSummaries, Solution, TaskDescription, TaskPage, Verdict
 from server.features.tasks.service import Tasks, Wanted
 from server.features.tasks.summaries import Summaries, unless_known
 from server.features.tasks.summary_order import BY_STORE, Order
 from server.features.tasks.validity import evaluation_failure
 from server.protocol.parameters import MAX_COUNT, Labels, Limit, Version
-from server.protocol.results import (
-    AgentTask,
-    Json,
-    SessionSummaries,
-    Solution,
-    TaskDescription,
-    TaskPage,
-    Verdict,
-)
+from server.protocol.results import Json
 from server.sessions.reader import SessionQuery
 
 MAX_TEXT = 1000  # characters of a text that is looked for

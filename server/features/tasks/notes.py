@@ -11,7 +11,7 @@ from server.base.errors import AnsweredError
 from server.features.api import Effect, InvalidParamsError, RecordKind, SessionContext, SessionState, Shown, StartClock
 from server.features.episodes.messages import Note
 from server.features.episodes.progress import Episodes
-from server.protocol.results import AnswerRecord
+from server.features.tasks.results import AnswerRecord
 from server.protocol.rights import CLIENT, PARTICIPANTS
 
 

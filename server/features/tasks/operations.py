@@ -13,7 +13,7 @@ from server.execution.declared import Declared
 from server.execution.runner import Frame, RunnerOperation, check_answer
 from server.execution.world import Means
 from server.features.tasks.evaluation import Evidence, evaluate, solve
-from server.protocol.results import Solution, Verdict
+from server.features.tasks.results import Solution, Verdict
 
 
 @dataclass(eq=False)

@@ -13,9 +13,10 @@ from numbers import Number
 from typing import Any, Generic, TypeVar
 
 from server.base.errors import RewardError
+from server.features.tasks.results import TaskCheck, Verdict
 from server.jsonio.strict import loads
 from server.jsonio.view import to_json
-from server.protocol.results import Json, TaskCheck, Verdict
+from server.protocol.results import Json
 from server.protocol.rights import CLIENT
 
 E = TypeVar("E")

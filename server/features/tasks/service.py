@@ -19,13 +19,13 @@ from server.features.tasks.evaluation import Evidence, SeenRecord, seen
 from server.features.tasks.finding import all_tasks, find_task
 from server.features.tasks.notes import AnswerOperation
 from server.features.tasks.operations import EvaluateTask, SolveTask
+from server.features.tasks.results import AgentTask, Solution, TaskDescription, TaskPage, Verdict, VerdictFailure
 from server.features.tasks.task import SEPARATOR, Task
 from server.features.tasks.validity import machine_failure, no_reward
 from server.features.tasks.verdicts import VerdictOperation
 from server.jsonio.strict import dumps
 from server.packs.toolpack import Toolpack
 from server.protocol.omission import if_set
-from server.protocol.results import AgentTask, Solution, TaskDescription, TaskPage, Verdict, VerdictFailure
 from server.sessions.addresses import Address, participants_of
 from server.sessions.reader import SessionReader
 from server.sessions.recipes import Recipe

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 from server.base.errors import StateDamagedError
 from server.features.api import App, OverloadedError, RequestError, SessionNotFoundError
 from server.features.tasks.pass_rates import rates
+from server.features.tasks.results import SessionSummaries, SessionSummary, TaskRate, Verdict
 from server.features.tasks.service import Tasks
 from server.features.tasks.summary_order import BY_STORE, Order, in_order
 from server.features.tasks.validity import evaluation_failure, no_reward
 from server.features.tasks.verdicts import recorded_verdict
 from server.jsonio.strict import dumps, loads
 from server.protocol.omission import if_set
-from server.protocol.results import Session, SessionOutline, SessionSummaries, SessionSummary, TaskRate, Verdict
+from server.protocol.results import Session, SessionOutline
 from server.sessions.reader import SessionQuery
 from server.stores.history import fitting
 

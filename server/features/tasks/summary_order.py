@@ -10,8 +10,8 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from server.base.errors import InvalidParamsError, shown
+from server.features.tasks.results import SessionSummary
 from server.jsonio.strict import dumps
-from server.protocol.results import SessionSummary
 
 Order = Literal[
     "id",

@@ -17,8 +17,8 @@ from server.base.errors import (
     VersionNotRetainedError,
 )
 from server.execution.failure import Failure
+from server.features.tasks.results import Verdict, VerdictFailure
 from server.protocol.omission import if_set
-from server.protocol.results import Verdict, VerdictFailure
 from server.protocol.rights import CLIENT
 
 Kind = Literal["evaluator", "deadline", "world"]

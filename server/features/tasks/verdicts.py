@@ -22,8 +22,8 @@ from server.features.api import (
     SessionState,
     StartClock,
 )
+from server.features.tasks.results import Verdict, VerdictRecord
 from server.jsonio.strict import dumps, loads
-from server.protocol.results import Verdict, VerdictRecord
 from server.stores.base import StoredSession
 
 _SAID = ("task", "reward", "passed", "checks", "metrics", "valid", "failure", "perturbed")

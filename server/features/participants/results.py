@@ -1,0 +1,24 @@
+"""The shapes of what participants hear.
+
+The rule: types only, as in `server/protocol/results.py`.
+"""
+
+from typing import NotRequired
+
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+
+class HeardMessage(TypedDict):
+    """What a participant has said or was told; `index` counts only that."""
+
+    index: int
+    by: str
+    to: NotRequired[str]
+    content: str
+
+
+class HeardMessages(TypedDict):
+    """The messages after the one that a participant has; `done` says that the answer was submitted."""
+
+    messages: list[HeardMessage]
+    done: bool

@@ -1,0 +1,48 @@
+"""The shapes of replays and bundles.
+
+The rule: types only, as in `server/protocol/results.py`.
+"""
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+from server.protocol.results import Session
+
+
+class Difference(TypedDict):
+    """How a call came out differently when it was run again; texts are cut at 2,000 characters."""
+
+    index: int
+    what: Literal["error", "result", "nested", "state"]
+    recorded: NotRequired[str]
+    replayed: NotRequired[str]
+
+
+class Versions(TypedDict):
+    """The version of a toolpack with which a session was created, and the one that is loaded, if it has one."""
+
+    recorded: str
+    replayed: NotRequired[str]
+
+
+class Replay(TypedDict):
+    """The new session, how many records were run again in it, and the first difference.
+
+    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks that were
+    at another version when the session was created.
+    """
+
+    session: Session
+    replayed: int
+    complete: bool
+    diverged: NotRequired[Difference]
+    other_versions: dict[str, Versions]
+
+
+class Bundle(TypedDict):
+    """A session as one file, in base64, and its size in bytes."""
+
+    format: str
+    size: int
+    bundle: str
