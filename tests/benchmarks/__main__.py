@@ -92,7 +92,7 @@ def measure(workshop, plan, parts, only):
             ("touched", lambda: measurements.touched_only(workshop, plan)),
             ("sessions", lambda: measurements.sessions(workshop, plan)),
             ("growth", lambda: growth.growth(workshop)),
-            ("workers", lambda: workers.two_workers(workshop, plan)),
+            ("workers", lambda: workers.two_workers(workshop, plan, only)),
             ("isolation", lambda: isolation.isolation(workshop, plan)),
             ("worlds", lambda: worlds.worlds(workshop)),
             ("start", lambda: measurements.start(workshop, plan)),

@@ -6,7 +6,7 @@ processor time that was left for the server, with one worker and with two.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.benchmarks.bounds import Bound
@@ -18,9 +18,11 @@ ONE = {"amount": 1}
 CONNECTIONS, SESSIONS = 64, 2000
 
 
-def two_workers(workshop: Workshop, plan: Plan) -> Iterator[Bound]:
+def two_workers(workshop: Workshop, plan: Plan, only: Sequence[str] = ()) -> Iterator[Bound]:
     """Compare two workers with one, at 64 connections over 2,000 sessions."""
     for store, limit in (("redis:", 1.6), ("postgres:", 1.7), ("sqlite:", 1.0)):
+        if only and not any(word in f"ours, {store}" for word in only):
+            continue
         rates = {workers: _rate(workshop, plan, store, workers) for workers in (1, 2)}
         detail = ", ".join(f"{workers}: {plain:.0f}/s, share {share:.2f}" for workers, (plain, share) in rates.items())
         (one, one_share), (two, two_share) = rates[1], rates[2]
