@@ -520,12 +520,15 @@ def test_a_session_is_one_line_and_its_names_can_be_read_in_full(page, server):
     server.call(session_id, "get_balance")
     server.call(session_id, "no_such_function")
     page.open("#/sessions")
-    row = page.find(".sessions tbody tr", session_id[:8])
-    assert {f"experiment={label['experiment']}", ", ".join(toolpacks)} <= {
-        cell.get_attribute("title") for cell in row.find_elements("css selector", "td")
-    }
-    assert "2 (1 error)" in row.text
-    assert "no_such_function" in row.text
+    page.find(".sessions tbody tr", session_id[:8])
+    read = (
+        "const row = [...document.querySelectorAll('.sessions tbody tr')].find((row) => row.innerText.includes("
+        "arguments[0])); return [row.innerText, ...[...row.cells].map((cell) => cell.title)]"
+    )
+    text, *titles = page.run(read, session_id[:8])  # at once, as the list may be drawn anew
+    assert {f"experiment={label['experiment']}", ", ".join(toolpacks)} <= set(titles)
+    assert "2 (1 error)" in text
+    assert "no_such_function" in text
     heights = "return [...document.querySelectorAll('.sessions tbody tr')].map((row) => row.offsetHeight < 40)"
     assert set(page.run(heights)) == {True}
 
