@@ -20,6 +20,7 @@ from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
 
 if TYPE_CHECKING:
+    from server.stores.base import SessionStore
     from server.wiring.service import Service
 
 T = TypeVar("T")
@@ -63,26 +64,40 @@ def memory_settings(pack_dir: tuple[Path, ...], packs: str | None, **others: Any
 def _stored(
     store: str | None, data_dir: Path | None, pack_dir: tuple[Path, ...] | None, packs: str | None
 ) -> Iterator["Service"]:
-    from server.wiring.installed import load_features  # noqa: PLC0415 - imports the whole server
-    from server.wiring.service import Service  # noqa: PLC0415 - likewise
-    from server.wiring.stores import open_store  # noqa: PLC0415 - likewise
+    from server.wiring.service import Service  # noqa: PLC0415 - imports the whole server
 
     settings = load_settings(
         store=store, data_dir=data_dir, pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning"
     )
-    _check_exists(settings)
     catalog = (
         Catalog({})
         if pack_dir is None
         else load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
     )
+    with _opened(settings) as opened:
+        yield Service(settings, catalog, store=opened)
+
+
+@contextlib.contextmanager
+def opened_store(store: str | None, data_dir: Path | None) -> "Iterator[SessionStore]":
+    """Open the store of a server, as its settings say, with what features put around it."""
+    with _opened(load_settings(store=store, data_dir=data_dir)) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def _opened(settings: Settings) -> "Iterator[SessionStore]":
+    from server.wiring.installed import load_features  # noqa: PLC0415 - imports the whole server
+    from server.wiring.stores import open_store_of  # noqa: PLC0415 - likewise
+
+    _check_exists(settings)
     try:
-        opened = open_store(settings.store_url, exclusive=settings.exclusive, features=load_features(settings.features))
+        opened = open_store_of(settings, load_features(settings.features))
     except StoreInUseError:
         (used,) = settings.store_url.files
         raise click.ClickException(f"{used} is in use by a running server: look at that, with --url.") from None
     with contextlib.closing(opened):
-        yield Service(settings, catalog, store=opened)
+        yield opened
 
 
 def _check_exists(settings: Settings) -> None:

@@ -27,11 +27,14 @@ from server.stores.base import (
     StoredSession,
 )
 from server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, Tip, fitting, follows, parts_at, to_note, trim
+from server.stores.outside import DIGITS, MARK, name_of, size_of, stub
 from server.stores.rows import RECIPE_CACHE_BYTES, digest, load
 
 __all__ = [
+    "DIGITS",
     "GAP_SECONDS",
     "HELD_SECONDS",
+    "MARK",
     "NOTE_SECONDS",
     "NO_HISTORY",
     "RECIPE_CACHE_BYTES",
@@ -58,7 +61,10 @@ __all__ = [
     "fitting",
     "follows",
     "load",
+    "name_of",
     "parts_at",
+    "size_of",
+    "stub",
     "to_note",
     "trim",
 ]

@@ -17,6 +17,7 @@ from server.sessions.creation_hooks import CreationHook
 from server.sessions.filters import SessionFilter
 from server.sessions.operation import OperationHook
 from server.sessions.record_kinds import RecordKind
+from server.stores.base import SessionStore
 from server.volumes.volume import Volume
 
 
@@ -52,6 +53,8 @@ class Feature:
         volumes: What an environment may hold that is stored by what changes.
         stores: Further stores: import paths of functions that open one, by the scheme of its URL. They take the URL,
             and the keyword `exclusive`, as `wiring.stores.open_store` does.
+        around_stores: What it puts around the store, whichever that is: each is called with the store and the settings,
+            and gets what the server is to use in its place, which may be the same.
     """
 
     name: ClassVar[str]
@@ -75,3 +78,4 @@ class Feature:
     isolations: ClassVar[Mapping[str, str]] = {}
     volumes: ClassVar[Sequence[type[Volume]]] = ()
     stores: ClassVar[Mapping[str, str]] = {}
+    around_stores: ClassVar[Sequence[Callable[[SessionStore, Settings], SessionStore]]] = ()

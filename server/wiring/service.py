@@ -49,7 +49,7 @@ from server.volumes.scratch import Scratch, remove_leftovers
 from server.volumes.volume import Limits, VolumeKinds, VolumeMeans
 from server.wiring.feature import Feature
 from server.wiring.installed import described, in_order, load_features
-from server.wiring.stores import open_store
+from server.wiring.stores import open_store_of
 
 T = TypeVar("T")
 
@@ -170,7 +170,7 @@ class Service:
             key = secret_key(settings)
         self.features = loaded = load_features(settings.features) if features is None else in_order(features)
         self.metrics = metrics or create_metrics(catalog.inventory(), loaded)
-        self._store = store or open_store(settings.store_url, exclusive=settings.exclusive, features=loaded)
+        self._store = store or open_store_of(settings, loaded)
         self.scratch = Scratch(settings.scratch_dir, settings.scratch_bytes)
         remove_leftovers(settings.scratch_dir)
         volumes = VolumeMeans(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pkgutil import resolve_name
 
 from server.base.errors import SettingsError
+from server.base.settings import Settings
 from server.base.store_url import StoreUrl
 from server.stores.base import SessionStore
 from server.wiring.feature import Feature
@@ -44,4 +45,14 @@ def open_store(url: str, *, exclusive: bool = True, features: Iterable[type[Feat
         SettingsError: The URL is wrong, or the store can't be opened.
     """
     store: SessionStore = resolve_name(opener(url, features))(url, exclusive=exclusive)
+    return store
+
+
+def open_store_of(settings: Settings, features: Iterable[type[Feature]]) -> SessionStore:
+    """Open the store of a server, with what its features put around it; raises as `open_store`."""
+    loaded = [*features]
+    store = open_store(settings.store_url, exclusive=settings.exclusive, features=loaded)
+    for feature in loaded:
+        for put_around in feature.around_stores:
+            store = put_around(store, settings)
     return store

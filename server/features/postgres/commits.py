@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.features.api_stores import Commit
+from server.features.api_stores import Commit, size_of
 from server.features.postgres import statements as sql
 from server.features.postgres.connection import PostgresConnection, PostgresConnections, Statement
 
@@ -46,7 +46,7 @@ def _one_by_one(connection: PostgresConnection, commits: Sequence[Commit]) -> se
             more = Counter(blob for blob in commit.parts.values() if blob not in commit.blobs)
             connection.run([(sql.ADD_REFERENCES, ([*more], [*more.values()]))])
             for blob in commit.parts.values():
-                sizes.setdefault(blob, len(commit.blobs.get(blob, b"")))
+                sizes.setdefault(blob, size_of(commit.blobs.get(blob, b"")))
     return stored
 
 
@@ -59,7 +59,7 @@ def _statement(commits: Sequence[Commit], sizes: Mapping[str, int]) -> Statement
         record, before = commit.record, len(changes)
         for part, blob in commit.parts.items():
             size = sizes.get(blob)
-            changes.append((number, part, blob, len(commit.blobs[blob]) if size is None else size))
+            changes.append((number, part, blob, size_of(commit.blobs[blob]) if size is None else size))
         blobs.update(commit.blobs)
         added = sum(size for *_, size in changes[before:])
         facts = (commit.session_id, commit.epoch, commit.holder, record.index, commit.after, record.version)

@@ -8,6 +8,8 @@ refer to it, and goes with the last.
 A session that was deleted and is kept for its forks stays, marked as `kept`, with an epoch that no commit names.
 """
 
+from server.features.api_stores import DIGITS, MARK
+
 MIGRATIONS = (
     """
 CREATE SCHEMA IF NOT EXISTS toolpack;
@@ -79,6 +81,8 @@ CREATE TABLE toolpack.blobs (
     body bytea NOT NULL
 );
 ALTER TABLE toolpack.blobs ALTER body SET STORAGE EXTERNAL;
+CREATE TABLE toolpack.outside (name bytea NOT NULL);
+CREATE TABLE toolpack.dropped (stub bytea NOT NULL);
 CREATE TABLE toolpack.workers (
     holder bytea PRIMARY KEY,
     beat bigint NOT NULL,
@@ -161,9 +165,12 @@ ADD_RECORDS = """
     SELECT n.key, r.* FROM unnest($1::bigint[]) AS n (key),
         unnest($2::bigint[], $3::bigint[], $4::bytea[], $5::bytea[], $6::bytea[]) AS r
 """
-SIZES = """
-    SELECT id, octet_length(body) FROM toolpack.blobs WHERE id = ANY($1::bytea[]) ORDER BY id FOR UPDATE
-"""
+_IS_STUB = f"substr(body, 1, {len(MARK)}) = '\\x{MARK.hex()}'::bytea"  # of a long body it reads the beginning only
+SIZES = f"""
+    SELECT id, CASE WHEN {_IS_STUB} THEN convert_from(substr(body, {len(MARK) + 1}, {DIGITS}), 'UTF8')::bigint
+        ELSE octet_length(body) END
+    FROM toolpack.blobs WHERE id = ANY($1::bytea[]) ORDER BY id FOR UPDATE
+"""  # noqa: S608
 ADD_BLOBS = """
     INSERT INTO toolpack.blobs AS b (id, refs, body)
     SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bytea[]) AS n (id, refs, body) ORDER BY id
@@ -297,7 +304,22 @@ REMOVE_REFERENCES = """
     UPDATE toolpack.blobs b SET refs = b.refs - n.fewer
     FROM unnest($1::bytea[], $2::bigint[]) AS n (id, fewer) WHERE b.id = n.id RETURNING b.id, b.refs
 """
-FREE = "DELETE FROM toolpack.blobs WHERE id = ANY($1::bytea[]) AND refs <= 0"
+FREE = f"""
+    WITH gone AS (
+        DELETE FROM toolpack.blobs WHERE id = ANY($1::bytea[]) AND refs <= 0
+        RETURNING CASE WHEN {_IS_STUB} THEN body END AS stub
+    )
+    INSERT INTO toolpack.dropped SELECT stub FROM gone WHERE stub IS NOT NULL
+"""  # noqa: S608
+
+# Blobs that are kept outside.
+OUTSIDE_NAME = "SELECT name FROM toolpack.outside"
+SET_OUTSIDE_NAME = "INSERT INTO toolpack.outside VALUES ($1)"
+TAKE_DROPPED = """
+    DELETE FROM toolpack.dropped WHERE ctid IN (
+        SELECT ctid FROM toolpack.dropped LIMIT $1 FOR UPDATE SKIP LOCKED
+    ) RETURNING stub
+"""
 
 # Deletion.
 LOCK_SESSIONS = """

@@ -32,6 +32,7 @@ from server.features.api_stores import (
     fitting,
     load,
     parts_at,
+    size_of,
     to_note,
     trim,
 )
@@ -199,6 +200,19 @@ class PostgresStore:
     def holder_ended(self, holder: str) -> None:
         self._connections.run((sql.ENDED, (holder,)), (sql.NOT_ASKED, (holder,)))
 
+    def outside_name(self, new: str) -> str:
+        def choose(connection: PostgresConnection) -> str:
+            connection.run([(sql.LOCK_FORMAT, ())])
+            (found,) = connection.run([(sql.OUTSIDE_NAME, ())])
+            if not found and new:
+                connection.run([(sql.SET_OUTSIDE_NAME, (new,))])
+            return found[0][0].decode() if found else new
+
+        return self._connections.transaction(choose)
+
+    def take_dropped(self, limit: int) -> Sequence[bytes]:
+        return [stub for (stub,) in self._read(sql.TAKE_DROPPED, limit)]
+
     def ping(self) -> None:
         self._connections.run((sql.CAN_WRITE, ()))
 
@@ -254,7 +268,7 @@ def _create(
         raise SessionNotFoundError
     names = sorted({blob for _, _, blob in changes})
     (stored,) = connection.run([(sql.SIZES, ([name for name in names if name not in blobs],))])
-    sizes = {blob: len(body) for blob, body in blobs.items()} | {blob.decode(): size for blob, size in stored}
+    sizes = {blob: size_of(body) for blob, body in blobs.items()} | {blob.decode(): size for blob, size in stored}
     if missing := [name for name in names if name not in sizes]:
         raise MissingBlobError(*missing)
     if not new:

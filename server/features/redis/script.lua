@@ -21,6 +21,8 @@
 --   references       hash    blob or recipe -> how many rows of a history, or sessions, refer to it; after a space, the
 --                            owner among whose bytes it counts
 --   bytes            hash    owner -> how many bytes are stored for the owner's sessions
+--   outside          string  the name under which large blobs are kept elsewhere, where some are
+--   dropped          list    stubs of such blobs that were deleted
 --   beat:<holder>    string  how many heartbeats a worker has sent, or -1
 --   asked:<holder>   set     sessions whose lease other workers ask it for
 --   noted            string  when the time was counted last, by the clock
@@ -86,6 +88,26 @@ local function take_history()
   return history
 end
 
+-- What stands for a blob that is kept elsewhere begins so; see stores/outside.py.
+local STUB, STUB_BYTES = '^%z' .. 'outside:(%d+):', 400
+
+local function size_of(body)
+  return tonumber(#body < STUB_BYTES and string.match(body, STUB) or #body)
+end
+
+-- Get the size of a stored blob, and its stub, if it is kept elsewhere.
+local function stored_size(blob)
+  local size, body = call('STRLEN', key('blob', blob)), nil
+  if size < STUB_BYTES and size > 0 then
+    body = call('GET', key('blob', blob))
+    if not string.match(body, STUB) then
+      return size
+    end
+    size = size_of(body)
+  end
+  return size, body
+end
+
 local function blobs_exist(parts, blobs)
   for _, pair in ipairs(parts) do
     if not blobs[pair[2]] and call('EXISTS', key('blob', pair[2])) == 0 then
@@ -122,7 +144,7 @@ end
 local function add_references(blob, blobs, count, owner)
   local added = 0
   if blobs[blob] and call('SETNX', key('blob', blob), blobs[blob]) == 1 then
-    added = #blobs[blob]
+    added = size_of(blobs[blob])
     count_bytes(owner, added)
   end
   local before, counted = references(blob)
@@ -137,9 +159,12 @@ local function remove_reference(blob)
     call('HSET', REFERENCES, blob, before - 1 .. counted)
     return 0
   end
-  local size = call('STRLEN', key('blob', blob))
+  local size, stub = stored_size(blob)
   call('HDEL', REFERENCES, blob)
   call('UNLINK', key('blob', blob))
+  if stub then
+    call('RPUSH', prefix .. 'dropped', stub)
+  end
   if counted ~= '' then
     count_bytes(string.sub(counted, 2), -size)
   end
@@ -147,7 +172,7 @@ local function remove_reference(blob)
 end
 
 local function add_change(session, version, part, blob)
-  local row = cjson.encode({version, part, blob, call('STRLEN', key('blob', blob))})
+  local row = cjson.encode({version, part, blob, (stored_size(blob))})
   call('HSET', key('head', session), '/' .. part, blob)
   call('ZADD', key('history', session), version, row)
 end
@@ -200,11 +225,11 @@ local function commit(taken)
     local part, blob = pair[1], pair[2]
     local body, size = blobs[blob], nil
     if body and call('SETNX', key('blob', blob), body) == 1 then
-      size = #body
+      size = size_of(body)
       added = added + size
       call('HSET', REFERENCES, blob, '1 ' .. owner)
     else
-      size = call('STRLEN', key('blob', blob))
+      size = stored_size(blob)
       add_references(blob, {}, 1, owner)
     end
     call('ZADD', key('history', session), version, cjson.encode({tonumber(version), part, blob, size}))

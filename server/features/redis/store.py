@@ -232,6 +232,15 @@ class RedisStore:
     def holder_ended(self, holder: str) -> None:
         self._redis.run("holder_ended", holder)
 
+    def outside_name(self, new: str) -> str:
+        name = self._redis.key("outside")
+        if new:
+            self._redis.command("SET", name, new, "NX")
+        return (self._redis.command("GET", name) or b"").decode()
+
+    def take_dropped(self, limit: int) -> Sequence[bytes]:
+        return self._redis.command("LPOP", self._redis.key("dropped"), limit) or []
+
     def ping(self) -> None:
         self._redis.check()
 

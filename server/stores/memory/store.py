@@ -28,6 +28,7 @@ from server.stores.base import (
     StoredSession,
 )
 from server.stores.history import Change, Tip, fitting, follows, parts_at, to_note, trim
+from server.stores.outside import MARK, size_of
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class Row:
 
     def head(self, tip: Tip, blobs: Mapping[str, bytes]) -> Head:
         added = {change.blob for change in self.changes if change.version > 0}
-        size = self.recorded + sum(len(blobs[blob]) for blob in added)
+        size = self.recorded + sum(size_of(blobs[blob]) for blob in added)
         return Head(tip.place, self.version, self.parts, tip.epoch, tip.last, size)
 
 
@@ -126,6 +127,8 @@ class MemoryStore:
         self._blobs: dict[str, bytes] = {}
         self._references: Counter[str] = Counter()
         self._noted: tuple[float | None, float] = None, 0.0
+        self._outside_name = ""
+        self._dropped: list[bytes] = []  # stubs
 
     @classmethod
     def from_url(cls, url: str, *, exclusive: bool) -> "MemoryStore":
@@ -240,7 +243,7 @@ class MemoryStore:
             row = self._rows.get(session_id)
             if row is None:
                 return
-            sizes = {change.blob: len(self._blobs[change.blob]) for change in row.changes}
+            sizes = {change.blob: size_of(self._blobs[change.blob]) for change in row.changes}
             kept = range(row.oldest, row.version + 1)
             row.oldest, unneeded = trim(row.changes, kept, sizes, keep_versions, keep_bytes)
             removed = set(unneeded)
@@ -270,7 +273,7 @@ class MemoryStore:
             rows = [row for row in chain(self._rows.values(), self._kept.values()) if row.session.owner == owner]
             blobs = {change.blob for row in rows for change in row.changes}
             return (
-                sum(len(self._blobs[blob]) for blob in blobs)
+                sum(size_of(self._blobs[blob]) for blob in blobs)
                 + sum(row.recorded + len(orjson.dumps(row.session.labels)) + len(row.session.details) for row in rows)
                 + sum(map(len, {row.session.recipe for row in rows}))
             )
@@ -330,6 +333,16 @@ class MemoryStore:
                 del parent.forks[fork.id]
                 row = None if parent.forks else self._kept.pop(parent.session.id, None)
 
+    def outside_name(self, new: str) -> str:
+        with self._lock:
+            self._outside_name = self._outside_name or new
+            return self._outside_name
+
+    def take_dropped(self, limit: int) -> Sequence[bytes]:
+        with self._lock:
+            taken, self._dropped = self._dropped[:limit], self._dropped[limit:]
+            return taken
+
     def ping(self) -> None:
         """Memory is always there."""
 
@@ -355,4 +368,7 @@ class MemoryStore:
         for change in changes:
             self._references[change.blob] -= 1
             if not self._references[change.blob]:
-                del self._references[change.blob], self._blobs[change.blob]
+                del self._references[change.blob]
+                body = self._blobs.pop(change.blob)
+                if body.startswith(MARK):
+                    self._dropped.append(body)

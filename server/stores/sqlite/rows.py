@@ -11,6 +11,7 @@ import orjson
 
 from server.base.errors import MissingBlobError, SessionNotFoundError
 from server.stores.base import History, StoredSession
+from server.stores.outside import size_of
 from server.stores.sqlite import statements as sql
 
 
@@ -48,7 +49,7 @@ def add_blob(writer: sqlite3.Connection, blob: str, blobs: Mapping[str, bytes]) 
     if (body := blobs.get(blob)) is not None:
         added = writer.execute(sql.INSERT_BLOB, (None, blob, body))
         if added.rowcount and added.lastrowid:
-            return added.lastrowid, len(body)
+            return added.lastrowid, size_of(body)
     found = find_blob(writer, blob)
     if found is None:
         raise MissingBlobError(blob)

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+from server.stores.outside import DIGITS, MARK, MAX_STUB_BYTES
+
 SIZES = (64, 32, 16, 8, 4, 2, 1)  # rows in one statement
 
 
@@ -165,7 +167,27 @@ COUNT_OF = "SELECT count(*) FROM sessions WHERE owner = ?"
 RECIPE = "SELECT text FROM recipes WHERE key = ?"
 ADD_RECIPE = "INSERT INTO recipes (digest, text) VALUES (?, ?) ON CONFLICT DO NOTHING"
 BLOB = "SELECT body FROM blobs WHERE id = ?"
-FIND_BLOB = "SELECT key, length(body) FROM blobs WHERE id = ?"
+_IS_STUB = f"length({{body}}) < {MAX_STUB_BYTES} AND substr({{body}}, 1, {len(MARK)}) = X'{MARK.hex()}'"
+FIND_BLOB = f"""
+    SELECT key, CASE WHEN {_IS_STUB.format(body="body")}
+        THEN CAST(CAST(substr(body, {len(MARK) + 1}, {DIGITS}) AS TEXT) AS INTEGER) ELSE length(body) END
+    FROM blobs WHERE id = ?
+"""  # noqa: S608
+# In a file that has blobs outside. The trigger belongs to the file, as those that open it may know nothing of it.
+KEEP_OUTSIDE = (
+    "CREATE TABLE IF NOT EXISTS outside (name TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS dropped (stub BLOB NOT NULL)",
+    f"""
+    CREATE TRIGGER IF NOT EXISTS blobs_dropped AFTER DELETE ON blobs WHEN {_IS_STUB.format(body="OLD.body")}
+    BEGIN INSERT INTO dropped VALUES (OLD.body); END
+    """,  # noqa: S608
+)
+HAS_OUTSIDE = "SELECT 1 FROM sqlite_master WHERE name = 'outside'"
+OUTSIDE_NAME = "SELECT name FROM outside"
+SET_OUTSIDE_NAME = "INSERT INTO outside VALUES (?)"
+ANY_DROPPED = "SELECT 1 FROM dropped LIMIT 1"
+DROPPED = "SELECT rowid, stub FROM dropped LIMIT ?"
+FORGET_DROPPED = f"DELETE FROM dropped WHERE rowid {_IN_JSON}"  # noqa: S608
 # Of new sessions: those whose key is above the last one before.
 ADD_CHANGE_OF_NEW = "INSERT INTO changes SELECT key, ?, ?, ?, ? FROM sessions WHERE key > ?"
 ADD_RECORD_OF_NEW = """

@@ -216,6 +216,25 @@ class SqliteStore:
             for statement in (sql.RELEASE_ALL, sql.FORGET_WORKER, sql.FORGET_ASKED):
                 writer.execute(statement, (holder,))
 
+    def outside_name(self, new: str) -> str:
+        if not self._file.read(sql.HAS_OUTSIDE):
+            if not new:
+                return ""
+            with self._file.write() as writer:
+                for statement in sql.KEEP_OUTSIDE:
+                    writer.execute(statement)
+                if writer.execute(sql.OUTSIDE_NAME).fetchone() is None:
+                    writer.execute(sql.SET_OUTSIDE_NAME, (new,))
+        return str(self._file.read(sql.OUTSIDE_NAME)[0][0])
+
+    def take_dropped(self, limit: int) -> Sequence[bytes]:
+        if not self._file.read(sql.ANY_DROPPED):
+            return []
+        with self._file.write() as writer:
+            found = writer.execute(sql.DROPPED, (limit,)).fetchall()
+            writer.execute(sql.FORGET_DROPPED, (orjson.dumps([key for key, _ in found]),))
+        return [stub for _, stub in found]
+
     def ping(self) -> None:
         self._file.check()
 

@@ -1,0 +1,281 @@
+"""Blobs outside the store: whatever fails between an object's writing and its commit, no version is lost or wrong."""
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from command_line import invoke
+from serving import KEY, Bench, refused, wait_until
+
+from server.base.errors import MissingBlobError, OverloadedError, SettingsError
+from server.base.settings import Settings
+from server.features.blobs.feature import outside
+from server.features.blobs.objects import Objects
+from server.features.blobs.settings import BlobsSettings
+from server.features.blobs.store import UNNAMED_SECONDS, opened
+from server.stores.memory.store import MemoryStore
+from server.stores.outside import MARK, name_of
+from server.wiring.stores import open_store
+from toolpack_server.testing.store_contract.samples import change, commit, fork_of, session
+
+LARGE = 1000
+
+
+@pytest.fixture
+def inner():
+    return MemoryStore()
+
+
+@pytest.fixture
+def store(inner, tmp_path):
+    with contextlib.closing(opened(inner, f"file://{tmp_path}/blobs", LARGE)) as store:
+        yield store
+
+
+@pytest.fixture
+def one(store):
+    kept = session()
+    store.create([kept], {"bank": "b0", "mail": "m0"}, {"b0": b"b" * LARGE, "m0": b"small"})
+    return kept
+
+
+def large(kept, index, blob, **more):
+    return commit(kept, index, parts={"bank": blob}, blobs={blob: blob.encode() * LARGE}, **more)
+
+
+def test_large_blobs_are_objects_and_small_ones_rows(store, inner, one):
+    assert store.commit([large(one, 0, "b1"), change(one, 1, "m1", part="mail")]) == [True, True]
+    assert [name_of(inner.blobs([blob])[blob]) is None for blob in ("b0", "b1", "m0", "m1")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert len(store.listed()) == 2
+    assert store.blobs(["b0", "b1", "m0"]) == {"b0": b"b" * LARGE, "b1": b"b1" * LARGE, "m0": b"small"}
+
+
+def test_sizes_are_those_of_the_blobs(store, one):
+    before = store.stored_bytes("alice")
+    store.commit([large(one, 0, "b1")])
+    assert store.stored_bytes("alice") - before == store.get(one.id)[1].size == 2 * LARGE + 2
+    store.commit([large(one, 1, "b2"), large(one, 2, "b3")])
+    store.trim(one.id, 100, 2 * LARGE)
+    assert store.parts_at(one.id, 2)
+    store.trim(one.id, 100, 2 * LARGE - 1)
+    with pytest.raises(MissingBlobError):
+        store.blobs(["b2"])
+
+
+def test_a_small_blob_that_looks_like_a_stub_is_read_as_it_was(store, one):
+    forged = MARK + b"%016d:b0/b0.00" % LARGE
+    store.commit([commit(one, 0, parts={"mail": "forged"}, blobs={"forged": forged})])
+    assert store.blobs(["forged"]) == {"forged": forged}
+
+
+def test_an_object_goes_after_the_commit_that_drops_its_last_name(store, one):
+    store.commit([large(one, 0, "b1"), large(one, 1, "b2")])
+    fork = fork_of(one, 2, 1)
+    store.create([fork], store.parts_at(one.id, 2), {})
+    store.trim(one.id, 0, 0)
+    wait_until(lambda: store.clean_up() or len(store.listed()) == 2)  # b0 and b2
+    store.delete([one.id])
+    store.clean_up()
+    assert store.blobs(["b2"])
+    store.delete([fork.id])
+    wait_until(lambda: store.clean_up() or store.listed() == [])
+
+
+@pytest.mark.usefixtures("one")
+def test_the_same_content_is_written_once(store):
+    other = session()
+    store.create([other], {"bank": "b0"}, {"b0": b"b" * LARGE})
+    store.write_ahead({"b0": b"b" * LARGE})
+    assert store.commit([commit(other, 0, parts={"bank": "b0"}, blobs={"b0": b"b" * LARGE})]) == [True]
+    assert len(store.listed()) == 1
+
+
+def test_a_commit_uses_what_was_written_ahead(store, one, monkeypatch):
+    store.write_ahead({"b1": b"b1" * LARGE, "s1": b"small"})
+    monkeypatch.setattr(Objects, "put", None)
+    assert store.commit([large(one, 0, "b1")]) == [True]
+    assert len(store.listed()) == 2
+
+
+def fail(*_, **__):
+    raise OverloadedError("as told")
+
+
+def test_if_the_object_cannot_be_written_nothing_is_committed(store, one, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Objects, "put", fail)
+        with pytest.raises(OverloadedError):
+            store.commit([large(one, 0, "b1")])
+        assert store.commit([change(one, 0, "m1", part="mail")]) == [True]  # small ones need no object
+    assert store.commit([large(one, 1, "b1")]) == [True]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_if_the_commit_fails_the_same_commit_may_come_again(store, inner, one, when, monkeypatch):
+    def commit_and_fail(commits):
+        if when == "after":
+            assert MemoryStore.commit(inner, commits) == [True]
+        raise OverloadedError("as told")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(inner, "commit", commit_and_fail)
+        with pytest.raises(OverloadedError):
+            store.commit([large(one, 0, "b1")])
+    assert store.commit([large(one, 0, "b1")]) == [True]
+    assert store.blobs(["b1"]) == {"b1": b"b1" * LARGE}
+
+
+@pytest.mark.parametrize("step", ["commit", "create"])
+def test_a_blob_that_goes_between_looking_and_writing_is_written_after_all(store, inner, one, step, monkeypatch):
+    other = session()
+    store.create([other], {"bank": "x0"}, {"x0": b"x" * LARGE})
+    do = getattr(MemoryStore, step)
+    lost = []
+
+    def lose(*given):
+        if not lost:
+            lost.append(MemoryStore.delete(inner, [one.id]))
+        return do(inner, *given)
+
+    monkeypatch.setattr(inner, step, lose)
+    body = {"b0": b"b" * LARGE}
+    if step == "commit":
+        assert store.commit([commit(other, 0, parts={"bank": "b0"}, blobs=body)]) == [True]
+    else:
+        store.create([session()], {"bank": "b0"}, body)
+    store._cache.pop("b0")
+    store.clean_up()
+    wait_until(store._tidying.done)
+    assert store.blobs(["b0"]) == body
+
+
+def test_the_object_of_a_dropped_name_goes_though_others_write_the_same_content_again(store, one):
+    store.delete([one.id])
+    again = session()
+    store.create([again], {"bank": "b0"}, {"b0": b"b" * LARGE})  # before the first one's object was deleted
+    wait_until(lambda: store.clean_up() or len(store.listed()) == 1)
+    store._cache.pop("b0")
+    assert store.blobs(["b0"]) == {"b0": b"b" * LARGE}
+
+
+def test_a_reader_between_deletion_and_return_gets_the_new_object(store, one, monkeypatch):
+    store._cache.pop("b0")
+    get, seen = Objects.get, []
+
+    def get_late(objects, names):
+        if not seen:
+            seen.append(names)
+            store.delete([one.id])
+            store._delete_dropped()
+            store.create([session()], {"bank": "b0"}, {"b0": b"b" * LARGE})
+            store._cache.pop("b0")
+        return get(objects, names)
+
+    monkeypatch.setattr(Objects, "get", get_late)
+    assert store.blobs(["b0"]) == {"b0": b"b" * LARGE}
+
+
+@pytest.mark.usefixtures("one")
+def test_what_a_crash_left_is_swept_by_its_age(store, tmp_path):
+    store.write_ahead({"b1": b"b1" * LARGE})  # and its commit never comes
+    assert len(store.listed()) == 2
+    assert store.sweep() == 0
+    long_ago = time.time() - UNNAMED_SECONDS - 1
+    for path in Path(tmp_path, "blobs").rglob("*.*"):
+        os.utime(path, (long_ago, long_ago))
+    assert store.sweep() == 1
+    assert [name.partition("/")[2][:2] for name in store.listed()] == ["b0"]
+    assert store.sweep() == 0
+
+
+@pytest.mark.usefixtures("one")
+def test_stores_share_a_folder_without_sweeping_each_others_objects(store, tmp_path):
+    with contextlib.closing(opened(MemoryStore(), f"file://{tmp_path}/blobs", LARGE)) as other:
+        assert other.sweep(-1) == 0
+        assert other.listed() == []
+    assert len(store.listed()) == 1
+
+
+def test_a_deletion_that_fails_is_done_by_the_next_round(store, one, monkeypatch):
+    store.delete([one.id])
+    with monkeypatch.context() as patched:
+        patched.setattr(Objects, "delete", fail)
+        store.clean_up()
+        wait_until(store._tidying.done)
+    assert len(store.listed()) == 1
+    wait_until(lambda: store.clean_up() or store.listed() == [])
+
+
+def test_without_its_setting_a_store_with_blobs_outside_is_refused(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    plain = Settings(store=url).give(BlobsSettings())
+    with contextlib.closing(outside(open_store(url), plain)) as store:
+        assert store.outside_name("") == ""
+    with contextlib.closing(opened(open_store(url), f"file://{tmp_path}/blobs", LARGE)):
+        pass
+    with pytest.raises(SettingsError, match="set TOOLPACK_BLOBS_URL"):
+        outside(open_store(url), plain)
+
+
+@pytest.mark.parametrize("wrong", ["x", "file://relative", "http://host/x", "s3://", "file:///dev/null/x"])
+def test_a_wrong_place_is_refused_in_one_sentence(wrong):
+    with pytest.raises(SettingsError, match="TOOLPACK_BLOBS_URL"):
+        Objects(wrong, "name")
+
+
+@pytest.fixture
+def bench(tmp_path):
+    store = opened(MemoryStore(), f"file://{tmp_path}/blobs", 1)
+    with contextlib.closing(store), Bench(store=store, key=KEY, cache_bytes=0) as bench:
+        yield bench
+
+
+def test_a_bucket_that_forgets_is_a_named_refusal_and_version_0_comes_back(bench, tmp_path):
+    kept = bench.create("ledger")
+    assert bench.result(kept, "add", amount=3) == 3
+    assert bench.result(kept, "total") == 3
+    bench.store._cache = type(bench.store._cache)(0)
+    first = {name_of(body) for body in bench.store._inner.blobs([*bench.store.parts_at(kept, 0).values()]).values()}
+    for name in {*bench.store.listed()} - first:
+        next(Path(tmp_path, "blobs").rglob(Path(name).name)).unlink()
+    error = refused(-32012, bench.call, kept, "total")
+    assert "missing from the store: restore it, or reset the session" in error.message
+    bench.rpc("reset_session", session_id=kept, version=0)
+    assert bench.result(kept, "total") == 0
+
+
+def test_if_the_object_store_is_away_a_changing_call_is_refused_and_can_be_sent_again(bench, tmp_path, monkeypatch):
+    kept = bench.create("ledger")
+    with monkeypatch.context() as patched:
+        patched.setattr(Objects, "put", fail)
+        refused(-32006, bench.call, kept, "add", {"call_id": "c"}, amount=3)
+    assert bench.call(kept, "add", {"call_id": "c"}, amount=3)["result"] == 3
+    assert bench.result(kept, "total") == 3
+    shutil.rmtree(tmp_path / "blobs")
+
+
+def test_the_command_counts_what_is_named_missing_and_unnamed(tmp_path, monkeypatch):
+    store, place = f"sqlite:///{tmp_path}/s.db", f"file://{tmp_path}/blobs"
+    monkeypatch.setenv("TOOLPACK_BLOBS_URL", place)
+    kept = session()
+    with contextlib.closing(opened(open_store(store), place, LARGE)) as outside_store:
+        outside_store.create([kept], {"bank": "b0"}, {"b0": b"b" * LARGE})
+        outside_store.commit([large(kept, 0, "b1"), large(kept, 1, "b2")])
+        outside_store.create([fork_of(kept, 2, 1)], {"bank": "b2"}, {})
+        outside_store.delete([kept.id])  # its first version is kept for the fork
+        outside_store.clean_up()
+        wait_until(outside_store._tidying.done)
+        outside_store.write_ahead({"b9": b"9" * LARGE})
+    assert invoke("blobs", "--check", "--store", store).output == "2 named, 0 missing, 1 unnamed\n"
+    next(Path(tmp_path, "blobs").rglob("b0.*")).unlink()
+    told = invoke("blobs", "--check", "--store", store)
+    assert told.exit_code == 1
+    assert told.output.startswith("2 named, 1 missing, 1 unnamed\nmissing: b0/b0.")
