@@ -30,7 +30,7 @@ from server.features.api_stores import (
     name_of,
     stub,
 )
-from server.features.blobs.objects import Objects
+from server.features.blobs.bucket import Bucket
 
 log = logging.getLogger("toolpack_server")
 
@@ -48,7 +48,7 @@ def opened(inner: SessionStore, url: str, from_bytes: int) -> "OutsideBlobs":
     """Keep the large blobs of a store elsewhere; raises `SettingsError` if that isn't possible."""
     if not hasattr(inner, "outside_name"):
         raise SettingsError("TOOLPACK_BLOBS_URL: this store can't keep blobs outside: unset it, or use another store.")
-    objects = Objects(url, inner.outside_name(secrets.token_hex(8)))
+    objects = Bucket(url, inner.outside_name(secrets.token_hex(8)))
     objects.check()
     return OutsideBlobs(inner, objects, from_bytes)
 
@@ -60,7 +60,7 @@ class OutsideBlobs:
         from_bytes: The size from which on a blob is large.
     """
 
-    def __init__(self, inner: Any, objects: Objects, from_bytes: int) -> None:
+    def __init__(self, inner: Any, objects: Bucket, from_bytes: int) -> None:
         self._inner = inner
         self._objects = objects
         self._from = from_bytes
@@ -115,10 +115,8 @@ class OutsideBlobs:
         """
         large = self._large(blobs)
         new = _without(large, [blob for blob in large if self._ahead.get(blob) is not None])
-        if new:
-            new = _without(new, self._named(new))
-            for blob, written in self._written(new).items():
-                self._ahead.put(blob, written)
+        for blob, written in self._written(new).items():
+            self._ahead.put(blob, written)
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
         found: dict[str, bytes] = self._inner.blobs(ids)
@@ -148,7 +146,7 @@ class OutsideBlobs:
         self._objects.close()
         self._inner.close()
 
-    # Objects
+    # Bucket
 
     def _large(self, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
         # A small one that looks like a stub would be taken for one.

@@ -12,8 +12,8 @@ from serving import KEY, Bench, refused, wait_until
 
 from server.base.errors import MissingBlobError, OverloadedError, SettingsError
 from server.base.settings import Settings
+from server.features.blobs.bucket import Bucket
 from server.features.blobs.feature import outside
-from server.features.blobs.objects import Objects
 from server.features.blobs.settings import BlobsSettings
 from server.features.blobs.store import UNNAMED_SECONDS, opened
 from server.stores.memory.store import MemoryStore
@@ -90,17 +90,16 @@ def test_an_object_goes_after_the_commit_that_drops_its_last_name(store, one):
 
 
 @pytest.mark.usefixtures("one")
-def test_the_same_content_is_written_once(store):
+def test_a_blob_that_is_there_already_is_not_written_again(store):
     other = session()
     store.create([other], {"bank": "b0"}, {"b0": b"b" * LARGE})
-    store.write_ahead({"b0": b"b" * LARGE})
     assert store.commit([commit(other, 0, parts={"bank": "b0"}, blobs={"b0": b"b" * LARGE})]) == [True]
     assert len(store.listed()) == 1
 
 
 def test_a_commit_uses_what_was_written_ahead(store, one, monkeypatch):
     store.write_ahead({"b1": b"b1" * LARGE, "s1": b"small"})
-    monkeypatch.setattr(Objects, "put", None)
+    monkeypatch.setattr(Bucket, "put", None)
     assert store.commit([large(one, 0, "b1")]) == [True]
     assert len(store.listed()) == 2
 
@@ -111,7 +110,7 @@ def fail(*_, **__):
 
 def test_if_the_object_cannot_be_written_nothing_is_committed(store, one, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(Objects, "put", fail)
+        patched.setattr(Bucket, "put", fail)
         with pytest.raises(OverloadedError):
             store.commit([large(one, 0, "b1")])
         assert store.commit([change(one, 0, "m1", part="mail")]) == [True]  # small ones need no object
@@ -168,7 +167,7 @@ def test_the_object_of_a_dropped_name_goes_though_others_write_the_same_content_
 
 def test_a_reader_between_deletion_and_return_gets_the_new_object(store, one, monkeypatch):
     store._cache.pop("b0")
-    get, seen = Objects.get, []
+    get, seen = Bucket.get, []
 
     def get_late(objects, names):
         if not seen:
@@ -179,7 +178,7 @@ def test_a_reader_between_deletion_and_return_gets_the_new_object(store, one, mo
             store._cache.pop("b0")
         return get(objects, names)
 
-    monkeypatch.setattr(Objects, "get", get_late)
+    monkeypatch.setattr(Bucket, "get", get_late)
     assert store.blobs(["b0"]) == {"b0": b"b" * LARGE}
 
 
@@ -207,7 +206,7 @@ def test_stores_share_a_folder_without_sweeping_each_others_objects(store, tmp_p
 def test_a_deletion_that_fails_is_done_by_the_next_round(store, one, monkeypatch):
     store.delete([one.id])
     with monkeypatch.context() as patched:
-        patched.setattr(Objects, "delete", fail)
+        patched.setattr(Bucket, "delete", fail)
         store.clean_up()
         wait_until(store._tidying.done)
     assert len(store.listed()) == 1
@@ -228,7 +227,7 @@ def test_without_its_setting_a_store_with_blobs_outside_is_refused(tmp_path):
 @pytest.mark.parametrize("wrong", ["x", "file://relative", "http://host/x", "s3://", "file:///dev/null/x"])
 def test_a_wrong_place_is_refused_in_one_sentence(wrong):
     with pytest.raises(SettingsError, match="TOOLPACK_BLOBS_URL"):
-        Objects(wrong, "name")
+        Bucket(wrong, "name")
 
 
 @pytest.fixture
@@ -255,7 +254,7 @@ def test_a_bucket_that_forgets_is_a_named_refusal_and_version_0_comes_back(bench
 def test_if_the_object_store_is_away_a_changing_call_is_refused_and_can_be_sent_again(bench, tmp_path, monkeypatch):
     kept = bench.create("ledger")
     with monkeypatch.context() as patched:
-        patched.setattr(Objects, "put", fail)
+        patched.setattr(Bucket, "put", fail)
         refused(-32006, bench.call, kept, "add", {"call_id": "c"}, amount=3)
     assert bench.call(kept, "add", {"call_id": "c"}, amount=3)["result"] == 3
     assert bench.result(kept, "total") == 3

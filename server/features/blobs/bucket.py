@@ -27,7 +27,7 @@ LISTED_AT_ONCE = 1000
 MARKER = "swept"  # the object whose age says when the others were looked through
 
 
-class Objects:
+class Bucket:
     """The objects of one store in a folder or a bucket.
 
     Args:
@@ -50,7 +50,8 @@ class Objects:
                 slower = dt.timedelta(seconds=1)
                 self._store = from_url(
                     url,
-                    client_options={"timeout": f"{ANSWER_SECONDS}s", "connect_timeout": "2s"},
+                    # Without TLS only if the endpoint that the environment names is so.
+                    client_options={"timeout": f"{ANSWER_SECONDS}s", "connect_timeout": "2s", "allow_http": True},
                     retry_config={
                         "max_retries": 10,
                         "retry_timeout": seconds,

@@ -1,0 +1,197 @@
+"""Blobs in a real S3: the server of moto, behind a proxy that fails on purpose.
+
+The rule: S3 names a Python in which `toolpack-server[blobs-s3]` is installed; without it the tests are skipped.
+"""
+
+import contextlib
+import http.client
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import redis
+import redis_server
+from command_line import run
+from patience import PATIENCE
+from server_process import served
+from serving import refused, wait_until
+
+PYTHON = os.environ.get("S3", "")
+pytestmark = [pytest.mark.heavy, pytest.mark.skipif(not PYTHON, reason="S3 names no Python with moto[server]")]
+
+
+class Faults:
+    """What the proxy does with the requests for objects.
+
+    Attributes:
+        unavailable: How many of the next ones it answers with 503.
+        slow: For how many seconds it keeps each answer.
+        hold: Whether it keeps the answers to writes until the proxy is closed, after S3 has got them.
+    """
+
+    def __init__(self):
+        self.unavailable, self.slow, self.hold = 0, 0.0, False
+        self.held, self.closed = threading.Event(), threading.Event()
+        self.refused = 0
+        self.seen = []
+
+
+class Proxy(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def forward(self):
+        faults, body = self.server.faults, self.rfile.read(int(self.headers.get("content-length", 0)))
+        faults.seen.append(f"{self.command} {self.path}")
+        if faults.unavailable > 0:
+            faults.unavailable -= 1
+            faults.refused += 1
+            self.reply(503, {}, b"")
+            return
+        asked = http.client.HTTPConnection("127.0.0.1", self.server.behind)
+        asked.request(self.command, self.path, body, dict(self.headers))
+        answer = asked.getresponse()
+        status, headers, text = answer.status, dict(answer.headers), answer.read()
+        asked.close()
+        time.sleep(faults.slow)
+        if faults.hold and self.command == "PUT":
+            faults.held.set()
+            faults.closed.wait(PATIENCE)
+        self.reply(status, headers, text)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = forward  # noqa: N815 - as http.server asks for them
+
+    def reply(self, status, headers, text):
+        with contextlib.suppress(OSError):
+            self.send_response_only(status)
+            for name, value in headers.items():
+                if name.lower() not in {"content-length", "transfer-encoding", "connection"}:
+                    self.send_header(name, value)
+            length = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(text))
+            self.send_header("Content-Length", length)
+            self.end_headers()
+            self.wfile.write(b"" if self.command == "HEAD" else text)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """The port of an S3."""
+    port = redis_server.free_port()
+    command = [PYTHON, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def is_there():
+        assert process.poll() is None
+        asked = http.client.HTTPConnection("127.0.0.1", port)
+        with contextlib.suppress(OSError), contextlib.closing(asked):
+            asked.request("PUT", "/bucket")
+            return asked.getresponse().status == 200
+        return False
+
+    wait_until(is_there, "S3")
+    yield port
+    process.send_signal(signal.SIGKILL)
+    process.wait(PATIENCE)
+
+
+@pytest.fixture
+def proxy(s3):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    server.behind, server.faults = s3, Faults()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.faults.closed.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def variables(proxy, tmp_path):
+    return {
+        "TOOLPACK_BLOBS_URL": f"s3://bucket/{tmp_path.name}",
+        "TOOLPACK_BLOBS_FROM_BYTES": "1",
+        "TOOLPACK_CACHE_BYTES": "0",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.server_port}",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+    }
+
+
+def objects_in(proxy, tmp_path):
+    asked = http.client.HTTPConnection("127.0.0.1", proxy.behind)
+    asked.request("GET", f"/bucket?list-type=2&prefix={tmp_path.name}/")
+    with contextlib.closing(asked):
+        return re.findall(r"<Key>([^<]*\.[^<]*)</Key>", asked.getresponse().read().decode())
+
+
+def test_faults_of_the_object_store_are_refusals_or_waits(proxy, variables, tmp_path):
+    with served(tmp_path, **variables) as server:
+        kept = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        assert server.call(kept, "add", amount=1)["result"] == 1
+        proxy.faults.unavailable = 3  # less than what is tried again
+        assert server.call(kept, "add", amount=2)["result"] == 3
+        assert proxy.faults.refused == 3
+        proxy.faults.slow = 0.5
+        assert server.call(kept, "add", amount=3)["result"] == 6
+        proxy.faults.slow = 0.0
+        proxy.faults.unavailable = 10**9
+        error = refused(-32006, server.call, kept, "add", {"call_id": "again"}, amount=4)
+        assert "object store can't be used now" in error.message
+        assert server.call(kept, "total")["result"] == 6  # whose blobs this worker has
+        proxy.faults.unavailable = 0
+        assert server.call(kept, "add", {"call_id": "again"}, amount=4)["result"] == 10
+        assert server.rpc("close_session", session_id=kept)
+        wait_until(lambda: len(objects_in(proxy, tmp_path)) <= 1, "deletion")  # the initial environment may stay
+        assert any(seen.startswith("POST") and "delete" in seen for seen in proxy.faults.seen)  # many in one request
+
+
+def test_a_server_that_is_killed_between_object_and_commit_loses_nothing(proxy, variables, tmp_path):
+    with served(tmp_path, **variables) as server:
+        kept = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        assert server.call(kept, "add", amount=1)["result"] == 1
+        proxy.faults.hold = True
+        with ThreadPoolExecutor(1) as thread:
+            lost = thread.submit(server.call, kept, "add", {"call_id": "lost"}, amount=2)
+            assert proxy.faults.held.wait(PATIENCE)
+            server.kill()
+            assert lost.exception(PATIENCE) is not None
+    proxy.faults.hold = False
+    proxy.faults.closed.set()
+    with served(tmp_path, **variables) as server:
+        assert server.call(kept, "total")["result"] == 1
+        assert server.call(kept, "add", {"call_id": "lost"}, amount=2)["result"] == 3
+        assert server.call(kept, "add", {"call_id": "lost"}, amount=2)["result"] == 3
+        server.kill()
+    told = run("blobs", "--check", "--data-dir", tmp_path, **variables).stdout
+    assert re.fullmatch(r"4 named, 0 missing, 1 unnamed\n", told), told  # a part more has one version
+
+
+def test_two_workers_on_redis_have_their_blobs_in_one_bucket(variables, tmp_path, redis_url):
+    url = redis_server.emptied(redis_url)
+    more = {**variables, "TOOLPACK_SECRET_KEY": "k" * 32}
+    with served(tmp_path, "--workers", "2", "--store", url, **more) as server:
+        sessions = [server.rpc("create_session", toolpacks=["ledger"])["session_id"] for _ in range(8)]
+        with ThreadPoolExecutor(8) as threads:
+            for amount in range(1, 6):
+                added = threads.map(lambda each: server.call(each, "add", amount=1), sessions)
+                assert [each["result"] for each in added] == [amount] * 8
+        forks = server.rpc("fork_session", session_id=sessions[0], version=2, count=2)
+        assert [server.call(each["session_id"], "total")["result"] for each in forks] == [2, 2]
+        stored = redis.Redis.from_url(url)
+        bodies = [stored.get(key) for key in stored.keys("toolpack:blob:*") if b"recipe" not in key]
+        assert len(bodies) == 2 + 8 * 5  # all begin with the same ones
+        assert all(body.startswith(b"\0outside:") for body in bodies)
+        stored.close()
+        told = run("blobs", "--check", "--store", url, **more).stdout
+        assert re.match(r"42 named, 0 missing, ", told), told
