@@ -20,7 +20,6 @@ from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
 
 if TYPE_CHECKING:
-    from server.stores.base import SessionStore
     from server.wiring.service import Service
 
 T = TypeVar("T")
@@ -79,14 +78,14 @@ def _stored(
 
 
 @contextlib.contextmanager
-def opened_store(store: str | None, data_dir: Path | None) -> "Iterator[SessionStore]":
+def opened_store(store: str | None, data_dir: Path | None) -> Iterator[Any]:
     """Open the store of a server, as its settings say, with what features put around it."""
     with _opened(load_settings(store=store, data_dir=data_dir)) as opened:
         yield opened
 
 
 @contextlib.contextmanager
-def _opened(settings: Settings) -> "Iterator[SessionStore]":
+def _opened(settings: Settings) -> Iterator[Any]:
     from server.wiring.installed import load_features  # noqa: PLC0415 - imports the whole server
     from server.wiring.stores import open_store_of  # noqa: PLC0415 - likewise
 
