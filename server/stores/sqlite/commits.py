@@ -14,7 +14,7 @@ import orjson
 
 from server.stores.base import Commit
 from server.stores.history import Tip, follows
-from server.stores.outside import size_of
+from server.stores.outside import MARK, size_of
 from server.stores.sqlite import statements as sql
 from server.stores.sqlite.file import SqliteFile
 from server.stores.sqlite.rows import add_blob, find_blob
@@ -127,7 +127,7 @@ class Commits:
             self._last_blob += len(rows.blobs)
             new = [(key, *blob) for key, blob in enumerate(rows.blobs.items(), first)]
             if sql.INSERT_BLOBS.insert(writer, new) == len(new):
-                blobs = {blob: (key, size_of(body)) for key, blob, body in new}
+                blobs = {blob: (key, size_of(body) if body.startswith(MARK) else len(body)) for key, blob, body in new}
         if rows.changes:
             # A blob that was stored already, as after a reset, has the key that it had.
             sql.INSERT_CHANGES.insert(
