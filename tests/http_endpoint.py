@@ -68,6 +68,11 @@ class Endpoint:
         for _ in range(round(seconds / step)):
             asyncio.run_coroutine_threadsafe(asyncio.sleep(step), self._server.loop).result(serving.PATIENCE)
 
+    def cancel_requests(self):
+        """Do what a server does at its end, when it can't wait any longer."""
+        for task in self._server.server_state.tasks:
+            self._server.loop.call_soon_threadsafe(task.cancel)
+
     @contextlib.contextmanager
     def hurried(self, **limits):
         """Leave less time to what begins meanwhile, so that a test may take its time before."""

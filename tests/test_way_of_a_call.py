@@ -14,6 +14,7 @@ The rule: the numbers only fall. One that has to rise needs a line in CHANGELOG.
 
 import contextlib
 import itertools
+import re
 
 import pytest
 import serving
@@ -28,7 +29,7 @@ pytest.importorskip("httptools")
 # 3.11 an interruption that was taken back leaves a flag with which a thread that is profiled never goes on.
 pytestmark = pytest.mark.heavy
 
-NAMES = ("ledger", "stall")
+NAMES = ("ledger", "stall", "bank")
 READ, CHANGE = ("ledger", "total", {}), ("ledger", "add", {"amount": 1})
 WARM, REQUESTS = 100, 200
 ATTEMPTS = 4
@@ -44,13 +45,21 @@ MOST = {
     "read in an executor": 295,
     "change in an executor": 312,
 }
+MOST_AT_DOORS = {
+    "episode of ORS": 2821,
+    "call of NeMo Gym": 349,
+    "call at /mcp": 338,
+}
+TASK, TOOL = "bank/save-300", "get_balance"
 MCP_VERSION = "2026-07-28"
 MCP_META = {
     "io.modelcontextprotocol/protocolVersion": MCP_VERSION,
     "io.modelcontextprotocol/clientInfo": {"name": "a test", "version": "1"},
     "io.modelcontextprotocol/clientCapabilities": {},
 }
-MCP_HEADERS = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": MCP_VERSION}
+MCP_ACCEPTED = {"Accept": "application/json, text/event-stream"}
+MCP_HEADERS = {**MCP_ACCEPTED, "MCP-Protocol-Version": MCP_VERSION}
+OLD_MCP = "2025-06-18"
 
 
 class Counted:
@@ -78,11 +87,50 @@ class Counted:
                 return post(session["mcp_path"], "tools/call", params, headers)
             return post("/rpc", "run_function", {"session_id": session["session_id"], **params})
 
-        counts = []
-        requests = [one() for _ in range(WARM + REQUESTS)]
-        (replies,) = self.server.burst([requests], lambda: counts.append(self._frames.counted.total()))
-        assert all(b'"error":null' in reply or b'"isError":false' in reply for reply in replies)
+        return self._least([[one()] for _ in range(WARM + REQUESTS)], b'"error":null', b'"isError":false')
+
+    def of_door(self, way):
+        """Count an episode, or a call in one."""
+        number = range(WARM + REQUESTS)
+        if way == "episode of ORS":
+            return self._least([ors_episode(f"{next(self._call_ids)}-{way}") for _ in number], b'"sid"', b'"ok":true')
+        if way == "call of NeMo Gym":
+            ((reply,),) = self.server.burst([[request("/seed_session", {"task": TASK})]])
+            (session,) = re.findall(rb"toolpack_session=(\w+)", reply)
+            call = request(f"/{TOOL}", {}, {"Cookie": f"toolpack_session={session.decode()}"})
+            return self._least([[call] for _ in number], b"200 OK")
+        initialize = {"protocolVersion": OLD_MCP, "capabilities": {}, "clientInfo": {"name": "a test", "version": "1"}}
+        ((reply,),) = self.server.burst([[post(f"/mcp?task={TASK}", "initialize", initialize, MCP_ACCEPTED)]])
+        (session,) = re.findall(rb"mcp-session-id: (\w+)", reply)
+        headers = {**MCP_ACCEPTED, "Mcp-Session-Id": session.decode(), "MCP-Protocol-Version": OLD_MCP}
+        call = post("/mcp", "tools/call", {"name": TOOL, "arguments": {}}, headers)
+        return self._least([[call] for _ in number], b'"isError":false')
+
+    def _least(self, groups, *right):
+        """Send groups of requests, one after the other, and get the least number of function calls of a group."""
+        begun, counts = [], []
+        for each in groups:
+            begun += [True, *[False] * (len(each) - 1)]
+        begins = iter(begun)
+
+        def note():
+            if next(begins):
+                counts.append(self._frames.counted.total())
+
+        (replies,) = self.server.burst([[each for group in groups for each in group]], note)
+        assert all(any(text in reply for text in right) for reply in replies)
         return min(after - before for before, after in itertools.pairwise(counts[WARM:]))
+
+
+def ors_episode(sid):
+    return [
+        request(path, body, {"X-Session-ID": sid})
+        for path, body in (
+            ("/create", {"task_spec": {"task": TASK}}),
+            ("/bank/call", {"name": TOOL, "input": {}}),
+            ("/bank/call", {"name": "submit_answer", "input": {"answer": ""}}),
+        )
+    ]
 
 
 def post(path, method, params, headers=()):
@@ -129,6 +177,14 @@ def test_a_call_takes_no_more_function_calls_than_it_did(servers, way):
         isolation = "process" if "executor" in way else "thread"
         counts.append(servers(isolation, anew=len(counts) > 1).of_calls(*call, **how))
     assert min(counts) <= MOST[way], f"a {way} takes {min(counts):g} function calls"
+
+
+@pytest.mark.parametrize("way", MOST_AT_DOORS)
+def test_a_door_takes_no_more_function_calls_than_it_did(servers, way):
+    counts = []
+    while len(counts) < ATTEMPTS and not (counts and counts[-1] <= MOST_AT_DOORS[way]):
+        counts.append(servers("thread", anew=len(counts) > 1).of_door(way))
+    assert min(counts) <= MOST_AT_DOORS[way], f"a door: {way} takes {min(counts):g} function calls"
 
 
 def test_calls_that_are_sent_to_a_session_at_once_are_one_commit(servers):

@@ -22,6 +22,7 @@ from server.wiring.service import Service
 from tests.patience import PATIENCE
 
 IDLE_SECONDS = 3600  # that a connection stays open between two bursts
+CHUNKED, LAST_CHUNK = b"\r\ntransfer-encoding: chunked\r\n", b"0\r\n\r\n"
 TOKEN = "a-token-for-this-server"
 TESTS = str(Path(__file__).parent)
 
@@ -62,6 +63,7 @@ class Transport:
 
     def __init__(self, answered: Callable[[bytes], None]) -> None:
         self.answered = answered
+        self.protocol: Any = None  # whom it belongs to since it has become a WebSocket
         self._closing = False
 
     def write(self, data: bytes) -> None:
@@ -82,8 +84,8 @@ class Transport:
 
     abort = close
 
-    def set_protocol(self, _protocol: Any) -> None:
-        pass
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
 
     def pause_reading(self) -> None:
         pass
@@ -103,9 +105,11 @@ class Connection:
         self._protocol = protocol
         self._pieces = pieces
         self._left: list[bytes] = []
+        self._reply: list[bytes] = []
         self.begins = self.finish = _nothing
         self.replies: list[bytes] = []
-        protocol.connection_made(Transport(self._answered))
+        self._transport = Transport(self._answered)
+        protocol.connection_made(self._transport)
 
     def send(self, requests: Sequence[bytes]) -> None:
         """Send the first of these requests, and each other one when the one before it is answered."""
@@ -114,12 +118,15 @@ class Connection:
 
     def _next(self) -> None:
         self.begins()
-        self._protocol.data_received(self._left.pop())
+        (self._transport.protocol or self._protocol).data_received(self._left.pop())
 
     def _answered(self, data: bytes) -> None:
-        self.replies.append(data)
-        if len(self.replies) % self._pieces:
+        self._reply.append(data)
+        is_stream = CHUNKED in self._reply[0]
+        if len(self._reply) < self._pieces or (is_stream and not data.endswith(LAST_CHUNK)):
             return
+        self.replies.append(b"".join(self._reply))
+        self._reply = []
         if self._left:
             asyncio.get_running_loop().call_soon(self._next)
         else:

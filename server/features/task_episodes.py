@@ -18,6 +18,7 @@ ANSWER = "submit_answer"
 PAGE = 1000
 
 HANDED_IN = "The answer was handed in."
+OVER_ALREADY = "The episode is over, so no further answer is taken."
 ANSWER_ABOUT = "Hand in your answer, which ends the episode. Your work counts when it is handed in."
 ANSWER_SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
 
@@ -99,6 +100,7 @@ class TaskEpisodes:
         # None of these can change: a server that is started again with other toolpacks is another process.
         self._environments: list[str] = []
         self._tasks: dict[tuple[str, str], list[str]] = {}
+        self._told: dict[str, dict[str, Any]] = {}
 
     # Tasks
 
@@ -174,7 +176,7 @@ class TaskEpisodes:
     async def begin(
         self, caller: Caller, episode_id: str, spec: TaskSpec, labels: Mapping[str, str], *, each: bool, ttl: float
     ) -> tuple[TaskEpisode, dict[str, Any]]:
-        """Create the session of an episode, and get what `told` would; the same request again makes no other.
+        """Create the session of an episode, and get its prompt and `max_calls`; the same request again makes no other.
 
         Args:
             labels: Of the session.
@@ -208,10 +210,14 @@ class TaskEpisodes:
         return None
 
     async def _of(self, caller: Caller, session: Mapping[str, Any]) -> tuple[TaskEpisode, dict[str, Any]]:
-        session_id, labels = session["session_id"], session["labels"]
-        told = await self._as_agent(caller, session_id, "get_task")
+        session_id, labels, task = session["session_id"], session["labels"], session["task"]
+        told = self._told.get(task)
+        if told is None:
+            told = await self._as_agent(caller, session_id, "get_task")
+            if "name" not in told:  # participants are a session's own
+                self._told[task] = told = {name: told[name] for name in ("prompt", "max_calls") if name in told}
         each = f"{self.label}-rewards" in labels
-        return TaskEpisode(session_id, session["task"], labels, each, told.get("max_calls")), told
+        return TaskEpisode(session_id, task, labels, each, told.get("max_calls")), told
 
     async def told(self, caller: Caller, episode: TaskEpisode) -> dict[str, Any]:
         """Get what the agent is told: `prompt`, `calls`, `max_calls` and `done`."""
@@ -231,17 +237,15 @@ class TaskEpisodes:
         given: Mapping[str, Any],
         call: str,
         *,
-        again: bool,
         seconds: float | None = None,
     ) -> PlayedCall:
         """Call a tool once, whatever is sent again with this id of the call.
 
         Args:
-            again: The client has given the id, so it may have been called before.
             seconds: A deadline, which can only shorten the function's own.
         """
         if tool == ANSWER:
-            return await self._answer(caller, episode, given, again=again)
+            return await self._answer(caller, episode, given, call)
         call_id, reason = f"{self.label}-{call}", None
         limit = {} if seconds is None else {"timeout_seconds": seconds}
         try:
@@ -288,25 +292,22 @@ class TaskEpisodes:
                 return False
             after += len(records)
 
-    async def _answer(
-        self, caller: Caller, episode: TaskEpisode, given: Mapping[str, Any], *, again: bool
-    ) -> PlayedCall:
+    async def _answer(self, caller: Caller, episode: TaskEpisode, given: Mapping[str, Any], call: str) -> PlayedCall:
         """Hand in the answer, which gets the reward; another one, or the same with another id, gets none."""
         answer = given.get("answer", "")
         if not given.keys() <= {"answer"} or not isinstance(answer, str):
             return PlayedCall(f"{ANSWER} takes one text, answer.", WRONG_INPUT)
-        told = await self.told(caller, episode)
-        used_up = "max_calls" in told and told["calls"] >= told["max_calls"]
-        if told["done"] and (used_up or not again):
-            return PlayedCall("The episode is over, so no further answer is taken.", OVER)
+        if episode.max_calls is not None and (await self.told(caller, episode))["calls"] >= episode.max_calls:
+            return PlayedCall(OVER_ALREADY, OVER)
+        asked = {"answer": answer, "call_id": f"{self.label}-{call}"}
         try:
-            await self._as_agent(caller, episode.session_id, ANSWER, answer=answer)
+            await self._as_agent(caller, episode.session_id, ANSWER, **asked)
         except ReplyError as error:
-            if error.code not in {ANSWERED, INVALID}:
+            if error.code == ANSWERED:
+                return PlayedCall(OVER_ALREADY, OVER)
+            if error.code != INVALID:
                 raise
-            return PlayedCall(
-                error.data.get("detail") or error.message, OVER if error.code == ANSWERED else WRONG_INPUT
-            )
+            return PlayedCall(error.data.get("detail") or error.message, WRONG_INPUT)
         return await self._rewarded(caller, episode, HANDED_IN, ended=True)
 
     async def _rewarded(self, caller: Caller, episode: TaskEpisode, result: Any, *, ended: bool) -> PlayedCall:

@@ -4,14 +4,15 @@ The rule: a request that reaches JSON-RPC is answered 200 with a JSON-RPC body. 
 body of the same shape that says what to do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pkgutil import resolve_name
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.base.errors import HttpRefusedError, StartError
@@ -26,6 +27,7 @@ from server.web.status import status_routes
 from server.wiring.service import Service
 
 KEY = "/{key}"  # with which the path of agents' addresses ends
+REMEMBERED_PATHS, MAX_REMEMBERED_PATH = 1000, 200  # how many that belong to features, and of how many characters
 
 
 def create_app(service: Service) -> Starlette:
@@ -63,6 +65,7 @@ def create_app(service: Service) -> Starlette:
     app.state.gateway = gateway
     app.rpc = endpoints["/rpc"]
     app.doors = {path.removesuffix(KEY): endpoint for path, endpoint in endpoints.items() if path.endswith(KEY)}
+    app.of_features = {path for feature in service.features for path in feature.routes if not path.endswith(KEY)}
     refused.doors = [*app.doors]
     return app
 
@@ -70,12 +73,17 @@ def create_app(service: Service) -> Starlette:
 class Application(Starlette):
     """Starlette, with a shortcut for the paths of nearly all requests.
 
-    A POST to `/rpc` or to an agent's path bypasses the middleware and the router, which would take as long as the call
-    itself.
+    A POST to `/rpc`, to an agent's path or to any path of a feature bypasses the middleware and the router, which would
+    take as long as the call itself.
     """
 
     rpc: ASGIApp
     doors: Mapping[str, Endpoint]  # the endpoints of the agents' paths, by what stands before the key
+    of_features: Collection[str]  # the paths of features, without those of agents: what they hold is no key
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self._routed: dict[tuple[str, str], tuple[ASGIApp, dict[str, Any]]] = {}  # by method and path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Give a request its id and check its headers, once for all endpoints, then find its endpoint."""
@@ -92,18 +100,43 @@ class Application(Starlette):
         except HttpRefusedError as error:
             await refuse(send, error, scope, request_id.encode())
             return
-        await (self._shortcut(scope) or super().__call__)(scope, receive, send)
+        endpoint = self._shortcut(scope)
+        if endpoint is None:
+            await super().__call__(scope, receive, send)
+            return
+        try:
+            await endpoint(scope, receive, send)
+        except (HTTPException, HttpRefusedError) as error:
+            refusal = _not_routed if isinstance(error, HTTPException) else _refused
+            await (await refusal(Request(scope), error))(scope, receive, send)
 
     def _shortcut(self, scope: Scope) -> ASGIApp | None:
-        if scope["method"] != "POST":
-            return None
         path: str = scope["path"]
-        if path == "/rpc":
-            return self.rpc
-        before, _, key = path.rpartition("/")
-        endpoint = self.doors.get(before) if key else None
-        if endpoint is not None:
-            scope["path_params"] = {"key": key}
+        if scope["method"] == "POST":
+            if path == "/rpc":
+                return self.rpc
+            before, _, key = path.rpartition("/")
+            endpoint = self.doors.get(before) if key else None
+            if endpoint is not None:
+                scope["path_params"] = {"key": key}
+                return endpoint
+        return self._of_feature(scope, path)
+
+    def _of_feature(self, scope: Scope, path: str) -> ASGIApp | None:
+        """Get the endpoint of a feature to which the router would give a request; where it does is remembered."""
+        asked = scope["method"], path
+        if asked not in self._routed:
+            route, found = next(
+                ((each, more) for each in self.routes for match, more in [each.matches(scope)] if match is Match.FULL),
+                (None, {}),
+            )
+            if not isinstance(route, Route) or route.path not in self.of_features or len(path) > MAX_REMEMBERED_PATH:
+                return None
+            if len(self._routed) >= REMEMBERED_PATHS:
+                self._routed.clear()
+            self._routed[asked] = route.app, found["path_params"]
+        endpoint, scope["path_params"] = self._routed[asked]
+        scope["app"] = self
         return endpoint
 
 

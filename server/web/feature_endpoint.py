@@ -5,14 +5,14 @@ protocol writes a refusal, and answers whatever else it is asked.
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from server.base.errors import HttpRefusedError, ReplyError
@@ -26,7 +26,7 @@ from server.rpc.parsing import has_more_values, is_deeper
 from server.web.bodies import HEADERS, NOT_READY, read_body
 from server.web.connections import STATE
 from server.web.endpoints import CUT_OFF, Gateway, client_left
-from server.web.refusals import HINTS, PIECE_BYTES, refusal_response, refused
+from server.web.refusals import HINTS, PIECE_BYTES, refusal_response, refused, send_body
 from server.web.sockets import (
     FAULT,
     LATER,
@@ -48,6 +48,10 @@ LIMITS = FixedLimits()
 BODILESS = {"GET", "HEAD", "DELETE"}
 
 
+def _nothing(_size: int) -> None:
+    pass
+
+
 def has_no_body(headers: Mapping[bytes, bytes]) -> bool:
     return headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
 
@@ -63,6 +67,8 @@ class FeatureRequest:
         headers: By their names in lower case.
         body: As it was sent; empty if there is none.
         caller: Who sends it, for `App.request`; nobody, where no token is needed.
+        holds: Says of how many bytes an answer is that is made piece by piece, so that they are counted until they are
+            sent. Those of any other answer, and of a message, are counted without it.
     """
 
     method: str
@@ -71,6 +77,7 @@ class FeatureRequest:
     headers: Mapping[str, str]
     body: bytes
     caller: Caller
+    holds: Callable[[int], None] = _nothing
 
     def json(self) -> Any:
         """Get what the body says; None if there is none.
@@ -150,17 +157,20 @@ class FeatureEndpoint:
                 self._gateway.check_ready()
                 self._gateway.answering += 1
                 try:
-                    response = await self._answer(scope, headers, body, caller)
-                    await self._send(response, scope, receive, send)
+                    response = await self._answer(_request(scope, headers, body, caller, reservation.become))
+                    try:
+                        await self._send(response, send, reservation.become)
+                    except asyncio.CancelledError:  # the server can't wait any longer, and the answer has begun
+                        scope["state"][STATE].cut_off()
                 finally:
                     self._gateway.answering -= 1
         except HttpRefusedError as error:
             refused.write(error.status, str(error), scope)
-            await self._send(self.refusal(error.status, str(error)), scope, receive, send)
+            await self._send(self.refusal(error.status, str(error)), send)
 
-    async def _answer(self, scope: Scope, headers: dict[bytes, bytes], body: bytes, caller: Caller) -> Response:
+    async def _answer(self, request: FeatureRequest) -> Response:
         try:
-            return await self._asked(self.answer(_request(scope, headers, body, caller)))
+            return await self._asked(self.answer(request))
         except asyncio.CancelledError:  # the server can't wait any longer
             raise HttpRefusedError(HTTPStatus.SERVICE_UNAVAILABLE, CUT_OFF) from None
 
@@ -173,11 +183,20 @@ class FeatureEndpoint:
             raise HttpRefusedError(self.status_of(error), detail or error.message) from None
 
     @staticmethod
-    async def _send(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send(response: Response, send: Send, holds: Callable[[int], None] = _nothing) -> None:
+        """Send a response in pieces, each of which waits until the client has read enough of those before it."""
         response.headers["x-request-id"] = request_id.get()
         for name, value in HINTS.get(response.status_code, ()):
             response.headers.setdefault(name.decode(), value.decode())
-        await response(scope, receive, send)
+        await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+        if isinstance(response, StreamingResponse):
+            async for piece in response.body_iterator:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        if len(response.body) > PIECE_BYTES:  # what is smaller has left the server when it is sent
+            holds(len(response.body))
+        await send_body(send, response.body)
 
 
 class FeatureSocket(FeatureEndpoint):
@@ -228,7 +247,7 @@ class FeatureSocket(FeatureEndpoint):
                 await self._asked(self.welcome(_request(scope, headers, b"", Caller(owner))))
         except HttpRefusedError as error:
             refused.write(error.status, str(error), scope)
-            await self._send(self.refusal(error.status, str(error)), scope, receive, send)
+            await self._send(self.refusal(error.status, str(error)), send)
             return
         socket: WebSocket = connection.switch(accepted + b"x-request-id: %b\r\n" % request_id.get().encode())
         code, reason = FAULT, ""
@@ -266,7 +285,9 @@ class FeatureSocket(FeatureEndpoint):
                     socket.answered()
 
 
-def _request(scope: Scope, headers: dict[bytes, bytes], body: bytes, caller: Caller) -> FeatureRequest:
+def _request(
+    scope: Scope, headers: dict[bytes, bytes], body: bytes, caller: Caller, holds: Callable[[int], None] = _nothing
+) -> FeatureRequest:
     return FeatureRequest(
         scope["method"],
         scope.get("path_params", {}),
@@ -274,4 +295,5 @@ def _request(scope: Scope, headers: dict[bytes, bytes], body: bytes, caller: Cal
         {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()},
         body,
         caller,
+        holds,
     )

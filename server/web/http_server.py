@@ -84,6 +84,12 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._refuse(503, reason)
             self.transport.end()
 
+    def cut_off(self) -> None:
+        """End in the middle of a response that can't be completed."""
+        for cycle in {self._running_cycle, self.cycle} - {None}:
+            cycle.disconnected = True  # or uvicorn would say that the application has forgotten the rest
+        self.transport.abort()
+
     def data_received(self, data: bytes) -> None:
         if self.transport.lingers:
             return

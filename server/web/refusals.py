@@ -51,7 +51,11 @@ async def send_response(
         headers.append((b"x-request-id", request_id))
     headers += (*HINTS.get(status, ()), *extra)
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    # In pieces, each of which waits until the client has read enough of those before it.
+    await send_body(send, body)
+
+
+async def send_body(send: Send, body: bytes | memoryview) -> None:
+    """Send the body of a response in pieces, each of which waits until the client has read enough of those before."""
     sent = 0
     while len(body) - sent > PIECE_BYTES:
         await send({"type": "http.response.body", "body": body[sent : sent + PIECE_BYTES], "more_body": True})

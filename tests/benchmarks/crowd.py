@@ -217,7 +217,7 @@ class Crowd:
         step = {"function": "wait", "kwargs": {"seconds": seconds}}
         self.requests = {
             method: self.post(method, {"session_id": FAKE_ID.decode(), **more}).split(FAKE_ID)
-            for method, more in (("run_function", step), ("close_session", {}), ("evaluate_session", {}))
+            for method, more in (("run_function", step), ("close_session", {}), ("evaluate_session", {"record": True}))
         }
 
     def handshake(self, path):

@@ -77,11 +77,12 @@ class AgentMethods:
         """Get what the agent is asked to do, and how many calls it has used; without a task the prompt is null."""
 
     @requests("submit_answer")
-    def submit_answer(self, answer: str = "") -> bool:
+    def submit_answer(self, answer: str = "", *, call_id: str | None = None) -> bool:
         """Submit the agent's answer, which ends its part: it can make no more calls.
 
         Args:
             answer: The answer, for the evaluator.
+            call_id: An id of this answer: with it, an equal one that has another id is another answer.
         """
 
     @requests("say")
@@ -373,11 +374,12 @@ class ClientMethods:
         """
 
     @requests("submit_answer")
-    def submit_answer(self, session_id: str, answer: str = "") -> bool:
+    def submit_answer(self, session_id: str, answer: str = "", *, call_id: str | None = None) -> bool:
         """Submit the agent's answer in a session with a task; this ends the agent's part.
 
         Args:
             answer: The answer, for the evaluator.
+            call_id: An id of this answer: with it, an equal one that has another id is another answer.
         """
 
     @requests("evaluate_session")

@@ -106,8 +106,7 @@ class OpenEnvEpisodes(TaskEpisodes):
         call_id: str | None,
         seconds: float | None = None,
     ) -> PlayedCall:
-        call, again = call_id or uuid.uuid4().hex, call_id is not None
-        return await self.call(caller, episode, name, given, call, again=again, seconds=seconds)
+        return await self.call(caller, episode, name, given, call_id or uuid.uuid4().hex, seconds=seconds)
 
     async def tools(self, caller: Caller, env: str, episode: TaskEpisode | None) -> list[dict[str, Any]]:
         """Get the tools of an episode, or before there is one, those of the toolpack."""

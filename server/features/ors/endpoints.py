@@ -284,8 +284,7 @@ class CallEndpoint(OrsEndpoint):
         sid, body = _episode_id(request), _body(CallBody, request)
         episode = await self.episodes.find(request.caller, sid)
         task_id = body.task_id or uuid.uuid4().hex
-        asked = request.caller, episode, body.name, body.input, task_id
-        work = partial(self.episodes.output, *asked, again=body.task_id is not None)
+        work = partial(self.episodes.output, request.caller, episode, body.name, body.input, task_id)
         return _stream(self._answered(task_id, work, request, sid))
 
     async def _answered(
@@ -308,6 +307,7 @@ class CallEndpoint(OrsEndpoint):
             return
         finally:
             doing.cancel()
+        request.holds(sum(map(len, pieces)))
         for piece in pieces[:-1]:
             yield _event("chunk", piece)
         yield _event("end", pieces[-1])

@@ -83,10 +83,10 @@ class OrsEpisodes(TaskEpisodes):
         return _tools(await self.functions(caller, episode))
 
     async def output(
-        self, caller: Caller, episode: TaskEpisode, tool: str, given: Mapping[str, Any], task_id: str, *, again: bool
+        self, caller: Caller, episode: TaskEpisode, tool: str, given: Mapping[str, Any], task_id: str
     ) -> dict[str, Any]:
         """Call a tool once, whatever is sent again with this `task_id`, and get what the protocol answers."""
-        told = await self.call(caller, episode, tool, given, task_id, again=again)
+        told = await self.call(caller, episode, tool, given, task_id)
         if told.reason is not None:
             return {"ok": False, "error": told.result, "reason": told.reason}
         output = {

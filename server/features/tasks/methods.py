@@ -14,7 +14,7 @@ from server.features.tasks.service import Tasks, Wanted
 from server.features.tasks.summaries import Summaries, unless_known
 from server.features.tasks.summary_order import BY_STORE, Order
 from server.features.tasks.validity import evaluation_failure
-from server.protocol.parameters import MAX_COUNT, Labels, Limit, Version
+from server.protocol.parameters import MAX_CALL_ID, MAX_COUNT, Labels, Limit, Version
 from server.protocol.results import Json
 from server.sessions.reader import SessionQuery
 
@@ -86,9 +86,13 @@ class SubmitAnswer(
 
     session_id: SessionId
     answer: str = Field("", description="The answer, for the evaluator.")
+    call_id: Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID)] | None = Field(
+        None, description="An id of this answer: with it, an equal one that has another id is another answer."
+    )
 
     async def handle(self, caller: Caller, app: App) -> bool:
-        return await app.feature(Tasks).submit_answer(self.session_id, caller.owner, caller.by, self.answer)
+        asked = self.session_id, caller.owner, caller.by, self.answer, self.call_id
+        return await app.feature(Tasks).submit_answer(*asked)
 
 
 class EvaluateSession(Method, result=Verdict):

@@ -3,6 +3,7 @@
 The rule: there is one answer on a path, and each fork gives its own.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
@@ -13,28 +14,45 @@ from server.features.episodes.messages import Note
 from server.features.episodes.progress import Episodes
 from server.features.tasks.results import AnswerRecord
 from server.protocol.rights import CLIENT, PARTICIPANTS
+from server.stores.base import Record
 
 
 class AnswerOperation(Note):
     """Records the agent's answer, which ends its part."""
 
+    method = "submit_answer"
     record_kind = "answer"
 
-    def __init__(self, context: SessionContext, session_id: str, owner: str, answer: str, by: str = CLIENT) -> None:
-        super().__init__(context, session_id, owner, answer)
+    def __init__(
+        self,
+        context: SessionContext,
+        session_id: str,
+        owner: str,
+        answer: str,
+        by: str = CLIENT,
+        call_id: str | None = None,
+    ) -> None:
+        super().__init__(context, session_id, owner, answer, call_id)
         self.by = by
         self._episodes = Episodes.of(context)
 
+    def asked(self) -> Sequence[Any]:
+        return (self._text,)
+
+    def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        return True
+
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
-        """Record it; the same answer again is no other."""
+        """Record it; the same answer again is no other, unless an id says that it was not sent again."""
         episodes, kept = self._episodes, state.recipe.kept
         if "task" not in kept and PARTICIPANTS not in kept:
             raise InvalidParamsError("The session has no task, so it takes no answer: create one with a task.")
-        by = {"by": self.by} if PARTICIPANTS in kept else {}
-        if by and self.by != CLIENT and not self.context.addresses.of(state.session, self.by).answers:
+        shared, agents = PARTICIPANTS in kept, self.by != CLIENT
+        by = {"by": self.by} if shared or (agents and self.call_id is not None) else {}  # agents have ids of their own
+        if shared and agents and not self.context.addresses.of(state.session, self.by).answers:
             raise InvalidParamsError("You can't submit the answer of this session: another participant does.")
         before = episodes.answer(self.session_id, episodes.progress(state))
-        if before == self._text:
+        if before == self._text and self.call_id is None:
             return Effect(True)
         if before is not None:
             raise AnsweredError("Another answer was submitted before: reset the session, or fork it, to answer anew.")
@@ -58,7 +76,7 @@ class AnswerKind(RecordKind):
         shown: Shown,
         call_id: str | None,
     ) -> AnswerOperation:
-        return AnswerOperation(context, session_id, owner, shown["answer"], shown.get("by", CLIENT))
+        return AnswerOperation(context, session_id, owner, shown["answer"], shown.get("by", CLIENT), call_id)
 
     def answer(self, shown: Shown) -> str:
         text: str = shown["answer"]

@@ -15,6 +15,7 @@ class AnswerRecord(TypedDict):
 
     index: int
     kind: Literal["answer"]
+    call_id: NotRequired[str]
     answer: str
     by: NotRequired[str]
     version: int

@@ -147,14 +147,16 @@ class Tasks:
         operation = MessageOperation(self._context, session_id, owner, role, content, call_id, metadata)
         return bool(await self._sessions.run(operation))
 
-    async def submit_answer(self, session_id: str, owner: str, by: str, answer: str) -> bool:
+    async def submit_answer(
+        self, session_id: str, owner: str, by: str, answer: str, call_id: str | None = None
+    ) -> bool:
         """Record the agent's answer, which ends its part; `by` says whose address it came to, or `client`.
 
         Raises:
             InvalidParamsError: The session has no task.
             AnsweredError: Another answer was submitted before.
         """
-        return bool(await self._sessions.run(AnswerOperation(self._context, session_id, owner, answer, by)))
+        return bool(await self._sessions.run(AnswerOperation(self._context, session_id, owner, answer, by, call_id)))
 
     async def evaluate(
         self,

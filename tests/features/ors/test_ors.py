@@ -111,8 +111,12 @@ def test_an_episode_gets_its_reward_with_the_answer_and_once(player):
     assert (output["metadata"]["passed"], output["metadata"].get("failure")) == (True, None)
     # The stream is resumed; any other call is one too many.
     assert player.output(sid, "submit_answer", "the-answer", answer="Done.") == output
-    for name, given in [("submit_answer", {"answer": "Done."}), ("get_balance", {})]:
-        refused = player.call(sid, name, **given)
+    for name, task_id, given in [
+        ("submit_answer", None, {"answer": "Done."}),
+        ("submit_answer", "a new id", {"answer": "Done."}),
+        ("get_balance", None, {}),
+    ]:
+        refused = player.call(sid, name, task_id, **given)
         assert (refused["ok"], refused["reason"]) == (False, "episode_finished")
     assert player.call(sid, "submit_answer", "another", answer="No.")["reason"] == "episode_finished"
 
