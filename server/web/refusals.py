@@ -51,7 +51,10 @@ async def send_response(
         headers.append((b"x-request-id", request_id))
     headers += (*HINTS.get(status, ()), *extra)
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send_body(send, body)
+    if len(body) <= PIECE_BYTES:
+        await send({"type": "http.response.body", "body": body})
+    else:
+        await send_body(send, body)
 
 
 async def send_body(send: Send, body: bytes | memoryview) -> None:
