@@ -24,6 +24,7 @@ from server.web.http_server import HttpServer, LimitedProtocol
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = (
+    "blobs",
     "agentdojo",
     "client",
     "otel",
