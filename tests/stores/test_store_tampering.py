@@ -58,7 +58,7 @@ def agent_key(bench, session_id):
         "ttl_seconds = 1e9",
         "created_at = created_at - 1",
         "parent = '0123', parent_version = 0",
-        "agent_key = 'e' || substr(agent_key, 2, 46) || 'e'",
+        "agent_key = CASE substr(agent_key, 1, 1) WHEN 'e' THEN 'd' ELSE 'e' END || substr(agent_key, 2)",
         "agent_key = '0123456789abcdef0123456789abcdef'",
     ],
 )
