@@ -78,7 +78,8 @@ def test_what_a_package_imports_is_what_it_declares(path):
     modules = {name for each in files for name in imported_modules(each.read_text(encoding="utf-8"))}
     ours = {"server", "toolpack_server", own}
     others = modules - ours - sys.stdlib_module_names - UNDECLARED
-    found = {canonical(packages_distributions()[module][0]) for module in others} | {"toolpack-server"}
+    distributions = packages_distributions()
+    found = {canonical(distributions[module][0]) for module in others} | {"toolpack-server"}
     assert found == {canonical(re.match(r"[\w.-]+", each)[0]) for each in project["dependencies"]}
     assert project["version"] == PROJECT["version"]
     assert f"toolpack-server=={PROJECT['version']}" in project["dependencies"]
