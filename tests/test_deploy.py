@@ -3,32 +3,108 @@
 import re
 from pathlib import Path
 
+import http_server
+import httpx
+import serving
 import yaml
 
 from server.base.settings import Settings
+from server.cli.serve import serve
+from server.processes.supervisor import STOP_SECONDS
 
 ROOT = Path(__file__).parent.parent
-RESOURCES = list(yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text(encoding="utf-8")))
+DEVELOP = (ROOT / "docs/internals/develop.md").read_text(encoding="utf-8")
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
 
 
+def resources(folder):
+    """Get what Kustomize makes of a base: the bases here only list what belongs to them, so nothing is changed."""
+    base = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    assert base.keys() == {"apiVersion", "kind", "resources"}
+    for name in base["resources"]:
+        path = (folder / name).resolve()
+        yield from resources(path) if path.is_dir() else yaml.safe_load_all(path.read_text(encoding="utf-8"))
+
+
+def by_name(folder):
+    listed = [*resources(ROOT / "deploy" / folder)]
+    found = {(each["kind"], each["metadata"]["name"]): each for each in listed}
+    assert len(found) == len(listed), "two have one name"
+    return found
+
+
+WITH_REDIS, WITH_POSTGRES = by_name("redis"), by_name("postgres")
+
+
 def resource(kind, name):
-    return next(r for r in RESOURCES if (r["kind"], r["metadata"]["name"]) == (kind, name))
+    return WITH_REDIS[kind, name]
 
 
-POD = resource("Deployment", "toolpack-server")["spec"]["template"]["spec"]
+DEPLOYMENT = resource("Deployment", "toolpack-server")["spec"]
+POD = DEPLOYMENT["template"]["spec"]
 SERVER = POD["containers"][0]
+VARIABLES = {variable["name"]: variable for variable in SERVER["env"]}
+
+
+def test_every_file_is_part_of_a_base_and_is_validated():
+    listed = re.search(r"kubernetes-validate --strict (.*)", DEVELOP)[1].split()
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "deploy").rglob("*.yaml")}
+    assert {path for path in files if not path.endswith("kustomization.yaml")} == {*listed}
+    kinds = {each["kind"] for found in (WITH_REDIS, WITH_POSTGRES) for each in found.values()}
+    assert kinds >= {"Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "NetworkPolicy"}
 
 
 def test_the_pods_variables_are_settings():
     known = {f"TOOLPACK_{name.upper()}" for name in Settings.model_fields}
-    assert {variable["name"] for variable in SERVER["env"]} <= known
+    assert VARIABLES.keys() <= known
+    given = {name: variable["value"] for name, variable in VARIABLES.items() if "value" in variable}
+    Settings(**{name.removeprefix("TOOLPACK_").lower(): value for name, value in given.items()})
+    flags = {argument.partition("=")[0] for argument in SERVER["args"][1:]}
+    assert flags <= {option for parameter in serve.params for option in parameter.opts}
+
+
+def test_the_command_of_the_page_makes_the_secret():
+    page = (ROOT / "docs/operate.md").read_text(encoding="utf-8")
+    name, *keys = re.search(r"^kubectl create secret generic (.*)$", page, re.MULTILINE)[1].split(" --from-literal=")
+    made = {key.partition("=")[0] for key in keys}
+    references = [each["valueFrom"]["secretKeyRef"] for each in VARIABLES.values() if "valueFrom" in each]
+    assert {each["name"] for each in references} == {name}
+    assert {each["key"] for each in references} == made
+    store = next(key.partition("=")[2] for key in keys if key.startswith("store="))
+    redis = resource("Service", "redis")
+    assert store == f"redis://{redis['metadata']['name']}:{redis['spec']['ports'][0]['port']}/0"
 
 
 def test_a_pod_has_time_to_finish_its_calls():
     pause = int(SERVER["lifecycle"]["preStop"]["exec"]["command"][1])
-    drain = next(float(v["value"]) for v in SERVER["env"] if v["name"] == "TOOLPACK_DRAIN_SECONDS")
-    assert POD["terminationGracePeriodSeconds"] >= pause + drain + 3
+    leave, drain = (float(VARIABLES[f"TOOLPACK_{name}_SECONDS"]["value"]) for name in ("LEAVE", "DRAIN"))
+    assert leave > 0
+    assert drain >= Settings().timeout_seconds
+    assert POD["terminationGracePeriodSeconds"] >= pause + leave + drain + STOP_SECONDS
+
+
+def test_a_new_pod_is_ready_before_an_old_one_leaves():
+    assert DEPLOYMENT["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    scaler = resource("HorizontalPodAutoscaler", "toolpack-server")["spec"]
+    target = resource("Deployment", scaler["scaleTargetRef"]["name"])
+    assert scaler["scaleTargetRef"] == {each: target[each] for each in ("apiVersion", "kind")} | {
+        "name": target["metadata"]["name"]
+    }
+    assert "replicas" not in DEPLOYMENT, "each `apply` would undo what the scaler has done"
+
+
+def test_a_real_server_answers_the_probes_and_has_the_scalers_metric():
+    (port,) = (port["containerPort"] for port in SERVER["ports"])
+    assert port == Settings().port
+    probes = {SERVER[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")}
+    (metric,) = resource("HorizontalPodAutoscaler", "toolpack-server")["spec"]["metrics"]
+    with (
+        http_server.running(serving.CATALOG, store="memory:", tokens="me:a-token-for-this", log_calls="off") as url,
+        httpx.Client(base_url=url, headers={"Host": "10.0.0.7:8000"}) as http,
+    ):
+        assert {path: http.get(path).status_code for path in probes} == dict.fromkeys(probes, 200)
+        served = http.get("/metrics", headers={"Authorization": "Bearer a-token-for-this"}).text
+    assert re.search(rf"^# TYPE {metric['pods']['metric']['name']} gauge$", served, re.MULTILINE)
 
 
 def test_the_pod_runs_as_the_images_user():
@@ -58,17 +134,25 @@ def test_redis_keeps_what_it_is_told_in_both_files():
 
 
 def test_only_what_the_policies_name_is_reached():
-    server, redis = (resource("NetworkPolicy", name)["spec"] for name in ("toolpack-server", "redis"))
-    assert server["podSelector"] == resource("PodDisruptionBudget", "toolpack-server")["spec"]["selector"]
-    ports = {port["port"] for rule in server["egress"] for port in rule["ports"]}
-    assert ports == {6379, 53}
-    assert redis["ingress"][0]["from"][0]["podSelector"] == server["podSelector"]
+    redis = resource("NetworkPolicy", "redis")["spec"]
+    for found, port, to in ((WITH_REDIS, 6379, "redis"), (WITH_POSTGRES, 5432, None)):
+        policies = [
+            each["spec"] for each in found.values() if each["kind"] == "NetworkPolicy" and each["spec"] != redis
+        ]
+        budget = found["PodDisruptionBudget", "toolpack-server"]["spec"]
+        labels = found["Deployment", "toolpack-server"]["spec"]["template"]["metadata"]["labels"]
+        assert [each["podSelector"] for each in policies] == [budget["selector"]] * 2 == [{"matchLabels": labels}] * 2
+        rules = [rule for policy in policies for rule in policy["egress"]]
+        assert {allowed["port"] for rule in rules for allowed in rule["ports"]} == {port, 53}
+        assert [rule["to"] for rule in rules if "to" in rule] == (
+            [[{"podSelector": {"matchLabels": {"app": to}}}]] if to else []
+        )
+        assert redis["ingress"][0]["from"][0]["podSelector"] == budget["selector"]
     assert "egress" not in redis
 
 
 def test_before_a_commit_the_quick_checks_of_ci_run():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
-    page = (ROOT / "docs/internals/develop.md").read_text(encoding="utf-8")
-    commands = re.search(r"## Checks.*?```sh\n(.*?)```", page, re.DOTALL)[1].splitlines()
+    commands = re.search(r"## Checks.*?```sh\n(.*?)```", DEVELOP, re.DOTALL)[1].splitlines()
     for hook in hooks:
         assert any(command.startswith(hook["entry"]) for command in commands), hook["entry"]

@@ -177,6 +177,11 @@ class Settings(_FromEnvironment, FixedLimits):
         THREAD,
         description="Where toolpacks' code runs: in threads of the worker, or in processes of its own.",
     )
+    leave_seconds: float = Field(
+        0,
+        ge=0,
+        description="How long a stopping server takes requests, while /readyz tells balancers to send them elsewhere.",
+    )
     drain_seconds: float = Field(6, ge=0, description="How long a stopping server waits for running calls.")
     max_waiting: int = Field(
         10_000, ge=1, description="Calls that may wait for all sessions of a worker; of several owners one has half."

@@ -1,6 +1,7 @@
 """An HTTP server with an end that loses nothing: no call, no answer, no connection.
 
-A worker that is stopped goes on accepting connections and answers 503, until no call runs or `drain_seconds` are over.
+A worker that is stopped isn't ready any more, and serves as before for `leave_seconds`, in which balancers find that
+out. Then it goes on accepting connections and answers 503, until no call runs or `drain_seconds` are over.
 A worker that is retired leaves new connections to the one that takes its place, and runs what comes on those it has.
 The rule: every request gets an answer, in JSON, and each answer closes its connection. When nothing else is left, idle
 connections get a moment in which a request that is on its way may arrive.
@@ -39,6 +40,7 @@ class DrainingServer(HttpServer):
         self._service = gateway.service
         self._pipe = pipe
         self._stopped = self._hurried = False
+        self._refuse_at = 0.0
         self._stop_at: float | None = None
         self._quiet_since = 0.0
         in_forked(self.close_in_child)
@@ -57,9 +59,11 @@ class DrainingServer(HttpServer):
         if not self._stopped and not self._pipe.has_supervisor:
             log.info("The server stops: it was sent %s.", signal.Signals(sig).name)
         self._hurried |= self._stopped and sig == signal.SIGINT
-        self._stopped = True
-        self._gateway.ready = False
-        self._drain()
+        if not self._stopped:
+            self._refuse_at = time.monotonic() + self._service.settings.leave_seconds
+        self._stopped = self._gateway.leaving = True
+        self.close_with_next_answer()  # so that clients connect anew, to other servers
+        self._leave()
 
     async def on_tick(self, counter: int) -> bool:
         """Look after this worker: whether it should be replaced, and if it drains, whether it is done."""
@@ -68,7 +72,7 @@ class DrainingServer(HttpServer):
             if not self._pipe.has_supervisor:
                 log.warning("There are too many stuck threads, but without a supervisor nothing can be replaced.")
         if self._stopped:
-            self._gateway.ready = False  # the signal may have come before it was set
+            self._leave()  # the signal may have come before `ready` was set
         elif self._pipe.retired:
             self.stop_listening()
             self._drain()
@@ -80,7 +84,7 @@ class DrainingServer(HttpServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer whatever is left, then close all connections."""
-        retired = self._gateway.ready  # then it has waited for idle connections already
+        retired = not self._stopped  # then it has waited for idle connections already
         self._gateway.ready = False
         self._drain()
         self._service.sessions.queues.stop()
@@ -96,6 +100,12 @@ class DrainingServer(HttpServer):
         # What `terminate()` sends must end it. This process would hear of what is written for a signal, too.
         handle_stop(signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
+
+    def _leave(self) -> None:
+        """Refuse what is new, once balancers have had the time to send it elsewhere."""
+        if time.monotonic() >= self._refuse_at:
+            self._gateway.ready = False
+            self._drain()
 
     def _drain(self) -> None:
         """Close each connection with its next answer, and stop when no call runs, or after `drain_seconds`."""

@@ -168,7 +168,8 @@ class Reloader:
         if generation is None:
             return
         generation.signal(signal.SIGTERM)
-        deadline = time.monotonic() + self._settings.drain_seconds + STOP_SECONDS + 1
+        seconds = self._settings.leave_seconds + self._settings.drain_seconds + STOP_SECONDS
+        deadline = time.monotonic() + seconds + 1
         hurried = False
         while generation.exit_code is None and time.monotonic() < deadline:
             time.sleep(TICK_SECONDS / 25)

@@ -269,7 +269,7 @@ class Supervisor:
         self._listener.close()  # the last worker to end closes the port
         for child in self._children:
             child.signal(signal.SIGTERM)
-        seconds, hurried = self._settings.drain_seconds + STOP_SECONDS, False
+        seconds, hurried = self._settings.leave_seconds + self._settings.drain_seconds + STOP_SECONDS, False
         while seconds > 0 and any(child.is_alive() for child in self._children):
             seconds -= self._wait()
             if signal.SIGINT in self._signals[1:] and not hurried:

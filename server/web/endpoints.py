@@ -56,6 +56,7 @@ class Gateway:
         self.connections = Connections(service.settings, several=self.gate.several)
         self.admitted = partial(Admission, self)
         self.ready = False  # requests are answered; False while the application starts and stops
+        self.leaving = False  # it is about to stop: whoever asks whether it is ready is told that it isn't
         self.answering = 0  # how many requests are being answered, other than those that are refused
 
     @contextlib.asynccontextmanager

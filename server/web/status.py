@@ -27,7 +27,8 @@ def status_routes(gateway: Gateway) -> list[Route]:
         return _answer(b"ok", "text/plain")
 
     async def readyz(_request: Request) -> Response:
-        problem = await service.sessions.store_problem() if gateway.ready else NOT_READY
+        takes_more = gateway.ready and not gateway.leaving
+        problem = await service.sessions.store_problem() if takes_more else NOT_READY
         return refusal_response(503, problem) if problem else _answer(b"ready", "text/plain")
 
     async def metrics(request: Request) -> Response:

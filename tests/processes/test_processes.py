@@ -318,6 +318,26 @@ def test_a_stopping_server_is_not_ready_answers_what_runs_and_exits_with_0(waiti
     assert waiting.process.wait(serving.PATIENCE) == 0
 
 
+@pytest.mark.parametrize("flags", [["--store", "memory:"], []], ids=["one process", "supervised"])
+def test_a_server_that_leaves_is_not_ready_and_serves_on(tmp_path, flags):
+    waiting = Waiting(tmp_path, *flags, LEAVE_SECONDS="600")
+    try:
+        session = waiting.rpc(waiting.http, "create_session")["session_id"]  # on a connection that is kept
+        waiting.process.send_signal(signal.SIGTERM)
+        with httpx.Client(base_url=waiting.http.base_url, timeout=serving.PATIENCE) as balancer:
+            wait_until(lambda: balancer.get("/readyz").status_code == 503, "the word that it stops")
+            assert balancer.get("/healthz").status_code == 200
+        asked = {"jsonrpc": "2.0", "id": 1, "method": "get_session", "params": {"session_id": session}}
+        for _ in range(2):
+            answer = waiting.http.post("/rpc", json=asked)
+            assert serving.result_of(answer.content)["session_id"] == session
+            assert answer.headers["Connection"] == "close"  # so its client connects to another server next
+        waiting.process.send_signal(signal.SIGINT)
+        assert waiting.process.wait(serving.PATIENCE) == 0
+    finally:
+        waiting.end()
+
+
 def test_two_ctrl_c_end_a_server_whatever_runs(tmp_path):
     waiting = Waiting(tmp_path, "--store", "memory:", DRAIN_SECONDS="600")
     try:
