@@ -21,6 +21,7 @@ from server.features.perturbations.appearance import Appearance
 from server.features.rules import read_rules
 
 ROOT = Path(__file__).parents[1]
+FOLDERS = ("server", "toolpack_server", "toolpacks")
 METHODS = {"match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split"}
 LENGTH = 30_000
 TRIES = 3
@@ -34,7 +35,7 @@ OWN = {"server/features/tasks/report.py": "the console's modules"}
 def uses():
     """Find each expression that is written in the code, and the methods by which it is used."""
     found = {}
-    for path in sorted([*ROOT.glob("server/**/*.py"), *ROOT.glob("toolpacks/*.py")]):
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         name = str(path.relative_to(ROOT))
         if name in OWN:
             continue
