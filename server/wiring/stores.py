@@ -29,7 +29,9 @@ def opener(url: str, features: Iterable[type[Feature]] | None = None) -> str:
     others = {each: path for feature in loaded for each, path in feature.stores.items()}
     if scheme not in others:
         also = "".join(f", {each}://…" for each in sorted(others))
-        raise SettingsError(f"{url!r} names no store: use memory:, sqlite:///path{also}.")
+        (named,) = scheme.split(maxsplit=1)[:1] or [""]
+        # What follows may have a password.
+        raise SettingsError(f"'{named}…' names no store: use memory:, sqlite:///path{also}.")
     return others[scheme]
 
 

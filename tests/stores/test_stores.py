@@ -110,3 +110,21 @@ def test_a_fork_is_small(kind, tmp_path, request):
         store.create([fork_of(kept, recipe=recipe) for _ in range(100)], {"bank": "b"}, {})
     assert (size() - before) / 1000 < {"sqlite": 500, "redis": 1200}[kind]
     store.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "redsi://:hidden@host/0",
+        "host=localhost password=hidden",
+        "redis://:hidden#@host/0",
+        "postgresql://user:hidden%zz@host/x",
+        "postgresql://user:hidden@[::1/x",
+        "postgresql://user:hidden/@host/x",
+        "postgresql://user:p@hidden@host/x",
+    ],
+)
+def test_a_wrong_url_is_refused_without_its_password(wrong):
+    with pytest.raises(SettingsError) as caught:
+        open_store(wrong)
+    assert "hidden" not in str(caught.value)

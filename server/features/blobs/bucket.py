@@ -59,9 +59,11 @@ class Bucket:
                     },
                 )
             else:
-                raise SettingsError(f"TOOLPACK_BLOBS_URL: {url!r} names no place for blobs: use {SCHEMES}.")
+                raise SettingsError(f"TOOLPACK_BLOBS_URL names no place for blobs: use {SCHEMES}.")
         except (BaseError, OSError, ValueError) as error:
-            raise SettingsError(f"TOOLPACK_BLOBS_URL: {url!r} can't be used: {_first_line(error)}.") from None
+            raise SettingsError(
+                f"The place that TOOLPACK_BLOBS_URL names can't be used: {_first_line(error)}."
+            ) from None
         self._threads = ThreadPoolExecutor(AT_ONCE, "blobs")
 
     def check(self) -> None:

@@ -5,7 +5,7 @@ again if its answer was lost, for some seconds; then it ends with `OverloadedErr
 
 This speaks through libpq, which psycopg brings along, and not through psycopg's cursors: these take three times as much
 of the processor for a statement, and wait for an answer however long it takes. It isn't psycopg's pool either, which
-tries to connect again after ever longer pauses, while a standby takes over.
+tries to connect again after ever longer pauses, while a standby takes over. `hosts.py` connects.
 
 A Postgres with a synchronous standby acknowledges a commit when the standby has it. If somebody cancels that wait, it
 acknowledges the commit all the same, with a warning. So a warning is an answer that was lost.
@@ -25,7 +25,8 @@ from server.features.postgres.values import DECODE, decode_row, encode
 
 try:
     from psycopg import Error, pq
-    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    from server.features.postgres.hosts import Hosts, LostError
 except ImportError:
     raise SettingsError("A postgresql:// store needs psycopg: pip install 'toolpack-server[postgres]'.") from None
 
@@ -38,52 +39,49 @@ CONNECTIONS = 8  # of a process: a Postgres has 100 in all, by default
 ANSWER_SECONDS = 5.0  # for the next bytes of an answer
 GIVE_UP_SECONDS = 5.0  # for all attempts, not counting the wait for the last answer
 LONGEST_PAUSE = 0.25
-DEFAULTS = {
-    "target_session_attrs": "read-write",  # of several hosts, the primary
-    "connect_timeout": "2",
-    "tcp_user_timeout": "5000",
-    "application_name": "toolpack-server",
-}
 # All joins are by index, whatever Postgres believes of tables of which it has no statistics yet.
-SET_UP = """
-SET standard_conforming_strings = on; SET default_transaction_isolation = 'read committed'; SET jit = off;
-SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off;
-SET enable_mergejoin = off; SET lock_timeout = '4s'; SET idle_in_transaction_session_timeout = '2s';
-SET client_min_messages = warning;
-"""
+_SET = {
+    "standard_conforming_strings": "on",
+    "default_transaction_isolation": "read committed",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "lock_timeout": "4s",
+    "idle_in_transaction_session_timeout": "2s",
+    "client_min_messages": "warning",
+}
+SET_UP = "SELECT " + ", ".join(f"set_config('{name}', '{value}', false)" for name, value in _SET.items())
 
 UNREACHABLE = "The store can't be reached: send the request again, with the same call_id."
+BUSY = "All connections to the store are in use: send the request again, with the same call_id."
 REFUSED = "The store refuses to change anything now ({}); nothing was changed."
-# SQLSTATEs after which the same may succeed: the connection, the primary or a lock was lost to somebody else.
-TEMPORARY = ("08", "40", "57P", "25006", "55P03", "25P03")
+# SQLSTATEs after which the same may succeed: the connection, the primary or a lock was lost to somebody else, or
+# somebody has cancelled it.
+TEMPORARY = ("08", "40", "57", "25006", "55P03", "25P03")
 LIMITED = ("53", "54000", "58")  # no space, no memory, no connections, or an error of the disk
 DAMAGED = ("XX001", "XX002")
-
-
-class LostError(Exception):
-    """An answer was lost, or asks for another attempt; nobody knows whether anything was changed."""
 
 
 class PostgresConnection:
     """One connection, for one thread at a time."""
 
-    def __init__(self, conninfo: str) -> None:
-        self._libpq = pq.PGconn.connect(conninfo.encode())
-        if self._libpq.status != pq.ConnStatus.OK:
-            raise LostError(self._said())
+    def __init__(self, hosts: Hosts) -> None:
+        self._libpq: Any = hosts.connect()
         self._warning = ""
         self._libpq.notice_handler = self._note
-        if self._libpq.exec_(SET_UP.encode()).status != pq.ExecStatus.COMMAND_OK:
-            raise LostError(self._said())
         self._libpq.nonblocking = 1
         self._libpq.enter_pipeline_mode()
         self._poll = select.poll()
         self._prepared: dict[str, bytes] = {}  # the names of statements
         self._number = 0
         self.server_version = self._libpq.server_version
-
-    def _said(self) -> str:
-        return " ".join(self._libpq.get_error_message().split())
+        try:
+            self.run([(SET_UP, ())])
+        except BaseException:
+            self.close()
+            raise
 
     def _note(self, result: Any) -> None:
         self._warning = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"a warning").decode()
@@ -92,34 +90,37 @@ class PostgresConnection:
         """Send statements together, and get the rows of each; they are a transaction, if none has begun."""
         self._warning = ""
         try:
-            wanted = self._send(statements)
+            wanted, preparations = self._send(statements)
             answers = self._answers()
         except Error as error:
             raise LostError(str(error)) from error
         for answer in answers:
             if answer.status == pq.ExecStatus.FATAL_ERROR:
-                self._prepared.clear()  # of those after it nothing was prepared
+                for place, text in preparations:  # after it nothing was prepared
+                    if answers[place].status != pq.ExecStatus.COMMAND_OK:
+                        del self._prepared[text]
                 _refuse(answer)
         if self._warning:
             raise LostError(self._warning)
         return [_rows(answers[place]) for place in wanted]
 
-    def _send(self, statements: Sequence[Statement]) -> list[int]:
-        """Send statements; get which answers are theirs, as others are those of their preparation."""
-        wanted, sent = [], 0
+    def _send(self, statements: Sequence[Statement]) -> tuple[list[int], list[tuple[int, str]]]:
+        """Send statements; get which answers are theirs, and which those of their preparation."""
+        wanted, preparations, sent = [], [], 0
         for text, given in statements:
             name = self._prepared.get(text)
             if name is None:
                 self._number += 1
                 name = self._prepared[text] = b"s%d" % self._number
                 self._libpq.send_prepare(name, text.encode())
+                preparations.append((sent, text))
                 sent += 1
             values, formats = zip(*map(encode, given), strict=True) if given else ((), ())
             self._libpq.send_query_prepared(name, values, formats, result_format=1)
             wanted.append(sent)
             sent += 1
         self._libpq.pipeline_sync()
-        return wanted
+        return wanted, preparations
 
     def _answers(self) -> list[Any]:
         """Read until the end of what was sent."""
@@ -169,10 +170,7 @@ class PostgresConnections:
     """
 
     def __init__(self, url: str) -> None:
-        try:
-            self._conninfo = make_conninfo("", **{**DEFAULTS, **conninfo_to_dict(url)})
-        except Error as error:
-            raise SettingsError(f"The store's URL is wrong: {str(error).strip()}.") from None
+        self._hosts = Hosts(url)
         self._idle: deque[PostgresConnection] = deque()
         self._free = threading.BoundedSemaphore(CONNECTIONS)
         self._closed = False
@@ -224,11 +222,13 @@ class PostgresConnections:
 
     @contextmanager
     def _lent(self) -> Iterator[PostgresConnection]:
-        with self._free:
+        if not self._free.acquire(timeout=GIVE_UP_SECONDS):
+            raise OverloadedError(BUSY)
+        try:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                connection = PostgresConnection(self._conninfo)
+                connection = PostgresConnection(self._hosts)
             try:
                 yield connection
             except LostError:
@@ -240,6 +240,8 @@ class PostgresConnections:
                 raise
             else:
                 self._keep(connection)
+        finally:
+            self._free.release()
 
     def _keep(self, connection: PostgresConnection) -> None:
         self._idle.append(connection)

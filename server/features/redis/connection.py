@@ -4,6 +4,7 @@ The rule: every command and script sent here is atomic and safe to repeat. So it
 for some seconds; then it ends with `OverloadedError`.
 """
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,8 @@ class RedisConnection:
                 url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS, retry=Retry(NoBackoff(), 0)
             )
         except ValueError as error:
-            raise SettingsError(f"The store's URL is wrong: {error}.") from None
+            reason = re.sub("'.*'", "…", str(error))  # what it quotes may be of a password
+            raise SettingsError(f"The store's URL is wrong: {reason.rstrip('.')}.") from None
         self._scripts = Scripts(self._client.connection_pool, Path(__file__).with_name("script.lua").read_bytes())
         try:
             self._check()

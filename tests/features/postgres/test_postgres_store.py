@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -179,6 +180,62 @@ def test_a_postgres_that_is_not_there_is_refused_at_the_start(monkeypatch, wrong
     monkeypatch.setattr("server.features.postgres.connection.GIVE_UP_SECONDS", 0.01)
     with pytest.raises(SettingsError, match=says):
         open_store(wrong)
+
+
+def test_connecting_to_a_host_that_says_nothing_stops_no_other_thread():
+    hosts = pytest.importorskip("server.features.postgres.hosts")
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        port = listening.getsockname()[1]
+
+        def hang_up():
+            listening.accept()[0].close()
+
+        other = threading.Thread(target=hang_up)
+        other.start()
+        with pytest.raises(hosts.LostError, match="closed the connection"):  # by the other thread, meanwhile
+            hosts.Hosts(f"postgresql://127.0.0.1:{port}/x").connect()
+        other.join()
+
+
+def test_of_several_hosts_one_that_says_nothing_is_left_after_a_while(url, monkeypatch):
+    monkeypatch.setattr("server.features.postgres.hosts.CONNECT_SECONDS", 0.2)
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        begin, _, rest = url.rpartition("@")
+        hosts = f"postgresql://{begin.removeprefix('postgresql://')}{'@' if begin else ''}127.0.0.1:"
+        several = f"{hosts}{listening.getsockname()[1]},{rest.removeprefix('postgresql://')}"
+        with contextlib.closing(open_store(several)) as store:
+            store.ping()
+
+
+def test_what_fails_again_and_again_is_prepared_once(url):
+    connection = pytest.importorskip("server.features.postgres.connection")
+    with contextlib.closing(connection.PostgresConnections(url)) as connections:
+        counts = []
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="division by zero"):
+                connections.run(("SELECT 1 / (random() * 0)::bigint", ()), ("SELECT 1::bigint", ()))
+            counts.append(connections.run(("SELECT count(*) FROM pg_prepared_statements", ())))
+        assert counts[0] == counts[2]
+        assert connections.run(("SELECT 1::bigint", ())) == [[(1,)]]
+
+
+def test_what_somebody_cancels_is_sent_again_and_then_given_up(url, monkeypatch):
+    connection = pytest.importorskip("server.features.postgres.connection")
+    with contextlib.closing(connection.PostgresConnections(url)) as connections:
+        monkeypatch.setattr(connection, "GIVE_UP_SECONDS", 0)
+        connections.run(("SELECT set_config('statement_timeout', '10ms', false)", ()))
+        with pytest.raises(OverloadedError, match="can't be reached"):
+            connections.run(("SELECT pg_sleep(60)::text", ()))
+
+
+def test_who_gets_no_connection_is_told_so(url, monkeypatch):
+    connection = pytest.importorskip("server.features.postgres.connection")
+    with contextlib.closing(connection.PostgresConnections(url)) as connections, contextlib.ExitStack() as lent:
+        for _ in range(connection.CONNECTIONS):
+            lent.enter_context(connections._lent())
+        monkeypatch.setattr(connection, "GIVE_UP_SECONDS", 0.01)
+        with pytest.raises(OverloadedError, match="in use"):
+            connections.run(("SELECT 1::bigint", ()))
 
 
 def test_a_postgres_that_only_reads_is_refused_at_the_start(url, monkeypatch):
