@@ -5,7 +5,7 @@ protocol writes a refusal, and answers whatever else it is asked.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
@@ -119,7 +119,7 @@ class FeatureEndpoint:
         self._limit = (limit, f"{PREFIX}MAX_BODY_BYTES")
 
     async def answer(self, request: FeatureRequest) -> Response:
-        """Answer a request.
+        """Answer a request; a stream whose client has left ends after its next piece, `caller.left` says so before.
 
         Raises:
             HttpRefusedError: It is refused, with this status and reason.
@@ -159,14 +159,14 @@ class FeatureEndpoint:
                 try:
                     response = await self._answer(_request(scope, headers, body, caller, reservation.become))
                     try:
-                        await self._send(response, send, reservation.become)
+                        await self._send(response, scope, receive, send, reservation.become)
                     except asyncio.CancelledError:  # the server can't wait any longer, and the answer has begun
                         scope["state"][STATE].cut_off()
                 finally:
                     self._gateway.answering -= 1
         except HttpRefusedError as error:
             refused.write(error.status, str(error), scope)
-            await self._send(self.refusal(error.status, str(error)), send)
+            await self._send(self.refusal(error.status, str(error)), scope, receive, send)
 
     async def _answer(self, request: FeatureRequest) -> Response:
         try:
@@ -183,20 +183,41 @@ class FeatureEndpoint:
             raise HttpRefusedError(self.status_of(error), detail or error.message) from None
 
     @staticmethod
-    async def _send(response: Response, send: Send, holds: Callable[[int], None] = _nothing) -> None:
+    async def _send(
+        response: Response, scope: Scope, receive: Receive, send: Send, holds: Callable[[int], None] = _nothing
+    ) -> None:
         """Send a response in pieces, each of which waits until the client has read enough of those before it."""
         response.headers["x-request-id"] = request_id.get()
         for name, value in HINTS.get(response.status_code, ()):
             response.headers.setdefault(name.decode(), value.decode())
-        await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+        start = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         if isinstance(response, StreamingResponse):
-            async for piece in response.body_iterator:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            await send(start)
+            await _stream(response, scope, send)
+        elif response.__class__.__call__ is Response.__call__:
+            await send(start)
+            if len(response.body) > PIECE_BYTES:  # what is smaller has left the server when it is sent
+                holds(len(response.body))
+            await send_body(send, response.body)
+        else:  # a file, or what a feature has made itself
+            await response(scope, receive, send)
             return
-        if len(response.body) > PIECE_BYTES:  # what is smaller has left the server when it is sent
-            holds(len(response.body))
-        await send_body(send, response.body)
+        if response.background is not None:
+            await response.background()
+
+
+async def _stream(response: StreamingResponse, scope: Scope, send: Send) -> None:
+    """Send what an iterator gives, which ends after the next piece when the client has left."""
+    connection = scope.get("state", {}).get(STATE)
+    pieces = response.body_iterator
+    async for piece in pieces:
+        sent = piece.encode(response.charset) if isinstance(piece, str) else piece
+        await send({"type": "http.response.body", "body": sent, "more_body": True})
+        if connection is not None and connection.cycle.disconnected:
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+            return
+    await send({"type": "http.response.body", "body": b""})
 
 
 class FeatureSocket(FeatureEndpoint):
@@ -247,7 +268,7 @@ class FeatureSocket(FeatureEndpoint):
                 await self._asked(self.welcome(_request(scope, headers, b"", Caller(owner))))
         except HttpRefusedError as error:
             refused.write(error.status, str(error), scope)
-            await self._send(self.refusal(error.status, str(error)), send)
+            await self._send(self.refusal(error.status, str(error)), scope, receive, send)
             return
         socket: WebSocket = connection.switch(accepted + b"x-request-id: %b\r\n" % request_id.get().encode())
         code, reason = FAULT, ""

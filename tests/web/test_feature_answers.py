@@ -7,7 +7,8 @@ import logging
 import pytest
 from http_endpoint import PROTOCOLS, served
 from serving import wait_until
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.background import BackgroundTask
+from starlette.responses import FileResponse, PlainTextResponse, StreamingResponse
 
 from server.features.ors.endpoints import HealthEndpoint
 
@@ -46,7 +47,7 @@ def complaints(caplog):
     """Get what uvicorn writes, which hands it on to nobody."""
     uvicorn = logging.getLogger("uvicorn.error")
     uvicorn.addHandler(caplog.handler)
-    yield caplog.records
+    yield lambda: [record.getMessage() for record in caplog.records]  # each phase of a test has a list of its own
     uvicorn.removeHandler(caplog.handler)
 
 
@@ -84,4 +85,36 @@ def test_an_answer_that_can_not_be_sent_in_full_is_cut_off_without_a_traceback(e
         with contextlib.suppress(ConnectionResetError):
             assert len(read(connection)) < LARGE
         wait_until(lambda: in_flight(endpoint) == 0, "its release")
-    assert not complaints
+    assert complaints() == []
+
+
+def test_any_response_of_starlette_is_sent_as_it_is_there(endpoint, monkeypatch, tmp_path):
+    (tmp_path / "page.txt").write_text("Kept on a disk.")
+    done = []
+    for made, expected in [
+        (FileResponse(tmp_path / "page.txt"), "Kept on a disk."),
+        (StreamingResponse(iter(["in ", "pieces"])), "in pieces"),
+        (PlainTextResponse("first", background=BackgroundTask(done.append, "then")), "first"),
+    ]:
+        answering(monkeypatch, lambda _request, made=made: made)
+        found = endpoint.http.get("/health")
+        assert (found.status_code, found.text, len(found.headers["x-request-id"])) == (200, expected, 16)
+    wait_until(lambda: done == ["then"], "what is done after the answer")
+
+
+def test_a_stream_ends_when_its_client_has_left(endpoint, monkeypatch):
+    ended = []
+
+    async def signs():
+        try:
+            while True:
+                yield b": still running\n"
+                await asyncio.sleep(0.01)
+        finally:
+            ended.append(True)
+
+    answering(monkeypatch, lambda _request: StreamingResponse(signs()))
+    with endpoint.connect(ASK) as connection:
+        assert read(connection, 1)
+    wait_until(lambda: ended, "the end of the stream")
+    wait_until(lambda: endpoint.app.state.gateway.answering == 0, "its place")

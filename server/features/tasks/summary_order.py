@@ -82,7 +82,9 @@ def _natural(text: str | None) -> Any:
     """Get what sorts a text as people do: step 9 before step 10."""
     if text is None:
         return None
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", text)]
+    parts = [(part, part.lstrip("0") if part.isdecimal() else "") for part in re.split(r"([0-9]+)", text)]
+    # The longer of two numbers is the larger one; Python makes no number of one that is very long.
+    return [(part.isdecimal(), len(number), number, part) for part, number in parts]
 
 
 def _outcome(verdict: Any) -> Any:
