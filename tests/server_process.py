@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import redis_server
 import serving
 import warm
 
@@ -59,7 +60,9 @@ class Served:
 @contextlib.contextmanager
 def served(folder: Path, *arguments: str, **variables: str) -> Iterator[Served]:
     log = (folder / "server.log").open("a")
-    flags = ["--port", "0", "--data-dir", str(folder), "--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
+    port = str(redis_server.free_port())  # which nothing takes, also where the test starts another server on it
+    packs = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
+    flags = ["--port", port, "--data-dir", str(folder), *packs]
     process = warm.Warm(
         command("serve", *flags, *arguments),
         env=environment(**variables),

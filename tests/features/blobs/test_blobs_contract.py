@@ -31,11 +31,15 @@ def new_store(request, tmp_path):
                 path.unlink()
             opener = partial(open_store, f"sqlite:///{tmp_path}/{id(object())}.db")
         elif request.param == "redis":
-            opener = partial(open_store, redis_server.emptied(request.getfixturevalue("redis_url")))
+            url = redis_server.emptied(request.getfixturevalue("redis_url"))
+            request.addfinalizer(partial(redis_server.emptied, url))  # others look for no blobs outside
+            opener = partial(open_store, url)
         else:
             import postgres_server  # noqa: PLC0415 - most machines have none
 
-            opener = partial(open_store, postgres_server.emptied(request.getfixturevalue("postgres_url")))
+            url = postgres_server.emptied(request.getfixturevalue("postgres_url"))
+            request.addfinalizer(partial(postgres_server.emptied, url))
+            opener = partial(open_store, url)
         return lambda: opened(opener(), f"file://{tmp_path}/blobs", FROM_BYTES)
 
     return new

@@ -177,8 +177,9 @@ def test_a_server_that_is_killed_between_object_and_commit_loses_nothing(proxy, 
     assert re.fullmatch(r"4 named, 0 missing, 1 unnamed\n", told), told  # a part more has one version
 
 
-def test_two_workers_on_redis_have_their_blobs_in_one_bucket(variables, tmp_path, redis_url):
+def test_two_workers_on_redis_have_their_blobs_in_one_bucket(variables, tmp_path, redis_url, request):
     url = redis_server.emptied(redis_url)
+    request.addfinalizer(lambda: redis_server.emptied(url))  # others look for no blobs outside
     more = {**variables, "TOOLPACK_SECRET_KEY": "k" * 32}
     with served(tmp_path, "--workers", "2", "--store", url, **more) as server:
         sessions = [server.rpc("create_session", toolpacks=["ledger"])["session_id"] for _ in range(8)]
