@@ -75,7 +75,8 @@ def play_with_openenv(url, token, episodes):
                 answer = {"type": "submit_answer", "answer": episode["answer"], "metadata": {"call_id": "answer"}}
                 results.append(_stepped(env, begin, answer))
             assert results[-1].done
-            assert _stepped(env, begin, None)["reward"] == results[-1].reward
+            state = _stepped(env, begin, None)
+            assert state["reward"] == results[-1].reward, (state, results[-1])
         yield [result.reward for result in results]
 
 
