@@ -84,11 +84,14 @@ def _stepped(env, begin, action):
     """Step, or get the state if there is no action; on a new WebSocket the episode goes on."""
     while True:
         try:
-            return _insisted(lambda: env.state() if action is None else env.step(action))
+            found = _insisted(lambda: env.state() if action is None else env.step(action))
         except RuntimeError as error:
             if "There is no episode on this WebSocket" not in str(error):
                 raise
-            _insisted(lambda: env.reset(**begin))
+        else:
+            if action is not None or found["episode_id"] is not None:  # the state on a new WebSocket is that of none
+                return found
+        _insisted(lambda: env.reset(**begin))
 
 
 def _insisted(do):
