@@ -5,6 +5,7 @@ from pathlib import Path
 
 import http_server
 import httpx
+import scale
 import serving
 import yaml
 
@@ -156,3 +157,8 @@ def test_before_a_commit_the_quick_checks_of_ci_run():
     commands = re.search(r"## Checks.*?```sh\n(.*?)```", DEVELOP, re.DOTALL)[1].splitlines()
     for hook in hooks:
         assert any(command.startswith(hook["entry"]) for command in commands), hook["entry"]
+
+
+def test_the_page_on_fleets_has_what_is_computed():
+    page = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+    assert [line for line in page.splitlines() if line.startswith("|")] == [*scale.measured(), *scale.computed()]
