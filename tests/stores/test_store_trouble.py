@@ -89,6 +89,22 @@ def test_a_full_disk_goes_on_once_sessions_are_closed(small_disk):
         bench.close()
 
 
+def test_a_full_disk_goes_on_where_no_checkpoint_came_in_time(small_disk, monkeypatch):
+    monkeypatch.setattr("server.stores.sqlite.checkpoints.Checkpoints.look_at", lambda *_: None)
+    bench = Bench(store=f"sqlite:///{small_disk}/sessions.db")
+    try:
+        sessions = fill(bench)
+        for session in sessions[:-2]:
+            bench.rpc("close_session", session_id=session)
+        with (small_disk / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+            while ballast.write(b"x" * 4096):
+                pass
+        bench.store.clean_up()
+        assert bench.result(sessions[-2], "add", amount=1) == 1
+    finally:
+        bench.close()
+
+
 def test_a_file_that_may_not_grow_can_be_read_and_emptied(tmp_path):
     bench = Bench(store=f"sqlite:///{tmp_path}/sessions.db")
     writer = bench.store._file._writer

@@ -299,9 +299,17 @@ class SqliteFile:
                 for name in ("freelist_count", "page_count", "auto_vacuum")
             )
             more = bool(vacuum) and bool(free > (max(FREE_PAGES, pages // 4) if self._reserve.exists() else 0))
-            if more:  # as a script: `execute` would give back one page only
-                self._writer.executescript(f"PRAGMA incremental_vacuum({SHRINK_PAGES})")
+            if more:
+                try:
+                    self._vacuum()
+                except sqlite3.OperationalError:  # the log takes what the disk had left: write it from its beginning
+                    self._restart_log("PASSIVE")
+                    self._vacuum()
         return more
+
+    def _vacuum(self) -> None:
+        # As a script: `execute` would give back one page only.
+        self._writer.executescript(f"PRAGMA incremental_vacuum({SHRINK_PAGES})")
 
     def shorten_log(self, *, shrunk: bool) -> None:
         """Shorten the log if it has grown long; if `shrink` has given pages back, make the file shorter by them."""
