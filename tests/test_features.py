@@ -11,33 +11,37 @@ from pathlib import Path
 import click
 import pytest
 from command_line import invoke
+from pydantic import Field
 from serving import FEATURES, refused
 
 from server import features
 from server.base.errors import SettingsError, StartError
-from server.base.settings import Settings
+from server.base.settings import FeatureSettings, Settings
 from server.cli import all_commands, cli, first_sentence
+from server.features.participants.methods import Listen
+from server.features.tasks.results import SessionTask
+from server.protocol.results import Session
 from server.rpc.method import agents_methods, clients_methods
-from server.sessions.record_kinds import RecordKinds
+from server.sessions.record_kinds import RecordKind, RecordKinds
 from server.web.app import create_app
 from server.web.console import console_files
 from server.wiring import installed
 from server.wiring.feature import Feature
 from server.wiring.installed import GROUP, in_order, load_features
-from server.wiring.service import all_methods
+from server.wiring.service import all_methods, all_record_kinds
 
 BEYOND_API = {
     "checking": 18,
     "classes": 20,
-    "episodes": 21,
+    "episodes": 15,
     "executors": 40,
     "harbor": 5,
-    "mcp": 60,
-    "participants": 17,
+    "mcp": 59,
+    "participants": 11,
     "parts": 8,
-    "perturbations": 31,
-    "replay": 82,
-    "tasks": 91,
+    "perturbations": 27,
+    "replay": 70,
+    "tasks": 75,
     "telemetry": 8,
 }
 """How many names a feature of ours imports of the core, past `server.features.api` and those beside it.
@@ -106,10 +110,14 @@ def is_gone(feature, bench, without, described):
     own = names(feature.methods)
     for method in own:
         assert "There is no method" in refused(-32601, bench.rpc, method).data["detail"]
-    key = bench.rpc("create_session", toolpacks=["ledger"])["agent_path"].rpartition("/")[2]
+    session = bench.rpc("create_session", toolpacks=["ledger"])
+    key = session["agent_path"].rpartition("/")[2]
     others = {method.declared.name for method in agents_methods(all_methods(without))}
     for method in {method.declared.name for method in agents_methods(feature.methods)} - others:
         assert "There is no method" in refused(-32601, bench.rpc, method, agent_key=key).data["detail"]
+    for kind in feature.results:
+        shown = {"Session": session, "AddressPaths": session}.get(kind.__name__, {})
+        assert shown.keys().isdisjoint(feature.results[kind].__annotations__)
     for method, parameters in feature.parameters.items():
         given = {"session_id": "none"} if "session_id" in method.model_fields else {}
         for parameter in parameters.model_fields.keys() - method.model_fields.keys():
@@ -153,6 +161,11 @@ def made(name, **attributes):
     return type(name.title(), (Feature,), {"name": name, **attributes})
 
 
+def settings(feature, name):
+    members = {"__annotations__": {name: str}, name: Field("", description="A setting."), "__module__": __name__}
+    return type(FeatureSettings)("Own", (FeatureSettings,), members, feature=feature)
+
+
 @pytest.mark.parametrize(
     ("features", "refusal"),
     [
@@ -171,6 +184,18 @@ def made(name, **attributes):
         (
             [made("a", routes={"/look": "x:y"}), made("b", routes={"/look": "x:z"})],
             "^The features 'a' and 'b' both add '/look' to routes: leave one of them out by TOOLPACK_FEATURES=-b.$",
+        ),
+        (
+            [made("a", methods=[Listen]), made("b", methods=[Listen])],
+            "^The features 'a' and 'b' both add 'listen' to methods: leave one of them out by TOOLPACK_FEATURES=-b.$",
+        ),
+        (
+            [made("a_b", settings=settings("a_b", "c")), made("a", settings=settings("a", "b_c"))],
+            "^The features 'a' and 'a_b' both add 'TOOLPACK_A_B_C' to settings: leave one of them out",
+        ),
+        (
+            [made("a", results={Session: SessionTask}), made("b", results={Session: SessionTask})],
+            "^The features 'a' and 'b' both add 'Session.task' to results: leave one of them out",
         ),
         ([made("My Weather")], "^The feature 'My Weather' needs another name: a word of lower-case letters.$"),
     ],
@@ -197,6 +222,12 @@ def test_features_that_cannot_be_used_are_refused(features, refusal):
 def test_views_that_cannot_be_served_are_refused(views, refusal):
     with pytest.raises(StartError, match=refusal):
         console_files(RecordKinds(), [made("a", views=views)])
+
+
+def test_a_kind_of_records_is_replaced_only_by_one_that_derives_from_it():
+    other = type("OtherKind", (RecordKind,), {"name": "call"})
+    with pytest.raises(StartError, match=r"^Two kinds of records are called 'call': derive OtherKind from CallKind to"):
+        all_record_kinds([made("a", record_kinds=[other])])
 
 
 def test_features_come_after_those_that_they_need_whatever_order_they_are_found_in():

@@ -17,6 +17,7 @@ import command_line
 import pytest
 import server_process
 from hatchling.builders.wheel import WheelBuilder
+from raw_websocket import RawWebSocket
 from serving import PACKS
 
 pytestmark = pytest.mark.heavy
@@ -162,6 +163,8 @@ def test_an_upgrade_reads_what_was_recorded_and_another_shape_is_told_in_a_sente
 def test_all_that_the_other_adds_is_listed(site):
     listed = command_line.run("features", **site).stdout.partition("\ntide (")[2].partition("\n(")[0]
     assert "parameters: create_session(tide), list_sessions(tide)" in listed
+    assert "results: Session.tide" in listed
+    assert "routes: /tide" in listed
     assert "stores: tide" in listed
 
 
@@ -182,6 +185,11 @@ def test_what_it_keeps_with_sessions_goes_with_forks_bundles_and_restarts(site, 
         assert {each["session_id"] for each in server.rpc("list_sessions", tide="ebb")} == at_ebb
         assert [each["session_id"] for each in server.rpc("list_sessions", tide="flood")] == [ids["flood"]]
         assert len(server.rpc("list_sessions")) == 5
+        shown = {session_id: server.rpc("get_session", session_id=session_id).get("tide") for session_id in at_ebb}
+        assert {*shown.values()} == {"ebb"}
+        assert "tide" not in server.rpc("get_session", session_id=plain)
+        (described,) = [each for each in server.rpc("rpc.discover")["methods"] if each["name"] == "get_session"]
+        assert described["result"]["schema"]["properties"]["tide"]["type"] == "string"
         for session_id in at_ebb:
             with pytest.raises(Exception, match="Nothing can be done at ebb tide"):
                 server.call(session_id, "get_balance")
@@ -189,7 +197,9 @@ def test_what_it_keeps_with_sessions_goes_with_forks_bundles_and_restarts(site, 
         for session_id in (ids["flood"], plain):
             assert server.call(session_id, "get_balance")["error"] is None
     with server_process.served(tmp_path, *flags) as server:
-        assert len(server.rpc("list_sessions")) == 5
+        listed = server.rpc("list_sessions")
+        assert len(listed) == 5
+        assert not any("tide" in each for each in listed)
         assert server.call(plain, "get_balance")["error"] is None
         with pytest.raises(Exception, match="tide: Extra inputs are not permitted"):
             server.rpc("create_session", tide="ebb")
@@ -197,6 +207,22 @@ def test_what_it_keeps_with_sessions_goes_with_forks_bundles_and_restarts(site, 
             with pytest.raises(Exception, match="tide"):
                 server.call(session_id, "get_balance")
             assert server.rpc("close_session", session_id=session_id) == 1
+
+
+def test_its_socket_is_admitted_as_requests_are_and_any_worker_answers(site, tmp_path, store_url):
+    variables = {"TOOLPACK_SECRET_KEY": "a key for this test alone", "TOOLPACK_TOKENS": "ann:12345678", **site}
+    flags = ["--packs", "bank", "--workers", "2", "--store", store_url("redis")]
+    with server_process.served(tmp_path, *flags, **variables) as server:
+        port = int(server.url.rpartition(":")[2])
+        with RawWebSocket(port, "/tide") as refused:
+            assert (refused.status, "token" in refused.body.decode()) == (401, True)
+        for _ in range(3):
+            with RawWebSocket(port, "/tide", token="12345678") as one:
+                for heard in (1, 2):
+                    asked = one.ask({"toolpacks": ["bank"], "tide": "flood"})
+                    assert asked == {"tide": "flood", "heard": heard}
+        server.http.headers["Authorization"] = "Bearer 12345678"
+        assert len(server.rpc("list_sessions")) == 6
 
 
 PIER = """

@@ -32,32 +32,6 @@ ORDINARY_NAMES = {
     *("ThreadPoolExecutor", "LoopExecutor", "run_in_executor", "set_default_executor", "shutdown_default_executor"),
     *("executor", "_executors", "_executor_threads", "mcp", "EPISODE_OVER", "episode_over"),
 }
-# A session tells how it was made, and the core serves the address of each participant. A name goes from here with its
-# last use; none is added.
-NAMES_OF_FEATURES = {
-    "protocol/results.py": {
-        "ParticipantPaths",
-        "Perturbations",
-        "Perturbed",
-        "mcp_path",
-        "participants",
-        "perturbations",
-        "perturbed",
-    },
-    "protocol/rights.py": {"PARTICIPANTS", "Participants", "participants"},
-    "sessions/addresses.py": {"PARTICIPANTS", "Participants", "participants", "participants_of"},
-    "sessions/identity.py": {
-        "_PARTICIPANTS_KEY",
-        "_participants",
-        "is_participants",
-        "participant",
-        "participants",
-        "participants_of",
-    },
-    "sessions/operation.py": {"PARTICIPANTS"},
-    "sessions/reader.py": {"is_participants", "participant"},
-    "sessions/views.py": {"/mcp/", "mcp_path", "participants"},
-}
 CLIENT = SERVER.parent / "toolpack_server"
 CLIENTS_MAY_IMPORT = re.compile(r"server\.(base\.errors|protocol\.results|features\.\w+\.results)")
 
@@ -131,12 +105,12 @@ def named(path):
         )
 
 
-def test_the_core_names_features_only_where_the_reason_is_told():
+def test_the_core_names_no_feature():
     features = re.compile(rf"({'|'.join(FEATURES)})", re.IGNORECASE)
     for path in FILES:
         if not path.is_relative_to(SERVER / "features") and name(path).split("/")[0] not in OF_ALL_FEATURES:
             used = {each for each in named(path) if features.search(each)} - ORDINARY_NAMES
-            assert used == NAMES_OF_FEATURES.get(name(path), set()), name(path)
+            assert not used, name(path)
 
 
 def test_every_error_is_in_one_tree_and_says_what_it_means():

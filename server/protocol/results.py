@@ -1,11 +1,11 @@
 """The shapes of the methods' results: one description for the OpenRPC document, the schemas and the client's types.
 
-The rule: types only. Whatever a method answers is described here and nowhere else.
+The rule: types only. Whatever a method answers is described here and nowhere else; what a feature adds to it, there.
 """
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, Field, with_config
+from pydantic import Field
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 Json = Any
@@ -29,28 +29,14 @@ class Parent(TypedDict):
     version: int
 
 
-class ParticipantPaths(TypedDict):
-    """The paths of a participant's address."""
+class AddressPaths(TypedDict):
+    """The paths of an address."""
 
     agent_path: str
-    mcp_path: str
-
-
-@with_config(ConfigDict(extra="forbid", strict=True))
-class Perturbations(TypedDict):
-    """The faults and injections that the agent of a session meets, by rules.
-
-    `variant` is one of its task, whose rules come first; where a session is described all of them are in `rules`.
-    `seed` is what chance is drawn from.
-    """
-
-    variant: NotRequired[str | None]
-    rules: NotRequired[list[dict[str, Json]]]
-    seed: NotRequired[str]
 
 
 class SessionOutline(TypedDict):
-    """What a session is, without the paths by which agents reach it; a fork has a `parent`, `task` names its task."""
+    """What a session is, without the paths by which agents reach it; a fork has a `parent`."""
 
     session_id: str
     toolpacks: list[str]
@@ -59,25 +45,16 @@ class SessionOutline(TypedDict):
     created_at: str
     expires_at: str
     parent: NotRequired[Parent]
-    task: NotRequired[str]
 
 
-class Session(SessionOutline):
-    """A session; the agent under test gets `agent_path`, or `mcp_path` if it speaks MCP.
+class Session(SessionOutline, AddressPaths):
+    """A session; the agent under test gets `agent_path`.
 
     `toolpack_versions` has the versions that it was created with of those of its toolpacks that come with an installed
-    distribution. `participants` has the paths of each participant, the agent's included; it is missing if there is none
-    but the agent.
+    distribution.
     """
 
-    agent_path: str
-    mcp_path: str
     toolpack_versions: dict[str, str]
-    participants: NotRequired[dict[str, ParticipantPaths]]
-    seed: NotRequired[str]
-    clock: NotRequired[str]
-    clock_step_seconds: NotRequired[float]
-    perturbations: NotRequired[Perturbations]
 
 
 class Function(TypedDict):
@@ -129,23 +106,6 @@ class NestedCallRecord(TypedDict):
     parent: NotRequired[Annotated[int, Field(ge=0)]]
 
 
-class Heard(TypedDict):
-    """What an agent has sent and heard of a call, where that isn't what has happened."""
-
-    function: NotRequired[str]
-    kwargs: NotRequired[dict[str, Json]]
-    error: NotRequired[str | None]
-    result: NotRequired[Json]
-
-
-class Perturbed(TypedDict):
-    """The rules that a call has met, and whether it was run; all else in its record is what has happened."""
-
-    rules: list[str]
-    run: bool
-    agent: Heard
-
-
 class CallRecord(TypedDict):
     """The record of a call; the calls that were nested in it, in the order in which they ran, are `nested`.
 
@@ -170,7 +130,6 @@ class CallRecord(TypedDict):
     session_id: NotRequired[str]
     by: NotRequired[str]
     nested: NotRequired[list[NestedCallRecord]]
-    perturbed: NotRequired[Perturbed]
     changed: NotRequired[dict[str, int]]
 
 

@@ -7,11 +7,13 @@ import json
 import typing
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from textwrap import indent, wrap
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
+from typing_extensions import is_typeddict
 
 from server.rpc.method import Method, agents_methods, clients_methods
 
@@ -33,23 +35,27 @@ def client_code(methods: Iterable[type[Method]]) -> str:
     methods, writer = [*methods], _ClientWriter()
     agents = writer.clients("AgentMethods", AGENTS, agents_methods(methods))
     clients = writer.clients("ClientMethods", CLIENTS, clients_methods(methods))
-    return f"{HEAD}\n{writer.imports()}\n\n{agents}\n\n{clients}"
+    return f"{HEAD}\n" + "\n\n".join([writer.imports(), *writer.results.values(), agents, clients])
 
 
 class _ClientWriter:
-    """Writes classes of methods, and knows what they import."""
+    """Writes classes of methods, and knows what they import.
+
+    Attributes:
+        results: The types of results to which features have added members, by name; no module has them.
+    """
 
     def __init__(self) -> None:
+        self.results: dict[str, str] = {}
         self._imported: defaultdict[str, set[str]] = defaultdict(set)
 
     def imports(self) -> str:
         lines = defaultdict(list)
         for module, names in sorted(self._imported.items()):
             line = f"from {module} import {', '.join(sorted(names))}"
-            lines[module.startswith(("server.", "toolpack_server."))].append(
-                line if len(line) <= WIDTH else _fitted(f"from {module} import (", sorted(names), ")")
-            )
-        return "\n\n".join("\n".join(lines[ours]) for ours in (False, True)) + "\n"
+            group = 2 if module.startswith(("server.", "toolpack_server.")) else module == "typing_extensions"
+            lines[group].append(line if len(line) <= WIDTH else _fitted(f"from {module} import (", sorted(names), ")"))
+        return "\n\n".join("\n".join(lines[group]) for group in sorted(lines)) + "\n"
 
     def clients(self, name: str, summary: str, methods: Iterable[type[Method]]) -> str:
         members = "\n\n".join(indent(self._method(method), "    ") for method in methods)
@@ -97,12 +103,27 @@ class _ClientWriter:
         if named is NoneType:
             return "None"
         name = getattr(named, "__name__", "") or str(named).removeprefix("typing.")
-        if getattr(named, "__module__", "") != "builtins":
+        if is_typeddict(named) and getattr(import_module(named.__module__), name) is not named:
+            if name not in self.results:
+                self.results[name] = self._result(named)
+        elif getattr(named, "__module__", "") != "builtins":
             self._imported[named.__module__].add(name)
         if not inner:
             return name
         shown = [json.dumps(each) if origin is Literal else self._type(each, accepted) for each in inner]
         return f"{name}[{', '.join(shown)}]"
+
+    def _result(self, kind: Any) -> str:
+        self._imported["typing_extensions"].add("TypedDict")
+        members = [f"{name}: {self._type(each)}" for name, each in kind.__annotations__.items()]
+        for place, line in enumerate(members):
+            if len(line) + 4 > WIDTH:
+                before, _, inner = line.partition("[")
+                members[place] = f"{before}[\n    {inner[:-1]}\n]"
+        summary, *more = kind.__doc__.split("\n\n")
+        lines = [line for each in more for line in ("", *wrap(each, WIDTH - 4))]
+        lines = [f'"""{summary}', *lines, '"""'] if lines else [f'"""{summary}"""']
+        return f"class {kind.__name__}(TypedDict):\n" + indent("\n".join([*lines, "", *members]), "    ") + "\n"
 
 
 def _fitted(before: str, items: Sequence[str], after: str, width: int = 0) -> str:

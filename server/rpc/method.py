@@ -108,7 +108,7 @@ class Method(Parameters):
     @cache  # a model is dear to make
     def extended(cls, *more: type[Parameters], result: Any = None) -> type[Self]:
         """Get the method with further parameters, which come after its own, and with a result of a narrower type."""
-        if not more and result is None:
+        if not more and result in {None, cls.declared.result}:
             return cls
         members = {"__doc__": cls.__doc__, "__module__": cls.__module__}
         metaclass: Any = type(cls)

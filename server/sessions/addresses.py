@@ -1,26 +1,19 @@
 """The addresses of a session: who has one, and what may be done there.
 
 The rule: each session has an address of the name `agent`, which by itself has all functions, without a limit. Features
-fill in the rest; whatever serves an address asks it, and no feature. A session with participants keeps the rights of
-each, which are written out when it is created.
+fill in the rest, and may give a session further addresses; whatever serves an address asks it, and no feature.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from server.base.errors import InvalidParamsError, shown
 from server.packs.pack_function import PackFunction, is_offered
 from server.protocol.parameters import Parameters
-from server.protocol.rights import AGENT, PARTICIPANTS, Participants
+from server.protocol.rights import AGENT
 from server.sessions.recipes import Recipe
 from server.stores.base import Head, StoredSession
-
-
-def participants_of(session: StoredSession) -> Participants | None:
-    """Get the rights of a session's participants, the agent's included; None if it has none but its agent."""
-    kept: Participants | None = Recipe.of(session).kept.get(PARTICIPANTS)
-    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +26,7 @@ class Address:
         max_calls: How many calls it has, nested ones and failed ones too; None: any number.
         prompt: What whoever has it is asked to do: a text, or messages; None: nothing.
         answers: It may submit the session's answer.
-        others: The names of the other participants.
+        others: The names of the session's other addresses.
         view: How the functions appear; None: as they are.
     """
 
@@ -85,6 +78,25 @@ class AddressTool(Protocol):
         """Do it, and get its result as JSON; `arguments` is an instance of `parameters`."""
 
 
+class NamedAddresses:
+    """The addresses of sessions that have others besides that of their agent; by itself no session has.
+
+    Attributes:
+        purpose: What the keys of the others are for: those of another purpose don't open them.
+    """
+
+    purpose = "address"
+
+    def of(self, kept: Mapping[str, Any]) -> Mapping[str, Address] | None:
+        """Get a session's addresses by name, its agent's included; None if it has no other.
+
+        Args:
+            kept: What is kept with the session's recipe.
+        """
+        del kept
+        return None
+
+
 Fill = Callable[[StoredSession, Address], Address]
 """Gets an address of a session with what a feature has to say of it; may run a toolpack's code."""
 
@@ -99,6 +111,8 @@ class Addresses:
     """The addresses of all sessions.
 
     Attributes:
+        named: Which others sessions have besides their agent's.
+        paths: Where an address is served, by the member of results that says so: `{key}` stands for its key.
         fills: What features have to say of addresses.
         views: They get how functions appear at an address now; None: as they are.
         take_answer: Takes answers; None if no feature does.
@@ -106,6 +120,8 @@ class Addresses:
     """
 
     def __init__(self) -> None:
+        self.named = NamedAddresses()
+        self.paths = {"agent_path": "/agents/{key}"}
         self.fills: list[Fill] = []
         self.views: list[Callable[[StoredSession, Head, str], View | None]] = []
         self.take_answer: TakeAnswer | None = None
@@ -123,17 +139,12 @@ class Addresses:
             ClassesChangedError: What a feature needs for it is not loaded any more.
             InvalidParamsError: The session has none of this name.
         """
-        address = Address(name)
-        participants = participants_of(session)
-        if name not in (participants or (AGENT,)):
-            raise InvalidParamsError(f"The session has no participant {shown(name)!r}.")
-        if participants is not None:
-            rights = participants[name]
-            functions = rights["functions"]
-            offered = None if functions is None else frozenset(functions)
-            others = tuple(other for other in participants if other != name)
-            address = Address(name, offered, rights["max_calls"], rights["prompt"], rights["answers"], others)
-        if not self.is_plain(session):
+        kept = Recipe.of(session).kept
+        named = self.named.of(kept) or {AGENT: Address(AGENT)}
+        if name not in named:
+            raise InvalidParamsError(f"The session has no address of the name {shown(name)!r}.")
+        address = named[name]
+        if kept:
             for fill in self.fills:
                 address = fill(session, address)
         return address

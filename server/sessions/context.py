@@ -32,6 +32,7 @@ from server.sessions.quotas import Quotas
 from server.sessions.recipes import FORK, Recipe, details_of
 from server.sessions.record_kinds import RecordKinds
 from server.sessions.records import Records
+from server.sessions.views import SessionViews
 from server.stores.base import SessionStore, StoredSession
 
 T = TypeVar("T")
@@ -68,13 +69,14 @@ class SessionContext:
         self._tracebacks = tracebacks
         self.promises = Promises(always=settings.compare_read_only)
         self.records = Records(key)
-        self.identities = Identities(key)
+        self.addresses = Addresses()
+        self.identities = Identities(key, self.addresses)
+        self.session_views = SessionViews(self.addresses)
         self.record_kinds = RecordKinds()
         self.paths = Paths(store, self.records, self.identities, self.record_kinds)
         self.codec = codec
         self.runner = runner
         self.quotas = Quotas(store, settings)
-        self.addresses = Addresses()
         self.creation_hooks: list[CreationHook] = []
         self.session_request: type[SessionRequest] = SessionRequest  # with what features add to it
         self.filters: list[SessionFilter] = []

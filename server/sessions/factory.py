@@ -32,7 +32,6 @@ from server.sessions.identity import DIGITS, Creation
 from server.sessions.quotas import OWN_SHARE
 from server.sessions.reader import SessionReader
 from server.sessions.recipes import Recipe, stored_details
-from server.sessions.views import session_view
 from server.stores.base import ForkPoint, Head, History, Record, SessionQuery, StoredSession
 from server.volumes.volume import is_piece
 
@@ -314,5 +313,4 @@ class SessionFactory:
 
     def _view(self, session: StoredSession, version: int = 0) -> Session:
         """Describe a session as it was when it was created."""
-        keys = self._context.identities.keys(session)
-        return session_view(session, version, keys, called_at=session.created_at)
+        return self._context.session_views.of(session, version, called_at=session.created_at)

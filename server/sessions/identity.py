@@ -4,8 +4,8 @@ The agent key is a keyed hash of everything that never changes in a session: its
 TTL and parent. So whoever can write to the store, but hasn't the key, can't change
 these without changing the agent key, and can't find out the agent key that would fit.
 
-The key of another participant's address has twice as many digits. The first half is a keyed hash of the agent key and
-the participant's name, the second half the session's id, hidden by a keyed hash of the first. So it needn't be stored,
+The key of another address has twice as many digits. The first half is a keyed hash of the agent key and the name of the
+address, the second half the session's id, hidden by a keyed hash of the first. So it needn't be stored,
 and whoever has one can neither make another nor learn the id.
 
 The rule: a session is used only if its agent key fits.
@@ -15,19 +15,21 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from server.base.errors import SessionNotFoundError, StateDamagedError
 from server.jsonio.strict import dumps
 from server.protocol.rights import AGENT
-from server.sessions.addresses import participants_of
+from server.sessions.addresses import Addresses
+from server.sessions.recipes import Recipe
 from server.snapshots.seal import KeyedHash
 from server.stores.base import StoredSession
 
 DIGITS = 48
 _BEGINNING = 16  # digits that are the same whatever else was in the request
 _DIGEST = 12  # digits for the parameters of the request
-_PARTICIPANTS_KEY = re.compile(rf"[0-9a-f]{{{2 * DIGITS}}}")
+_OTHERS_KEY = re.compile(rf"[0-9a-f]{{{2 * DIGITS}}}")
 
 
 class Creation:
@@ -57,10 +59,15 @@ class Creation:
 
 
 class Identities:
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, addresses: Addresses) -> None:
+        self._key = key
+        self._addresses = addresses
         self._keyed = KeyedHash(key, "session")
         self._call_ids = KeyedHash(key, "call_id")
-        self._participants = KeyedHash(key, "participant")
+
+    @cached_property
+    def _others(self) -> KeyedHash:
+        return KeyedHash(self._key, self._addresses.named.purpose)
 
     def creation(self, owner: str, call_id: str, request: list[Any]) -> Creation:
         return Creation(self._call_ids, owner, call_id, request)
@@ -73,32 +80,32 @@ class Identities:
         return self._keyed.of(dumps(facts, sort_keys=True), session.recipe, session.details)[:DIGITS]
 
     def keys(self, session: StoredSession) -> Mapping[str, str] | None:
-        """Get the keys of the addresses of a session with participants, by name; None if it has only its agent's."""
-        participants = participants_of(session)
-        if participants is None:
+        """Get the keys of the addresses of a session with more than one, by name; None if it has only its agent's."""
+        named = self._addresses.named.of(Recipe.of(session).kept)
+        if named is None:
             return None
-        return {name: session.agent_key if name == AGENT else self._key(session, name) for name in participants}
+        return {name: session.agent_key if name == AGENT else self._key_of(session, name) for name in named}
 
-    def _key(self, session: StoredSession, name: str) -> str:
-        proof = self._participants.of("proof", session.agent_key, name)[:DIGITS]
+    def _key_of(self, session: StoredSession, name: str) -> str:
+        proof = self._others.of("proof", session.agent_key, name)[:DIGITS]
         return proof + self._hidden(session.id, proof)
 
     def _hidden(self, session_id: str, proof: str) -> str:
         """Hide an id, or show the one that is hidden."""
-        mask = self._participants.of("id", proof)[:DIGITS]
+        mask = self._others.of("id", proof)[:DIGITS]
         return f"{int(session_id, 16) ^ int(mask, 16):0{DIGITS}x}"
 
     @staticmethod
-    def is_participants(key: str) -> bool:
-        """Whether a key has the form of another participant's than the agent."""
-        return _PARTICIPANTS_KEY.fullmatch(key) is not None
+    def is_others(key: str) -> bool:
+        """Whether a key has the form of one of another address than the agent's."""
+        return _OTHERS_KEY.fullmatch(key) is not None
 
     def opened(self, key: str) -> str:
-        """Get the id of the session that a participant's key opens, if it opens one: `participant` says so."""
+        """Get the id of the session that the key of another address opens, if it opens one: `name_of` says so."""
         return self._hidden(key[DIGITS:], key[:DIGITS])
 
-    def participant(self, session: StoredSession, key: str) -> str:
-        """Get the name of the participant whose key this is.
+    def name_of(self, session: StoredSession, key: str) -> str:
+        """Get the name of another address than the agent's, whose key this is.
 
         Raises:
             SessionNotFoundError: It opens no address of the session.

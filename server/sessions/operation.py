@@ -16,7 +16,7 @@ from server.engine.state import NONE, Effect, SessionState, added_bytes
 from server.functions.steps import Steps
 from server.observability.trace_context import trace_context
 from server.observability.tracing import CallTrace
-from server.protocol.rights import CLIENT, PARTICIPANTS
+from server.protocol.rights import CLIENT
 from server.sessions.context import SessionContext
 from server.sessions.records import request_digest, stored_call_id
 from server.stores.base import Record, StoredSession
@@ -111,8 +111,8 @@ class SessionOperation:
             start_clock(seconds)
         if self.recorded_call_id is not None:
             self._digest = request_digest(self.method, *self.asked())
-            if self.by != CLIENT and PARTICIPANTS in state.recipe.kept:
-                self.recorded_call_id = f"{self.by}/{self.call_id}"  # each participant has its own
+            if self.by != CLIENT and state.recipe.kept and context.addresses.named.of(state.recipe.kept):
+                self.recorded_call_id = f"{self.by}/{self.call_id}"  # each address has its own
             # An operation that doesn't wait for the commits before it finds their records in the state.
             stored = stored_call_id(self.recorded_call_id, self.by)
             record = state.uncommitted.get(stored) or context.store.record_of_call(self.session_id, stored)

@@ -43,7 +43,7 @@ from server.protocol.rights import AGENT
 from server.sessions.context import SessionContext
 from server.sessions.part_bytes import PartBytes
 from server.sessions.recipes import Recipe
-from server.sessions.views import json_patch, session_view
+from server.sessions.views import json_patch
 from server.snapshots.seal import FORMAT
 from server.stores.base import Head, SessionQuery, StoredSession
 from server.stores.history import fitting
@@ -77,6 +77,7 @@ class SessionReader:
         self._cache = cache
         self._clock = clock
         self._identities = context.identities
+        self._views = context.session_views
         self._check = context.check_session
         self._records = context.records
         self._paths = context.paths
@@ -126,7 +127,7 @@ class SessionReader:
             SessionNotFoundError: No session has this key.
             StateDamagedError: The session isn't the one for which the key was made.
         """
-        others = self._identities.is_participants(agent_key)
+        others = self._identities.is_others(agent_key)
         session_id = self._identities.opened(agent_key) if others else self._store.find_agent(agent_key)
         found = session_id and self._store.get(session_id)
         if not found:
@@ -135,7 +136,7 @@ class SessionReader:
         if not others and session.agent_key != agent_key:
             raise StateDamagedError("The stored session isn't the one for which this agent path was made.")
         self._check(session)
-        return session.id, session.owner, self._identities.participant(session, agent_key) if others else AGENT
+        return session.id, session.owner, self._identities.name_of(session, agent_key) if others else AGENT
 
     def describe(
         self, session_id: str, owner: str | None, *, version: int | None = None, as_created: bool = False
@@ -144,7 +145,7 @@ class SessionReader:
         session, head = self.find(session_id, owner)
         at = head.version if version is None else version
         called_at = session.created_at if as_created else None
-        return session_view(session, at, self._identities.keys(session), called_at=called_at)
+        return self._views.of(session, at, called_at=called_at)
 
     def list_sessions(
         self, query: SessionQuery, wanted: Sequence[Callable[[StoredSession], bool]] = ()
@@ -170,7 +171,7 @@ class SessionReader:
                     if self._identities.fits(session) and all(each(session) for each in wanted):
                         # Listing a session doesn't renew it: it was called last when its expiry was written.
                         called_at = session.expires_at - expiry(session.ttl_seconds, 0) + self._clock.uncounted
-                        yield session_view(session, version, self._identities.keys(session), called_at=called_at)
+                        yield self._views.of(session, version, called_at=called_at)
                 if len(found) < page.limit:
                     return
                 page = replace(page, after=found[-1][0].id)

@@ -49,7 +49,7 @@ class RecordKind:
     """
 
     name: ClassVar[str] = ""
-    shape: ClassVar[Any] = dict[str, Any]
+    shape: Any = dict[str, Any]
     inherited: ClassVar[bool] = True
     title: ClassVar[str] = "{kind}"
     content: ClassVar[str] = ""

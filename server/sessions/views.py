@@ -1,10 +1,10 @@
 """Sessions and environments as clients see them: plain JSON values.
 
-The rule: pure. What a view needs is handed in.
+The rule: what is here reads no store. A feature adds members to the description of a session by the type of its result.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import jsonpatch
@@ -13,40 +13,49 @@ import jsonpointer
 from server.base.times import timestamp
 from server.jsonio.strict import dumps
 from server.protocol.results import Session
+from server.sessions.addresses import Addresses
 from server.sessions.recipes import Recipe, details_of
 from server.stores.base import StoredSession
 
 
-def session_view(
-    session: StoredSession, version: int, keys: Mapping[str, str] | None, *, called_at: float | None = None
-) -> Session:
-    """Describe a session; it expires its TTL after `called_at`, which is by default now.
+class SessionViews:
+    """Describes sessions.
 
-    Args:
-        keys: Those of its participants' addresses, by name; None if it has only its agent's.
+    Attributes:
+        shape: The type of a description. Members that features have added to it are shown as the session keeps them, by
+            the same name, unless `members` has them.
+        members: What features show of a session besides; each gets its members by name.
     """
-    called_at = time.time() if called_at is None else called_at
-    recipe, parent = Recipe.of(session), session.parent
-    kept = {**recipe.kept, **details_of(session)}
-    own: dict[str, Any] = {
-        "session_id": session.id,
-        **_paths(session.agent_key),
-        "toolpacks": list(recipe.toolpacks),
-        "toolpack_versions": dict(recipe.versions),
-        "version": version,
-        "labels": dict(session.labels),
-        "created_at": timestamp(session.created_at),
-        "expires_at": timestamp(called_at + session.ttl_seconds),
-        "parent": parent and {"session_id": parent.session_id, "version": parent.version},
-        "participants": keys and {name: _paths(key) for name, key in keys.items()},
-    }
-    # What is kept has the names by which the type shows it.
-    rest = {name: kept.get(name) for name in Session.__annotations__ if name not in own}
-    return cast("Session", own | rest)
 
+    def __init__(self, addresses: Addresses) -> None:
+        self.shape: type = Session
+        self.members: list[Callable[[StoredSession], Mapping[str, Any]]] = []
+        self._paths = addresses.paths
 
-def _paths(key: str) -> dict[str, str]:
-    return {"agent_path": f"/agents/{key}", "mcp_path": f"/mcp/{key}"}
+    def of(self, session: StoredSession, version: int, *, called_at: float | None = None) -> Session:
+        """Describe a session; it expires its TTL after `called_at`, which is by default now."""
+        called_at = time.time() if called_at is None else called_at
+        recipe, parent = Recipe.of(session), session.parent
+        own: dict[str, Any] = {
+            "session_id": session.id,
+            **self.paths(session.agent_key),
+            "toolpacks": list(recipe.toolpacks),
+            "toolpack_versions": dict(recipe.versions),
+            "version": version,
+            "labels": dict(session.labels),
+            "created_at": timestamp(session.created_at),
+            "expires_at": timestamp(called_at + session.ttl_seconds),
+            "parent": parent and {"session_id": parent.session_id, "version": parent.version},
+        }
+        for members in self.members:
+            own |= members(session)
+        kept = {**recipe.kept, **details_of(session)}
+        rest = {name: kept.get(name) for name in self.shape.__annotations__ if name not in own}
+        return cast("Session", own | rest)
+
+    def paths(self, key: str) -> dict[str, str]:
+        """Get the paths of the address that a key opens, by their names in results."""
+        return {name: path.replace("{key}", key) for name, path in self._paths.items()}
 
 
 def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:

@@ -36,6 +36,8 @@ class Feature:
         methods: JSON-RPC methods.
         about: What the OpenRPC document says of it besides, in a sentence.
         parameters: Further parameters of the core's methods.
+        results: Further members of results, as a `TypedDict` by the one that has them, such as `Session`: what creation
+            hooks keep by their name is shown there.
         record_kinds: Kinds of records; one with the name of another, whose class it derives from, takes its place.
         creation_hooks: What it has to do with new sessions.
         operation_hooks: What it does around the operations on sessions.
@@ -66,6 +68,7 @@ class Feature:
     methods: ClassVar[Sequence[type[Method]]] = ()
     about: ClassVar[str] = ""
     parameters: ClassVar[Mapping[type[Method], type[Parameters]]] = {}
+    results: ClassVar[Mapping[type, type]] = {}
     record_kinds: ClassVar[Sequence[type[RecordKind]]] = ()
     creation_hooks: ClassVar[Sequence[Callable[[SessionContext], CreationHook]]] = ()
     operation_hooks: ClassVar[Sequence[Callable[[SessionContext], OperationHook]]] = ()

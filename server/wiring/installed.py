@@ -98,23 +98,23 @@ def _imported(point: EntryPoint) -> type[Feature]:
     return feature
 
 
-_OWNED = ("routes", "isolations", "stores", "views")
-"""The attributes of which each key may belong to one feature only."""
+_MAPPINGS = ("routes", "isolations", "stores", "views")
+_SHARED = {"record_kinds"}  # one may take another's place: see `service.all_record_kinds`
 
 
 def in_order(features: Iterable[type[Feature]]) -> list[type[Feature]]:
     """Check features, and get them in the order in which they add to the server.
 
     Raises:
-        StartError: One needs another that isn't there, two wait for each other, or one says what no feature can add.
+        StartError: One needs another that isn't there, two wait for each other or add the same thing, or one says what
+            no feature can add.
     """
     by_name = {feature.name: feature for feature in features}
     owners: dict[tuple[str, str], str] = {}
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for name, feature in sorted(by_name.items()):
         _check(feature)
-        owned = [(kind, key) for kind in _OWNED for key in getattr(feature, kind)]
-        for kind, key in owned:
+        for kind, key in ((kind, key) for kind, keys in _added(feature).items() if kind not in _SHARED for key in keys):
             other = owners.setdefault((kind, key), name)
             if other != name:
                 raise StartError(
@@ -152,9 +152,9 @@ def described(features: Iterable[type[Feature]]) -> list[dict[str, Any]]:
     return [_described(feature, points.get(feature.name)) for feature in features]
 
 
-def _described(feature: type[Feature], point: EntryPoint | None) -> dict[str, Any]:
-    distribution = point.dist if point is not None else None
-    adds = {
+def _added(feature: type[Feature]) -> dict[str, list[str]]:
+    """Get the names of what a feature adds, by the attributes that say so."""
+    return {
         "methods": [*dict.fromkeys(method.declared.name for method in feature.methods)],
         "parameters": [
             f"{method.declared.name}({name})"
@@ -162,16 +162,23 @@ def _described(feature: type[Feature], point: EntryPoint | None) -> dict[str, An
             for name in more.model_fields
             if name not in method.model_fields
         ],
+        "results": [
+            f"{kind.__name__}.{name}" for kind, more in feature.results.items() for name in more.__annotations__
+        ],
         "record_kinds": [kind.name for kind in feature.record_kinds],
         "volumes": [volume.kind for volume in feature.volumes],
-        **{kind: [*getattr(feature, kind)] for kind in _OWNED},
+        **{kind: [*getattr(feature, kind)] for kind in _MAPPINGS},
         "settings": [*feature_variables([feature])],
     }
+
+
+def _described(feature: type[Feature], point: EntryPoint | None) -> dict[str, Any]:
+    distribution = point.dist if point is not None else None
     return {
         "name": feature.name,
         "distribution": distribution and distribution.name,
         "version": distribution and distribution.version,
-        **{kind: names for kind, names in adds.items() if names},
+        **{kind: names for kind, names in _added(feature).items() if names},
     }
 
 

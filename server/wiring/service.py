@@ -10,10 +10,11 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import cache
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-from server.base.errors import InternalError, ReplyError, RequestError, SettingsError
+from server.base.errors import InternalError, ReplyError, RequestError, SettingsError, StartError
 from server.base.secret_key import secret_key
 from server.base.settings import THREAD, Settings
 from server.engine.pool_thread import here, interruptible
@@ -32,6 +33,8 @@ from server.observability.tracing import Tracer
 from server.packs.catalog import Catalog
 from server.packs.inventory import Inventory
 from server.packs.loading import load_catalog
+from server.protocol.extended import ExtendedTypes
+from server.protocol.results import Session
 from server.rpc.caller import Caller
 from server.rpc.in_flight import BytesInFlight
 from server.rpc.listings import Listings
@@ -59,14 +62,20 @@ OK, REFUSED = "ok", "refused"
 
 def all_methods(features: Sequence[type[Feature]]) -> list[type[Method]]:
     """Get the core's methods and those of features, with the parameters and the kinds of records that features add."""
+    types = result_types(tuple(features))
     results: dict[type[Method], Any] = {GetTrace: list[all_record_kinds(features).shape]}  # type: ignore[misc] # a type that is known now only
     return [
         method.extended(
             *(feature.parameters[method] for feature in features if method in feature.parameters),
-            result=results.get(method),
+            result=results.get(method) or types.of(method.declared.result),
         )
         for method in (*METHODS, *(method for feature in features for method in feature.methods))
     ]
+
+
+@cache
+def result_types(features: tuple[type[Feature], ...]) -> ExtendedTypes:
+    return ExtendedTypes(feature.results for feature in features)
 
 
 def openrpc(methods: Sequence[type[Method]], features: Sequence[type[Feature]]) -> dict[str, Any]:
@@ -77,7 +86,16 @@ def openrpc(methods: Sequence[type[Method]], features: Sequence[type[Feature]]) 
 def all_record_kinds(features: Sequence[type[Feature]]) -> RecordKinds:
     kinds = RecordKinds()
     for each in [(CallKind, ResetKind), *(feature.record_kinds for feature in features)]:
-        kinds |= {kind.name: kind() for kind in each}
+        for kind in each:
+            if kind.name in kinds and not issubclass(kind, type(kinds[kind.name])):
+                raise StartError(
+                    f"Two kinds of records are called {kind.name!r}: derive {kind.__qualname__} from "
+                    f"{type(kinds[kind.name]).__qualname__} to take its place, or give it another name."
+                )
+            kinds[kind.name] = kind()
+    types = result_types(tuple(features))
+    for made in kinds.values():
+        made.shape = types.of(made.shape)
     return kinds
 
 
@@ -194,6 +212,7 @@ class Service:
         self.in_flight = BytesInFlight(settings)
         self.methods = all_methods(loaded)
         self.context.session_request = next(each for each in self.methods if issubclass(each, CreateSession))
+        self.context.session_views.shape = result_types(tuple(loaded)).of(Session)
         self._features: dict[type, Any] = {}
         self.tracer: Tracer | None = None
         self.at_end: list[Callable[[], None]] = []

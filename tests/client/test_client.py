@@ -126,7 +126,7 @@ def test_there_is_a_method_with_the_same_parameters_for_every_one_of_the_server(
     ],
 )
 def test_help_shows_the_methods_with_their_signatures(kind, shown):
-    text = pydoc.plain(pydoc.render_doc(kind)).replace("server.protocol.results.", "").replace("typing.", "")
+    text = pydoc.plain(pydoc.render_doc(kind)).replace("toolpack_server.client.methods.", "").replace("typing.", "")
     # Python 3.13 and later break long lines.
     assert "".join(shown.split()) in "".join(line.removeprefix(" |") for line in text.splitlines()).replace(" ", "")
     assert str(inspect.signature(Client("http://there").get_session)).startswith("(session_id: str) -> ")

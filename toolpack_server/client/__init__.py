@@ -9,18 +9,17 @@ except ImportError:
     raise ImportError("The Python client needs httpx: pip install 'toolpack-server[client]'.", name="httpx") from None
 
 from server.protocol.results import (
-    CallRecord,
     Envelope,
     Export,
     FunctionList,
     Parent,
     Record,
     ResetRecord,
-    Session,
     ToolpackDescription,
 )
 from toolpack_server.client.batches import Reply
 from toolpack_server.client.clients import AgentClient, AsyncAgentClient, AsyncClient, Client
+from toolpack_server.client.methods import CallRecord, Session
 from toolpack_server.client.requests import Request
 
 __all__ = [

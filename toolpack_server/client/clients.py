@@ -14,7 +14,6 @@ from typing import Any, Self, TypedDict, TypeVar
 
 import httpx
 
-from server.protocol.results import Session
 from toolpack_server.client.batches import AgentBatch, AsyncAgentBatch, AsyncBatch, Batch
 from toolpack_server.client.exchange import (
     RETRIES,
@@ -25,7 +24,7 @@ from toolpack_server.client.exchange import (
     no_json_rpc,
     reply_error,
 )
-from toolpack_server.client.methods import AgentMethods, ClientMethods
+from toolpack_server.client.methods import AgentMethods, ClientMethods, Session
 from toolpack_server.client.requests import Request
 
 T = TypeVar("T")

@@ -6,11 +6,14 @@ Written by `python -m tests.schemas` from the server's methods: don't edit it. W
 # mypy: disable-error-code="empty-body"
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from server.features.episodes.results import MessageRecord
 from server.features.participants.results import HeardMessages
-from server.features.replay.results import Bundle, Replay
+from server.features.perturbations.results import Perturbations, Perturbed
+from server.features.replay.results import Bundle, Difference, Versions
 from server.features.tasks.results import (
     AgentTask,
     AnswerRecord,
@@ -22,16 +25,94 @@ from server.features.tasks.results import (
     VerdictRecord,
 )
 from server.protocol.results import (
-    CallRecord,
     Envelope,
     Export,
     FunctionList,
-    Perturbations,
+    NestedCallRecord,
+    Parent,
     ResetRecord,
-    Session,
     ToolpackDescription,
 )
 from toolpack_server.client.requests import requests
+
+
+class ParticipantPaths(TypedDict):
+    """The paths of a participant's address. `mcp_path` is for whoever speaks MCP."""
+
+    agent_path: str
+    mcp_path: str
+
+
+class Session(TypedDict):
+    """A session; the agent under test gets `agent_path`.
+
+    `toolpack_versions` has the versions that it was created with of those of its toolpacks that come with an installed
+    distribution. `mcp_path` is for whoever speaks MCP. `task` names its task. Its chance is drawn from `seed`; its time
+    begins at `clock`, and each call takes `clock_step_seconds`. `participants` has the paths of each participant; it is
+    missing if there is none but the agent. `perturbations` are those that its agent meets.
+    """
+
+    session_id: str
+    toolpacks: list[str]
+    version: int
+    labels: dict[str, str]
+    created_at: str
+    expires_at: str
+    parent: NotRequired[Parent]
+    agent_path: str
+    toolpack_versions: dict[str, str]
+    mcp_path: str
+    task: NotRequired[str]
+    seed: NotRequired[str]
+    clock: NotRequired[str]
+    clock_step_seconds: NotRequired[float]
+    participants: NotRequired[dict[str, ParticipantPaths]]
+    perturbations: NotRequired[Perturbations]
+
+
+class CallRecord(TypedDict):
+    """The record of a call; the calls that were nested in it, in the order in which they ran, are `nested`.
+
+    In place of long arguments and of a long result it has `{"$cut": {"bytes": ..., "digest": ...}}`; arguments that
+    came as a text that isn't JSON are `{"$text": ...}`. On a path it has a `place`, and says whose record it is.
+    `changed` says how many pages of which database, or files, it has changed. `perturbed` says which rules it has met,
+    if any.
+    """
+
+    index: int
+    kind: Literal["call"]
+    call_id: NotRequired[str]
+    function: str
+    kwargs: dict[str, Any]
+    result: Any
+    error: str | None
+    failure: NotRequired[
+        Literal["not_found", "arguments", "raised", "too_large", "deadline", "crashed", "episode_over"]
+    ]
+    version: int
+    state: NotRequired[str]
+    started_at: str
+    duration_ms: float
+    place: NotRequired[int]
+    session_id: NotRequired[str]
+    by: NotRequired[str]
+    nested: NotRequired[list[NestedCallRecord]]
+    changed: NotRequired[dict[str, int]]
+    perturbed: NotRequired[Perturbed]
+
+
+class Replay(TypedDict):
+    """The new session, how many records were run again in it, and the first difference.
+
+    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks that were
+    at another version when the session was created.
+    """
+
+    session: Session
+    replayed: int
+    complete: bool
+    diverged: NotRequired[Difference]
+    other_versions: dict[str, Versions]
 
 
 class AgentMethods:

@@ -18,8 +18,9 @@ from typing import Any, Literal, Self
 
 from server.base.errors import ClientError, NoReplyError, RemoteFunctionError, ReplyError
 from server.features.tasks.results import Verdict
-from server.protocol.results import Json, Session
+from server.protocol.results import Json
 from toolpack_server.client.clients import AgentClient, Client
+from toolpack_server.client.methods import Session
 
 LABEL = {"environment": "trainer"}  # which the sessions of all environments have
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}

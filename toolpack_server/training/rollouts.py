@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.features.tasks.results import Verdict
-from server.protocol.results import Session
 from toolpack_server.client.clients import AsyncAgentClient, AsyncClient
+from toolpack_server.client.methods import Session
 
 Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]
 """Plays the agent in one session; see `rollouts`."""

@@ -9,23 +9,25 @@ from typing import Any
 
 from typing_extensions import override
 
-from server.base.errors import AnsweredError, TooLargeError, shown
+from server.base.errors import AnsweredError, shown
 from server.features.api import (
+    AGENT,
+    CLIENT,
     Effect,
     InvalidParamsError,
+    Record,
     RecordKind,
     SessionContext,
     SessionOperation,
     SessionState,
     Shown,
     StartClock,
+    TooLargeError,
 )
 from server.features.episodes.progress import Episodes
 from server.features.episodes.results import MessageRecord
 from server.jsonio.strict import dumps
 from server.protocol.results import SaidMessage
-from server.protocol.rights import AGENT, CLIENT
-from server.stores.base import Record
 
 ALONE = "The session has no other participant: create it with participants."
 

@@ -14,6 +14,9 @@ from server.base.errors import CallError
 from server.execution.call import Outcome
 from server.execution.failure import Failure
 from server.features.api import (
+    AGENT,
+    CLIENT,
+    Address,
     CallFailure,
     Effect,
     InvalidParamsError,
@@ -24,12 +27,10 @@ from server.features.api import (
     SessionState,
     Shown,
     StartClock,
+    StoredSession,
 )
 from server.jsonio.strict import loads
-from server.protocol.rights import AGENT, CLIENT
-from server.sessions.addresses import Address
 from server.sessions.calls import CallOperation, wrong_arguments
-from server.stores.base import StoredSession
 
 
 class EpisodeOverError(CallError):

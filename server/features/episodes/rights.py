@@ -14,7 +14,12 @@ from typing import Any
 from server.base.errors import InvalidParamsError, shown
 from server.jsonio.strict import dumps
 from server.protocol.parameters import MAX_COUNT
-from server.protocol.rights import AGENT, CLIENT, PARTICIPANTS, Participants
+from server.protocol.rights import AGENT, CLIENT
+
+PARTICIPANTS = "participants"  # what a session keeps of its request by this name: rights, by participant
+
+Participants = Mapping[str, Mapping[str, Any]]
+"""Rights by the name of the participant."""
 
 MEMBERS = ("functions", "max_calls", "prompt", "answers")
 MOST = 16

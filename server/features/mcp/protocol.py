@@ -57,6 +57,7 @@ class Mcp:
 
     def __init__(self, app: App) -> None:
         self._app = app
+        app.context.addresses.paths["mcp_path"] = "/mcp/{key}"
         self._answering = Answering(app.sessions, app.context.addresses)
         self._tools = Tools(app.sessions, app.context.addresses)
         self._sessions = app.sessions

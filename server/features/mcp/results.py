@@ -7,6 +7,8 @@ from enum import Enum
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
 from server.base.errors import SessionNotFoundError
 from server.execution.call import Outcome
 from server.features.mcp.messages import McpMessage, McpRefusedError
@@ -19,6 +21,12 @@ SERVER_INFO = dumps({"name": "toolpack-server", "title": "Toolpack Server", "ver
 CACHE = b',"ttlMs":60000,"cacheScope":"private"'
 NO_CACHE = b',"ttlMs":0,"cacheScope":"private"'
 _MODERN = b',"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":%b}' % SERVER_INFO
+
+
+class McpPath(TypedDict):
+    """`mcp_path` is for whoever speaks MCP."""
+
+    mcp_path: str
 
 
 class Fault(Enum):

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from server.base.errors import AnsweredError, TooLargeError
-from server.features.api import Caller, InvalidParamsError
+from server.base.errors import AnsweredError
+from server.features.api import Caller, InvalidParamsError, TooLargeError
 from server.features.mcp.results import tool_error, tool_value
 from server.jsonio.strict import dumps
 from server.sessions.addresses import Addresses, AddressTool

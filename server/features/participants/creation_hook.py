@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from server.base.errors import shown
 from server.features.api import CreationHook, InvalidParamsError, SessionContext, SessionRequest
-from server.features.episodes.rights import check_kept, check_rights, written_out
+from server.features.episodes.rights import PARTICIPANTS, Participants, check_kept, check_rights, written_out
+from server.features.participants.addresses import ParticipantAddresses
 from server.packs.pack_function import is_offered
-from server.protocol.rights import PARTICIPANTS, Participants
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
@@ -39,6 +39,7 @@ class ParticipantsCreationHook(CreationHook):
 
     def __init__(self, context: SessionContext) -> None:
         self._catalog = context.catalog
+        ParticipantAddresses(context)
 
     @override
     def concerns(self, request: SessionRequest) -> bool:

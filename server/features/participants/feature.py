@@ -1,8 +1,9 @@
 """What participants add to the server."""
 
-from server.features.api import CreateSession, Feature
+from server.features.api import CreateSession, Feature, Session
 from server.features.participants.creation_hook import ParticipantsCreationHook, ParticipantsRequest
 from server.features.participants.methods import METHODS, ListenTool, SayTool
+from server.features.participants.results import SessionParticipants
 from server.features.participants.talking import Talking
 
 
@@ -14,3 +15,4 @@ class ParticipantsFeature(Feature):
     methods = METHODS
     creation_hooks = (ParticipantsCreationHook,)
     parameters = {CreateSession: ParticipantsRequest}
+    results = {Session: SessionParticipants}

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from server.features.api import App, Caller, CallId, Method, Parameters
+from server.features.api import Address, App, Caller, CallId, Method, Parameters
 from server.features.participants.results import HeardMessages
 from server.features.participants.talking import Talking
 from server.protocol.parameters import MAX_COUNT
-from server.sessions.addresses import Address, AddressTool
+from server.sessions.addresses import AddressTool
 
 MAX_WAIT_SECONDS = 30.0
 

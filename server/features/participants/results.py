@@ -7,6 +7,18 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
+from server.protocol.results import AddressPaths
+
+
+class ParticipantPaths(AddressPaths):
+    """The paths of a participant's address."""
+
+
+class SessionParticipants(TypedDict):
+    """`participants` has the paths of each participant; it is missing if there is none but the agent."""
+
+    participants: NotRequired[dict[str, ParticipantPaths]]
+
 
 class HeardMessage(TypedDict):
     """What a participant has said or was told; `index` counts only that."""

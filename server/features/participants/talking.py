@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from server.features.api import App, InvalidParamsError
+from server.features.api import App, Head, InvalidParamsError, StoredSession
 from server.features.episodes.messages import ALONE, SayOperation
 from server.features.episodes.progress import Episodes
 from server.features.participants.results import HeardMessage, HeardMessages
@@ -17,7 +17,6 @@ from server.features.participants.waiting import Waits
 from server.jsonio.strict import dumps, loads
 from server.sessions.paths import Said
 from server.sessions.reader import SessionReader
-from server.stores.base import Head, StoredSession
 from server.stores.history import fitting
 
 FIRST_PAUSE_SECONDS = 0.05  # between two looks at a store that other workers share; then it doubles

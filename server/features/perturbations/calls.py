@@ -6,7 +6,7 @@ The rule: the record is of what has happened; `perturbed` has what the agent hea
 from typing_extensions import override
 
 from server.features.api import Shown
-from server.protocol.results import Heard
+from server.features.perturbations.results import Heard
 from server.sessions.calls import CallKind
 
 

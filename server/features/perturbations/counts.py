@@ -7,13 +7,11 @@ from the records of a path, so it can be counted anew for a fork that gets rules
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from server.features.api import RecordKind, Shown, details_of
+from server.features.api import AGENT, Head, RecordKind, Shown, StoredSession, details_of
 from server.features.perturbations.session_rules import Functions
 from server.jsonio.strict import loads
-from server.protocol.rights import AGENT
 from server.sessions.paths import Paths
 from server.sessions.record_kinds import RecordKinds
-from server.stores.base import Head, StoredSession
 
 NAME = "perturbations"  # of the parameter, and among the details of a session
 COUNTS = "counts"  # among the details of a fork: what had been called on its path when it began

@@ -16,19 +16,20 @@ from server.base.errors import shown
 from server.features.api import (
     CreationHook,
     ForkRequest,
+    Head,
     InvalidParamsError,
     Parameters,
     SessionContext,
     SessionRequest,
+    StoredSession,
     details_of,
 )
 from server.features.perturbations.counts import COUNTS, NAME, Counts, counts_before
+from server.features.perturbations.results import Perturbations
 from server.features.perturbations.session_rules import Functions, SessionRules
 from server.features.rules import Rule, read_rules
 from server.features.tasks.finding import find_task
-from server.protocol.results import Perturbations
 from server.sessions.recipes import Recipe
-from server.stores.base import Head, StoredSession
 
 _is_omitted = partial(operator.is_, None)
 """What isn't asked for makes no difference to a request, also to one of before there were perturbations: the ids of

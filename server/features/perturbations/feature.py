@@ -1,6 +1,6 @@
 """What perturbations add to the server."""
 
-from server.features.api import CreateSession, Feature, ForkSession
+from server.features.api import CallRecord, CreateSession, Feature, ForkSession, Session
 from server.features.perturbations.calls import PerturbedCallKind
 from server.features.perturbations.creation_hook import (
     ForkPerturbations,
@@ -8,6 +8,7 @@ from server.features.perturbations.creation_hook import (
     PerturbationParameters,
 )
 from server.features.perturbations.perturbing import Perturbing
+from server.features.perturbations.results import CallPerturbed, SessionPerturbations
 
 
 class PerturbationsFeature(Feature):
@@ -16,4 +17,5 @@ class PerturbationsFeature(Feature):
     record_kinds = (PerturbedCallKind,)  # in place of the core's
     creation_hooks = (PerturbationCreationHook,)
     parameters = {CreateSession: PerturbationParameters, ForkSession: ForkPerturbations}
+    results = {Session: SessionPerturbations, CallRecord: CallPerturbed}
     operation_hooks = (Perturbing,)

@@ -13,19 +13,23 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from server.base.errors import ResultError, TooLargeError
+from server.base.errors import ResultError
 from server.engine.pool_thread import interruptible
 from server.execution.call import Outcome
 from server.execution.failure import Failure
 from server.execution.plan import Plan
 from server.features.api import (
+    AGENT,
     CallFailure,
     Effect,
+    Head,
     OperationHook,
     SessionContext,
     SessionOperation,
     SessionState,
     StartClock,
+    StoredSession,
+    TooLargeError,
     details_of,
 )
 from server.features.perturbations.altered import Chance, altered, too_large
@@ -38,12 +42,10 @@ from server.functions.pins import SECOND_NS
 from server.functions_runtime import not_found
 from server.jsonio.strict import Fragment, cut_if_longer, dumps, loads
 from server.packs.names import without_dots
-from server.protocol.rights import AGENT
 from server.sessions.addresses import View
 from server.sessions.calls import CallOperation, CallRequest
 from server.sessions.recipes import Recipe
 from server.sessions.records import cut_arguments, cut_error
-from server.stores.base import Head, StoredSession
 
 REMEMBERED = 1000  # sessions' rules
 RECENT = 100  # answers that a session remembers for rules that repeat them: more than wait for one commit

@@ -10,12 +10,10 @@ from server.base.errors import ClassesChangedError, shown
 from server.execution.operations import ExportEnvironments
 from server.execution.parts import toolpack_of
 from server.execution.world import Snapshot
-from server.features.api import InvalidParamsError, SessionContext
+from server.features.api import AGENT, CLIENT, InvalidParamsError, Record, SessionContext
 from server.features.episodes.progress import Recount
 from server.features.replay.bundle_format import BundleHead, Line, record_of
-from server.protocol.rights import AGENT, CLIENT, PARTICIPANTS
 from server.sessions.records import stored_call_id
-from server.stores.base import Record
 from server.volumes.volume import is_piece
 
 
@@ -42,7 +40,6 @@ class Content:
         self._keep = keep
         self._ids: dict[int, tuple[str, str]] = {}
         self._call_ids: set[str] = set()
-        self._names = {CLIENT, *(head.kept.get(PARTICIPANTS) or (AGENT,))}
         self._recount = Recount(began_as_fork=head.fork) if head.all_kept() else None
         loaded, versions = context.catalog.fingerprints, context.catalog.versions(head.toolpacks)
         for name in head.toolpacks:
@@ -57,6 +54,8 @@ class Content:
 
         for hook in context.creation_hooks:
             hook.check_kept(head.kept, head.toolpacks)
+        self._named = context.addresses.named.of(head.kept)
+        self._names = {CLIENT, *(self._named or (AGENT,))}
 
     def add(self, line: Line) -> None:
         if line.blob is not None:
@@ -101,7 +100,7 @@ class Content:
         call_id = record.call_id and stored_call_id(record.call_id, by)
         if not follows or call_id in self._call_ids:
             raise InvalidParamsError(f"Record {record.index} of the bundle doesn't follow the one before.")
-        own = by == CLIENT or PARTICIPANTS not in self.head.kept or (record.call_id or "").startswith(f"{by}/")
+        own = by == CLIENT or self._named is None or (record.call_id or "").startswith(f"{by}/")
         known = by in self._names and shown_line.get("to") in {None, *self._names} - {CLIENT}
         if not known or not (own or record.call_id is None):
             raise InvalidParamsError(f"Record {record.index} of the bundle is of nobody in its session.")

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, Strict, ValidationError
 
-from server.base.errors import StateDamagedError, TooLargeError
-from server.features.api import InvalidParamsError
+from server.base.errors import StateDamagedError
+from server.features.api import InvalidParamsError, TooLargeError
 from server.jsonio.strict import loads
 from server.sessions.recipes import VERSIONS
 from server.sessions.record_kinds import RecordKinds, RecordLine

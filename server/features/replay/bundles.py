@@ -14,21 +14,18 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import Field
 
-from server.base.errors import (
-    ClassesChangedError,
-    MissingBlobError,
-    StateDamagedError,
-    TooLargeError,
-    VersionNotRetainedError,
-    shown,
-)
+from server.base.errors import ClassesChangedError, MissingBlobError, StateDamagedError, VersionNotRetainedError, shown
 from server.features.api import (
     CallId,
+    Head,
     InvalidParamsError,
     OverloadedError,
     Parameters,
+    Session,
     SessionContext,
     SessionNotFoundError,
+    StoredSession,
+    TooLargeError,
     details_of,
 )
 from server.features.replay.bundle_content import Content
@@ -46,7 +43,6 @@ from server.features.replay.bundle_format import (
 from server.features.replay.seeds import REPLAYS
 from server.jsonio.strict import Fragment, dumps, loads
 from server.protocol.parameters import Labels, TtlSeconds
-from server.protocol.results import Session
 from server.rpc.in_flight import Reservation
 from server.rpc.parsing import has_more_values, is_deeper, parsed_bytes
 from server.sessions.factory import SessionFactory, session_template
@@ -54,9 +50,7 @@ from server.sessions.identity import Creation
 from server.sessions.reader import SessionReader
 from server.sessions.recipes import FORK, VERSIONS, Recipe, began_as_fork
 from server.sessions.record_kinds import RecordKinds
-from server.sessions.views import session_view
 from server.snapshots.seal import KeyedHash
-from server.stores.base import Head, StoredSession
 
 UNPACKED_FACTOR = 16
 UNPACKED_SHARE = 2  # one part of so many of the memory that requests may take; the rest is for what is made of it
@@ -227,8 +221,7 @@ class Bundles:
         creation = self.creation(request, owner)
         created = self._factory.created(owner, creation, 1)
         if created:
-            keys = self._context.identities.keys(created[0])
-            return session_view(created[0], head.version, keys, called_at=created[0].created_at)
+            return self._context.session_views.of(created[0], head.version, called_at=created[0].created_at)
         template = session_template(
             owner,
             Recipe.new(tuple(head.toolpacks), head.all_kept(), head.options, head.environment, head.versions).stored,

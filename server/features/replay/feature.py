@@ -1,10 +1,11 @@
 """What replays and bundles add to the server."""
 
-from server.features.api import App, CreateSession, Feature, ForkSession
+from server.features.api import App, CreateSession, Feature, ForkSession, Session
 from server.features.replay.bundles import Bundles
 from server.features.replay.digests import ReadEntries
 from server.features.replay.methods import METHODS
 from server.features.replay.replays import Replays
+from server.features.replay.results import SessionSeeds
 from server.features.replay.seeding import SeedCreationHook, Seeding
 from server.features.replay.seeds import SeedParameters
 from server.features.replay.settings import ReplaySettings
@@ -30,4 +31,5 @@ class ReplayFeature(Feature):
     creation_hooks = (SeedCreationHook,)
     operation_hooks = (Seeding,)
     parameters = {CreateSession: SeedParameters, ForkSession: SeedParameters}
+    results = {Session: SessionSeeds}
     operations = (ReadEntries,)

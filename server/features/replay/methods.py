@@ -10,13 +10,12 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from server.features.api import App, Caller, CallId, InvalidParamsError, Method, SessionId, SessionRequest
+from server.features.api import App, Caller, CallId, InvalidParamsError, Method, Session, SessionId, SessionRequest
 from server.features.replay.bundle_format import FORMAT, BundleHead
 from server.features.replay.bundles import PAGE_BYTES, Bundles, ImportRequest, Records
 from server.features.replay.replays import Replays
 from server.features.replay.results import Bundle, Replay
 from server.protocol.parameters import Labels
-from server.protocol.results import Session
 from server.rpc.in_flight import Reservation
 from server.sessions.manager import may_be_created
 

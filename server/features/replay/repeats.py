@@ -10,15 +10,23 @@ from typing import Any
 
 from typing_extensions import override
 
-from server.base.errors import CrashedError, TooLargeError, shown
+from server.base.errors import CrashedError, shown
 from server.execution.call import Outcome
 from server.execution.failure import Failure
-from server.features.api import CallFailure, Effect, SessionContext, SessionOperation, SessionState, StartClock
+from server.features.api import (
+    CallFailure,
+    Effect,
+    Record,
+    SessionContext,
+    SessionOperation,
+    SessionState,
+    StartClock,
+    TooLargeError,
+)
 from server.functions.steps import Steps
 from server.jsonio.strict import dumps
 from server.sessions.calls import CallOperation, CallRequest, failed, timed_out
 from server.sessions.resets import ResetOperation
-from server.stores.base import Record
 
 _OWN = {"index", "kind", "version", "started_at", "duration_ms"}  # which each record has of its own
 

@@ -17,12 +17,15 @@ from server.base.errors import ClassesChangedError
 from server.execution.call import Outcome
 from server.execution.failure import Failure
 from server.features.api import (
+    CLIENT,
     ForkRequest,
     InvalidParamsError,
     OverloadedError,
     RequestError,
+    Session,
     SessionContext,
     SessionNotFoundError,
+    StoredSession,
     details_of,
 )
 from server.features.replay.repeats import CopyOperation, Repeated, RepeatedCall, RepeatedReset, UnrunCall
@@ -31,14 +34,11 @@ from server.features.replay.seeds import REPLAYS
 from server.features.replay.writers import has_kind, other_writers
 from server.jsonio.strict import Fragment, cut, dumps, loads
 from server.protocol.omission import if_set
-from server.protocol.results import Session
-from server.protocol.rights import CLIENT
 from server.sessions.calls import CallRequest
 from server.sessions.identity import Creation
 from server.sessions.manager import SessionManager
 from server.sessions.recipes import Recipe, began_as_fork
 from server.sessions.records import cut_error
-from server.stores.base import StoredSession
 from server.volumes.volume import is_piece
 
 AT_ONCE = 2  # replays of one owner that a worker runs

@@ -10,6 +10,14 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 from server.protocol.results import Session
 
 
+class SessionSeeds(TypedDict):
+    """Its chance is drawn from `seed`; its time begins at `clock`, and each call takes `clock_step_seconds`."""
+
+    seed: NotRequired[str]
+    clock: NotRequired[str]
+    clock_step_seconds: NotRequired[float]
+
+
 class Difference(TypedDict):
     """How a call came out differently when it was run again; texts are cut at 2,000 characters."""
 

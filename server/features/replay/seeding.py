@@ -14,12 +14,14 @@ from server.features.api import (
     CreationHook,
     Effect,
     ForkRequest,
+    Head,
     OperationHook,
     SessionContext,
     SessionOperation,
     SessionRequest,
     SessionState,
     StartClock,
+    StoredSession,
 )
 from server.features.replay.digests import StateDigests
 from server.features.replay.seeds import REAL, REPLAYS, Seeds
@@ -27,7 +29,6 @@ from server.features.replay.writers import WRITTEN_BY, noted_writers
 from server.functions.pins import Pin
 from server.sessions.calls import CallOperation
 from server.sessions.resets import ResetOperation
-from server.stores.base import Head, StoredSession
 
 
 class Seeding(OperationHook):

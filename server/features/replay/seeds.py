@@ -15,9 +15,8 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from server.base.settings import Settings
-from server.features.api import InvalidParamsError, Parameters, details_of
+from server.features.api import InvalidParamsError, Parameters, StoredSession, details_of
 from server.functions.pins import Pin, start_ns
-from server.stores.base import StoredSession
 
 MAX_STEP_SECONDS = 366 * 86_400
 CLOCK_YEARS = 1900, 9000

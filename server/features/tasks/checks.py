@@ -16,7 +16,7 @@ from server.base.errors import EvaluationError
 from server.base.settings import Settings
 from server.cli.send import local
 from server.execution.nested import read_nested
-from server.features.api import Caller
+from server.features.api import Caller, Session
 from server.features.api_commands import progress
 from server.features.tasks.finding import tasks_of
 from server.features.tasks.results import Verdict
@@ -25,7 +25,6 @@ from server.packs.catalog import Catalog
 from server.packs.pack_function import is_offered
 from server.packs.registration import place
 from server.packs.toolpack import Toolpack
-from server.protocol.results import Session
 from server.wiring.service import Service
 
 UNSTABLE = (

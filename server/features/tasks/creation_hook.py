@@ -10,10 +10,9 @@ from pydantic import Field
 from typing_extensions import override
 
 from server.features.api import CreationHook, InvalidParamsError, SessionContext, SessionRequest
-from server.features.episodes.rights import laid_over
+from server.features.episodes.rights import PARTICIPANTS, laid_over
 from server.features.tasks.finding import find_task
 from server.features.tasks.task import Task
-from server.protocol.rights import PARTICIPANTS
 
 
 class TaskRequest(SessionRequest):

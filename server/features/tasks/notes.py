@@ -9,12 +9,21 @@ from typing import Any
 from typing_extensions import override
 
 from server.base.errors import AnsweredError
-from server.features.api import Effect, InvalidParamsError, RecordKind, SessionContext, SessionState, Shown, StartClock
+from server.features.api import (
+    CLIENT,
+    Effect,
+    InvalidParamsError,
+    Record,
+    RecordKind,
+    SessionContext,
+    SessionState,
+    Shown,
+    StartClock,
+)
 from server.features.episodes.messages import Note
 from server.features.episodes.progress import Episodes
+from server.features.episodes.rights import PARTICIPANTS
 from server.features.tasks.results import AnswerRecord
-from server.protocol.rights import CLIENT, PARTICIPANTS
-from server.stores.base import Record
 
 
 class AnswerOperation(Note):

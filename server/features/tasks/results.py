@@ -10,6 +10,12 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 from server.protocol.results import Json, Message, SessionOutline
 
 
+class SessionTask(TypedDict):
+    """`task` names its task."""
+
+    task: NotRequired[str]
+
+
 class AnswerRecord(TypedDict):
     """The record of the agent's answer, which ends its part."""
 
@@ -132,7 +138,7 @@ class TaskRate(TypedDict):
     mean_reward: float
 
 
-class SessionSummary(SessionOutline):
+class SessionSummary(SessionOutline, SessionTask):
     """What has happened in a session: in its own records, without those of a parent.
 
     `records` counts them, `calls` those that are calls, and `errors` the calls that failed; `duration_ms` is the time

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from server.base.errors import ClassesChangedError, EvaluationError, StateDamagedError, shown
-from server.features.api import App, InvalidParamsError, RequestError
+from server.features.api import Address, App, InvalidParamsError, RequestError, StoredSession
 from server.features.episodes.messages import MessageOperation
 from server.features.episodes.progress import Episodes, Progress
+from server.features.episodes.rights import PARTICIPANTS
 from server.features.tasks.evaluation import Evidence, SeenRecord, seen
 from server.features.tasks.finding import all_tasks, find_task
 from server.features.tasks.notes import AnswerOperation
@@ -26,10 +27,8 @@ from server.features.tasks.verdicts import VerdictOperation
 from server.jsonio.strict import dumps
 from server.packs.toolpack import Toolpack
 from server.protocol.omission import if_set
-from server.sessions.addresses import Address, participants_of
 from server.sessions.reader import SessionReader
 from server.sessions.recipes import Recipe
-from server.stores.base import StoredSession
 from server.stores.history import fitting
 
 
@@ -96,14 +95,14 @@ class Tasks:
                 "calls": progress.calls.get(name, 0),
                 "done": self._episodes.over(address, progress) is not None,
             }
-            if participants_of(session) is not None:
+            if PARTICIPANTS in Recipe.of(session).kept:
                 told["name"], told["others"] = name, [*address.others]
             return told
 
         return await self._sessions.read(describe, owner)
 
     def fill(self, session: StoredSession, address: Address) -> Address:
-        task = None if participants_of(session) is not None else self.task(session)
+        task = None if PARTICIPANTS in Recipe.of(session).kept else self.task(session)
         if task is None:
             return address
         return replace(

@@ -21,7 +21,7 @@ from server.features.tasks.validity import evaluation_failure, no_reward
 from server.features.tasks.verdicts import recorded_verdict
 from server.jsonio.strict import dumps, loads
 from server.protocol.omission import if_set
-from server.protocol.results import Session, SessionOutline
+from server.protocol.results import SessionOutline
 from server.sessions.reader import SessionQuery
 from server.stores.history import fitting
 
@@ -142,9 +142,9 @@ class Summaries:
                     return found, after
         return found, None
 
-    def _summary(self, session: Session, text: str) -> SessionSummary | None:
+    def _summary(self, session: Mapping[str, Any], text: str) -> SessionSummary | None:
         """Get the summary of a session; None if the text, as JSON, occurs nowhere in it."""
-        outline = {name: session[name] for name in SessionOutline.__annotations__}  # type: ignore[literal-required]
+        outline = {name: session[name] for name in (*SessionOutline.__annotations__, "task")}
         seen = text in _searched([session["session_id"], session["task"], session["labels"]])
         records = calls = errors = 0
         milliseconds, last, done, problem = 0.0, None, False, None
@@ -192,9 +192,9 @@ def unless_known(found: SessionSummaries, digest: str) -> SessionSummaries:
     return {"sessions": [], "rates": [], "digest": now} if now == digest else {**found, "digest": now}
 
 
-def _variant_of(session: Session) -> str | None:
+def _variant_of(session: Mapping[str, Any]) -> str | None:
     """Get the variant of its task that a session has; `rules` if it has rules of its own only."""
-    perturbations = session["perturbations"]
+    perturbations = session.get("perturbations")  # it isn't there without that feature
     return None if perturbations is None else perturbations.get("variant") or OWN_RULES
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import Field
 from typing_extensions import override
 
-from server.base.errors import TooLargeError
 from server.features.api import (
     Effect,
     OverloadedError,
@@ -21,10 +20,11 @@ from server.features.api import (
     SessionOperation,
     SessionState,
     StartClock,
+    StoredSession,
+    TooLargeError,
 )
 from server.features.tasks.results import Verdict, VerdictRecord
 from server.jsonio.strict import dumps, loads
-from server.stores.base import StoredSession
 
 _SAID = ("task", "reward", "passed", "checks", "metrics", "valid", "failure", "perturbed")
 _OWN = "verdict"  # marks the record, in the line that only the server writes
