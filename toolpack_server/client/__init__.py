@@ -21,12 +21,14 @@ from toolpack_server.client.batches import Reply
 from toolpack_server.client.clients import AgentClient, AsyncAgentClient, AsyncClient, Client
 from toolpack_server.client.methods import CallRecord, Session
 from toolpack_server.client.requests import Request
+from toolpack_server.client.values import CallValue, SessionValues, StepValue
 
 __all__ = [
     "AgentClient",
     "AsyncAgentClient",
     "AsyncClient",
     "CallRecord",
+    "CallValue",
     "Client",
     "Envelope",
     "Export",
@@ -37,5 +39,7 @@ __all__ = [
     "Request",
     "ResetRecord",
     "Session",
+    "SessionValues",
+    "StepValue",
     "ToolpackDescription",
 ]

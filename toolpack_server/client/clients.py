@@ -7,10 +7,10 @@ sent when is decided in `exchange.py`.
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
-from typing import Any, Self, TypedDict, TypeVar
+from typing import Any, Literal, Self, TypedDict, TypeVar
 
 import httpx
 
@@ -26,6 +26,8 @@ from toolpack_server.client.exchange import (
 )
 from toolpack_server.client.methods import AgentMethods, ClientMethods, Session
 from toolpack_server.client.requests import Request
+from toolpack_server.client.threads import values_in_threads
+from toolpack_server.client.values import CONCURRENCY, SessionValues, StepValue, Valuer
 
 T = TypeVar("T")
 
@@ -261,6 +263,44 @@ class Client(_SyncClient, ClientMethods):
         """
         return Batch(self.send)
 
+    def values(
+        self,
+        session_id: str,
+        *,
+        k: int = 1,
+        finish: "Callable[[AgentClient, Session], object] | Literal['solution'] | None" = None,
+        steps: Iterable[int] | None = None,
+        labels: Mapping[str, str] | None = None,
+        progress: Callable[[StepValue], object] | None = None,
+        concurrency: int = CONCURRENCY,
+    ) -> SessionValues:
+        """Find what each step of a rollout was worth: k forks begin there, are finished, evaluated, and closed.
+
+        Each change of the world is a step, and so is the start; what a call was worth is the difference of two steps.
+        Each reward is noted at once, in the *ledger*: a fork of the session that stays open. Asked again with the same
+        `finish` and `labels`, forks that have ended count, and only those that are missing are made; so one program at
+        a time.
+
+        Args:
+            session_id: The rollout's session, which has a task.
+            k: How many forks of each step. One is enough if `finish` does the same each time, and so does the world.
+            finish: Called with the client of a fork's agent and the fork, plays it to its end, in threads. Or
+                `solution`: the agent makes those calls of the task's solution that aren't on the path yet, and
+                answers. None: nothing is done, so the value of a step is its reward.
+            steps: Versions of the session; default: 0, and those before and after each call on the path that has
+                changed something.
+            labels: Further labels of the forks. They have `values`, the session's id, `step`, `member` and `finish`,
+                the function's name.
+            progress: Called with the value of each step, when its forks have ended.
+            concurrency: How many forks are open at the same time, at most.
+
+        Raises:
+            ValueError: An argument is wrong, or the session has no task.
+            ClientError: The session is closed, or the server doesn't answer.
+        """
+        asked: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "concurrency": concurrency}
+        return values_in_threads(self, session_id, finish, steps, **asked)
+
 
 class AsyncClient(_AsyncClient, ClientMethods):
     """A `Client` for async code."""
@@ -284,6 +324,21 @@ class AsyncClient(_AsyncClient, ClientMethods):
     def batch(self) -> AsyncBatch:
         """See `Client.batch`; the block begins with `async with`."""
         return AsyncBatch(self.send)
+
+    async def values(
+        self,
+        session_id: str,
+        *,
+        k: int = 1,
+        finish: "Callable[[AsyncAgentClient, Session], Awaitable[object]] | Literal['solution'] | None" = None,
+        steps: Iterable[int] | None = None,
+        labels: Mapping[str, str] | None = None,
+        progress: Callable[[StepValue], object] | None = None,
+        concurrency: int = CONCURRENCY,
+    ) -> SessionValues:
+        """See `Client.values`; `finish` is a coroutine function."""
+        asked: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "concurrency": concurrency}
+        return await Valuer(self, self.agent, finish=finish, **asked).values(session_id, steps)
 
 
 class AgentClient(_SyncClient, AgentMethods):

@@ -3,6 +3,6 @@
 The rule: all of it is done with the client's methods, so it works with any server.
 """
 
-from toolpack_server.training.rollouts import RolloutResult, rollouts
+from toolpack_server.training.rollouts import RolloutResult, Tree, rollouts
 
-__all__ = ["RolloutResult", "rollouts"]
+__all__ = ["RolloutResult", "Tree", "rollouts"]

@@ -6,15 +6,25 @@ when it is started again: finished rollouts are the sessions with a recorded ver
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypedDict
 
 from server.features.tasks.results import Verdict
 from toolpack_server.client.clients import AsyncAgentClient, AsyncClient
 from toolpack_server.client.methods import Session
+from toolpack_server.client.values import SessionValues, StepValue, Valuer
 
 Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]
 """Plays the agent in one session; see `rollouts`."""
+
+
+class Tree(TypedDict, total=False):
+    """How the steps of rollouts are valued: `k`, `finish` and `progress` of `Client.values`."""
+
+    k: int
+    finish: Play | Literal["solution"] | None
+    progress: Callable[[StepValue], object] | None
+
 
 _LABEL = "rollout"  # has the number of a rollout in its group
 _PAGE = 1000
@@ -30,7 +40,8 @@ class RolloutResult:
         session: Its session, as it was when it was created or found.
         verdict: The verdict on it; None if it has none, because of `error`.
         played: What `play` has returned; None if the rollout was finished before this program was started.
-        error: What `play` or the evaluation has raised.
+        error: What `play` or the evaluation has raised, or else what was raised while its steps were valued.
+        values: The values of its steps, if `tree` was given and it has a verdict.
     """
 
     task: str
@@ -39,6 +50,7 @@ class RolloutResult:
     verdict: Verdict | None = None
     played: Any = None
     error: Exception | None = None
+    values: SessionValues | None = None
 
 
 async def rollouts(
@@ -49,6 +61,7 @@ async def rollouts(
     labels: Mapping[str, str],
     group: int = 8,
     concurrency: int = 64,
+    tree: Tree | None = None,
     **create: Any,
 ) -> AsyncIterator[list[RolloutResult]]:
     """Make a group of rollouts for each task, and yield each group when it is complete.
@@ -64,21 +77,23 @@ async def rollouts(
             and the session.
         labels: The labels of the run; at least one, which no other run has.
         group: How many rollouts of each task.
-        concurrency: How many are played at the same time.
+        concurrency: How many are played at the same time, and how many forks of a tree are open.
+        tree: Find the values of the steps of each rollout, too, as `Client.values` does: `{"k": 8, "finish": play}`.
         create: Further parameters of `create_session`, such as `seed`. `perturbations` without a seed of their own get
             the rollout's number as theirs.
 
     Raises:
-        ValueError: There is no label.
+        ValueError: There is no label, or `tree` is wrong.
         ClientError: A session can't be created, or the server doesn't answer.
     """
     if not labels:
         raise ValueError("labels must name the run, for example {'run': 'first'}: by them it is found again")
-    run = _Run(client, play, labels, create)
+    valuer = None if tree is None else Valuer(client, client.agent, concurrency=concurrency, **tree)
+    run = _Run(client, play, labels, create, valuer)
     await run.look()
     jobs = ((task, number) for task in dict.fromkeys(tasks) for number in range(group))
     complete: dict[str, list[RolloutResult]] = {}
-    async for result in _at_once(jobs, run.rollout, concurrency):
+    async for result in _at_once(jobs, run.valued, concurrency):
         done = complete.setdefault(result.task, [])
         done.append(result)
         if len(done) == group:
@@ -110,8 +125,16 @@ async def _at_once(
 class _Run:
     """What of a run is there already, and one rollout after the other of what isn't."""
 
-    def __init__(self, client: AsyncClient, play: Play, labels: Mapping[str, str], create: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        play: Play,
+        labels: Mapping[str, str],
+        create: Mapping[str, Any],
+        valuer: Valuer | None = None,
+    ) -> None:
         self._client = client
+        self._valuer = valuer
         self._play = play
         self._labels = labels
         self._create = create
@@ -133,6 +156,15 @@ class _Run:
             found += page
             after = page[-1]["session_id"]
         return found
+
+    async def valued(self, task: str, number: int) -> RolloutResult:
+        result = await self.rollout(task, number)
+        if self._valuer is None or result.verdict is None:
+            return result
+        try:
+            return replace(result, values=await self._valuer.values(result.session["session_id"]))
+        except Exception as error:  # noqa: BLE001 - the other rollouts go on
+            return replace(result, error=error)
 
     async def rollout(self, task: str, number: int) -> RolloutResult:
         place = task, str(number)
