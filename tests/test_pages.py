@@ -408,6 +408,16 @@ def test_rollouts_for_training(folder):
         assert run_console([(".venv/bin/python train.py", "")], folder) == [printed]
 
 
+def test_what_each_call_was_worth(folder):
+    headings = ("One rollout", "Training with advantages")
+    pairs = [blocks("docs/values.md", heading, "python", "text") for heading in headings]
+    with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
+        for program, printed in pairs:
+            (folder / "program.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+            assert run_console([(".venv/bin/python program.py", "")], folder) == [printed]
+            assert len([line for line in program.splitlines() if line.strip()]) <= 30
+
+
 def test_perturbations(folder):
     (program,) = blocks("docs/perturbations.md", "In one sitting", "python")
     (printed,) = blocks("docs/perturbations.md", "In one sitting", "text")
@@ -516,6 +526,8 @@ RUN = {
     ("docs/protocol.md", "Examples"),
     ("docs/training.md", "A training loop"),
     ("docs/training.md", "An environment"),
+    ("docs/values.md", "One rollout"),
+    ("docs/values.md", "Training with advantages"),
     ("docs/trainers.md", "ORS"),  # where the client is installed
     ("docs/trainers.md", "OpenEnv"),  # likewise
     ("docs/perturbations.md", "In one sitting"),
@@ -556,6 +568,7 @@ def test_every_code_block_is_run_or_named_here():
     assert {place for place in places if blocks(*place, "sh", "console", "python")} == RUN | NOT_RUN
     printed = {("README.md", "Start"), ("docs/client.md", "A tree search"), ("docs/training.md", "A training loop")}
     printed.add(("docs/training.md", "An environment"))
+    printed |= {("docs/values.md", "One rollout"), ("docs/values.md", "Training with advantages")}
     printed |= {("README.md", "A first session"), ("docs/trainers.md", "ORS"), ("docs/trainers.md", "OpenEnv")}
     printed.add((HOW_TO, "Packages"))
     printed |= {("docs/perturbations.md", "In one sitting"), ("docs/perturbations.md", "Variants of tasks")}

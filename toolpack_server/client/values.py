@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal, TypeVar
 
 from server.base.errors import ClientError, ReplyError
-from server.features.tasks.results import Solution
+from server.features.tasks.results import Solution, Verdict
 from server.protocol.results import CallRecord, Session
 from toolpack_server.client.batches import AsyncBatch
 from toolpack_server.client.methods import ClientMethods
@@ -30,6 +30,8 @@ _LABEL = "values"  # has the rollout's session_id
 _PAGE = 1000
 _OVERLOADED = -32006
 _NOT_FOUND = -32001
+_PARTS = 8  # groups of forks that are made together, and are open at the same time
+_EVALUATED = 8  # forks by one request, one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ class Valuer:
         self.labels = {**(labels or {}), "finish": "nothing" if finish is None else named}
         self.progress = progress or (lambda _value: None)
         self.slots = asyncio.Semaphore(concurrency)
+        self.turn = asyncio.Lock()  # of who takes slots: one at a time, so that each gets enough for all of its forks
+        self.together = max(concurrency // _PARTS, 1)
 
     async def values(self, session_id: str, steps: Iterable[int] | None = None) -> SessionValues:
         """Get the values of a rollout; see `Client.values`."""
@@ -251,35 +255,44 @@ class _Rollout:
         finally:
             with suppress(ClientError):
                 await self._valuer.close(self._open)
-        return {step.result().version: step.result() for step in steps}
+        return {value.version: value for value in (step.result() for step in steps)}
 
     async def _step(self, version: int) -> StepValue:
-        """Make the forks that are missing, as many at a time as there are slots."""
-        slots, running = self._valuer.slots, []
+        """Make the forks of a step that are missing."""
+        most = self._valuer.together
         missing = [member for member in range(self._valuer.k) if (version, member) not in self._noted]
-        while missing:
-            await slots.acquire()
-            taken = 1
-            while taken < len(missing) and not slots.locked():
-                await slots.acquire()
-                taken += 1
-            try:
-                forks = await self._fork(version, missing[:taken])
-            except BaseException:
-                for _ in range(taken):
-                    slots.release()
-                raise
-            for member, fork in zip(missing, forks, strict=False):
-                task = self._tasks.create_task(self._member(version, member, fork))
-                task.add_done_callback(lambda _task: slots.release())  # also of one that was cancelled at once
-                running.append(task)
-            missing = missing[taken:]
-        errors = tuple(error for error in await asyncio.gather(*running) if error)
+        parts = [missing[start : start + most] for start in range(0, len(missing), most)]
+        playing = [self._tasks.create_task(self._play(version, part)) for part in parts]
+        errors = [error for part in playing for error in await part]
         ended = [reward for (step, _), reward in sorted(self._noted.items(), key=itemgetter(0)) if step == version]
         rewards = tuple(reward for reward in ended if reward is not None)
-        value = StepValue(self._id, version, rewards, len(ended) - len(rewards), errors)
+        value = StepValue(self._id, version, rewards, len(ended) - len(rewards), tuple(errors))
         self._valuer.progress(value)
         return value
+
+    async def _play(self, version: int, members: Sequence[int]) -> list[Exception]:
+        """Make forks, and play them to their end; those that have ended meanwhile are evaluated together."""
+        slots, held = self._valuer.slots, 0
+        running: dict[asyncio.Task[Exception | None], tuple[int, str]] = {}
+        errors: list[Exception] = []
+        try:
+            async with self._valuer.turn:
+                while held < len(members):
+                    await slots.acquire()
+                    held += 1
+            for member, fork in zip(members, await self._fork(version, members), strict=True):
+                running[self._tasks.create_task(self._finish(fork, version))] = member, fork["session_id"]
+            while running:
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                errors += [error for each in done if (error := each.result())]
+                await self._end(version, {running.pop(each): each.result() is None for each in done})
+                for _ in done:
+                    slots.release()
+                    held -= 1
+        finally:
+            for _ in range(held):
+                slots.release()
+        return errors
 
     async def _fork(self, version: int, members: Sequence[int]) -> list[Session]:
         asked = []
@@ -298,29 +311,35 @@ class _Rollout:
             chance["perturbations"] = {"rules": rules, "seed": seed}
         return chance
 
-    async def _member(self, version: int, member: int, fork: Session) -> Exception | None:
-        """Finish a fork, evaluate it, note its reward, and close it; get what `finish` has raised."""
-        valuer, fork_id = self._valuer, fork["session_id"]
+    async def _finish(self, fork: Session, version: int) -> Exception | None:
+        """Play a fork to its end; get what that has raised."""
         try:
             if self._solution:
                 await self._solve(fork, version, self._solution)
-            elif callable(valuer.finish):
-                async with valuer.agent(fork) as agent:
-                    await valuer.finish(agent, fork)
+            elif callable(self._valuer.finish):
+                async with self._valuer.agent(fork) as agent:
+                    await self._valuer.finish(agent, fork)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other forks go on
-            await valuer.close([fork_id])
-            self._open.discard(fork_id)
             return error
-        verdict = await valuer.client.evaluate_session(fork_id, raise_on_error=False)
-        reward = verdict["reward"] if verdict["valid"] else None
-        said = f"reward {reward:g}" if reward is not None else f"invalid: {verdict.get('failure', {}).get('message')}"
+        return None
+
+    async def _end(self, version: int, forks: Mapping[tuple[int, str], bool]) -> None:
+        """Evaluate forks that were played to their end, note their rewards, and close all."""
+        played = [each for each, is_played in forks.items() if is_played]
+        parts = [played[start : start + _EVALUATED] for start in range(0, len(played), _EVALUATED)]
+        evaluating = [self._valuer.send([_evaluating(fork) for _, fork in part]) for part in parts]
+        verdicts = [verdict for part in await asyncio.gather(*evaluating) for verdict in part]
+        notes = [self._note(version, member, each) for (member, _), each in zip(played, verdicts, strict=True)]
+        await self._valuer.send([*notes, *(closing(fork) for _, fork in forks)])
+        self._open -= {fork for _, fork in forks}
+        self._noted |= {(version, member): _reward(each) for (member, _), each in zip(played, verdicts, strict=True)}
+
+    def _note(self, version: int, member: int, verdict: Verdict) -> Any:
+        reward = _reward(verdict)
+        said = f"reward {reward:g}" if reward is not None else f"invalid, {verdict['failure']['message']}"
         note = {_LABEL: {"step": version, "member": member, "reward": reward}}
         content, call_id = f"Fork {member} of version {version}: {said}", f"{version}/{member}"
-        noting = _UNSENT.add_message(self._ledger, "system", content, call_id=call_id, metadata=note)
-        await valuer.send([noting, closing(fork_id)])
-        self._open.discard(fork_id)
-        self._noted[version, member] = reward
-        return None
+        return _UNSENT.add_message(self._ledger, "system", content, call_id=call_id, metadata=note)
 
     async def _solve(self, fork: Session, version: int, solution: Solution) -> None:
         """Make the calls of the task's solution that the path of a version doesn't have yet, and answer."""
@@ -337,6 +356,21 @@ class _Rollout:
                     async with self._valuer.agent({**fork, **fork["participants"][by]}) as other:
                         await other.run_function(function, kwargs)
             await agent.submit_answer(solution["answer"])
+
+
+def _reward(verdict: Verdict) -> float | None:
+    return verdict["reward"] if verdict["valid"] else None
+
+
+class _Evaluation(Request[Verdict]):
+    """An evaluation, which makes the batch that it is in wait for longer."""
+
+    wait_seconds = 30.0
+
+
+def _evaluating(session_id: str) -> Any:
+    request = _UNSENT.evaluate_session(session_id, raise_on_error=False)
+    return _Evaluation(request.method, request.params, fits=request.fits)
 
 
 def closing(session_id: str) -> Any:

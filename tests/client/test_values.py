@@ -1,0 +1,361 @@
+"""`values` in the client: what each step of a rollout was worth, by forks that are played to their end."""
+
+import asyncio
+import contextlib
+import random
+import subprocess
+import sys
+from math import comb
+
+import pytest
+import server_process
+from http_server import running
+from redis_server import free_port
+from serving import PACKS, PATIENCE, wait_until
+
+from server.base.errors import ReplyError
+from server.packs.loading import load_catalog
+from toolpack_server.client import AsyncClient, Client
+from toolpack_server.training import rollouts
+
+DISHES = ("do", {"chore": "dishes"})
+
+
+@pytest.fixture(scope="module")
+def url():
+    catalog = load_catalog((PACKS,), ("bank", "chores", "ledger"))
+    with running(catalog, store="memory:", log_calls="off") as served:
+        yield served
+
+
+@pytest.fixture
+def client(url):
+    with Client(url) as made:
+        yield made
+
+
+def in_async_code(url, work):
+    async def worked():
+        async with AsyncClient(url) as client:
+            return await work(client)
+
+    return asyncio.run(worked())
+
+
+def played(client, *calls, task="chores/dishes", **more):
+    """The session of a rollout with these calls."""
+    session = client.create_session(task=task, **more)
+    for function, kwargs in calls:
+        client.agent(session).run_function(function, kwargs)
+    return session["session_id"]
+
+
+def saving(chance, turns=3):
+    """A policy that has three turns, in each of which it saves 100 euros, or else doesn't."""
+
+    async def play(agent, fork):
+        labels = fork["labels"]
+        chances = random.Random(f"{chance} {labels['step']} {labels['member']}")
+        hundreds = sum(chances.random() < chance for _ in range(turns))
+        await agent.run_function("move_to_savings", {"amount": f"{hundreds}00.00"})
+
+    return play
+
+
+def expected(chance, saved, turns=3):
+    """Its chance to have saved 300 euros when it is done, by enumeration."""
+    missing = 3 - saved
+    return comb(turns, missing) * chance**missing * (1 - chance) ** (turns - missing)
+
+
+async def estimates(client, chances, k):
+    """For each policy and each step and call: the estimate, its standard error, and what it should be."""
+    path = [("move_to_savings", {"amount": "100.00"})] * 3
+    found = []
+    for chance in chances:
+        session = await client.create_session(task="bank/save-300")
+        for function, kwargs in path:
+            await client.run_function(session["session_id"], function, kwargs)
+        values = await client.values(session["session_id"], k=k, finish=saving(chance))
+        assert [step.n for step in values.steps] == [k] * 4
+        true = [expected(chance, saved) for saved in range(4)]
+        found += [(step.mean, step.standard_error, true[step.version]) for step in values.steps]
+        found += [
+            (call.advantage, call.standard_error, true[call.after.version] - true[call.before.version])
+            for call in values.calls
+        ]
+    return found
+
+
+def are_near(found):
+    return [abs(estimate - true) <= 3 * error for estimate, error, true in found]
+
+
+def test_values_and_advantages_are_those_of_enumeration(url):
+    found = in_async_code(url, lambda client: estimates(client, [0.4, 0.6], 40))
+    assert len(found) == 2 * (4 + 3)
+    assert all(are_near(found)), found
+    assert max(abs(estimate - true) for estimate, _, true in found) > 0  # they are estimates
+
+
+@pytest.mark.heavy
+def test_of_many_values_99_of_100_are_within_three_standard_errors(url):
+    chances = [0.35 + number / 40 for number in range(15)]
+    near = are_near(in_async_code(url, lambda client: estimates(client, chances, 100)))
+    assert len(near) == 105
+    assert sum(near) >= 0.99 * len(near)
+
+
+def test_a_call_that_changes_nothing_is_no_step(client):
+    session_id = played(client, ("look", {}), DISHES, ("do", {"chore": "nothing"}), ("look", {}), DISHES)
+    values = client.values(session_id)
+    assert [(step.session_id, step.version, step.mean, step.n) for step in values.steps] == [
+        (session_id, 0, 0.0, 1),
+        (session_id, 1, 1.0, 1),
+    ]
+    (call,) = values.calls
+    assert (call.record["function"], call.record["by"], call.advantage) == ("do", "agent", 1.0)
+    assert call.before is values.steps[0]
+    assert call.after is values.steps[1]
+    assert call.standard_error is None  # of one fork each it isn't known
+
+
+def test_the_calls_that_a_rollout_has_left_are_those_of_its_forks(client):
+    """`dishes` has three calls; the fork of the last step has used all, so it can't be spoilt any more."""
+    heard = []
+
+    def spoil(agent, fork):
+        heard.append((fork["parent"]["version"], agent.run_function("do", {"chore": "windows"})["error"] is None))
+
+    session_id = played(client, DISHES, ("look", {}), ("look", {}))
+    assert [step.mean for step in client.values(session_id, finish=spoil).steps] == [0.0, 1.0]
+    assert sorted(heard) == [(0, True), (1, False)]
+
+
+def test_what_was_undone_is_no_step_and_a_fork_begins_anew(client):
+    session_id = played(client, DISHES, DISHES)
+    client.reset_session(session_id, version=1)
+    client.agent(client.get_session(session_id)).run_function("do", {"chore": "windows"})
+    values = client.values(session_id)
+    assert [(step.version, step.mean) for step in values.steps] == [(0, 0.0), (1, 1.0), (3, 1.0), (4, 0.0)]
+    assert [call.advantage for call in values.calls] == [1.0, -1.0]
+    (fork,) = client.fork_session(session_id, version=1)
+    assert [(step.version, step.mean) for step in client.values(fork["session_id"]).steps] == [(0, 1.0)]
+
+
+def test_the_rest_of_the_solution_is_what_the_path_does_not_have(client):
+    session_id = played(client, DISHES, task="chores/as-the-solution")
+    client.agent(client.get_session(session_id)).submit_answer("Nothing.")
+    values = client.values(session_id, finish="solution")  # twice the dishes, and an answer, which forks don't have
+    assert [step.mean for step in values.steps] == [1.0, 1.0]
+    assert [step.mean for step in client.values(session_id).steps] == [0.0, 0.0]
+    spoilt = played(client, ("do", {"chore": "windows"}))
+    assert [step.mean for step in client.values(spoilt, finish="solution").steps] == [1.0, 0.0]
+
+
+def test_chosen_steps(client):
+    session_id = played(client, DISHES, DISHES)
+    values = client.values(session_id, steps=[2, 1, 1])
+    assert [step.version for step in values.steps] == [1, 2]
+    assert [call.advantage for call in values.calls] == [-1.0]
+    values = client.values(session_id, steps=[0, 2])
+    assert (len(values.steps), values.calls) == (2, [])
+
+
+def test_invalid_forks_are_left_out_and_never_0(client):
+    def some(agent, fork):
+        if int(fork["labels"]["member"]) % 2:
+            agent.run_function("do", {"chore": "missing"})  # without it, the evaluator fails
+
+    (step,) = client.values(played(client, task="chores/raises"), k=5, finish=some).steps
+    assert (step.rewards, step.n, step.mean, step.standard_error, step.invalid) == ((1.0, 1.0), 2, 1.0, 0.0, 3)
+    values = client.values(played(client, DISHES, task="chores/raises"), k=2)
+    assert [(step.mean, step.standard_error, step.invalid) for step in values.steps] == [(None, None, 2)] * 2
+    assert values.calls[0].advantage is None
+
+
+def test_a_finish_that_raises_is_told_and_made_again(client):
+    def breaks(agent, fork):
+        if fork["labels"]["member"] == "1":
+            raise ValueError("broken")
+        agent.run_function(*DISHES)
+
+    session_id = played(client)
+    (step,) = client.values(session_id, k=3, finish=breaks).steps
+    assert (step.n, step.mean, step.invalid, [str(each) for each in step.errors]) == (2, 1.0, 0, ["broken"])
+    finished = []
+    breaks_no_more = lambda _agent, fork: finished.append(fork["labels"]["member"])  # noqa: E731
+    breaks_no_more.__name__ = "breaks"
+    (step,) = client.values(session_id, k=3, finish=breaks_no_more).steps
+    assert (finished, step.rewards, step.errors) == (["1"], (1.0, 0.0, 1.0), ())
+    assert len(client.list_sessions(parent=session_id)) == 1  # the ledger
+
+
+def test_other_finishes_and_labels_have_values_of_their_own(client):
+    session_id = played(client)
+    assert [client.values(session_id, finish=each).steps[0].mean for each in (None, "solution")] == [0.0, 1.0]
+    client.run_function(session_id, *DISHES)
+    assert [step.mean for step in client.values(session_id, k=2).steps] == [0.0, 1.0]
+    assert client.values(session_id, labels={"policy": "2"}).steps[0].n == 1
+    ledgers = [session["labels"] for session in client.list_sessions(labels={"values": session_id})]
+    assert sorted(each["finish"] for each in ledgers) == ["nothing", "nothing", "solution"]
+
+
+def test_forks_that_were_cut_off_are_closed_and_made_again(client):
+    session_id = played(client)
+    client.values(session_id, k=2)
+    labels = {"values": session_id, "finish": "nothing"}
+    cut = client.fork_session(session_id, labels={**labels, "step": "0", "member": "2"})[0]["session_id"]
+    seen = []
+    assert client.values(session_id, k=3, progress=seen.append).steps == seen
+    assert [each.n for each in seen] == [3]
+    with pytest.raises(ReplyError, match="session"):
+        client.get_session(cut)
+
+
+def test_no_more_forks_are_open_than_said(url):
+    """The server is asked, while policies wait for each other."""
+    counts, waiting = [], set()
+
+    async def work(client):
+        session = await client.create_session(task="chores/dishes")
+        values = {"values": session["session_id"]}
+        full = asyncio.Event()
+
+        async def play(_agent, fork):
+            waiting.add(fork["labels"]["member"])
+            if len(waiting) == 5:
+                full.set()
+            await full.wait()
+            counts.append(len([1 for each in await client.list_sessions(labels=values) if "step" in each["labels"]]))
+
+        return await client.values(session["session_id"], k=23, finish=play, concurrency=5)
+
+    found = in_async_code(url, work)
+    assert found.steps[0].n == len(counts) == 23
+    assert max(counts) == 5
+
+
+def test_forks_of_a_seeded_or_perturbed_rollout_meet_chance_of_their_own(client):
+    rules = {"rules": [{"error": "ConnectionError: down", "rate": 0.5}], "seed": "own"}
+    seeds = []
+
+    def look(_agent, fork):
+        seeds.append((fork["perturbations"]["seed"], fork["perturbations"]["rules"] == rules["rules"]))
+
+    client.values(played(client, perturbations=rules), k=2, finish=look)
+    assert sorted(seeds) == [("0/0", True), ("0/1", True)]
+
+
+def test_what_is_wrong_is_one_sentence(client, url):
+    session_id = played(client, DISHES)
+    for wrong, said in {
+        "k must be a number from 1 on, not 0": {"k": 0},
+        "concurrency must be a number from 1 on, not 0": {"concurrency": 0},
+        "finish must be a function, 'solution' or None, not 'soluton'": {"finish": "soluton"},
+        f"version 7 is no step of session {session_id}: they are 0, 1": {"steps": [0, 7]},
+    }.items():
+        with pytest.raises(ValueError, match=wrong):
+            client.values(session_id, **said)
+    with pytest.raises(ValueError, match="has no task, so nothing gives a reward: create it with one"):
+        client.values(client.create_session(["chores"])["session_id"])
+
+    async def waits(_client):
+        client.values(session_id)
+
+    with pytest.raises(ValueError, match="await `values` of an AsyncClient"):
+        in_async_code(url, waits)
+    client.close_session(session_id)
+    with pytest.raises(ReplyError, match="it is unknown, closed or expired"):
+        client.values(session_id)
+
+
+def test_a_session_that_is_closed_meanwhile_ends_it_and_leaves_no_fork(client):
+    session_id = played(client)
+
+    def close(_agent, fork):
+        client.close_session(fork["session_id"])
+
+    with pytest.raises(ReplyError):
+        client.values(session_id, k=3, finish=close)
+    assert [each["labels"].get("step") for each in client.list_sessions(labels={"values": session_id})] == [None]
+
+
+async def play_rollout(agent, session):
+    if session["labels"]["rollout"] != "0":
+        await agent.run_function(*DISHES)
+    await agent.submit_answer("Done.")
+
+
+async def groups(client, **more):
+    tasks = ["chores/dishes", "chores/raises"]
+    return {group[0].task: group async for group in rollouts(client, tasks, play_rollout, group=2, **more)}
+
+
+def test_rollouts_come_with_the_values_of_their_steps(url):
+    seen = []
+    tree = {"k": 2, "progress": lambda value: seen.append(value.session_id)}
+
+    async def work(client):
+        found = [await groups(client, labels={"run": "tree"}, concurrency=3, tree=tree) for _ in range(2)]
+        return found, await client.list_sessions(labels={"run": "tree"})
+
+    (first, again), sessions = in_async_code(url, work)
+    assert [[step.mean for step in each.values.steps] for each in first["chores/dishes"]] == [[0.0], [0.0, 1.0]]
+    assert all(each.values is None and each.error for each in first["chores/raises"])
+    assert [each.values for each in again["chores/dishes"]] == [each.values for each in first["chores/dishes"]]
+    assert len(sessions) == 4  # a run has none of the forks
+    assert len(seen) == 2 * 3
+    with pytest.raises(ValueError, match="k must be"):
+        in_async_code(url, lambda client: groups(client, labels={"run": "wrong"}, tree={"k": -1}))
+
+
+PROGRAM = """
+import sys
+from toolpack_server import Client
+
+def play(agent, fork):
+    agent.run_function("do", {"chore": "dishes"})
+
+with Client(sys.argv[1]) as client:
+    values = client.values(sys.argv[2], k=334, finish=play, concurrency=16)
+    print([(step.n, step.mean, step.invalid, step.errors) for step in values.steps])
+"""
+
+
+@pytest.mark.heavy
+def test_a_thousand_forks_go_on_after_kills_of_the_program_and_of_the_server(tmp_path):
+    flags = ["--port", str(free_port()), "--packs", "chores"]
+    with contextlib.ExitStack() as ending:
+        server = ending.enter_context(server_process.served(tmp_path, *flags))
+        with Client(server.url) as client:
+            session_id = played(client, DISHES, ("do", {"chore": "windows"}))
+
+        def program():
+            line = [sys.executable, "-c", PROGRAM, server.url, session_id]
+            started = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            ending.callback(started.kill)
+            return started
+
+        def noted():
+            with Client(server.url) as client:
+                found = client.list_sessions(labels={"values": session_id}, limit=1000)
+                ledger = [each["session_id"] for each in found if "step" not in each["labels"]]
+                assert len(found) - len(ledger) <= 16
+                notes = [record for each in ledger for record in client.get_trace(each, limit=2000)]
+            assert len({(note["metadata"]["values"]["step"], note["call_id"]) for note in notes}) == len(notes)
+            return len(notes)
+
+        first = program()
+        wait_until(lambda: noted() > 100)
+        first.kill()
+        first.wait(PATIENCE)
+        before = noted()
+        assert 100 < before < 1002
+        second = program()
+        wait_until(lambda: noted() > before + 100)
+        server.kill()
+        server = ending.enter_context(server_process.served(tmp_path, *flags))
+        printed, complained = second.communicate(timeout=PATIENCE * 3)
+        assert printed == f"{[(334, 0.0 + (step == 0), 0, ()) for step in range(3)]}\n", complained
+        assert noted() == 1002
