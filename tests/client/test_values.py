@@ -342,7 +342,8 @@ def test_a_thousand_forks_go_on_after_kills_of_the_program_and_of_the_server(tmp
                 found = client.list_sessions(labels={"values": session_id}, limit=1000)
                 ledger = [each["session_id"] for each in found if "step" not in each["labels"]]
                 assert len(found) - len(ledger) <= 16
-                notes = [record for each in ledger for record in client.get_trace(each, limit=2000)]
+                pages = [client.get_trace(each, after=after, limit=1000) for each in ledger for after in (-1, 999)]
+            notes = [record for page in pages for record in page]
             assert len({(note["metadata"]["values"]["step"], note["call_id"]) for note in notes}) == len(notes)
             return len(notes)
 
