@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
-from server.protocol.results import Session
-from toolpack_server.client.methods import AgentMethods, ClientMethods
+from toolpack_server.client.methods import AgentMethods, ClientMethods, Session
 from toolpack_server.client.requests import Request
 from toolpack_server.client.values import SessionValues, Valuer
 

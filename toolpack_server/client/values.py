@@ -16,9 +16,8 @@ from typing import Any, Literal, TypeVar
 
 from server.base.errors import ClientError, ReplyError
 from server.features.tasks.results import Solution, Verdict
-from server.protocol.results import CallRecord, Session
 from toolpack_server.client.batches import AsyncBatch
-from toolpack_server.client.methods import ClientMethods
+from toolpack_server.client.methods import CallRecord, ClientMethods, Session
 from toolpack_server.client.requests import Request
 
 T = TypeVar("T")
