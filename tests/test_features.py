@@ -40,6 +40,7 @@ BEYOND_API = {
     "participants": 11,
     "parts": 8,
     "perturbations": 27,
+    "receipts": 20,
     "replay": 70,
     "tasks": 75,
     "telemetry": 8,

@@ -29,6 +29,7 @@ EXTRAS = (
     "client",
     "otel",
     "postgres",
+    "receipts",
     "redis",
     "seeded",
 )  # what parts of the server need; the others are for development

@@ -40,7 +40,7 @@ PAGES = {
 }
 MARK = "-- the next command --"
 # What a long command says of itself, if it takes longer than ten seconds.
-HOW_FAR = re.compile(r"^(?:Evaluating|Checking tasks|Auditing tasks|Replaying): \d+ of \d+\n", re.MULTILINE)
+HOW_FAR = re.compile(r"^(?:Evaluating|Checking tasks|Auditing tasks|Replaying|Verifying): \d+ of \d+\n", re.MULTILINE)
 HOME = "/home/ann/project"  # how the pages write the folder that a reader is in
 
 
@@ -466,6 +466,16 @@ def test_a_seeded_session(folder):
         check_console(page, heading, folder, port_of(banner))
 
 
+def test_a_receipt_is_verified_when_its_server_is_gone(folder):
+    page, heading = "docs/receipts.md", "Make one"
+    (line,), (program,) = blocks(page, heading, "sh"), blocks(page, heading, "python")
+    with serving(line.strip(), folder, **BANK) as banner:
+        (folder / "play.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+        check_console(page, heading, folder, port_of(banner))
+    shutil.rmtree(folder / ".toolpack-server")
+    check_console(page, "Verify it", folder)
+
+
 def test_tasks_in_one_sitting(folder):
     page, heading = "docs/tasks.md", "In one sitting"
     (folder / "packs").mkdir()
@@ -541,6 +551,8 @@ RUN = {
     ("docs/tasks.md", "Audit"),
     ("docs/replay.md", "Seeded sessions"),
     ("docs/replay.md", "Bundles"),
+    ("docs/receipts.md", "Make one"),
+    ("docs/receipts.md", "Verify it"),
     ("docs/conformance.md", "Ask a server"),
     ("docs/internals/store.md", "Test it"),  # by tests/stores/test_store_contract.py
     ("docs/benchmarks.md", "BFCL"),  # by tests/bundled/test_bfcl.py, where its packages are installed

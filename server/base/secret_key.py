@@ -48,7 +48,7 @@ def secret_key(settings: Settings) -> bytes:
             "sessions can't be read."
         ) from error
     try:
-        _create(path)
+        create_key(path)
         return _read(path)
     except OSError as error:
         raise SettingsError(
@@ -73,7 +73,7 @@ def _read(path: Path) -> bytes:
     return key.encode()
 
 
-def _create(path: Path) -> None:
+def create_key(path: Path) -> None:
     """Create the key, unless another process is faster."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Written to a temporary file and linked into place, so that nobody reads half a key.

@@ -7,7 +7,6 @@ imported is stored as a whole or not at all, sealed anew with this server's key.
 import base64
 import binascii
 import hashlib
-import platform
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version as installed_version
 from typing import Any, Literal, NoReturn
@@ -40,6 +39,7 @@ from server.features.replay.bundle_format import (
     sealed,
     unpack,
 )
+from server.features.replay.code import Codes, python_version
 from server.features.replay.seeds import REPLAYS
 from server.jsonio.strict import Fragment, dumps, loads
 from server.protocol.parameters import Labels, TtlSeconds
@@ -85,9 +85,13 @@ class Bundles:
 
     Args:
         most: How many bytes of memory a request may take.
+
+    Attributes:
+        codes: The code that runs here.
     """
 
     def __init__(self, context: SessionContext, factory: SessionFactory, key: bytes, most: int) -> None:
+        self.codes = Codes(context.catalog)
         self._context = context
         self._factory = factory
         self._keyed = KeyedHash(key, "bundle")
@@ -174,7 +178,7 @@ class Bundles:
             raise ClassesChangedError(f"The session's toolpack {missing[0]!r} is not loaded any more: load it.")
         return BundleHead(
             server=installed_version("toolpack-server"),
-            python=".".join(platform.python_version_tuple()[:2]),
+            python=python_version(),
             toolpacks=[*recipe.toolpacks],
             fingerprints={name: loaded[name] for name in recipe.toolpacks},
             options={**options},

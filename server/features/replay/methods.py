@@ -14,10 +14,11 @@ from server.features.api import App, Caller, CallId, InvalidParamsError, Method,
 from server.features.replay.bundle_format import FORMAT, BundleHead
 from server.features.replay.bundles import PAGE_BYTES, Bundles, ImportRequest, Records
 from server.features.replay.replays import Replays
-from server.features.replay.results import Bundle, Replay
+from server.features.replay.results import Bundle, Code, Replay
 from server.protocol.parameters import Labels
 from server.rpc.in_flight import Reservation
 from server.sessions.manager import may_be_created
+from server.sessions.recipes import Recipe
 
 
 class ReplaySession(Method, result=Replay):
@@ -49,13 +50,16 @@ class ExportBundle(Method, result=Bundle):
     )
 
     async def handle(self, caller: Caller, app: App) -> Bundle:
-        def export() -> bytes:
-            ends = self.versions == "ends"
-            bundles = app.feature(Bundles)
-            return bundles.export(app.sessions.heavy_reader, self.session_id, caller.sees, ends=ends)
+        bundles = app.feature(Bundles)
 
-        bundle = await app.sessions.compute(export, caller.owner, "bundle")
-        return {"format": FORMAT, "size": len(bundle), "bundle": base64.b64encode(bundle).decode()}
+        def export() -> tuple[bytes, Code]:
+            reader, ends = app.sessions.heavy_reader, self.versions == "ends"
+            session, _ = reader.find(self.session_id, caller.sees)
+            bundle = bundles.export(reader, self.session_id, caller.sees, ends=ends)
+            return bundle, bundles.codes.of(Recipe.of(session).toolpacks)
+
+        bundle, code = await app.sessions.compute(export, caller.owner, "bundle")
+        return {"format": FORMAT, "size": len(bundle), "bundle": base64.b64encode(bundle).decode(), "code": code}
 
 
 class ImportBundle(ImportRequest, Method, result=Session | Replay):

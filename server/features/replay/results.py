@@ -48,9 +48,25 @@ class Replay(TypedDict):
     other_versions: dict[str, Versions]
 
 
+class CodeOf(TypedDict):
+    """A digest of files of code, and the version of the distribution that they came with, if they did."""
+
+    version: NotRequired[str]
+    digest: str
+
+
+class Code(TypedDict):
+    """What runs here: Python's version without its last number, the server, and the toolpacks by name."""
+
+    python: str
+    server: CodeOf
+    toolpacks: dict[str, CodeOf]
+
+
 class Bundle(TypedDict):
-    """A session as one file, in base64, and its size in bytes."""
+    """A session as one file, in base64, its size in bytes, and the code that has written it."""
 
     format: str
     size: int
     bundle: str
+    code: Code

@@ -7,7 +7,8 @@ verdict says nothing of the agent, counts nowhere, and makes the exit status 1.
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from importlib.metadata import entry_points
+from typing import IO, Any, Protocol, Self
 
 import click
 
@@ -25,8 +26,34 @@ from server.features.tasks.trajectories import said, trajectory
 from server.features.tasks.variants import Losses, losses, variants_table
 from server.protocol.rights import AGENT
 
+GROUP = "toolpack_server.evaluate"
+"""The group of entry points that name classes like `Addition`."""
+
 _AT_ONCE = 25  # sessions
 _OF_SESSION = {"session_id", "labels", "variant", "problem"}  # what goes with a verdict
+
+
+class Addition(Protocol):
+    """What another feature makes of the sessions that are evaluated.
+
+    Attributes:
+        options: More options of the command.
+    """
+
+    options: Sequence[click.Option]
+
+    @classmethod
+    def begin(cls, given: dict[str, Any]) -> Self | None:
+        """Take its own options out of those that were given; None if they ask for nothing."""
+
+    async def add(self, send: Send, summary: Mapping[str, Any]) -> None:
+        """Take a session that counts, with the verdict on it."""
+
+    def end(self) -> None:
+        """Called after the last one."""
+
+
+_ADDITIONS: Sequence[type[Addition]] = [point.load() for point in entry_points(group=GROUP)]
 
 
 @click.command()
@@ -73,15 +100,21 @@ def evaluate(
         raise click.UsageError("--format says how trajectories are written: give --trajectories, too.")
     wanted, whose = dict(map(label, labels)), participant or AGENT
 
+    additions = [begun for kind in _ADDITIONS if (begun := kind.begin(where)) is not None]
+
     async def look(send: Send) -> bool:
         page = None if html is None else RunsPage(send, wanted, where["url"])
-        invalid = await _evaluate(send, wanted, trajectories, whose, form or FORMATS[0], page, record=record)
+        how = form or FORMATS[0]
+        invalid = await _evaluate(send, wanted, trajectories, whose, how, page, additions, record=record)
         if page is not None and html is not None:
             html.write(await page.html())
         return invalid
 
     if look_at(look, **where):
         sys.exit(1)
+
+
+evaluate.params += [option for addition in _ADDITIONS for option in addition.options]
 
 
 async def _evaluate(
@@ -91,6 +124,7 @@ async def _evaluate(
     whose: str,
     form: str,
     page: RunsPage | None,
+    additions: Sequence[Addition],
     *,
     record: bool,
 ) -> bool:
@@ -118,6 +152,8 @@ async def _evaluate(
                     verdict.update({"problem": error.format_message(), **verdict, "valid": False})
                 if page is not None:
                     await page.add({**summary, "verdict": verdict})
+                for addition in additions:
+                    await addition.add(send, summary)
                 verdicts.append(verdict)
                 parents += [summary["parent"]["session_id"]] if "parent" in summary else []
             after = found.get("next")
@@ -136,6 +172,8 @@ async def _evaluate(
         there = f"{without} of these {len(verdicts)} have no participant {whose!r}: the file has no line of theirs."
         echo("", there, err=True)
     _tell_asides(forks, left_out, invalid, len(verdicts))
+    for addition in additions:
+        addition.end()
     return bool(invalid)
 
 

@@ -32,7 +32,10 @@ function details(session, query) {
     h("p.actions", data.url && h("a", { href: `${data.url}/console/#/sessions/${id}` }, "Open in the console"), link(["runs"], { ...query, session: undefined }, "Close")));
 }
 
-const about = h("p.hint", `Written by toolpack-server evaluate, with ${data.sessions.length} rollouts, `, time(data.written), ".");
+const about = [
+  data.verified && h("p", h("strong", "Verified: "), data.verified),
+  h("p.hint", `Written by toolpack-server ${data.verified ? "verify" : "evaluate"}, with ${data.sessions.length} rollouts, `, time(data.written), "."),
+];
 const first = Object.keys(data.labels)[0], start = first === undefined ? {} : { by: first, run: data.labels[first] };
 
 function query() {

@@ -77,8 +77,8 @@ class RunsPage:
         lines += [f"and {len(path) - MOST_LINES} more"] if len(path) > MOST_LINES else []
         self._sessions.append({**summary, "lines": lines})
 
-    async def html(self) -> str:
-        """Get the file's text."""
+    async def html(self, verified: str | None = None) -> str:
+        """Get the file's text; `verified` says what it shows, if the sessions were run again."""
         prompts = {task: await self._prompt(task) for task in sorted({session["task"] for session in self._sessions})}
         data = {
             "sessions": self._sessions,
@@ -86,6 +86,7 @@ class RunsPage:
             "labels": self._labels,
             "url": self._url and self._url.rstrip("/"),
             "written": timestamp(time.time()),
+            "verified": verified,
         }
         style = "".join((CONSOLE / name).read_text(encoding="utf-8") for name in ("style.css", "runs.css"))
         script = one_script(ENTRY)

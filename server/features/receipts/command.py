@@ -1,0 +1,210 @@
+"""`toolpack-server verify`: runs the sessions of a receipt again, and says whether all comes out equal.
+
+The rule: whoever has made the receipt is a stranger. All that can be checked without running anything is checked first;
+then each session is run in a service of its own in this process, its functions in processes in a sandbox. The exit
+status is 0 if all is equal, 1 if something differs, 2 if the receipt can't be verified.
+"""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from server.base.errors import ToolpackServerError
+from server.base.settings import THREAD, Settings, read_settings
+from server.base.terminal import printable
+from server.cli.local import memory_settings
+from server.cli.send import Send, local
+from server.features.api import Caller
+from server.features.api_commands import echo, packs_options, progress
+from server.features.executors.settings import ExecutorsSettings
+from server.features.receipts.entries import bundle_of, difference, entry_of
+from server.features.receipts.keys import check_installed, public_key
+from server.features.receipts.receipt import Receipt, ReceiptEntry, Refused, Times, canonical, read
+from server.features.replay.code import Codes
+from server.features.tasks.pass_rates import rates, table
+from server.features.tasks.report import RunsPage
+from server.packs.catalog import Catalog
+from server.packs.loading import load_catalog
+from server.wiring.service import Service
+
+LIMIT = 100_000  # records of a session
+MAX_SHOWN = 400  # characters of what was recorded or replayed
+NO_SEED = "it has no seed and no clock, so functions that look at the clock or draw random numbers do something else"
+
+_Found = Mapping[str, Any]
+
+
+@click.command()
+@packs_options
+@click.option("--key", metavar="KEY|FILE", help="Whose receipt it must be: a public key, or a file that holds it.")
+@click.option("--other-code", is_flag=True, help="Run it also if the code here is another than that of the receipt.")
+@click.option("--no-sandbox", is_flag=True, help="Run the functions where they can reach files and the network.")
+@click.option(
+    "--html",
+    type=click.File("w", encoding="utf-8", lazy=True),
+    metavar="FILE",
+    help="Write a page of the sessions that were run again to this file, which needs no server.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+def verify(
+    file: Path,
+    pack_dir: tuple[Path, ...],
+    packs: str | None,
+    key: str | None,
+    other_code: bool,
+    no_sandbox: bool,
+    html: IO[str] | None,
+    as_json: bool,
+) -> None:
+    """Run the sessions of a receipt, from `evaluate --receipt`, again, and say whether all comes out equal."""
+    with _refusing():
+        check_installed()
+        receipt = read(file, key and public_key(key))
+        settings = _settings(pack_dir, packs, sandbox=not no_sandbox)
+        catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
+        others = _other_code(catalog, receipt)
+        if others and not other_code:
+            raise Refused(
+                f"The receipt was made by other code, so nothing was run: {'; '.join(others)}. Install that code, or "
+                "run the sessions with this one by --other-code."
+            )
+        found, page = asyncio.run(_verified(Service(settings, catalog), receipt, with_page=html is not None))
+    if html is not None and page is not None:
+        html.write(page)
+    if as_json:
+        said = {"key": receipt.key, "made": receipt.times.made, "other_code": others}
+        echo(canonical({**said, "equal": not any(map(_differs, found)), "sessions": found}).decode())
+    else:
+        echo(*_text(receipt, others, found, has_key=key is not None))
+    if any(map(_differs, found)):
+        sys.exit(1)
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Give whatever can't be done the status 2."""
+    try:
+        yield
+    except click.ClickException as error:
+        raise Refused(error.format_message()) from None
+    except ToolpackServerError as error:
+        raise Refused(str(error)) from None
+
+
+def _settings(pack_dir: tuple[Path, ...], packs: str | None, *, sandbox: bool) -> Settings:
+    if sandbox:
+        settings = memory_settings(pack_dir, packs, isolation="process")
+        return settings.give(read_settings(ExecutorsSettings, sandbox=("files", "network")))
+    isolation = "process" if sys.platform == "linux" else THREAD
+    return memory_settings(pack_dir, packs, isolation=isolation)
+
+
+def _other_code(catalog: Catalog, receipt: Receipt) -> list[str]:
+    """Say what of the code here isn't what the receipt names."""
+    named = receipt.code
+    here = Codes(catalog).of(named["toolpacks"])
+    found = []
+    if named["python"] != here["python"]:
+        found.append(f"Python is {here['python']}, and was {named['python']}")
+    if named["server"] != here["server"]:
+        found.append(f"the server is {_code(here['server'])}, and was {_code(named['server'])}")
+    for name, code in named["toolpacks"].items():
+        if name not in here["toolpacks"]:
+            raise Refused(
+                f"The toolpack {name[:80]!r} isn't loaded: name it with --packs, or its folder by --pack-dir."
+            )
+        if code != here["toolpacks"][name]:
+            found.append(f"the toolpack {name!r} is {_code(here['toolpacks'][name])}, and was {_code(code)}")
+    return found
+
+
+def _code(code: Mapping[str, Any]) -> str:
+    return f"{code.get('version', '')} {code['digest'][:12]}…".strip()
+
+
+async def _verified(service: Service, receipt: Receipt, *, with_page: bool) -> tuple[list[_Found], str | None]:
+    found: list[_Found] = []
+    async with service.running():
+        send = local(service, Caller())
+        page = RunsPage(send, {}, None) if with_page else None
+        with progress("Verifying", len(receipt.sessions)) as go_on:
+            for entry, times in zip(receipt.sessions, receipt.times.sessions, strict=True):
+                found.append(await _run_again(service, send, len(found), entry, times, page))
+                go_on(1)
+        if page is None:
+            return found, None
+        equal = len(found) - sum(map(_differs, found))
+        said = f"{equal} of {len(found)} sessions came out equal when they were run again"
+        return found, await page.html(f"{said}, of the receipt that was signed with key {receipt.key}.")
+
+
+async def _run_again(
+    service: Service, send: Send, number: int, entry: ReceiptEntry, times: list[Times], page: RunsPage | None
+) -> _Found:
+    """Run a session again, evaluate it, and get what differs."""
+    try:
+        bundle = bundle_of(entry, times, service.settings)
+        replayed = await send("import_bundle", {"bundle": bundle, "mode": "replay", "limit": LIMIT})
+        listed = await send("summarize_sessions", {"labels": entry.labels, "evaluate": True, "limit": 1})
+        (summary,) = listed["sessions"]
+        again, _, _ = await entry_of(send, summary)
+    except (click.ClickException, ToolpackServerError) as error:
+        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        raise Refused(f"Session {number} of the receipt ({entry.task[:80]}) can't be run again: {said}") from None
+    differs = replayed.get("diverged") or difference(entry, again)
+    if page is not None:
+        await page.add(summary)
+    await send("close_session", {"session_id": summary["session_id"]})
+    found = {
+        "number": number,
+        "task": entry.task,
+        "labels": entry.labels,
+        "records": len(entry.records),
+        "seeded": {"seed", "clock"} <= {name for name, value in entry.details.items() if value is not None},
+        "verdict": again.verdict,
+        "equal": differs is None,
+    }
+    if differs is None:
+        return found
+    if "index" in differs:
+        record = entry.records[differs["index"]]
+        differs = {"record": record.get("function", record["kind"]), **differs}
+    return {**found, "difference": differs}
+
+
+def _differs(found: _Found) -> bool:
+    return not found["equal"]
+
+
+def _text(receipt: Receipt, others: Sequence[str], found: Sequence[_Found], *, has_key: bool) -> Iterator[str]:
+    yield f"Signed at {receipt.times.made} with key {receipt.key}."
+    if not has_key:
+        yield "Whose key that is, a receipt can't say: --key refuses all others."
+    for text in others:
+        yield f"Other code: {text}."
+    for each in found:
+        labels = " ".join(f"{name}={value}" for name, value in each["labels"].items())
+        yield f"{'equal' if each['equal'] else 'DIFFERS':<8} {each['number']:>4}  {each['task']}  {labels}".rstrip()
+        if "difference" in each:
+            yield from _difference_text(each)
+    yield ""
+    yield from table(rates(each["verdict"] for each in found)).split("\n")
+    yield ""
+    equal = len(found) - sum(map(_differs, found))
+    yield f"equal: all {equal} sessions" if equal == len(found) else f"equal: {equal} of {len(found)} sessions"
+
+
+def _difference_text(found: _Found) -> Iterator[str]:
+    difference = found["difference"]
+    recorded, replayed = (printable(difference.get(name) or "nothing")[:MAX_SHOWN] for name in ("recorded", "replayed"))
+    where = f"record {difference['index']}, {difference['record']}: " if "index" in difference else ""
+    yield f"  {where}its {difference['what']} was {recorded}"
+    yield f"  and is now {replayed}"
+    if not found["seeded"]:
+        yield f"  ({NO_SEED})"

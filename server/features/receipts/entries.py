@@ -1,0 +1,130 @@
+"""What a receipt has of a session, taken from the session's bundle; and the bundle that an entry stands for.
+
+The rule: a receipt is verified by making it again, with this very code, from sessions that were run again. So whatever
+an entry has is compared, to the last byte, and what can't be the same again isn't in it: times, `call_id`s, ids,
+snapshots, and which server and Python have written the bundle, which the receipt says once for all.
+"""
+
+import base64
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from server.base.settings import Settings
+from server.cli.send import Send
+from server.features.receipts.receipt import ReceiptEntry, Times
+from server.features.replay.bundle_format import BundleHead, Line, is_blob, pack, read_line, sealed, unpack
+from server.features.replay.results import Code
+from server.features.replay.writers import WRITTEN_BY
+from server.jsonio.strict import dumps
+from server.protocol.rights import PARTICIPANTS
+from server.snapshots.seal import KeyedHash
+
+UNPACKED_BYTES = 2**30  # of a bundle that the server has made, which was asked for
+FORK = "began as a fork, and a receipt has no snapshot to show how: receipts are of sessions that were created"
+_TIMES = {"started_at", "duration_ms"}
+_NOT_REPEATED = {"deadline", "crashed"}
+"""Calls that failed so aren't run again: what exactly they have said is the machine's."""
+_ANY_KEY = KeyedHash(b"of nobody, as whoever runs records again needs none", "bundle")
+
+
+async def entry_of(send: Send, summary: Mapping[str, Any]) -> tuple[ReceiptEntry, list[Times], Code]:
+    """Get what a receipt has of a session that was evaluated, the times of its records, and the code that runs there.
+
+    Raises:
+        ClickException: It can't be in a receipt.
+    """
+    session_id, verdict = summary["session_id"], summary["verdict"]
+    exported = await send("export_bundle", {"session_id": session_id, "versions": "ends"})
+    lines = _lines(base64.b64decode(exported["bundle"]))
+    head = next(lines).head
+    if head is None or head.fork:
+        raise click.ClickException(f"Session {session_id} {FORK}.")
+    if head.version != verdict["version"] or head.task is None:
+        raise click.ClickException(f"Session {session_id} went on while it was evaluated: evaluate it again.")
+    records = [line.record[0] for line in lines if line.record is not None]
+    entry = ReceiptEntry(
+        toolpacks=head.toolpacks,
+        options=head.options,
+        environment=head.environment,
+        task=head.task,
+        kept=head.kept,
+        details=head.details,
+        labels=head.labels,
+        version=head.version,
+        records=[_without_ids(each, alone=PARTICIPANTS not in head.kept) for each in records],
+        verdict=dict(verdict),
+    )
+    return entry, [(each["started_at"], each["duration_ms"]) for each in records], exported["code"]
+
+
+def _without_ids(record: Mapping[str, Any], *, alone: bool) -> dict[str, Any]:
+    left_out = _TIMES | {"call_id"}
+    if alone and "function" not in record:  # then an answer says by whom it is only where that tells whose the id is
+        left_out |= {"by"}
+    return {name: value for name, value in record.items() if name not in left_out}
+
+
+def _lines(bundle: bytes) -> Iterator[Line]:
+    for line in unpack(sealed(bundle, None), UNPACKED_BYTES, UNPACKED_BYTES, lambda _: None, blobs=False):
+        if not is_blob(line):
+            yield read_line(line)
+
+
+def bundle_of(entry: ReceiptEntry, times: list[Times], settings: Settings) -> str:
+    """Get a bundle, in base64, by which the records of a session can be run again; it has no snapshots."""
+    head = BundleHead(
+        server="",
+        python="",
+        toolpacks=entry.toolpacks,
+        fingerprints={},
+        options=entry.options,
+        environment=entry.environment,
+        task=entry.task,
+        kept=entry.kept,
+        labels=entry.labels,
+        ttl_seconds=settings.ttl_seconds,
+        fork=False,
+        version=entry.version,
+        records=len(entry.records),
+        details={**entry.details},
+    )
+    lines = [dumps({"head": head.shown()})]
+    for record, time in zip(entry.records, times, strict=True):
+        lines.append(dumps({"record": [{**record, **dict(zip(sorted(_TIMES), reversed(time), strict=True))}, None]}))
+    most = settings.max_body_bytes
+    return base64.b64encode(pack(lines, _ANY_KEY, most * 2 // 3, most * 16)).decode()
+
+
+def difference(recorded: ReceiptEntry, replayed: ReceiptEntry) -> dict[str, Any] | None:
+    """Get the first difference to the entry of the session that was run again: of which record, if of one, and what.
+
+    None says that they are equal to the last byte.
+    """
+    other_writers = recorded.details.get(WRITTEN_BY) != replayed.details.get(WRITTEN_BY)
+    for index, records in enumerate(zip(recorded.records, replayed.records, strict=False)):
+        if (found := _first(*(_compared(each, other_writers=other_writers) for each in records))) is not None:
+            return {"index": index, **found}
+    return _first(*map(_but_records, (recorded, replayed)))
+
+
+def _compared(record: Mapping[str, Any], *, other_writers: bool) -> dict[str, Any]:
+    left_out = {"error"} if record.get("failure") in _NOT_REPEATED else set()
+    # Another version of what lays out databases lays them out in another way: see replay's `writers`.
+    left_out |= {"state"} if other_writers else set()
+    return {name: value for name, value in record.items() if name not in left_out}
+
+
+def _but_records(entry: ReceiptEntry) -> dict[str, Any]:
+    rest = entry.model_dump(exclude={"records"})
+    rest["details"] = {name: value for name, value in entry.details.items() if name != WRITTEN_BY}
+    return {**rest, "records": len(entry.records)}
+
+
+def _first(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> dict[str, Any] | None:
+    for name in sorted(recorded.keys() | replayed.keys()):
+        texts = [dumps(each[name], sort_keys=True).decode() if name in each else None for each in (recorded, replayed)]
+        if texts[0] != texts[1]:
+            return {"what": name, "recorded": texts[0], "replayed": texts[1]}
+    return None
