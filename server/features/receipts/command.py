@@ -25,7 +25,6 @@ from server.features.executors.settings import ExecutorsSettings
 from server.features.receipts.entries import bundle_of, difference, entry_of
 from server.features.receipts.keys import check_installed, public_key
 from server.features.receipts.receipt import Receipt, ReceiptEntry, Refused, Times, canonical, read
-from server.features.replay.code import Codes
 from server.features.tasks.pass_rates import rates, table
 from server.features.tasks.report import RunsPage
 from server.packs.catalog import Catalog
@@ -108,7 +107,7 @@ def _settings(pack_dir: tuple[Path, ...], packs: str | None, *, sandbox: bool) -
 def _other_code(catalog: Catalog, receipt: Receipt) -> list[str]:
     """Say what of the code here isn't what the receipt names."""
     named = receipt.code
-    here = Codes(catalog).of(named["toolpacks"])
+    here = catalog.codes.of(named["toolpacks"])
     found = []
     if named["python"] != here["python"]:
         found.append(f"Python is {here['python']}, and was {named['python']}")

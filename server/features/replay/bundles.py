@@ -39,7 +39,6 @@ from server.features.replay.bundle_format import (
     sealed,
     unpack,
 )
-from server.features.replay.code import Codes, python_version
 from server.features.replay.seeds import REPLAYS
 from server.jsonio.strict import Fragment, dumps, loads
 from server.protocol.parameters import Labels, TtlSeconds
@@ -91,7 +90,7 @@ class Bundles:
     """
 
     def __init__(self, context: SessionContext, factory: SessionFactory, key: bytes, most: int) -> None:
-        self.codes = Codes(context.catalog)
+        self.codes = context.catalog.codes
         self._context = context
         self._factory = factory
         self._keyed = KeyedHash(key, "bundle")
@@ -178,7 +177,7 @@ class Bundles:
             raise ClassesChangedError(f"The session's toolpack {missing[0]!r} is not loaded any more: load it.")
         return BundleHead(
             server=installed_version("toolpack-server"),
-            python=python_version(),
+            python=self.codes.of(())["python"],
             toolpacks=[*recipe.toolpacks],
             fingerprints={name: loaded[name] for name in recipe.toolpacks},
             options={**options},

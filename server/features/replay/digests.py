@@ -15,9 +15,9 @@ from server.execution.parts import toolpack_of
 from server.execution.runner import Frame, Runner
 from server.execution.views import entries
 from server.execution.world import Means, Snapshot
+from server.features.api import SessionStore
 from server.sessions.part_bytes import PartBytes
 from server.snapshots.digest import Entries, world_digest
-from server.stores.base import SessionStore
 
 REMEMBERED = 10_000  # parts whose entries a worker knows
 

@@ -4,7 +4,7 @@ The rule: whatever a bundle of a stranger holds goes through the checks of a req
 """
 
 import base64
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from server.features.api import App, Caller, CallId, InvalidParamsError, Method,
 from server.features.replay.bundle_format import FORMAT, BundleHead
 from server.features.replay.bundles import PAGE_BYTES, Bundles, ImportRequest, Records
 from server.features.replay.replays import Replays
-from server.features.replay.results import Bundle, Code, Replay
+from server.features.replay.results import Bundle, Replay
 from server.protocol.parameters import Labels
 from server.rpc.in_flight import Reservation
 from server.sessions.manager import may_be_created
@@ -52,14 +52,15 @@ class ExportBundle(Method, result=Bundle):
     async def handle(self, caller: Caller, app: App) -> Bundle:
         bundles = app.feature(Bundles)
 
-        def export() -> tuple[bytes, Code]:
+        def export() -> tuple[bytes, Sequence[str]]:
             reader, ends = app.sessions.heavy_reader, self.versions == "ends"
             session, _ = reader.find(self.session_id, caller.sees)
             bundle = bundles.export(reader, self.session_id, caller.sees, ends=ends)
-            return bundle, bundles.codes.of(Recipe.of(session).toolpacks)
+            return bundle, Recipe.of(session).toolpacks
 
-        bundle, code = await app.sessions.compute(export, caller.owner, "bundle")
-        return {"format": FORMAT, "size": len(bundle), "bundle": base64.b64encode(bundle).decode(), "code": code}
+        bundle, toolpacks = await app.sessions.compute(export, caller.owner, "bundle")
+        encoded, code = base64.b64encode(bundle).decode(), bundles.codes.of(toolpacks)
+        return {"format": FORMAT, "size": len(bundle), "bundle": encoded, "code": code}
 
 
 class ImportBundle(ImportRequest, Method, result=Session | Replay):

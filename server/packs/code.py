@@ -1,48 +1,46 @@
 """The digests of the code that a session's calls run through: the server's, and that of each toolpack.
 
-The rule: they are made when the server starts, as it is the code of that moment that runs. Of a toolpack they cover its
+The rule: they are made when a server starts, as it is the code of that moment that runs. Of a toolpack they cover its
 module, or all of its package, and what stands beside it in a folder with a name that begins with `_`; not what these
 import from elsewhere.
 """
 
 import hashlib
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from server.features.replay.results import Code, CodeOf
-from server.packs.catalog import Catalog
 from server.packs.sources import OWN, Source
-from server.protocol.omission import if_set
 
-SERVER = Path(__file__).parents[2]
+SERVER = Path(__file__).parents[1]
 
 
 class Codes:
-    """What is loaded here."""
+    """What is loaded here.
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._server: CodeOf = {"version": version(OWN), "digest": _server_digest()}
-        self._toolpacks: dict[str, CodeOf] = {}
-        for name, source in catalog.sources.items():
-            files = digest_of(_files(source), catalog.fingerprints.get(name, ""))
-            self._toolpacks[name] = {"version": if_set(source.version), "digest": files}
+    Args:
+        sources: Where toolpacks come from, by name.
+        fingerprints: Those of the classes of their environments.
+    """
 
-    def of(self, toolpacks: Iterable[str]) -> Code:
-        """Get the code of the server and of these toolpacks; one that stands in no file has none."""
+    def __init__(self, sources: Mapping[str, Source], fingerprints: Mapping[str, str]) -> None:
+        self._server = {"version": version(OWN), "digest": _server_digest()}
+        self._toolpacks: dict[str, dict[str, str]] = {}
+        for name, source in sources.items():
+            digest = digest_of(_files(source), fingerprints.get(name, ""))
+            self._toolpacks[name] = {"digest": digest} | ({"version": source.version} if source.version else {})
+
+    def of(self, toolpacks: Iterable[str]) -> Any:
+        """Get a `protocol.results.Code` of the server and of these toolpacks; one that stands in no file has none."""
         return {
-            "python": python_version(),
+            "python": ".".join(platform.python_version_tuple()[:2]),
             "server": self._server,
             "toolpacks": {name: self._toolpacks[name] for name in toolpacks if name in self._toolpacks},
         }
-
-
-def python_version() -> str:
-    """Get Python's version, without its last number: what follows from seeds may differ between two."""
-    return ".".join(platform.python_version_tuple()[:2])
 
 
 def digest_of(files: Iterable[tuple[str, Path]], *others: str) -> str:
