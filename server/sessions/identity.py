@@ -11,6 +11,7 @@ and whoever has one can neither make another nor learn the id.
 The rule: a session is used only if its agent key fits.
 """
 
+import copy
 import hashlib
 import hmac
 import re
@@ -24,12 +25,17 @@ from server.protocol.rights import AGENT
 from server.sessions.addresses import Addresses
 from server.sessions.recipes import Recipe
 from server.snapshots.seal import KeyedHash
-from server.stores.base import StoredSession
+from server.stores.base import FAMILY, StoredSession, family_of
 
 DIGITS = 48
 _BEGINNING = 16  # digits that are the same whatever else was in the request
 _DIGEST = 12  # digits for the parameters of the request
 _OTHERS_KEY = re.compile(rf"[0-9a-f]{{{2 * DIGITS}}}")
+
+
+def in_family(session_id: str, family: str) -> str:
+    """Get an id as that of a member of a family."""
+    return session_id[: FAMILY.start] + family + session_id[FAMILY.stop :]
 
 
 class Creation:
@@ -44,6 +50,13 @@ class Creation:
         self._owner = owner
         digest = hashlib.blake2b(dumps(request, sort_keys=True), digest_size=_DIGEST // 2)
         self._digest = digest.hexdigest()
+        self.family = ""  # that of their parent, where they are forks
+
+    def of_forks(self, session_id: str) -> "Creation":
+        """Get the request as one that creates forks of this session."""
+        creation = copy.copy(self)
+        creation.family = family_of(session_id)
+        return creation
 
     @property
     def beginning(self) -> str:
@@ -51,7 +64,8 @@ class Creation:
         return self.new_id(0)[:_BEGINNING]
 
     def new_id(self, number: int) -> str:
-        return self._keyed.of(self._owner, self.call_id, str(number))[: DIGITS - _DIGEST] + self._digest
+        made = self._keyed.of(self._owner, self.call_id, str(number))[: DIGITS - _DIGEST] + self._digest
+        return in_family(made, self.family) if self.family else made
 
     def made(self, session_id: str) -> bool:
         """Whether an id was made from the same request, not only from the same call_id."""

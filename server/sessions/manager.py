@@ -338,15 +338,14 @@ class SessionManager:
     async def count(self, owner: str | None = None) -> int:
         return await self._do(lambda: self._store.count(owner))
 
-    async def store_problem(self) -> str:
-        """Say why nothing can be stored now; "" if all is well."""
+    async def ping_store(self) -> tuple[bool, str]:
+        """Get whether anything can be stored now, and what can't, or why nothing can; "" if all is well."""
         try:
-            await asyncio.wait_for(self._do(self._store.ping), PING_SECONDS)
+            return True, await asyncio.wait_for(self._do(self._store.ping), PING_SECONDS) or ""
         except RequestError as error:
-            return str(error)
+            return False, str(error)
         except Exception:  # noqa: BLE001 - whatever it is, the store doesn't answer
-            return "The store doesn't answer."
-        return ""
+            return False, "The store doesn't answer."
 
     def load(self) -> tuple[int, int, int]:
         """Count the calls that wait, the stuck threads, and the sessions in the cache."""

@@ -36,6 +36,7 @@ __all__ = [
     "SessionStore",
     "SharedStore",
     "StoredSession",
+    "family_of",
 ]
 
 # A generator of its own, seeded by the system: to ask that for each id takes longer. Nobody has to be unable to guess
@@ -47,6 +48,14 @@ os.register_at_fork(after_in_child=_ids.seed)
 def new_record_id() -> str:
     """Make an id that no other record has."""
     return f"{_ids.getrandbits(64):016x}"
+
+
+FAMILY = slice(28, 36)
+
+
+def family_of(session_id: str) -> str:
+    """Get what the ids of a session and of all its forks have in common, by which a store may keep them together."""
+    return session_id[FAMILY]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +113,7 @@ class StoredSession:
     given, and return them again.
     """
 
-    id: str  # also the order in which sessions are listed
+    id: str  # also the order in which sessions are listed; of a fork, in the family of its parent
     agent_key: str  # the secret part of its agents' address
     owner: str  # whose token created it; "" where there are no tokens
     recipe: bytes  # what it is made from; may be large. All forks of a session have the same, which is stored once
@@ -218,8 +227,11 @@ class SessionStore(Protocol):
     def find_agent(self, agent_key: str) -> str | None:
         """Get the id of the session with this agent key."""
 
-    def commit(self, commits: Sequence[Commit]) -> list[bool]:
+    def commit(self, commits: Sequence[Commit]) -> Sequence[bool | None]:
         """Apply commits in order, in one transaction; return for each whether it was committed.
+
+        A store of several parts, of which one can't be used for now, has a transaction in each: where nobody knows
+        whether a commit was stored, the answer is None.
 
         A commit is refused as a whole, without affecting the others, if its session doesn't exist, its epoch or its
         holder is not the session's, the session's last record isn't the one with the index and the id before it, its
@@ -312,8 +324,11 @@ class SessionStore(Protocol):
         `delete` and `delete_expired` may leave that to it, as long as nobody can see it and it counts for no owner.
         """
 
-    def ping(self) -> None:
-        """Raise `OverloadedError` if nothing can be stored now; its text says why."""
+    def ping(self) -> str | None:
+        """Raise `OverloadedError` if nothing can be stored now; its text says why.
+
+        Where only a part of the store can't be used, get a sentence that says which.
+        """
 
     def close(self) -> None:
         """Close files and connections."""

@@ -31,7 +31,10 @@ def name_of(body: bytes) -> str | None:
 
 
 class OutsideStore(Protocol):
-    """A `SessionStore` of which large blobs may be kept outside has these methods, too."""
+    """A `SessionStore` of which large blobs may be kept outside has these methods, too.
+
+    One of several parts, each of which may have a stub of the same blob, has them in `shards`, each with `blobs`.
+    """
 
     def outside_name(self, new: str) -> str:
         """Get the name under which blobs are kept outside, the same for ever; `new` if there is none yet.

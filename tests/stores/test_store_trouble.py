@@ -16,7 +16,7 @@ LARGE = "x" * 200_000
 
 
 def trouble(bench):
-    return bench._run(bench.sessions.store_problem())
+    return bench._run(bench.sessions.ping_store())[1]
 
 
 # A full disk

@@ -62,6 +62,7 @@ class OutsideBlobs:
 
     def __init__(self, inner: Any, objects: Bucket, from_bytes: int) -> None:
         self._inner = inner
+        self._parts: Sequence[Any] = getattr(inner, "shards", [inner])  # each may have a stub of the same blob
         self._objects = objects
         self._from = from_bytes
         self._cache = BoundedCache[str, bytes](CACHE_BYTES, len)  # by blob id
@@ -160,7 +161,7 @@ class OutsideBlobs:
         """Get stubs for blobs, but those that the store has already; each stub is given once."""
         stubs = {blob: ahead for blob in large if (ahead := self._ahead.pop(blob)) is not None}
         rest = _without(large, stubs)
-        return stubs | self._written(_without(rest, self._named(rest)))
+        return stubs | self._written(_without(rest, _named(self._inner, rest)))
 
     def _written(self, large: Mapping[str, bytes]) -> dict[str, bytes]:
         """Write objects for blobs, and get their stubs."""
@@ -183,21 +184,6 @@ class OutsideBlobs:
                 self._cache.put(blob, read[name])
         found |= kept
         return [blob for blob in outside if blob not in kept]
-
-    def _named(self, ids: Collection[str]) -> dict[str, str | None]:
-        """Get those of these blobs that the store has, and for each the name of its object, if it has one."""
-        named: dict[str, str | None] = {}
-        left = deque(ids)
-        while left:
-            some = [left.popleft() for _ in range(min(NAMED_AT_ONCE, len(left)))]
-            while some:
-                try:
-                    named |= {blob: name_of(body) for blob, body in self._inner.blobs(some).items()}
-                    break
-                except MissingBlobError as error:
-                    missing = {*error.args} & {*some} or {some[0]}
-                    some = [blob for blob in some if blob not in missing]
-        return named
 
     # What is left over
 
@@ -244,9 +230,8 @@ class OutsideBlobs:
 
     def unnamed(self, names: Sequence[str]) -> list[str]:
         """Get those of these objects to which no stub leads."""
-        by_name = {name: name.partition("/")[2].partition(".")[0] for name in names}
-        named = self._named({*by_name.values()})
-        return [name for name, blob in by_name.items() if named.get(blob) != name]
+        named = self.named({name.partition("/")[2].partition(".")[0] for name in names})
+        return [name for name in names if name not in named]
 
     def listed(self) -> list[str]:
         """Get the names of all objects."""
@@ -254,7 +239,23 @@ class OutsideBlobs:
 
     def named(self, ids: Collection[str]) -> set[str]:
         """Get the names of the objects of these blobs, as the store has them."""
-        return {name for name in self._named(ids).values() if name is not None}
+        return {name for part in self._parts for name in _named(part, ids).values() if name is not None}
+
+
+def _named(store: Any, ids: Collection[str]) -> dict[str, str | None]:
+    """Get those of these blobs that a store has, and for each the name of its object, if it has one."""
+    named: dict[str, str | None] = {}
+    left = deque(ids)
+    while left:
+        some = [left.popleft() for _ in range(min(NAMED_AT_ONCE, len(left)))]
+        while some:
+            try:
+                named |= {blob: name_of(body) for blob, body in store.blobs(some).items()}
+                break
+            except MissingBlobError as error:
+                missing = {*error.args} & {*some} or {some[0]}
+                some = [blob for blob in some if blob not in missing]
+    return named
 
 
 def _without(blobs: Mapping[str, Any], others: Collection[str]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ OLDEST = (6, 2)
 ANSWER_SECONDS = 2.0  # for one answer
 GIVE_UP_SECONDS = 5.0  # for all attempts, not counting the wait for the last answer
 
+UNREACHABLE = "The store can't be reached: send the request again, with the same call_id."
 FULL_BYTES = 2**20  # a Redis with less free memory is called full
 FULL = "The Redis store is full: close sessions or raise its maxmemory; nothing was changed."
 
@@ -33,15 +34,23 @@ FULL = "The Redis store is full: close sessions or raise its maxmemory; nothing 
 TEMPORARY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
 
 
+class LostError(OverloadedError):
+    """No answer came; nobody knows whether anything was changed."""
+
+
 class RedisConnection:
     """Connections to one Redis, as many as threads use it at the same time; all keys begin with the prefix.
 
+    Args:
+        patience: Seconds for all attempts, in place of `GIVE_UP_SECONDS`.
+
     Raises:
-        SettingsError: The URL is wrong, or the server can't be used.
+        SettingsError: The URL is wrong.
     """
 
-    def __init__(self, url: str, prefix: str) -> None:
+    def __init__(self, url: str, prefix: str, patience: float | None = None) -> None:
         self._prefix = prefix
+        self._patience = patience
         try:
             self._client: Any = redis.Redis.from_url(
                 url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS, retry=Retry(NoBackoff(), 0)
@@ -50,23 +59,22 @@ class RedisConnection:
             reason = re.sub("'.*'", "…", str(error))  # what it quotes may be of a password
             raise SettingsError(f"The store's URL is wrong: {reason.rstrip('.')}.") from None
         self._scripts = Scripts(self._client.connection_pool, Path(__file__).with_name("script.lua").read_bytes())
-        try:
-            self._check()
-        except BaseException as error:
-            self.close()
-            if isinstance(error, OverloadedError):
-                reason = str(error.__cause__).rstrip(".")
-                raise SettingsError(f"The Redis store can't be used: {reason}. Correct --store, or start it.") from None
-            raise
 
-    def _check(self) -> None:
+    def open(self) -> None:
+        """Check that the server can be used.
+
+        Raises:
+            SettingsError: It is too old, a cluster, or has data of another format.
+            OverloadedError: It can't be used now.
+        """
         server = self._send(self._client.info)
         version = tuple(map(int, server["redis_version"].split(".")[:2]))
         if version < OLDEST:
             raise SettingsError(f"Redis {server['redis_version']} is too old: 6.2 is needed.")
         if server.get("cluster_enabled"):
             raise SettingsError(
-                "Redis Cluster isn't supported: name a Redis that is one primary, or use postgresql://…"
+                "Redis Cluster isn't supported: name Redis that are each one primary, as shards "
+                "(redis://first,redis://second), or use postgresql://…"
             )
         schema = self.command("GET", self.key("schema"))
         if schema is None:
@@ -100,19 +108,23 @@ class RedisConnection:
 
     def _send(self, send: Callable[[], Any]) -> Any:
         """Send, and send again after temporary errors."""
-        give_up = time.monotonic() + GIVE_UP_SECONDS
+        give_up = time.monotonic() + (GIVE_UP_SECONDS if self._patience is None else self._patience)
         pause = 0.0  # an idle connection may have been closed
         while True:
             try:
                 return send()
             except TEMPORARY as error:
                 if isinstance(error, redis.AuthenticationError) or time.monotonic() + pause > give_up:
-                    raise OverloadedError(
-                        "The store can't be reached: send the request again, with the same call_id."
-                    ) from error
+                    raise LostError(UNREACHABLE) from error
             except redis.RedisError as error:  # can't write to its disk, no script may run now …
                 if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM" in str(error):
                     raise OverloadedError(FULL) from error
                 raise OverloadedError("The store refuses to change anything now; nothing was changed.") from error
             time.sleep(pause)
             pause = min(max(2 * pause, 0.02), 1.0)
+
+
+def unusable(error: OverloadedError) -> SettingsError:
+    """Get what to say at the start of a Redis that can't be used."""
+    reason = str(error.__cause__ or error).rstrip(".")
+    return SettingsError(f"The Redis store can't be used: {reason}. Correct --store, or start it.")

@@ -5,4 +5,4 @@ from server.features.api import Feature
 
 class RedisFeature(Feature):
     name = "redis"
-    stores = dict.fromkeys(("redis", "rediss"), "server.features.redis.store:RedisStore.from_url")
+    stores = dict.fromkeys(("redis", "rediss"), "server.features.redis.shards:opened")

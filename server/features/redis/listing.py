@@ -12,13 +12,14 @@ from server.features.redis.connection import RedisConnection
 
 
 class RedisListing:
-    """Ids of the sessions of a query, whatever their labels."""
+    """Ids of the sessions of a query, whatever their labels; `created_at` is that of a session `after` elsewhere."""
 
-    def __init__(self, redis: RedisConnection, query: SessionQuery) -> None:
+    def __init__(self, redis: RedisConnection, query: SessionQuery, created_at: float | None = None) -> None:
         self._redis = redis
         self._owner = query.owner
         self._parent = query.parent
         self._newest_first = query.newest_first
+        self._elsewhere = None if created_at is None else (created_at, query.after)
 
     def page(self, after: str, limit: int) -> Sequence[str]:
         """Get the ids after a session."""
@@ -30,11 +31,21 @@ class RedisListing:
         if self._owner is not None:
             return self._newest(f"created:{self._owner}", after, limit)
         created = [each for owner in self._owners() for each in self._scored(f"created:{owner}")]
-        ids = [id_ for _, id_ in sorted(created, reverse=True)]
-        if after and after not in ids:
-            raise SessionNotFoundError
-        start = ids.index(after) + 1 if after else 0
+        created.sort(reverse=True)
+        ids = [id_ for _, id_ in created]
+        start = 0
+        if after in ids:
+            start = ids.index(after) + 1
+        elif after:
+            newer = self._bound(after)
+            start = sum(each > newer for each in created)
         return ids[start : start + limit]
+
+    def _bound(self, after: str) -> tuple[float, str]:
+        """Get when a session that isn't here was created, and its id."""
+        if self._elsewhere is None or after != self._elsewhere[1]:
+            raise SessionNotFoundError
+        return self._elsewhere
 
     def _owners(self) -> Sequence[str]:
         return [owner.decode() for owner in self._redis.command("SMEMBERS", self._redis.key("owners"))]
@@ -52,10 +63,14 @@ class RedisListing:
         key, start = self._redis.key(name), 0
         if after:
             place = self._redis.command("ZREVRANK", key, after)
-            if place is None:
-                raise SessionNotFoundError
-            start = int(place) + 1
+            start = self._newer(key, after) if place is None else int(place) + 1
         return [id_.decode() for id_ in self._redis.command("ZREVRANGE", key, start, start + limit - 1)]
+
+    def _newer(self, key: str, after: str) -> int:
+        created_at, _ = self._bound(after)
+        same = self._redis.command("ZRANGEBYSCORE", key, created_at, created_at)
+        newer = self._redis.command("ZCOUNT", key, f"({created_at!r}", "+inf")
+        return sum((int(newer), *(id_.decode() > after for id_ in same)))
 
     def _all(self, name: str) -> Sequence[str]:
         return sorted(id_.decode() for id_ in self._redis.command("ZRANGE", self._redis.key(name), 0, -1))

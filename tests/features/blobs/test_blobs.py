@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,18 @@ def test_what_a_crash_left_is_swept_by_its_age(store, tmp_path):
     assert store.sweep() == 1
     assert [name.partition("/")[2][:2] for name in store.listed()] == ["b0"]
     assert store.sweep() == 0
+
+
+@pytest.mark.usefixtures("one")
+def test_two_servers_sweep_at_once(store, inner, tmp_path):
+    store.write_ahead({f"b{number}": b"b" * LARGE for number in range(1, 60)})
+    with (
+        contextlib.closing(opened(inner, f"file://{tmp_path}/blobs", LARGE)) as other,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        swept = [threads.submit(each.sweep, -1) for each in (store, other)]
+        assert sum(each.result() for each in swept) >= 59
+        assert store.listed() == other.listed() == [name_of(inner.blobs(["b0"])["b0"])]
 
 
 @pytest.mark.usefixtures("one")

@@ -128,7 +128,7 @@ class FakeRedis:
         self.asked += 1
         if self.failures:
             raise self.failures.pop()
-        return b"1" if words[0] == "GET" else b"OK"
+        return {"GET": b"1", "MGET": [None, None]}.get(words[0], b"OK")
 
     def close(self):
         pass
@@ -228,7 +228,7 @@ def test_what_passes_is_waited_for_and_what_does_not_is_told_at_once(monkeypatch
 
 def test_without_redis_py_the_error_names_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
-    for name in ("server.features.redis.store", "server.features.redis.connection"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("connection", "store", "shards"):
+        monkeypatch.delitem(sys.modules, f"server.features.redis.{name}", raising=False)
     with pytest.raises(SettingsError, match=r"pip install 'toolpack-server\[redis\]'"):
         open_store("redis://127.0.0.1:1/0")

@@ -62,9 +62,8 @@ class TestCreate:
         assert store.get(fork.id)[0] == ancestor(store, fork) == fork
         assert store.get(fork.id)[1].parts == {"bank": "b0"}
 
-    @pytest.mark.usefixtures("one")
-    def test_an_existing_blob_is_left_unchanged(self, store):
-        store.create([session()], {"bank": "b0"}, {"b0": b"other"})
+    def test_an_existing_blob_is_left_unchanged(self, store, one):
+        store.create([fork_of(one)], {"bank": "b0"}, {"b0": b"other"})
         assert store.blobs(["b0"]) == {"b0": b"bank 0"}
 
     def test_a_missing_blob_is_refused_and_nothing_added(self, store):

@@ -133,7 +133,7 @@ class TestHistory:
         near = pytest.approx
         assert store.stored_bytes("ann") == near(35_000, abs=300)
         assert store.get(kept.id)[1].size < 6_000
-        fork = replace(session(owner="ann", recipe=recipe), parent=ForkPoint(kept.id, 0))
+        fork = session(owner="ann", recipe=recipe, parent=ForkPoint(kept.id, 0))
         store.create([fork], {"bank": "b"}, {})
         assert store.stored_bytes("ann") == near(35_000, abs=600)
         for index in range(5):

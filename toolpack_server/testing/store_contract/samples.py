@@ -6,15 +6,17 @@ from itertools import count
 import pytest
 
 from server.base.errors import MissingBlobError
-from server.stores.base import Commit, ForkPoint, Record, StoredSession
+from server.stores.base import Commit, ForkPoint, Record, StoredSession, family_of
 
 numbers = count()
 
 
 def session(**changes):
     number = next(numbers)
+    parent = changes.get("parent")
+    family = family_of(parent.session_id) if parent else f"{number:08}"
     plain = StoredSession(
-        id=f"s{number:06}",
+        id=f"s{number:027}{family:8}",
         agent_key=f"key{number}",
         owner="alice",
         recipe=b'[["bank","mail"],null]\n[{},{}]',
