@@ -34,7 +34,7 @@ FULL = "The Redis store is full: close sessions or raise its maxmemory; nothing 
 TEMPORARY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
 
 
-class LostError(OverloadedError):
+class UnansweredError(OverloadedError):
     """No answer came; nobody knows whether anything was changed."""
 
 
@@ -115,7 +115,7 @@ class RedisConnection:
                 return send()
             except TEMPORARY as error:
                 if isinstance(error, redis.AuthenticationError) or time.monotonic() + pause > give_up:
-                    raise LostError(UNREACHABLE) from error
+                    raise UnansweredError(UNREACHABLE) from error
             except redis.RedisError as error:  # can't write to its disk, no script may run now …
                 if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM" in str(error):
                     raise OverloadedError(FULL) from error

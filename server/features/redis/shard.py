@@ -10,7 +10,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from server.features.api_stores import OverloadedError, SettingsError
-from server.features.redis.connection import UNREACHABLE, LostError, RedisConnection
+from server.features.redis.connection import UNREACHABLE, RedisConnection, UnansweredError
 from server.features.redis.store import PREFIX, RedisStore
 
 T = TypeVar("T")
@@ -47,10 +47,10 @@ class Shard:
     def do(self, step: Callable[[RedisStore], T]) -> T:
         """Do a step of its store, or raise `OverloadedError`."""
         if self.lost:
-            raise LostError(UNREACHABLE)
+            raise UnansweredError(UNREACHABLE)
         try:
             return step(self.store)
-        except LostError:
+        except UnansweredError:
             with self._lock:
                 begins, self.lost = not self.lost, True
             if begins:

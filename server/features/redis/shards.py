@@ -38,7 +38,7 @@ from server.features.api_stores import (
     name_of,
     to_note,
 )
-from server.features.redis.connection import UNREACHABLE, LostError, unusable
+from server.features.redis.connection import UNREACHABLE, UnansweredError, unusable
 from server.features.redis.shard import EMPTY, NOT_THIS, Shard
 from server.features.redis.store import RedisStore
 
@@ -143,7 +143,7 @@ class RedisShards:
     def _of(self, session_id: str) -> Shard:
         shard = self._choose(family_of(session_id))
         if shard is None:  # it was away at the start
-            raise LostError(UNREACHABLE)
+            raise UnansweredError(UNREACHABLE)
         return shard
 
     def _do(self, session_id: str, step: Callable[[RedisStore], T]) -> T:
@@ -153,7 +153,7 @@ class RedisShards:
         """Get the shards that aren't lost, in the order of their names; raise `OverloadedError` if all are."""
         there = sorted((shard for shard in self.shards if not shard.lost), key=lambda shard: shard.name)
         if not there:
-            raise LostError(UNREACHABLE)
+            raise UnansweredError(UNREACHABLE)
         return there
 
     def _places(self, session_ids: Iterable[str]) -> dict[Shard, list[int]]:
@@ -178,7 +178,7 @@ class RedisShards:
     def _all(self, steps: Mapping[Shard, Callable[[RedisStore], T]]) -> dict[Shard, T]:
         """Do a step on each of several shards, or raise `OverloadedError`: mostly before anything was done."""
         if any(shard.lost for shard in steps):
-            raise LostError(UNREACHABLE)
+            raise UnansweredError(UNREACHABLE)
         done: dict[Shard, T] = {}
         for shard, answer in self._each(steps).items():
             if isinstance(answer, OverloadedError):
@@ -239,7 +239,7 @@ class RedisShards:
     ) -> None:
         places = self._places(session.id for session in sessions)
         if any(shard.lost for shard in places):
-            raise LostError(UNREACHABLE)
+            raise UnansweredError(UNREACHABLE)
         for shard, each in places.items():
             some = [sessions[place] for place in each]
             self._create(shard, some, parts, blobs, history)
