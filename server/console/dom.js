@@ -187,6 +187,26 @@ export function oneTabStop(list, rows, follow = () => {}) {
   return list;
 }
 
+/** A field in which Enter looks for a text, shift and Enter backwards; `look` gets the text, 1 or -1, and a signal that
+ *  the person looks for something else, and gives what is to be said.
+ * @param {string} hint @param {(text: string, by: number, signal: AbortSignal) => string | Promise<string>} look */
+export function searchField(hint, look) {
+  const said = h("span.hint", { "aria-live": "polite" });
+  let looking = new AbortController();
+  const step = async (by) => {
+    looking.abort();
+    looking = new AbortController();
+    const { signal } = looking;
+    fill(said, "Looking…");
+    const answer = await (async () => input.value && look(input.value, by, signal))().catch(({ message }) => message);
+    if (!signal.aborted) fill(said, answer);
+  };
+  const onkeydown = ({ key, shiftKey }) => key === "Enter" && step(shiftKey ? -1 : 1);
+  const input = h("input", { type: "search", placeholder: hint, "aria-label": hint, onkeydown });
+  const turn = (label, by) => h("button.quiet", { type: "button", onclick: () => step(by) }, label);
+  return h("div.search", input, turn("Previous", -1), turn("Next", 1), said);
+}
+
 export const copyButton = (label, text) => button(label, async () => copy(await text()), "quiet");
 async function copy(text) {
   if (!navigator.clipboard) return prompt("Copy this; a page that isn't served securely can't:", text);

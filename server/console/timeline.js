@@ -2,9 +2,9 @@
 // The rule: a row is a link, so each step has an address. What steps have changed is asked for in the background, as
 // long as the answers come quickly: in a large world, a step shows it only when it is chosen.
 import { readable } from "./difference.js";
-import { address, button, count, fill, h, link, oneTabStop, short, stopAt } from "./dom.js";
+import { address, button, count, fill, h, link, oneTabStop, searchField, short, stopAt } from "./dom.js";
 import { batch } from "./rpc.js";
-import { countPath, details, isCall, outcome, records, rulesMet, title, who } from "./trace.js";
+import { countPath, details, indexWith, isCall, outcome, records, rulesMet, title, who } from "./trace.js";
 import { brief } from "./tree.js";
 
 const PAGE = 100,
@@ -26,6 +26,7 @@ export function timeline(state) {
     versionBefore = 0; // `versionBefore` is that of the record before the page
 
   const before = (index) => (index > first ? shown[index - first - 1].version : index < 0 ? 0 : versionBefore);
+  const indexOfChosen = () => chosen?.index ?? -1;
   const page = () => {
     const end = first + shown.length;
     const turn = (label, to) => button(label, () => open(Math.max(to, 0)), "quiet");
@@ -88,20 +89,21 @@ export function timeline(state) {
     for (const [at, row] of rows) row.firstElementChild.ariaCurrent = at === index ? "step" : null;
     stopAt(list, rows.get(index).firstElementChild);
     if (hasFocus) rows.get(index).firstElementChild.focus({ preventScroll: true });
-    chosen = { row: rows.get(index), until: performance.now() + 2 * QUICKLY };
+    chosen = { index, row: rows.get(index), until: performance.now() + 2 * QUICKLY };
     reveal();
     return index < 0 ? null : shown[index - first];
   };
+  const searching = searchField("Search in the steps", async (text, by, stopped) => {
+    const chosenAt = indexOfChosen(),
+      after = by < 0 && chosenAt < 0 ? state.total : chosenAt;
+    const found = await indexWith(text, id, { after, total: state.total, by }, AbortSignal.any([signal, stopped]));
+    if (found === undefined) return "Nothing found.";
+    location.replace(address(["sessions", id], { record: found }));
+    return `Step ${found}.`;
+  });
   /** Show the step to which an arrow has led, also on the next page; a parent's only by Enter. */
   const follow = (to, key) => {
-    const chosenAt = [...rows].find(
-      ([
-        ,
-        {
-          firstElementChild: { ariaCurrent },
-        },
-      ]) => ariaCurrent,
-    )?.[0];
+    const chosenAt = indexOfChosen();
     const beyond = { ArrowDown: chosenAt + 1, ArrowUp: chosenAt - 1 }[key];
     if (to?.matches("a") && !to.closest(".inherited")) location.replace(to.href);
     else if (!to && beyond >= 0 && beyond < state.total)
@@ -154,7 +156,7 @@ export function timeline(state) {
       );
   };
   return {
-    element: h("section.timeline", { "aria-label": "Timeline" }, pager, list),
+    element: h("section.timeline", { "aria-label": "Timeline" }, pager, searching, list),
     choose,
     add,
     before,

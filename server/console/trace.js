@@ -1,9 +1,11 @@
 // The records of a session: how many there are, which one made a version, and how they are written.
+import { isContainer } from "./difference.js";
 import { h } from "./dom.js";
-import { batch, call } from "./rpc.js";
+import { batch, call, stringify } from "./rpc.js";
 import { brief } from "./tree.js";
 
-const PROBES = 20; // records that are asked for at once
+const PROBES = 20; // records, or versions, that are asked for at once
+const AT_ONCE = 500; // records of one request
 const KINDS = await (await fetch("kinds.json")).json(); // what the server says of the kinds of records
 const kindOf = (record) => KINDS[record.kind] ?? { title: record.kind, content: "" };
 export const isCall = (record) => Boolean(kindOf(record).is_call);
@@ -36,6 +38,55 @@ async function firstIndex(id, isLate, signal, low = 0, path = undefined) {
 export const countRecords = (id, signal, atLeast) => firstIndex(id, () => false, signal, atLeast);
 /** Find the index of the record that made a version; -1 for version 0. */
 export const indexOf = async (id, at, signal) => (at < 1 ? -1 : firstIndex(id, ({ version }) => version >= at, signal));
+
+const NOT_KEPT = -32011,
+  NOT_THERE = -32602;
+/** Find the version since which the value at a pointer, or that there is none, is as at `version`, looking back;
+ *  `isOldest` if that of the version before isn't kept.
+ * @returns {Promise<{version: number, isOldest?: boolean}>} */
+export async function setAt({ session_id: id, version }, pointer) {
+  let wanted = null;
+  for (let from = version; from >= 0; from -= PROBES) {
+    const versions = Array.from({ length: Math.min(PROBES, from + 1) }, (_, n) => from - n);
+    const asked = versions.map((at) => ["get_environment", { session_id: id, version: at, pointer }]);
+    for (const [at, { result, error }] of (await batch(asked)).entries()) {
+      const isOldest = error?.code === NOT_KEPT;
+      if (error && !isOldest && error.code !== NOT_THERE) throw error;
+      const value = [error ? undefined : stringify(result)];
+      wanted ??= value;
+      if (isOldest || value[0] !== wanted[0]) return { version: versions[at] + 1, isOldest };
+    }
+  }
+  return { version: 0 };
+}
+
+/** Whether what was called, said or answered in a step has a text, in small letters. */
+function hasText(record, text) {
+  const has = (value) =>
+    isContainer(value)
+      ? Object.entries(value).flat().some(has)
+      : String(value ?? "")
+          .toLowerCase()
+          .includes(text);
+  const { kwargs, result, error, nested } = record;
+  return [title(record), who(record), contentOf(record), kwargs, result, error, nested].some(has);
+}
+
+/** Find the next of all records that has a text, or with `by` -1 the one before, going round once.
+ * @returns {Promise<number | undefined>} */
+export async function indexWith(text, id, { after, total, by }, signal) {
+  const wanted = text.toLowerCase();
+  for (let at = after + by, left = total; left > 0; ) {
+    at = (at + total) % total;
+    const size = Math.min(AT_ONCE, left, by > 0 ? total - at : at + 1);
+    const part = await records(id, by > 0 ? at : at + 1 - size, by > 0 ? at + size : at + 1, signal);
+    const found = by > 0 ? part.find((each) => hasText(each, wanted)) : part.findLast((each) => hasText(each, wanted));
+    if (found) return found.index;
+    [at, left] = [at + by * size, left - size];
+  }
+  return undefined;
+}
+
 /** Count the records on the path of a session: all, and those of the sessions that it was forked from. */
 export async function countPath(id, signal) {
   const ofParents = await firstIndex(id, (record) => record.session_id === id, signal, 0, true);
@@ -46,7 +97,11 @@ export async function countPath(id, signal) {
 export async function records(id, from, to, signal, path = undefined) {
   const found = [];
   for (let after = from - 1; after < to - 1; after = found.at(-1).place ?? found.at(-1).index) {
-    const part = await call("get_trace", { session_id: id, after, path, limit: Math.min(to - 1 - after, 500) }, signal);
+    const part = await call(
+      "get_trace",
+      { session_id: id, after, path, limit: Math.min(to - 1 - after, AT_ONCE) },
+      signal,
+    );
     if (!part.length) break;
     found.push(...part);
   }

@@ -1,21 +1,23 @@
 // A world with its tools: search in it, and what can be done with the value that is chosen.
-import { changesOf, readable } from "./difference.js";
-import { button, copyButton, count, downloadButton, fill, h } from "./dom.js";
+import { changesOf, isContainer, readable } from "./difference.js";
+import { button, copyButton, count, downloadButton, fill, go, h, searchField } from "./dom.js";
 import { contentOf, nameOf } from "./files.js";
 import { batch, call, parse, stringify } from "./rpc.js";
 import { isText, textChange } from "./text.js";
+import { setAt } from "./trace.js";
 import { full, search, tree } from "./tree.js";
 
 const WORDS = { changed: "changed", added: "added", removed: "removed", change: "change", old: "", now: "" };
 
 /** Show the world of a session at a version, `ends`, and mark what has changed in it. */
 export function worldPanel(value, change, { label, words = WORDS, files, ends }) {
-  const bar = h("div.bar", h("span.hint", "Choose a value to copy it, or its place."));
+  const bar = h("div.bar", h("span.hint", "Choose a value to copy it, or to see which step has set it."));
   const onSelect = ({ pointer, value: chosen, path }) => {
     const content = () => contentOf(chosen, { ...ends, pointer });
     const copies = [
       copyButton("Copy pointer", () => pointer),
       copyButton("Copy value", () => full(chosen)),
+      canBeTraced(chosen) && stepButton(ends, pointer),
       path !== undefined && !chosen?.$dir && !chosen?.$link && downloadButton("Download", nameOf(path), content),
     ];
     fill(bar, h("code.pointer", { title: pointer }, readable(pointer)), copies);
@@ -64,19 +66,33 @@ function searchBox(value, reveal) {
   let text = "",
     found = [],
     at = -1;
-  const said = h("span.hint", { "aria-live": "polite" });
-  const step = (by) => {
-    if (input.value !== text) [text, found, at] = [input.value, search(value, input.value), by > 0 ? -1 : 0];
-    if (!found.length || !text) return fill(said, text && "Nothing found.");
+  return searchField("Search in the world", (wanted, by) => {
+    if (wanted !== text) [text, found, at] = [wanted, search(value, wanted), by > 0 ? -1 : 0];
+    if (!found.length) return "Nothing found.";
     at = (at + by + found.length) % found.length;
     reveal(found[at]);
-    return fill(said, `${at + 1} of ${found.length}`);
+    return `${at + 1} of ${found.length}`;
+  });
+}
+
+const SMALL = 100_000; // characters of a value of which many versions are read
+/** Whether older values of a place can be compared with this one: it is small, and shown in full. */
+function canBeTraced(value) {
+  const text = stringify(value) ?? "";
+  return text.length < SMALL && !(isContainer(value) && /"\$(rows|size)":/.test(text));
+}
+
+/** Make a button that leads to the step that has made a value what it is, or says why there is none. */
+function stepButton(ends, pointer) {
+  const said = h("span.hint", { "aria-live": "polite" });
+  const find = async () => {
+    const { version, isOldest } = await setAt(ends, pointer);
+    if (!said.isConnected) return; // something else was chosen meanwhile
+    if (version === 0) fill(said, "It is as it was at the start.");
+    else if (isOldest) fill(said, `It was so at version ${version}, and the one before isn't kept.`);
+    else go(["sessions", ends.session_id], { version }, `This step has made ${readable(pointer)} what it is.`);
   };
-  const onkeydown = ({ key, shiftKey }) => key === "Enter" && step(shiftKey ? -1 : 1);
-  const hint = "Search in the world";
-  const input = h("input", { type: "search", placeholder: hint, "aria-label": hint, onkeydown });
-  const turns = [button("Previous", () => step(-1), "quiet"), button("Next", () => step(1), "quiet")];
-  return h("div.search", input, turns, said);
+  return [button("Which step?", find, "quiet"), said];
 }
 
 const LONGEST = 2000; // characters

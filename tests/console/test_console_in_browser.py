@@ -650,6 +650,50 @@ def test_ten_thousand_records(page, server):
     page.sees("100 to 199 of 10,001 steps")
     page.open(f"#/sessions/{session_id}?record=5000")
     page.sees("Step 5000: get_iban")
+    field = page.find("[aria-label='Search in the steps']")
+    field.send_keys("books", Keys.ENTER)
+    page.sees("Step 10000: send_money", "Step 10000.")
+    page.press("x", Keys.ENTER)
+    page.sees("Nothing found.", "Step 10000: send_money")
+    field.clear()
+    field.send_keys("get_iban")
+    page.click("Previous", ".timeline .search button")
+    page.sees("Step 9999: get_iban")
+    page.click("Next", ".timeline .search button")
+    page.click("Next", ".timeline .search button")
+    page.sees("Step 0: get_iban", "Step 0.")
+
+
+def test_the_step_that_made_a_value_what_it_is_is_found_from_the_value(page, server):
+    notes = {"code": "one", "old": "as it was"}
+    session_id = server.rpc("create_session", toolpacks=["pages"], options={"pages": {"notes": notes}})["session_id"]
+
+    def write(name, *contents):
+        params = [{"name": name, "content": content} for content in contents]
+        call = {"jsonrpc": "2.0", "method": "run_function"}
+        calls = [call | {"params": {"session_id": session_id, "function": "write", "kwargs": each}} for each in params]
+        assert server.http.post("/rpc", json=calls).status_code == 204
+
+    def ask_of(name):
+        page.click(f"{name}:", ".tree .row")
+        page.click("Which step?")
+
+    write("other", *range(30))
+    write("code", "two", "one", "two")  # the last of the steps that have made it so
+    write("other", *range(30, 60))
+    page.open(f"#/sessions/{session_id}")
+    page.click("Compare with start")
+    ask_of("code")
+    page.sees("Step 32: write")
+    page.open(f"#/sessions/{session_id}")
+    page.sees("Step 62: write")
+    ask_of("old")
+    page.sees("It is as it was at the start.")
+    write("other", *range(300))
+    page.open(f"#/sessions/{session_id}")
+    page.sees("Step 362: write")
+    ask_of("code")
+    page.sees(", and the one before isn't kept.")
 
 
 def test_the_one_line_that_was_changed_in_a_long_text_is_shown_and_its_words(page, server):
@@ -873,7 +917,7 @@ def test_a_perturbed_step_shows_what_happened_beside_what_the_agent_heard(page, 
     page.open("#/new?task=bank/save-300")
     page.write("variant", "lost")
     page.write(
-        "rules", '[{"functions": "get_balance", "calls": "2", "error": "ConnectionError: down", "name": "down"}]'
+        "rules", '[{"functions": "get_balance", "calls": "2", "error": "ConnectionError: down"}]'
     )
     page.click("Create session")
     session_id = page.at("#/sessions/").split("/")[2]
@@ -885,7 +929,7 @@ def test_a_perturbed_step_shows_what_happened_beside_what_the_agent_heard(page, 
     page.open(f"#/sessions/{session_id}?version=1&record=0")
     page.sees("What happened", "To savings", "What the agent heard", "TimeoutError: the service did not answer in time")
     page.open(f"#/sessions/{session_id}?version=1&record=2")
-    page.sees("Not run", "ConnectionError: down")
+    page.sees("Not run", "ConnectionError: down", "rule 0")
     for row in page.driver.find_elements("css selector", ".steps a"):  # all of a step's first line is in one line
         assert len({each.location["y"] // 12 for each in row.find_elements("css selector", ".at, .ms, .v")}) == 1
     page.resize(400)
