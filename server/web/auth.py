@@ -32,10 +32,9 @@ def check_exposure(settings: Settings) -> None:
     if is_loopback(settings.host) or settings.tokens or settings.tokens_file or settings.no_auth:
         return
     raise SettingsError(
-        f"{settings.host} can be reached from other machines, so tokens are needed. In a container:\n"
-        f"  TOKEN=$(openssl rand -hex 16); "
-        f"docker run -p 8000:8000 -v toolpack-data:/data -e TOOLPACK_TOKENS=me:$TOKEN toolpack-server\n"
-        f"Elsewhere set TOOLPACK_TOKENS=name:token, or pass --no-auth to serve everybody."
+        f"{settings.host} can be reached from other machines, so tokens are needed: set TOOLPACK_TOKENS=name:token, or "
+        "pass --no-auth to serve everybody. In a container: TOKEN=$(openssl rand -hex 16); docker run -p 8000:8000 "
+        "-v toolpack-data:/data -e TOOLPACK_TOKENS=me:$TOKEN toolpack-server"
     )
 
 

@@ -418,6 +418,7 @@ def test_an_open_address_without_tokens_is_no_start(tmp_path, host):
     assert done.returncode == 1
     assert "can be reached from other machines, so tokens are needed" in done.stderr
     assert "--no-auth" in done.stderr
+    assert "\\n" not in done.stderr  # an escaped line end
     assert done.stdout == ""
 
 
