@@ -118,6 +118,8 @@ class TaskEpisodes:
             HttpRefusedError: There is no such toolpack, or more than one.
         """
         found = await self.environments(caller)
+        if name in found:
+            return name
         names = ", ".join(found) or "none has tasks"
         by_name = {each.lower(): each for each in found}
         if name is not None:

@@ -109,43 +109,60 @@ class SessionFactory:
         return self._view(created[0]) if created else self._create([new])[0]
 
     def create_batch(self, asked: Sequence[NewSession]) -> list[Session | Exception]:
-        """Create sessions that have neither options nor environments nor details nor a `creation`.
+        """Create sessions that have neither options nor environments nor details, or get those that exist already.
 
         All of an owner's with the same toolpacks are created in one step of the store, or refused.
         """
         alike: dict[Hashable, list[int]] = {}
-        for place, new in enumerate(asked):
-            alike.setdefault((new.owner, *(new.request.toolpacks or ())), []).append(place)
         answers: dict[int, Session | Exception] = {}
+        first: dict[Hashable, int] = {}
+        for place, new in enumerate(asked):
+            call_id = new.creation and new.creation.call_id
+            if call_id is not None and first.setdefault((new.owner, call_id), place) != place:
+                continue  # it finds what the first one has created
+            try:
+                created = self.created(new.owner, new.creation, 1)
+            except Exception as error:  # noqa: BLE001 - likewise
+                answers[place] = error
+            else:
+                if created:
+                    answers[place] = self._view(created[0])
+                else:
+                    alike.setdefault((new.owner, *(new.request.toolpacks or ())), []).append(place)
         for places in alike.values():
             try:
-                created: Sequence[Session | Exception] = self._create([asked[place] for place in places])
+                made: Sequence[Session | Exception] = self._create([asked[place] for place in places])
             except Exception as error:  # noqa: BLE001 - who is refused alone, too, hears why
-                created = [error] * len(places)
-            answers.update(zip(places, created, strict=True))
+                made = [error] * len(places)
+            answers.update(zip(places, made, strict=True))
+        for place in {*range(len(asked))} - answers.keys():
+            try:
+                answers[place] = self.create(asked[place])
+            except Exception as error:  # noqa: BLE001 - likewise
+                answers[place] = error
         return [answers[place] for place in range(len(asked))]
 
     def _create(self, alike: Sequence[NewSession]) -> list[Session]:
         """Create sessions that have the same owner and toolpacks; only a single one may have more than that."""
-        owner, request, creation = alike[0].owner, alike[0].request, alike[0].creation
+        owner, request = alike[0].owner, alike[0].request
         self._check_quota(owner, len(alike))
         toolpacks, options, environment = tuple(request.toolpacks or ()), request.options, request.environment
         pin = self._context.initial_pin(alike[0].details)
         parts, blobs = self._context.initial_parts(toolpacks, options, environment, pin)
         is_new = bool(environment or pin)
-        templates = [self._template(new) for new in alike]
-        size = sum(len(each.recipe) + len(dumps(each.labels)) for each in templates)
+        sessions = [self._sessions(self._template(new), 1, new.creation)[0] for new in alike]
+        size = sum(len(each.recipe) + len(dumps(each.labels)) for each in sessions)
         self._context.quotas.check_owner(owner, size + (sum(map(len, blobs.values())) if is_new else 0))
-        sessions = [self._sessions(template, 1, creation)[0] for template in templates]
         try:
             # Most often the blobs are in the store already, and needn't be sent.
             self._context.store.create(sessions, parts, blobs if is_new else {})
         except MissingBlobError:
             self._context.store.create(sessions, parts, blobs)
-        if creation is None:  # otherwise it may have existed, and have records
-            for session in sessions:
-                self._cache.put(session.id, SessionState(session, Head(-1, 0, parts)))
-        return [*map(self._view, self._added(sessions, creation))]
+        stored = [self._added([session], new.creation)[0] for session, new in zip(sessions, alike, strict=True)]
+        for session, found in zip(sessions, stored, strict=True):
+            if found.agent_key == session.agent_key:  # otherwise it has existed, and may have records
+                self._cache.setdefault(session.id, SessionState(session, Head(-1, 0, parts)))
+        return [*map(self._view, stored)]
 
     def _template(self, new: NewSession) -> StoredSession:
         request = new.request

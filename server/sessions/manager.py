@@ -71,8 +71,10 @@ class SessionManager:
         self.heavy_reader = SessionReader(context, cache, clock)
         self.factory = SessionFactory(context, cache, clock)
         seconds, do = context.settings.timeout_seconds, self.queues.do
-        known = may_be_created(repeatable=False)
-        self._created = Batcher(do, self.factory.create_batch, seconds, known)
+        self._created = {
+            repeatable: Batcher(do, self.factory.create_batch, seconds, may_be_created(repeatable=repeatable))
+            for repeatable in (False, True)
+        }
         self._closed = Batcher(do, self._close_batch, seconds, MAY_BE_CLOSED)
         self.watchers: list[Watcher] = []
 
@@ -103,16 +105,19 @@ class SessionManager:
         request = request.model_copy(update={"toolpacks": [*self.catalog.choose(request.toolpacks)]})
         check_recipe(request)
         repeatable = (creation or asked.call_id) is not None
+
+        def new() -> NewSession:
+            return NewSession(owner, request, kept, details, creation or self._creation(owner, asked))
+
         # Building or validating an environment may take long; most often it has been built already.
         slow = request.options or request.environment or details
-        if not (slow or repeatable) and all(map(self._context.initial.has, request.toolpacks or ())):
-            return cast("Session", await self._created.do(NewSession(owner, request, kept)))
+        if not slow and all(map(self._context.initial.has, request.toolpacks or ())):
+            return cast("Session", await self._created[repeatable].do(new()))
+        known = may_be_created(repeatable=repeatable)
 
         def create() -> Session:
-            new = NewSession(owner, request, kept, details, creation or self._creation(owner, asked))
-            return self.factory.create(new)
+            return self.factory.create(new())
 
-        known = may_be_created(repeatable=repeatable)
         return await (self.run_authors(create, owner, "create", known=known) if slow else self._do(create, known))
 
     async def fork(self, owner: str, request: ForkRequest) -> list[Session]:

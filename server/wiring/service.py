@@ -6,7 +6,6 @@ at import.
 
 import asyncio
 import contextlib
-import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -278,9 +277,9 @@ class Service:
         Raises:
             ReplyError: It was refused.
         """
-        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+        body = dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
         rpc = self.rpc if caller.session_id is None else self.agents
-        reply = loads(await rpc.answer(caller, body.encode()) or b"null")
+        reply = loads(await rpc.answer(caller, body) or b"null")
         if "error" in reply:
             raise ReplyError(**reply["error"])
         return reply["result"]

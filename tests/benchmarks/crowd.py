@@ -1,6 +1,6 @@
 """A crowd of sessions, in a process of its own: each is created, takes one step that waits, and is closed.
 
-    python crowd.py ours|episodes|door|ors|openenv PORT SESSIONS SECONDS [TOKEN]
+    python crowd.py ours|episodes|answers|door|ors|nemo_gym|mcp|openenv PORT SESSIONS SECONDS [TOKEN]
 
 It prints one line of JSON: how long the sessions took, those that ended, and what went wrong with the others. The rule:
 it takes as little of the processor as it can, as it shares that with the server: prepared bytes, a connection for each
@@ -102,6 +102,93 @@ class OurEpisode(OurSession):
     last, ended = "evaluate_session", b'"reward":1.0'
 
 
+class OurAnswer(OurSession):
+    """An episode that is as much work as one of ORS: with call_ids, and an answer besides the verdict."""
+
+    def first(self):
+        self.call_id = f"{self.crowd.began}-{len(self.crowd.begun)}"
+        self.crowd.begun.append(self.call_id)
+        return self.crowd.post("create_session", {"task": "waiter/waits", "call_id": self.call_id})
+
+    def next(self, answer):
+        if self.answers < 4 and b'"error":{' in answer:
+            raise ValueError(answer[:200].decode())
+        if self.answers == 1:
+            self.id = json.loads(answer)["result"]["session_id"]
+            step = {"function": "wait", "kwargs": {"seconds": self.crowd.seconds}}
+            return self.crowd.post("run_function", {"session_id": self.id, "call_id": self.call_id, **step})
+        if self.answers == 2:
+            self.crowd.look_at_step(self)
+            answered = {"session_id": self.id, "answer": "", "call_id": f"{self.call_id}-answer"}
+            return self.crowd.post("submit_answer", answered)
+        if self.answers == 3:
+            return self.crowd.post("evaluate_session", {"session_id": self.id, "record": True})
+        if b'"reward":1.0' in answer:
+            return None
+        raise ValueError(answer[:200].decode())
+
+
+class GymSession(OurSession):
+    """An episode of NeMo Gym: it is seeded, waits in one call, and is verified."""
+
+    def first(self):
+        return self.crowd.post_to("seed_session", {"task": "waiter/waits"})
+
+    def answer(self):
+        head, found, body = self.received.partition(b"\r\n\r\n")
+        if not found:
+            return None
+        self.cookie = self.cookie or head.partition(b"toolpack_session=")[2].partition(b";")[0].decode()
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        return body if len(body) == length else None
+
+    cookie = ""
+
+    def next(self, answer):
+        cookie = f"Cookie: toolpack_session={self.cookie}\r\n"
+        if self.answers == 1 and self.cookie:
+            return self.crowd.post_to("wait", {"seconds": self.crowd.seconds}, cookie)
+        self.crowd.look_at_step(self)
+        if self.answers == 2 and answer == b"1":
+            said = {"type": "message", "role": "assistant", "content": "Done."}
+            return self.crowd.post_to("verify", {"response": {"output": [said]}}, cookie)
+        if self.answers == 3 and b'"reward":1.0' in answer:
+            return None
+        raise ValueError(answer[:200].decode(errors="replace"))
+
+
+class McpSession(GymSession):
+    """A session that a client of MCP makes, plays and deletes."""
+
+    def post(self, method, params, more=""):
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        accepts = "Accept: application/json, text/event-stream\r\n"
+        return self.crowd.post_to("mcp?task=waiter/waits", body, accepts + more)
+
+    def first(self):
+        about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "crowd", "version": "1"}}
+        return self.post("initialize", about)
+
+    def answer(self):
+        head, found, body = self.received.partition(b"\r\n\r\n")
+        if not found:
+            return None
+        self.cookie = self.cookie or head.lower().partition(b"mcp-session-id: ")[2].partition(b"\r\n")[0].decode()
+        length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        return body if len(body) == int(length or 0) else None
+
+    def next(self, answer):
+        session = f"Mcp-Session-Id: {self.cookie}\r\n"
+        if self.answers == 1 and self.cookie:
+            return self.post("tools/call", {"name": "wait", "arguments": {"seconds": self.crowd.seconds}}, session)
+        self.crowd.look_at_step(self)
+        if self.answers == 2 and b'"isError":false' in answer:
+            return self.crowd.deleted("mcp", session)
+        if self.answers == 3 and not answer:
+            return None
+        raise ValueError(answer[:200].decode(errors="replace"))
+
+
 class OrsSession(Session):
     """An episode of the Open Reward Standard: it is created, waits in one call, and hands in its answer."""
 
@@ -193,7 +280,16 @@ class DoorSession(OpenEnvSession):
         return {"type": "call_tool", "tool_name": "wait", "arguments": {"seconds": self.crowd.seconds}}
 
 
-KINDS = {"ours": OurSession, "episodes": OurEpisode, "door": DoorSession, "ors": OrsSession, "openenv": OpenEnvSession}
+KINDS = {
+    "ours": OurSession,
+    "episodes": OurEpisode,
+    "answers": OurAnswer,
+    "door": DoorSession,
+    "ors": OrsSession,
+    "nemo_gym": GymSession,
+    "mcp": McpSession,
+    "openenv": OpenEnvSession,
+}
 
 
 def frame(message):
@@ -236,6 +332,9 @@ class Crowd:
         head = f"POST /{path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\n"
         head += self.authorization() + more
         return f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode()
+
+    def deleted(self, path, more):
+        return f"DELETE /{path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n{self.authorization()}{more}\r\n".encode()
 
     def of_session(self, method, id_):
         return id_.join(self.requests[method])

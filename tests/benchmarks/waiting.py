@@ -1,8 +1,8 @@
 """Sessions that wait, by the thousand: each is created, takes one step that waits for a second, and is closed.
 
 OpenEnv publishes such a grid. Here both servers meet the same crowds on one machine, ours with records on SQLite: at
-`/rpc` without and with tasks, whose verdicts are recorded, and at the paths of OpenEnv and of ORS, as their clients
-play tasks.
+`/rpc` without and with tasks, whose verdicts are recorded, and at the paths of the trainers' protocols and of MCP, as
+their clients play tasks.
 
 The rule: all sessions want to begin at the same moment, and a session's time runs from there. Processor time is counted
 until the server has nothing more to do, so work that is left for later counts, too.
@@ -33,7 +33,7 @@ IDLE_SHARE = 0.05
 MEMORY_SESSIONS, MEMORY_WAIT_SECONDS = 2048, 12.0
 CROWD_SECONDS = 400  # until the crowd's process must have ended
 START_SECONDS = 300
-SERVERS = ("ours", "episodes", "door", "ors", "openenv")
+SERVERS = ("ours", "episodes", "answers", "door", "ors", "nemo_gym", "mcp", "openenv")
 CLIENT = str(HERE / "crowd.py")
 
 
@@ -42,8 +42,8 @@ class Crowd:
     """What came of a crowd of sessions.
 
     Attributes:
-        server: `ours`, or with a verdict on each session `episodes`, or at OpenEnv's `door` of ours, or at `ors`, or
-            `openenv`.
+        server: `ours`, or with a verdict on each session `episodes`, or also with call_ids and an answer `answers`, or
+            at our paths for OpenEnv `door`, for `ors`, `nemo_gym` and `mcp`, or OpenEnv's own server `openenv`.
         sessions: How many there were.
         times: How long each took that ended well, in seconds, sorted.
         steps: How long their steps took, likewise.

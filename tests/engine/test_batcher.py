@@ -127,7 +127,8 @@ def ended(futures):
     return found
 
 
-def test_a_crowd_is_created_and_closed_in_few_steps_of_the_store(stored_bench):
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_a_crowd_is_created_and_closed_in_few_steps_of_the_store(stored_bench, repeatable):
     bench, created, deleted = stored_bench, [], []
     create, delete = bench.store.create, bench.store.delete
     bench.create()  # its environment is built
@@ -135,7 +136,8 @@ def test_a_crowd_is_created_and_closed_in_few_steps_of_the_store(stored_bench):
     bench.store.delete = lambda ids: (delete(ids), deleted.append(len(ids)))[0]
     params = {"toolpacks": ["ledger"], "labels": {"of": "crowd"}}
     with bench.paused():
-        sessions = [bench.later("create_session", **params) for _ in range(100)]
+        call_ids = [f"c{number}" if repeatable else None for number in range(100)]
+        sessions = [bench.later("create_session", call_id=each, **params) for each in call_ids]
     ids = [session["session_id"] for session in ended(sessions)]
     assert len({*ids}) == sum(created) == 100
     assert max(created) > 1
@@ -163,6 +165,21 @@ def test_sessions_of_a_crowd_begin_as_each_was_asked_for(bench):
         assert (stored.owner, session["toolpacks"], stored.labels, stored.ttl_seconds) == (
             each["owner"], each["toolpacks"], each["labels"], each["ttl_seconds"]
         )  # fmt: skip
+
+
+def test_what_a_crowd_sends_twice_is_created_once_and_nothing_else_by_its_call_id(stored_bench):
+    bench = stored_bench
+    (was_there,) = [bench.rpc("create_session", toolpacks=["ledger"], call_id="c0")]
+    bench.result(was_there["session_id"], "add", amount=2)
+    asked = [{"call_id": f"c{number % 5}", "labels": {"n": str(number)} if number > 14 else {}} for number in range(20)]
+    with bench.paused():
+        futures = [bench.later("create_session", toolpacks=["ledger"], **each) for each in asked]
+    answers = ended(futures)
+    assert answers[0] == was_there
+    for number, answer in enumerate(answers):
+        assert answer == (-32009 if number > 14 else answers[number % 5]), number
+    assert bench.store.count() == 5
+    assert [bench.result(each["session_id"], "total") for each in answers[:5]] == [2, 0, 0, 0, 0]
 
 
 def test_of_a_crowd_that_is_too_large_as_many_are_created_as_are_allowed(make_bench):

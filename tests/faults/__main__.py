@@ -37,6 +37,8 @@ DONE += [
     "resets",
     "sent twice",
     "calls over ORS",
+    "steps of OpenEnv",
+    "calls of NeMo Gym",
 ]
 
 

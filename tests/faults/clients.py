@@ -25,6 +25,7 @@ OVERLOADED, VERSION_CONFLICT, NOT_RETAINED, WRONG, FAILED = -32006, -32005, -320
 CRASHED = "CrashedError"  # then nothing has changed
 TOOLPACKS = ["ledger", "tally", "shelf"]
 TASK = "shelf/look"
+GYM = "/{function}"  # where NeMo Gym's agents call functions
 STEP = "/openenv/shelf/step"  # where OpenEnv's clients call the functions of a session with this task
 LABELS = {"by": "clients"}
 KEYS = [f"key {number}" for number in range(40)]
@@ -224,6 +225,18 @@ def _stepped(response):
     return {"result": "", "error": result}
 
 
+def _gym_envelope(text):
+    """Get the envelope that stands for what NeMo Gym's agents hear of a call."""
+    if text.startswith('{"detail":'):
+        raise RefusedError({"code": "a call of NeMo Gym was refused", "message": json.loads(text)["detail"]})
+    if re.match(r"\w+Error: ", text):
+        return {"result": "", "error": text}
+    try:
+        return {"result": json.loads(text), "error": None}
+    except ValueError:
+        return {"result": text, "error": None}
+
+
 class Connection:
     """Sends JSON-RPC requests to some servers, on one connection at a time.
 
@@ -243,6 +256,10 @@ class Connection:
             self._connection = http.client.HTTPConnection("127.0.0.1", self._rng.choice(self._ports), timeout=seconds)
         elif self._connection.sock is not None:
             self._connection.sock.settimeout(seconds)
+        if path == GYM:
+            headers = {"Content-Type": "application/json", "Cookie": f"toolpack_session={params['session_id']}"}
+            body = json.dumps(params["kwargs"])
+            return _gym_envelope(self._post(path.format(**params), body, headers).decode())
         speaks_mcp, headers = path.startswith("/mcp/"), {"Content-Type": "application/json"}
         if speaks_mcp:
             method, params = "tools/call", _tool_call(**params)
@@ -448,6 +465,9 @@ class Clients:
                 path, params["episode"] = STEP, session.openenv
                 call.call_id = f"openenv-{call_id}"
                 self.counts["steps of OpenEnv"] += 1
+            elif fits and not with_id and by == AGENT:
+                path, params["session_id"] = GYM, session.id
+                self.counts["calls of NeMo Gym"] += 1
         session.calls.append(call)
         if not with_id:
             try:
