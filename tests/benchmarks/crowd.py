@@ -158,12 +158,11 @@ class GymSession(OurSession):
 
 
 class McpSession(GymSession):
-    """A session that a client of MCP makes, plays and deletes."""
+    """A session that a client of MCP makes, plays and deletes; it takes no streams, which slow answers would be."""
 
     def post(self, method, params, more=""):
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        accepts = "Accept: application/json, text/event-stream\r\n"
-        return self.crowd.post_to("mcp?task=waiter/waits", body, accepts + more)
+        return self.crowd.post_to("mcp?task=waiter/waits", body, more)
 
     def first(self):
         about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "crowd", "version": "1"}}

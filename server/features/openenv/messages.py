@@ -6,7 +6,7 @@ here. What nobody would look at is refused, so that no parameter is taken and do
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from server.features.api import HttpRefusedError
 from server.features.task_episodes import ALL, TaskSpec
@@ -69,7 +69,12 @@ class AnswerAction(OpenEnvAction):
     answer: str = ""
 
 
-AnyAction = Annotated[ListTools | CallTool | AnswerAction, Field(discriminator="type")]
+def _typed(action: Any) -> Any:
+    """Get an action with its type: OpenEnv's own class for a call of a tool has one by default."""
+    return {"type": "call_tool", **action} if isinstance(action, dict) and "tool_name" in action else action
+
+
+AnyAction = Annotated[ListTools | CallTool | AnswerAction, Field(discriminator="type"), BeforeValidator(_typed)]
 
 
 class StepBody(OpenEnvShape):
@@ -164,7 +169,8 @@ def read(kind: type[M], given: Any, what: str) -> M:
         raise HttpRefusedError(UNPROCESSABLE, f"{place}: {problem['msg']}. {what} may have {known}.") from None
 
 
-ACTION_SCHEMA: dict[str, Any] = TypeAdapter(AnyAction).json_schema()
+# By this title clients such as verifiers know that there are tools, ask for them, and tell their model.
+ACTION_SCHEMA: dict[str, Any] = {"title": "Action", **TypeAdapter(AnyAction).json_schema()}
 
 RESET_OBSERVATION_SCHEMA: dict[str, Any] = {
     "title": "ResetObservation",

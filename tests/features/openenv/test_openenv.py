@@ -200,6 +200,11 @@ def test_a_function_that_fails_is_a_result_and_one_that_was_not_called_an_error(
         assert told["observation"]["error"]["message"]
 
 
+def test_an_action_with_a_tool_is_a_call_though_it_does_not_say_so(cook):
+    cook.reset("chores/looks")
+    assert observed(cook.asked("step", {"tool_name": "submit_answer", "arguments": {"answer": "x"}}))["done"]
+
+
 def test_the_text_of_a_failure_is_that_of_its_record():
     late = ReplyError(-32010, "Toolpack 'a': `f` took longer than 1 s: it was given up", {"type": "TimeoutError"})
     assert _failed(late) == "TimeoutError: `f` took longer than 1 s: it was given up"
@@ -356,6 +361,7 @@ def test_what_it_says_of_itself(player):
     schemas = player.get("/schema").json()
     assert schemas.keys() == {"action", "observation", "state", "reset_observation"}
     assert {"list_tools", "call_tool", "submit_answer"} == schemas["action"]["discriminator"]["mapping"].keys()
+    assert schemas["action"]["title"] == "Action"  # so clients ask for the tools
 
 
 def test_the_root_is_that_of_the_only_toolpack(server, tmp_path):

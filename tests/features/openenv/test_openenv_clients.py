@@ -29,7 +29,8 @@ def test_each_client_is_rewarded_once_for_each_solution_and_never_for_nothing(se
         assert rewards[0] < 1.0, episode["task"]
 
 
+@pytest.mark.parametrize("client", ["openenv", "openenv-mcp"])
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_it_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, request):
+def test_each_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, client, request):
     needs("openenv.core")
-    plays_on(tmp_path, store, request, "openenv", "openenv")
+    plays_on(tmp_path, store, request, "openenv-episode", client)

@@ -3,14 +3,18 @@
 It reads a JSON line {url, token, episodes: [{env, task, calls, answer, pause}]}, and prints a line for each episode:
 its rewards. Where an episode is to `pause` it prints `amid` before the call in its middle, and goes on after a line.
 The SDK of the Open Reward Standard plays them; with `trl` TRL's class does, with `openenv` the generic client of
-OpenEnv, and with `openenv-mcp` its client of tools.
+OpenEnv, with `openenv-mcp` its client of tools, and with `verifiers` the taskset of verifiers, which gets the sum.
 """
 
+import asyncio
 import json
 import sys
 import time
 import uuid
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from tempfile import TemporaryDirectory
+from threading import Thread
 
 RETRY_SECONDS = 120.0  # for which a server may be away
 
@@ -59,24 +63,40 @@ def play_with_trl(url, token, episodes):
 def play_with_openenv(url, token, episodes):
     from openenv.core.generic_client import GenericEnvClient  # noqa: PLC0415
 
+    yield from _play_on_websockets(GenericEnvClient, dict, url, token, episodes)
+
+
+def play_with_openenv_mcp(url, token, episodes):
+    from openenv.core.env_server.mcp_types import CallToolAction  # noqa: PLC0415
+    from openenv.core.mcp_client import MCPToolClient  # noqa: PLC0415
+
+    yield from _play_on_websockets(MCPToolClient, CallToolAction, url, token, episodes)
+
+
+def _play_on_websockets(kind, action_of, url, token, episodes):
     headers = {"Authorization": f"Bearer {token}"} if token else None
     for episode in episodes:
         begin = {"task": episode["task"], "episode_id": uuid.uuid4().hex}
         with ExitStack() as opened:
-            client = GenericEnvClient(base_url=f"{url}/openenv/{episode['env']}", headers=headers).sync()
+            client = kind(base_url=f"{url}/openenv/{episode['env']}", headers=headers).sync()
             env = _insisted(lambda client=client, opened=opened: opened.enter_context(client))
-            assert _insisted(lambda env=env, begin=begin: env.reset(**begin)).observation["prompt"]
+            told = _insisted(lambda env=env, begin=begin: env.reset(**begin)).observation
+            assert told["prompt"] if isinstance(told, dict) else told.prompt
+            offered = None if isinstance(told, dict) else {tool.name for tool in env.list_tools()}
             results = []
-            for number, (name, given) in enumerate(episode["calls"]):
+            for number, (name, given) in enumerate(
+                [*episode["calls"], ("submit_answer", {"answer": episode["answer"]})]
+            ):
                 pause_before(number, episode)
+                assert offered is None or name in offered
                 action = {"type": "call_tool", "tool_name": name, "arguments": given}
-                results.append(_stepped(env, begin, {**action, "metadata": {"call_id": str(number)}}))
-            if not (results and results[-1].done):
-                answer = {"type": "submit_answer", "answer": episode["answer"], "metadata": {"call_id": "answer"}}
-                results.append(_stepped(env, begin, answer))
+                results.append(_stepped(env, begin, action_of(**action, metadata={"call_id": str(number)})))
+                if results[-1].done:
+                    break
             assert results[-1].done
             state = _stepped(env, begin, None)
-            assert state["reward"] == results[-1].reward, (state, results[-1])
+            if isinstance(state, dict):  # the client of tools drops the reward
+                assert state["reward"] == results[-1].reward, (state, results[-1])
         yield [result.reward for result in results]
 
 
@@ -89,7 +109,8 @@ def _stepped(env, begin, action):
             if "There is no episode on this WebSocket" not in str(error):
                 raise
         else:
-            if action is not None or found["episode_id"] is not None:  # the state on a new WebSocket is that of none
+            # The state on a new WebSocket is that of none.
+            if action is not None or (found["episode_id"] if isinstance(found, dict) else found.episode_id) is not None:
                 return found
         _insisted(lambda: env.reset(**begin))
 
@@ -108,26 +129,52 @@ def _insisted(do):
             time.sleep(0.2)
 
 
-def play_with_openenv_mcp(url, token, episodes):
-    from openenv.core.env_server.mcp_types import CallToolAction  # noqa: PLC0415
-    from openenv.core.mcp_client import MCPToolClient  # noqa: PLC0415
+class _Model(BaseHTTPRequestHandler):
+    """A model that says what it is to say, one after the other."""
 
-    headers = {"Authorization": f"Bearer {token}"} if token else None
-    for episode in episodes:
-        with MCPToolClient(base_url=f"{url}/openenv/{episode['env']}", headers=headers).sync() as env:
-            assert env.reset(task=episode["task"]).observation.prompt
-            offered = {tool.name for tool in env.list_tools()}
-            rewards = []
-            for name, given in [*episode["calls"], ("submit_answer", {"answer": episode["answer"]})]:
-                assert name in offered
-                result = env.step(CallToolAction(tool_name=name, arguments=given))
-                rewards.append(result.reward)
-                if result.done:
-                    break
-        yield rewards
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        choice = {"index": 0, "delta": {"content": next(self.server.says)}, "finish_reason": "stop"}
+        chunk = {"id": "0", "object": "chat.completion.chunk", "created": 0, "model": "scripted", "choices": [choice]}
+        self.send_response_only(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
 
 
-PLAYERS = {"trl": play_with_trl, "openenv": play_with_openenv, "openenv-mcp": play_with_openenv_mcp}
+def play_with_verifiers(url, token, episodes):
+    assert token is None  # it can send none
+    from verifiers.v1.cli.eval.runner import run_eval  # noqa: PLC0415
+    from verifiers.v1.configs.cli.eval import EvalConfig  # noqa: PLC0415
+
+    for env in dict.fromkeys(episode["env"] for episode in episodes):
+        own = [episode for episode in episodes if episode["env"] == env]
+        calls = [[*each["calls"], ("submit_answer", {"answer": each["answer"]})] for each in own]
+        with HTTPServer(("127.0.0.1", 0), _Model) as model, TemporaryDirectory() as folder:
+            model.says = (json.dumps({"tool_name": name, "arguments": given}) for each in calls for name, given in each)
+            Thread(target=model.serve_forever, daemon=True).start()
+            resets = [{"task": episode["task"]} for episode in own]
+            taskset = {"id": "openenv", "base_url": f"{url}/openenv/{env}", "resets": resets}
+            settings = {"model": "scripted", "client": {"base_url": f"http://127.0.0.1:{model.server_port}"}}
+            player = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+            settings |= {
+                "env": {"taskset": taskset, "player": player},
+                "max_concurrent": 1,
+                "rich": None,
+                "output_dir": folder,
+            }
+            played = asyncio.run(run_eval(EvalConfig.model_validate({**settings, "push": False})))
+            model.shutdown()
+            for episode in sorted(played, key=lambda each: each.traces[0].task.data.idx):
+                yield [episode.traces[0].reward]
+
+
+PLAYERS = {
+    "trl": play_with_trl,
+    "openenv": play_with_openenv,
+    "openenv-mcp": play_with_openenv_mcp,
+    "verifiers": play_with_verifiers,
+}
 
 if __name__ == "__main__":
     wanted = json.loads(sys.stdin.readline())
