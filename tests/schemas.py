@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import TypeAdapter
 
+from server.packs.formats import native
 from server.packs.loading import load_catalog
-from server.rpc.client_code import client_code
-from server.rpc.openrpc import envelope_schema, toolpack_schema
+from server.packs.toolpack import Toolpack
+from server.protocol.results import Envelope
 from server.wiring.installed import load_features
 from server.wiring.service import all_methods, openrpc
+from tests.client_code import client_code
 
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 BUNDLED = ("bank", "workspace")  # their schemas are in the repository: these toolpacks need no optional package
 ROOT = Path(__file__).parents[1]
 CLIENT = ROOT / "toolpack_server" / "client" / "methods.py"
@@ -30,8 +34,8 @@ def schemas(only_check: bool, directory: Path) -> None:
     packs = load_catalog((), BUNDLED).toolpacks.values()
     features = load_features([])
     methods = all_methods(features)
-    wanted = {"openrpc.json": _json(openrpc(methods, features)), "envelope.json": _json(envelope_schema())}
-    wanted |= {f"toolpacks/{pack.name}.json": _json(toolpack_schema(pack)) for pack in packs}
+    wanted = {"openrpc.json": _json(openrpc(methods, features)), "envelope.json": _json(_envelope_schema())}
+    wanted |= {f"toolpacks/{pack.name}.json": _json(_toolpack_schema(pack)) for pack in packs}
     paths = {directory / name: (name, text) for name, text in wanted.items()}
     paths[CLIENT] = "client/methods.py", client_code(methods)
     drifted = []
@@ -45,6 +49,21 @@ def schemas(only_check: bool, directory: Path) -> None:
     if only_check and drifted:
         raise click.ClickException(f"{', '.join(drifted)} drifted from the code: run `python -m tests.schemas`.")
     click.echo(f"{len(paths)} files, {len(drifted)} {'drifted' if only_check else 'written'}.")
+
+
+def _envelope_schema() -> dict[str, Any]:
+    return {"$schema": DIALECT, **TypeAdapter(Envelope).json_schema()}
+
+
+def _toolpack_schema(toolpack: Toolpack) -> dict[str, Any]:
+    options = toolpack.options
+    return {
+        "toolpack": toolpack.name,
+        "opt_in": toolpack.opt_in,
+        "options": options.model_json_schema() if options else None,
+        "environment": toolpack.environment_class.model_json_schema(mode="serialization"),
+        "functions": [native(function) for function in toolpack.functions.values()],
+    }
 
 
 def _json(document: Any) -> str:

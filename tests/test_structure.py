@@ -144,7 +144,28 @@ def test_authors_import_these_names():
     assert not hasattr(server, "packs_of_nobody")
 
 
+# What takes long to import, and isn't needed by those who import these modules.
+QUICK = {
+    "server": {"asyncio", "orjson", "pydantic"},
+    "toolpack_server": {"asyncio", "orjson", "pydantic"},
+    "server.cli": {"asyncio", "orjson", "pydantic"},
+    "server.cli.new": {"asyncio", "orjson", "pydantic"},
+    "server.cli.token": {"asyncio", "orjson"},
+    "server.wiring.service": {"hypothesis", "jsonrpcserver", "jsonschema", "redis", "starlette", "uvicorn"},
+    "server.features.toolpack": {"jsonrpcserver", "prometheus_client", "redis", "starlette", "uvicorn"},
+}
+
+
+def imported_by(module):
+    program = f"import sys, {module}; print(*sys.modules)"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_modules_import_nothing_that_takes_long_and_is_not_needed():
+    for module, unneeded in QUICK.items():
+        assert unneeded.intersection(imported_by(module)) == set(), module
+
+
 def test_whoever_imports_a_module_of_the_server_waits_for_that_one_alone():
-    program = "import sys, server.base.errors; print(*(name for name in sys.modules if name.startswith('server')))"
-    imported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert imported.split() == ["server", "server.base", "server.base.errors"]
+    imported = [name for name in imported_by("server.base.errors") if name.startswith("server")]
+    assert imported == ["server", "server.base", "server.base.errors"]

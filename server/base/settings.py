@@ -9,11 +9,19 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, get_args, get_origin
 
-from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, ValidationError, field_validator
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from server.base.errors import SettingsError
 from server.base.fixed_limits import FixedLimits
@@ -22,6 +30,7 @@ from server.base.store_url import SQLITE, StoreUrl
 PREFIX = "TOOLPACK_"
 BOM = "\ufeff"  # some editors put it at the start of a file, and so into a variable that is read from one
 MIN_TOKEN_LENGTH = 8
+SEQUENCES = (tuple, list, set, frozenset)
 THREAD = "thread"
 """The isolation that every server has."""
 
@@ -35,8 +44,8 @@ def split_list(value: str, separator: str) -> list[str]:
     return [part.strip() for part in value.split(separator) if part.strip()]
 
 
-def _split(separator: str) -> BeforeValidator:
-    return BeforeValidator(lambda value: split_list(value, separator) if isinstance(value, str) else value)
+def _split_folders(value: Any) -> Any:
+    return split_list(value.removeprefix(BOM), ":") if isinstance(value, str) else value
 
 
 def _split_pairs(value: Any) -> Any:
@@ -63,40 +72,35 @@ def _split_pairs(value: Any) -> Any:
     return pairs
 
 
-def _strip(value: Any) -> Any:
-    return value.removeprefix(BOM).strip() if isinstance(value, str) else value
+class _FromEnvironment(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True)
+    prefix: ClassVar[str] = PREFIX
 
-
-class _Variables(EnvSettingsSource):
-    def __call__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__call__().items() if name not in _FIXED}
-
-    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
-        """Read a list, where the field doesn't do that itself: commas separate its members."""
-        del field_name
-        return value if NoDecode in field.metadata else split_list(value.removeprefix(BOM), ",")
-
-
-class _FromEnvironment(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
+    def __init__(self, **given: Any) -> None:
+        """Take what is given, then what the environment says, then the defaults."""
+        super().__init__(**{**self._in_environment(), **given})
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read arguments first, then the environment, and nothing else."""
-        return init_settings, _Variables(settings_cls)
+    def _in_environment(cls) -> dict[str, str]:
+        variables = cls.variables()
+        found = {variables.get(variable.upper()): value for variable, value in os.environ.items()}
+        return {name: value for name, value in found.items() if name is not None}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_text(cls, value: Any, info: ValidationInfo) -> Any:
+        """Strip a text, and split that of a list at its commas, unless the field reads it itself."""
+        field = cls.model_fields[str(info.field_name)]
+        if not isinstance(value, str) or any(isinstance(each, BeforeValidator) for each in field.metadata):
+            return value
+        text = value.removeprefix(BOM).strip()
+        is_list = any(get_origin(each) in SEQUENCES for each in (field.annotation, *get_args(field.annotation)))
+        return split_list(text, ",") if is_list else text
 
     @classmethod
     def variables(cls) -> dict[str, str]:
         """Get the names of the settings by their environment variables, in order."""
-        prefix = cls.model_config["env_prefix"]
-        return {f"{prefix}{name.upper()}": name for name in cls.model_fields if name not in _FIXED}
+        return {f"{cls.prefix}{name.upper()}": name for name in cls.model_fields if name not in _FIXED}
 
     @classmethod
     def described(cls) -> dict[str, tuple[str, str]]:
@@ -118,11 +122,9 @@ class FeatureSettings(_FromEnvironment):
     around a text aren't part of it; the members of a list are separated by commas.
     """
 
-    strip = field_validator("*", mode="before")(_strip)
-
     def __init_subclass__(cls, *, feature: str, **more: Any) -> None:
         super().__init_subclass__(**more)
-        cls.model_config = {**cls.model_config, "env_prefix": f"{PREFIX}{feature.upper()}_"}
+        cls.prefix = f"{PREFIX}{feature.upper()}_"
 
 
 class Settings(_FromEnvironment, FixedLimits):
@@ -140,21 +142,21 @@ class Settings(_FromEnvironment, FixedLimits):
         "data directory.",
     )
     data_dir: Path = Field(Path(".toolpack-server"), description="Folder for the embedded store and the key.")
-    pack_dir: Annotated[tuple[Path, ...], NoDecode, _split(":")] = Field(
+    pack_dir: Annotated[tuple[Path, ...], BeforeValidator(_split_folders)] = Field(
         (), description="Folders with toolpacks, separated by colons."
     )
-    packs: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field((), description="Names of the toolpacks to load.")
-    tokens: Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_split_pairs)] = Field(
+    packs: tuple[str, ...] = Field((), description="Names of the toolpacks to load.")
+    tokens: Annotated[dict[str, SecretStr], BeforeValidator(_split_pairs)] = Field(
         default_factory=dict, description="Bearer tokens, as name:token pairs; each owner sees only their own sessions."
     )
-    metrics_owners: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field(
+    metrics_owners: tuple[str, ...] = Field(
         (), description="Owners that see in /metrics which functions are called, if several have tokens."
     )
     no_auth: bool = Field(False, description="Serve without tokens on an address that isn't loopback.")
-    host_names: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field(
+    host_names: tuple[str, ...] = Field(
         (), description="Names by which the server may be addressed without tokens, beside its IP addresses."
     )
-    secret_key: Annotated[SecretStr | None, BeforeValidator(_strip)] = Field(
+    secret_key: SecretStr | None = Field(
         None, min_length=16, description="Key of the hash on stored snapshots; default: one made in the data directory."
     )
     import_seconds: float = Field(
@@ -240,7 +242,7 @@ class Settings(_FromEnvironment, FixedLimits):
         description="Bytes that the calls of a session may store; kept versions have a thirty-second.",
     )
     max_owner_bytes: int = Field(4 * 2**30, ge=1024, description="Bytes that all sessions of an owner may store.")
-    features: Annotated[tuple[str, ...], NoDecode, _split(",")] = Field(
+    features: tuple[str, ...] = Field(
         (), description="Features to leave out, as -NAME, or that must be there, as +NAME; default: all installed ones."
     )
 
@@ -336,7 +338,7 @@ def read_settings(kind: type[S], **given: Any) -> S:
         return kind(**given)
     except ValidationError as error:
         problems = "; ".join(
-            f"{kind.model_config['env_prefix']}{str(e['loc'][0]).upper()}: {e['msg'].removeprefix('Value error, ')}"
+            f"{kind.prefix}{str(e['loc'][0]).upper()}: {e['msg'].removeprefix('Value error, ')}"
             for e in error.errors(include_input=False)
         )
         raise SettingsError(f"A setting is wrong. {problems}. Correct the variable or the flag.") from None

@@ -1,7 +1,7 @@
-"""The documents that describe the server: OpenRPC, and JSON Schemas of the envelope and of each toolpack.
+"""The document that describes the server: OpenRPC.
 
-The rule: pure. Everything is generated from the methods' classes, the table of error codes and the
-registered functions, so that nothing is described twice.
+The rule: pure. It is generated from the methods' classes and the table of error codes, so that nothing is described
+twice.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,28 +10,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from server.packs.formats import native
-from server.packs.toolpack import Toolpack
-from server.protocol.results import Envelope
 from server.rpc.codes import CODES, FAILURE_CODES, STANDARD
 from server.rpc.method import Method, agents_methods, clients_methods
-
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-
-def envelope_schema() -> dict[str, Any]:
-    return {"$schema": DIALECT, **TypeAdapter(Envelope).json_schema()}
-
-
-def toolpack_schema(toolpack: Toolpack) -> dict[str, Any]:
-    options = toolpack.options
-    return {
-        "toolpack": toolpack.name,
-        "opt_in": toolpack.opt_in,
-        "options": options.model_json_schema() if options else None,
-        "environment": toolpack.environment_class.model_json_schema(mode="serialization"),
-        "functions": [native(function) for function in toolpack.functions.values()],
-    }
 
 
 def openrpc_document(methods: Sequence[type[Method]], more: Iterable[str] = ()) -> dict[str, Any]:

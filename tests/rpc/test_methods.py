@@ -4,13 +4,13 @@ import json
 from typing import Literal
 
 import pytest
+from client_code import client_code
 from pydantic import Field
 from serving import FEATURES, refused, result_of
 
 from server.base.errors import StartError
 from server.protocol.parameters import SessionId
 from server.rpc.caller import Caller
-from server.rpc.client_code import client_code
 from server.rpc.method import Method
 from server.rpc.openrpc import openrpc_document
 from server.wiring.feature import Feature

@@ -12,7 +12,7 @@ from typing import Any
 
 from server.base.errors import RegistrationError
 
-MARK = "x-mcp-header"
+MARK = "x-mcp-header"  # MCP's own Python SDK sends what is marked, and drops tools with wrong marks, since 2.0
 TYPES = ("string", "integer", "boolean")
 DATA = {"const", "default", "enum", "examples"}  # keywords whose values are no schemas
 
