@@ -72,7 +72,7 @@ class _ClientWriter:
         return "\n".join(
             [
                 f'@requests("{declared.name}"{"" if declared.repeatable else ", repeatable=False"})',
-                _fitted(f"def {name}(", arguments, f") -> {result}:", 4),
+                _fitted(f"def {name}(", arguments, _after(result), 4),
                 indent(_docstring(declared.summary, fields), "    "),
             ]
         )
@@ -132,6 +132,15 @@ def _fitted(before: str, items: Sequence[str], after: str, width: int = 0) -> st
     if len(line) + width <= WIDTH:
         return line
     return f"{before}\n" + indent("".join(f"{item},\n" for item in items), "    ") + after
+
+
+def _after(result: str) -> str:
+    """Write what comes after the arguments: one alternative below the other, if a list's don't fit into a line."""
+    line = f") -> {result}:"
+    if len(line) + 4 <= WIDTH:
+        return line
+    alternatives = result.removeprefix("list[").removesuffix("]").split(" | ")
+    return ") -> list[\n" + indent("\n| ".join(alternatives), "    ") + "\n]:"
 
 
 def _docstring(summary: str, fields: Mapping[str, FieldInfo]) -> str:

@@ -20,7 +20,7 @@ from server.engine.state import Effect, SessionState
 from server.execution.failure import CallFailure
 from server.observability.metrics import MetricFamily
 from server.protocol.parameters import CallId, ForkRequest, Parameters, SessionId, SessionRequest
-from server.protocol.results import AddressPaths, CallRecord, Session
+from server.protocol.results import AddressPaths, CallRecord, PartFailure, Session
 from server.protocol.rights import AGENT, CLIENT
 from server.rpc.caller import Caller
 from server.rpc.method import App, Method
@@ -67,6 +67,7 @@ __all__ = [
     "OperationHook",
     "OverloadedError",
     "Parameters",
+    "PartFailure",
     "Record",
     "RecordKind",
     "ReplyError",

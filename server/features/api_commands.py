@@ -5,7 +5,8 @@ The rule: nothing is defined here.
 
 from server.base.terminal import echo
 from server.cli.local import opened_store
+from server.cli.look import label
 from server.cli.options import packs_options, server_options
 from server.cli.progress import progress
 
-__all__ = ["echo", "opened_store", "packs_options", "progress", "server_options"]
+__all__ = ["echo", "label", "opened_store", "packs_options", "progress", "server_options"]

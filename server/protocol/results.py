@@ -179,6 +179,14 @@ class SaidMessage(Message):
     to: NotRequired[str]
 
 
+class PartFailure(TypedDict):
+    """Whose part in a session has failed, the name of the reason, and what has happened."""
+
+    by: str
+    reason: str
+    message: str
+
+
 class Export(TypedDict):
     """An exact snapshot, in base64, with the fingerprints of the classes that it needs.
 

@@ -15,7 +15,7 @@ from typing_extensions import is_typeddict
 from server.base.terminal import printable
 from server.protocol.omission import Omit, omission
 from server.protocol.parameters import MAX_CALL_ID
-from server.protocol.results import SaidMessage
+from server.protocol.results import PartFailure, SaidMessage
 
 Count = Annotated[int, Field(ge=0)]
 Shown = Mapping[str, Any]
@@ -94,6 +94,15 @@ class RecordKind:
         """Get the answer that it records, which ends the agent's part; None if it records none."""
         del shown
         return None
+
+    def failure(self, shown: Shown) -> PartFailure | None:
+        """Get whose part has failed, if it records that: it ends the session for all, and no verdict is valid."""
+        del shown
+        return None
+
+    def ends(self, shown: Shown) -> bool:
+        """Whether it ends the session for all addresses: nothing is called or said after it."""
+        return self.answer(shown) is not None or self.failure(shown) is not None
 
     def text(self, shown: Shown, width: int) -> str:
         """Describe it in a line or two for the command; a long value is cut after so many characters."""

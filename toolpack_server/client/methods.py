@@ -11,7 +11,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from server.features.episodes.results import MessageRecord
-from server.features.participants.results import HeardMessages
+from server.features.participants.results import FailureRecord, HeardMessages, TurnRecord
 from server.features.perturbations.results import Perturbations, Perturbed
 from server.features.replay.results import Bundle, Difference, Versions
 from server.features.tasks.results import (
@@ -321,7 +321,16 @@ class ClientMethods:
         after: int = -1,
         limit: int = 100,
         path: bool = False,
-    ) -> list[CallRecord | ResetRecord | MessageRecord | AnswerRecord | VerdictRecord | dict[str, Any]]:
+    ) -> list[
+        CallRecord
+        | ResetRecord
+        | MessageRecord
+        | AnswerRecord
+        | VerdictRecord
+        | TurnRecord
+        | FailureRecord
+        | dict[str, Any]
+    ]:
         """Get a session's records, in order.
 
         Args:
@@ -581,6 +590,46 @@ class ClientMethods:
             labels: The labels of the session; default: those in the bundle.
             ttl_seconds: Time to live after its last call, in seconds.
             limit: How many records to run again, at most, with `replay`.
+            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
+                nothing done twice.
+        """
+
+    @requests("add_turn")
+    def add_turn(
+        self,
+        session_id: str,
+        participant: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        problem: str | None = None,
+        call_id: str | None = None,
+    ) -> bool:
+        """Record that a model has answered for a participant: what it has used, or why nothing was made of it.
+
+        Args:
+            participant: Whose part it is.
+            metadata: What is known of it, such as model_name, prompt_tokens, completion_tokens.
+            problem: Why nothing was made of the answer; default: something was.
+            call_id: An id made by whoever may send the request again: what it did the first time is answered, and
+                nothing done twice.
+        """
+
+    @requests("fail_participant")
+    def fail_participant(
+        self,
+        session_id: str,
+        participant: str,
+        reason: str,
+        *,
+        message: str = "",
+        call_id: str | None = None,
+    ) -> bool:
+        """Record that a participant has failed: the session is over for all, and its verdicts aren't valid.
+
+        Args:
+            participant: Whose part it is.
+            reason: The name of the reason.
+            message: What has happened.
             call_id: An id made by whoever may send the request again: what it did the first time is answered, and
                 nothing done twice.
         """

@@ -56,6 +56,9 @@ class Note(SessionOperation):
     def _size(self) -> int:
         return len(self._text.encode("utf-8", "replace"))
 
+    def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        return True
+
 
 class MessageOperation(Note):
     """Records a message of the conversation."""
@@ -85,9 +88,6 @@ class MessageOperation(Note):
 
     def asked(self) -> Sequence[Any]:
         return (self._message,)
-
-    def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        return True
 
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
         return Effect(True, {**self._message})
@@ -128,8 +128,10 @@ class SayOperation(MessageOperation):
             raise InvalidParamsError(
                 f"There is no other participant {shown(self._to)!r}: say it to {', '.join(others)}."
             )
-        if Episodes.of(self.context).progress(state).answered is not None:
-            raise AnsweredError("The answer has been submitted, so nothing more is said.")
+        episodes = Episodes.of(self.context)
+        ending = episodes.ending(self.session_id, episodes.progress(state))
+        if ending is not None:
+            raise AnsweredError(f"{str(ending).capitalize()}, so nothing more is said.")
         return super().change(state, start_clock)
 
 

@@ -21,6 +21,7 @@ from server.features.api import (
     Effect,
     InvalidParamsError,
     OperationHook,
+    PartFailure,
     RecordKind,
     SessionContext,
     SessionOperation,
@@ -41,27 +42,37 @@ class Progress(NamedTuple):
     """How far a session is."""
 
     calls: Mapping[str, int] = {}  # that each address has made on the path
-    answered: int | None = None  # the index of the record of the answer, if that is on the path
+    ended: int | None = None  # the index of the record that ends it, such as the answer's, if that is on the path
 
     @classmethod
     def read(cls, private: Mapping[str, Any]) -> "Progress":
         """Get it from the line of a record that only the server reads; a number counts the agent's calls."""
-        calls, answered = private["progress"]
-        return cls(calls if isinstance(calls, dict) else {AGENT: calls} if calls else {}, answered)
+        calls, ended = private["progress"]
+        return cls(calls if isinstance(calls, dict) else {AGENT: calls} if calls else {}, ended)
 
     def written(self) -> list[Any]:
         others = self.calls.keys() - {AGENT}
-        return [self.calls if others else self.calls.get(AGENT, 0), self.answered]
+        return [self.calls if others else self.calls.get(AGENT, 0), self.ended]
 
     def after(self, kind: RecordKind, shown: Shown, index: int) -> "Progress":
         """Get it as of the next record, which doesn't go back on the path."""
-        if kind.answer(shown) is not None:
-            return self._replace(answered=index)
+        if kind.ends(shown):
+            return self._replace(ended=index)
         by = shown.get("by", CLIENT)
         if not kind.is_call or by == CLIENT:
             return self
         more = 1 + len(shown.get("nested", ()))
         return self._replace(calls={**self.calls, by: self.calls.get(by, 0) + more})
+
+
+class Ending(NamedTuple):
+    """What has ended the part of all addresses of a session: its answer, or how a participant has failed."""
+
+    answer: str | None
+    failure: PartFailure | None
+
+    def __str__(self) -> str:
+        return "a participant has failed" if self.failure else "the answer has been submitted"
 
 
 class Recount:
@@ -125,7 +136,7 @@ class Episodes(OperationHook):
             return None
         address = self._addresses.of(state.session, operation.by)
         progress = self.progress(state)
-        why = self.over(address, progress)
+        why = self.over(state.session.id, address, progress)
         if why:
             return Outcome(failure=CallFailure.of(EpisodeOverError(why), Failure.EPISODE_OVER))
         if address.max_calls is not None:
@@ -176,17 +187,20 @@ class Episodes(OperationHook):
             point = before
         return {}
 
-    def answer(self, session_id: str, progress: Progress) -> str | None:
-        if progress.answered is None:
+    def ending(self, session_id: str, progress: Progress) -> Ending | None:
+        """Get what has ended a session's part; None if it goes on."""
+        if progress.ended is None:
             return None
-        (record,) = self._store.records(session_id, progress.answered - 1, 1)
+        (record,) = self._store.records(session_id, progress.ended - 1, 1)
         shown = loads(self._records.read(session_id, record)[0])
-        return self._kinds[shown["kind"]].answer(shown)
+        kind = self._kinds[shown["kind"]]
+        return Ending(kind.answer(shown), kind.failure(shown))
 
-    def over(self, address: Address, progress: Progress) -> str | None:
+    def over(self, session_id: str, address: Address, progress: Progress) -> str | None:
         """Say why no further call is run at an address; None if it goes on."""
-        if progress.answered is not None:
-            return "the answer has been submitted, so no further call is run."
+        ending = self.ending(session_id, progress)
+        if ending is not None:
+            return f"{ending}, so no further call is run."
         most = address.max_calls
         if most is not None and progress.calls.get(address.name, 0) >= most:
             if not address.answers:

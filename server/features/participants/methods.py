@@ -1,6 +1,7 @@
 """The methods by which participants talk, at their addresses, and the same as tools of MCP.
 
-The rule: both ways do the same, with the same parameters. A client at `/rpc` is no participant, and has none of them.
+The rule: both ways do the same, with the same parameters. A client at `/rpc` is no participant, and has none of them;
+what it has to record of one that it plays, it alone records.
 """
 
 from typing import Annotated, Any, Literal
@@ -8,13 +9,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from server.features.api import Address, App, Caller, CallId, Method, Parameters
+from server.features.api import Address, App, Caller, CallId, Method, Parameters, SessionId
+from server.features.participants.played import FailureOperation, TurnOperation
 from server.features.participants.results import HeardMessages
 from server.features.participants.talking import Talking
 from server.protocol.parameters import MAX_COUNT
+from server.protocol.results import Json
 from server.sessions.addresses import AddressTool
 
 MAX_WAIT_SECONDS = 30.0
+
+ParticipantName = Annotated[str, Field(min_length=1, max_length=64, description="Whose part it is.")]
 
 
 class SayParameters(Parameters):
@@ -61,7 +66,40 @@ class Listen(
         )
 
 
-METHODS: tuple[type[Method], ...] = (Say, Listen)
+class AddTurn(Method, result=Literal[True]):
+    """Record that a model has answered for a participant: what it has used, or why nothing was made of it."""
+
+    session_id: SessionId
+    participant: ParticipantName
+    metadata: dict[str, Json] = Field(
+        default_factory=dict, description="What is known of it, such as model_name, prompt_tokens, completion_tokens."
+    )
+    problem: str | None = Field(None, description="Why nothing was made of the answer; default: something was.")
+    call_id: CallId
+
+    async def handle(self, caller: Caller, app: App) -> bool:
+        members = {"participant": self.participant, "metadata": self.metadata}
+        members |= {} if self.problem is None else {"problem": self.problem}
+        asked = app.context, self.session_id, caller.owner, members, self.call_id
+        return bool(await app.sessions.run(TurnOperation(*asked)))
+
+
+class FailParticipant(Method, result=Literal[True]):
+    """Record that a participant has failed: the session is over for all, and its verdicts aren't valid."""
+
+    session_id: SessionId
+    participant: ParticipantName
+    reason: Annotated[str, Field(min_length=1, max_length=64, description="The name of the reason.")]
+    message: str = Field("", description="What has happened.")
+    call_id: CallId
+
+    async def handle(self, caller: Caller, app: App) -> bool:
+        members = {"participant": self.participant, "reason": self.reason, "message": self.message}
+        asked = app.context, self.session_id, caller.owner, members, self.call_id
+        return bool(await app.sessions.run(FailureOperation(*asked)))
+
+
+METHODS: tuple[type[Method], ...] = (Say, Listen, AddTurn, FailParticipant)
 
 
 class _Tool(AddressTool):

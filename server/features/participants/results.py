@@ -3,11 +3,11 @@
 The rule: types only, as in `server/protocol/results.py`.
 """
 
-from typing import NotRequired
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from server.protocol.results import AddressPaths
+from server.protocol.results import AddressPaths, Json
 
 
 class ParticipantPaths(AddressPaths):
@@ -34,3 +34,31 @@ class HeardMessages(TypedDict):
 
     messages: list[HeardMessage]
     done: bool
+
+
+class TurnRecord(TypedDict):
+    """The record of what a model has answered for a participant, and with `problem` why nothing was made of it."""
+
+    index: int
+    kind: Literal["turn"]
+    call_id: NotRequired[str]
+    participant: str
+    metadata: dict[str, Json]
+    problem: NotRequired[str]
+    version: int
+    started_at: str
+    duration_ms: float
+
+
+class FailureRecord(TypedDict):
+    """The record of a participant that has failed, which ends the session for all."""
+
+    index: int
+    kind: Literal["failure"]
+    call_id: NotRequired[str]
+    participant: str
+    reason: str
+    message: str
+    version: int
+    started_at: str
+    duration_ms: float

@@ -98,7 +98,7 @@ class Talking:
                 f"You ask for what comes after message {after}, but there are {len(own)}: the session was reset. "
                 "Listen again with after = -1."
             )
-        done = self._episodes.stored(session, head.index).answered is not None
+        done = self._episodes.stored(session, head.index).ended is not None
         return _Found(session, head.index, own[after + 1 :], done)
 
     def _heard(self, found: _Found, after: int) -> HeardMessages:

@@ -3,7 +3,7 @@
 The rule: there is one answer on a path, and each fork gives its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import override
@@ -13,7 +13,6 @@ from server.features.api import (
     CLIENT,
     Effect,
     InvalidParamsError,
-    Record,
     RecordKind,
     SessionContext,
     SessionState,
@@ -48,9 +47,6 @@ class AnswerOperation(Note):
     def asked(self) -> Sequence[Any]:
         return (self._text,)
 
-    def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        return True
-
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
         """Record it; the same answer again is no other, unless an id says that it was not sent again."""
         episodes, kept = self._episodes, state.recipe.kept
@@ -60,12 +56,14 @@ class AnswerOperation(Note):
         by = {"by": self.by} if shared or (agents and self.call_id is not None) else {}  # agents have ids of their own
         if shared and agents and not self.context.addresses.of(state.session, self.by).answers:
             raise InvalidParamsError("You can't submit the answer of this session: another participant does.")
-        before = episodes.answer(self.session_id, episodes.progress(state))
-        if before == self._text and self.call_id is None:
+        ending = episodes.ending(self.session_id, episodes.progress(state))
+        if ending is None:
+            return Effect(True, {"answer": self._text, **by})
+        if ending.failure:
+            raise AnsweredError(f"{str(ending).capitalize()}, so no answer is taken: reset the session, or fork it.")
+        if ending.answer == self._text and self.call_id is None:
             return Effect(True)
-        if before is not None:
-            raise AnsweredError("Another answer was submitted before: reset the session, or fork it, to answer anew.")
-        return Effect(True, {"answer": self._text, **by})
+        raise AnsweredError("Another answer was submitted before: reset the session, or fork it, to answer anew.")
 
 
 class AnswerKind(RecordKind):

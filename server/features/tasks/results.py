@@ -41,10 +41,11 @@ class VerdictFailure(TypedDict):
     """Why a verdict says nothing of the agent.
 
     `evaluator`, `deadline` and `world` (what is stored can't be used): no reward could be had. `infrastructure`: a call
-    of the agent's was given up at its deadline, or has lost its process; there is a reward all the same.
+    of the agent's was given up at its deadline, or has lost its process; `participant`: one has failed, `type` says for
+    which reason. For both there is a reward all the same.
     """
 
-    kind: Literal["evaluator", "deadline", "world", "infrastructure"]
+    kind: Literal["evaluator", "deadline", "world", "infrastructure", "participant"]
     type: str
     message: str
 

@@ -22,7 +22,7 @@ from server.features.tasks.notes import AnswerOperation
 from server.features.tasks.operations import EvaluateTask, SolveTask
 from server.features.tasks.results import AgentTask, Solution, TaskDescription, TaskPage, Verdict, VerdictFailure
 from server.features.tasks.task import SEPARATOR, Task
-from server.features.tasks.validity import machine_failure, no_reward
+from server.features.tasks.validity import machine_failure, no_reward, participant_failure
 from server.features.tasks.verdicts import VerdictOperation
 from server.jsonio.strict import dumps
 from server.packs.toolpack import Toolpack
@@ -93,7 +93,7 @@ class Tasks:
                 "prompt": address.prompt,
                 "max_calls": if_set(address.max_calls),
                 "calls": progress.calls.get(name, 0),
-                "done": self._episodes.over(address, progress) is not None,
+                "done": self._episodes.over(session_id, address, progress) is not None,
             }
             if PARTICIPANTS in Recipe.of(session).kept:
                 told["name"], told["others"] = name, [*address.others]
@@ -252,23 +252,24 @@ class Tasks:
     def evidence(
         self, reader: SessionReader, session_id: str, owner: str | None, version: int | None, answer: str | None
     ) -> tuple[Evidence, VerdictFailure | None]:
-        """Get what a session has left for an evaluator, and how the machine has failed its agent, if it has."""
+        """Get what a session has left for an evaluator, and how the machine or a participant has failed its agent."""
         session, head = reader.find(session_id, owner)
         at = head.version if version is None else version
         final = reader.snapshot(session_id, head, at)
         first, path = self._context.paths.evidence(session, at)
         recipe = Recipe.of(session)
         runtime = self._context.runtime(recipe.toolpacks)
+        kinds = self._context.record_kinds
         failure = machine_failure(
             (each.shown for each in path), lambda name: runtime.plan(name, {}).own_timeout_seconds
-        )
+        ) or participant_failure(path, kinds)
         evidence = Evidence(
             toolpacks=recipe.toolpacks,
             options=recipe.given()[0],
             initial=reader.read_parts(session_id, first),
             final=final,
             version=at,
-            path=[seen(record, self._context.record_kinds) for record in path],
+            path=[seen(record, kinds) for record in path],
             answer=answer,
             at=lambda other: reader.snapshot(session_id, head, other),
         )

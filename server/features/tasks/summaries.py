@@ -157,7 +157,7 @@ class Summaries:
                 if kind.is_call:
                     calls, last = calls + 1, shown["function"]
                     errors += shown["error"] is not None
-                done = (done or kind.answer(shown) is not None) and kind.goes_back_to(shown) is None
+                done = (done or kind.ends(shown)) and kind.goes_back_to(shown) is None
                 verdict = recorded_verdict(shown, private)
                 seen = seen or text in _searched([value for name, value in shown.items() if name not in _NOT_SAID])
         except StateDamagedError as error:

@@ -20,6 +20,8 @@ from server.execution.failure import Failure
 from server.features.tasks.results import Verdict, VerdictFailure
 from server.protocol.omission import if_set
 from server.protocol.rights import CLIENT
+from server.sessions.paths import PathRecord
+from server.sessions.record_kinds import RecordKinds
 
 Kind = Literal["evaluator", "deadline", "world"]
 
@@ -73,4 +75,14 @@ def machine_failure(path: Iterable[Mapping[str, Any]], deadline: Callable[[str],
         if why == Failure.DEADLINE and shown["duration_ms"] < round(deadline(shown["function"]) * 1000, 3):
             continue
         return {"kind": "infrastructure", "type": _MACHINE[Failure(why)], "message": shown["error"] or ""}
+    return None
+
+
+def participant_failure(path: Iterable[PathRecord], kinds: RecordKinds) -> VerdictFailure | None:
+    """Find the participant on a path that has failed, as whoever plays it has said."""
+    for record in path:
+        failed = kinds[record.shown["kind"]].failure(record.shown)
+        if failed is not None:
+            message = f"{failed['by']}: {failed['message']}"
+            return {"kind": "participant", "type": failed["reason"], "message": message}
     return None
