@@ -17,7 +17,7 @@ from server.web.app import create_app
 from server.wiring.service import Service
 
 
-class _Server(uvicorn.Server):
+class Listening(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listens = threading.Event()
@@ -34,7 +34,7 @@ def running(catalog: Catalog, **settings) -> Iterator[str]:
     """Serve on a free port, and yield the URL."""
     app = create_app(Service(Settings(**settings), catalog))
     config = uvicorn.Config(app, log_level="error", access_log=False, ws="none")
-    server, listener = _Server(config), listen("127.0.0.1", 0)
+    server, listener = Listening(config), listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:

@@ -47,5 +47,6 @@ def test_no_process_that_serves_imports_what_only_authors_run(command):
     )
     modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     only_authors = ("toolpack_author", "toolpack_conformance", "server.features.api_trials", "server.features.checking")
+    only_authors += ("toolpack_server.user", "openai")
     assert [name for name in modules if name.startswith(only_authors)] == []
     assert "server.web.app" in modules

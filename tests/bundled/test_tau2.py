@@ -104,3 +104,33 @@ def test_the_rollout_of_the_page(tmp_path, url):
     command = [sys.executable, "run.py"]
     ended = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (ended.stdout, ended.stderr) == ("True\n", "")
+
+
+def test_both_sides_of_the_page_of_simulated_users(tmp_path, url):
+    page = (Path(__file__).parents[2] / "docs/users.md").read_text(encoding="utf-8")
+    text = (
+        page.partition("## Both sides of a conversation")[2].partition("\n## ")[0].replace("http://127.0.0.1:8000", url)
+    )
+    program, script, console = (
+        re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
+        for language in ("python", "text", "console")
+    )
+    (tmp_path / "agent.py").write_text(program)
+    (tmp_path / "user.json").write_text(script)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    with subprocess.Popen([sys.executable, "agent.py"], cwd=tmp_path) as agent:
+        for command, shown in (part.split("\n", 1) for part in console.removeprefix("$ ").split("\n$ ")):
+            ended = subprocess.run(
+                ["bash", "-c", command], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120
+            )
+            assert (ended.stdout.rstrip("\n"), ended.stderr) == (shown.rstrip("\n"), "")
+    assert agent.returncode == 0
+
+
+def test_the_user_is_told_what_tau2s_own_is(bench):
+    told = {}
+    for task in ("tau2-telecom/task_0", "tau2-retail/task_0"):
+        told[task] = bench.rpc("get_task", task=task)["participants"]["user"]["prompt"]
+        assert "###STOP###" in told[task]
+        assert told[task].rstrip().endswith("</scenario>")
+    assert ["some tools to perform the actions" in prompt for prompt in told.values()] == [True, False]

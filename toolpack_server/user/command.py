@@ -69,10 +69,9 @@ def user(
     try:
         asyncio.run(run.play(url or DEFAULT_URL, token))
     except KeyboardInterrupt:
-        echo(run.summary())
         sys.exit(_INTERRUPTED)
     except (ClientError, ValueError) as error:
-        echo(run.summary())
         raise click.ClickException(str(error)) from None
-    echo(run.summary())
+    finally:
+        echo(run.summary())
     sys.exit(run.is_failed)

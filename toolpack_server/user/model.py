@@ -67,6 +67,9 @@ class Model(Protocol):
             ClickException: No session could be played: the program must be started in another way.
         """
 
+    async def close(self) -> None:
+        """Close connections."""
+
 
 class Script:
     """A fixed user: does one step of a list after the other, whatever it hears."""
@@ -98,6 +101,9 @@ class Script:
         if turn >= len(self._steps):
             raise ModelError("script", f"The script has no step {turn}.")
         return self._steps[turn]
+
+    async def close(self) -> None:
+        """There is nothing to be closed."""
 
 
 class ChatModel:
@@ -146,6 +152,9 @@ class ChatModel:
             longest = min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS)
             await asyncio.sleep(max(asked, random.uniform(longest / 2, longest)))  # noqa: S311 - no secret
             attempt += 1
+
+    async def close(self) -> None:
+        await self._client.close()
 
     def _failure(self, error: Exception) -> tuple[ModelError, float]:
         """Get what an error means, and for how many seconds the endpoint asks to be left alone."""

@@ -78,6 +78,7 @@ class Run:
                 for task in playing:
                     task.cancel()
                 await asyncio.gather(*playing, return_exceptions=True)
+                await self._model.close()
 
     async def _new(self, client: AsyncClient) -> list[Session]:
         """Get the sessions of the run that weren't there before."""

@@ -1,0 +1,99 @@
+"""An endpoint of chat completions for the tests: it answers as a function says, and fails as it is told to."""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from http_server import Listening
+from patience import PATIENCE
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from server.processes.listen import listen
+
+KEY = "sk-nobody-may-see-this"
+
+
+def said(text: str | None) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def called(name: str, arguments: Any = "{}") -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "x", "type": "function", "function": function}]}
+
+
+def completion(message: dict[str, Any], **choice: Any) -> JSONResponse:
+    usage = {"prompt_tokens": 70, "completion_tokens": 7, "total_tokens": 77}
+    choices = [{"index": 0, "finish_reason": "stop", "message": message} | choice]
+    return JSONResponse({"choices": choices, "usage": usage})
+
+
+def refused(status: int, **headers: str) -> JSONResponse:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return JSONResponse({"error": {"message": f"no, {KEY}"}}, status, named)
+
+
+def cut_off() -> StreamingResponse:
+    async def half() -> Any:
+        yield b'{"choices": [{"message": {"content": "Hel'
+        raise ConnectionAbortedError
+
+    return StreamingResponse(half(), headers={"Content-Length": "1000", "Content-Type": "application/json"})
+
+
+def trickling() -> StreamingResponse:
+    async def drops() -> Any:
+        while True:
+            yield b" "
+            await asyncio.sleep(0.05)
+
+    return StreamingResponse(drops(), media_type="application/json")
+
+
+class ChatEndpoint:
+    """What the endpoint answers.
+
+    Attributes:
+        url: Its base URL.
+        answers: Gets the message to a conversation, or a whole response.
+        asked: The conversations so far.
+    """
+
+    def __init__(self, answers: Callable[[list[dict[str, Any]]], Any]) -> None:
+        self.answers = answers
+        self.asked: list[dict[str, Any]] = []
+        self.url = ""
+
+    async def __call__(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        assert request.headers["authorization"] == f"Bearer {KEY}"
+        self.asked.append(body)
+        answer = self.answers(body["messages"])
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        return completion(answer) if isinstance(answer, dict) else answer
+
+
+@contextlib.contextmanager
+def endpoint(answers: Callable[[list[dict[str, Any]]], Any]) -> Iterator[ChatEndpoint]:
+    found = ChatEndpoint(answers)
+    app = Starlette(routes=[Route("/v1/chat/completions", found.__call__, methods=["POST"])])
+    config = uvicorn.Config(app, log_level="critical", access_log=False, ws="none")
+    server, listener = Listening(config), listen("127.0.0.1", 0)
+    found.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    try:
+        assert server.listens.wait(PATIENCE), "the endpoint did not start"
+        yield found
+    finally:
+        server.force_exit = server.should_exit = True
+        thread.join(PATIENCE)
+        listener.close()

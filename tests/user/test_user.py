@@ -1,0 +1,428 @@
+"""`toolpack-server user` plays its part by what the record says: once, within limits, and whatever its model does."""
+
+import asyncio
+import builtins
+import json
+import threading
+
+import phone
+import pytest
+from chat_endpoint import KEY, called, completion, cut_off, endpoint, refused, said, trickling
+from ci import without
+from command_line import run_here
+from http_server import running
+from starlette.responses import Response
+
+from toolpack_server.client import AgentClient, Client
+
+LABEL = "run=x"
+
+
+@pytest.fixture(scope="module")
+def url():
+    with running(phone.CATALOG, store="memory:", log_calls="off") as address:
+        yield address
+
+
+@pytest.fixture
+def client(url):
+    with Client(url) as made:
+        yield made
+        made.close_session(labels={"run": "x"})
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a script."""
+
+    def write(steps=phone.SCRIPT):
+        (tmp_path / "script.json").write_text(json.dumps(steps))
+        return ["--script", tmp_path / "script.json"]
+
+    return write
+
+
+def model(at, *more):
+    try:
+        import openai  # noqa: F401, PLC0415
+    except ImportError:
+        without("no openai here: pip install -e '.[user]'")
+    return ["--model", "m", "--base-url", at.url, "--retries", "2", *more]
+
+
+def user(url, *arguments, label=LABEL):
+    return run_here("user", "--url", url, "--label", label, *arguments, OPENAI_API_KEY=KEY)
+
+
+def begin(client, **more):
+    return client.create_session(task="phone/roam", labels={"run": "x"}, **more)
+
+
+def at(url, session, name="user"):
+    return AgentClient(url + session["participants"][name]["agent_path"])
+
+
+def played(url, sessions, *arguments):
+    """Play the agents' parts, and the users' by the command."""
+    agents = threading.Thread(target=lambda: asyncio.run(phone.be_all_agents(url, sessions)))
+    agents.start()
+    ended = user(url, *arguments)
+    agents.join()
+    return ended
+
+
+def done(client, session):
+    """What was called, said and answered, with the `call_id`s of the user."""
+    trace = client.get_trace(session["session_id"], path=True, limit=1000)
+    return [each.get("function", each.get("content", each.get("answer"))) for each in trace if each["kind"] != "turn"]
+
+
+ALL = [phone.GREETING, phone.PROBLEM, "enable_line", phone.ASKS, *phone.CALLS[1:], phone.WORKS, phone.THEN, phone.LAST]
+
+
+# It plays
+
+
+def test_both_sides_are_played_by_a_script(client, url, script):
+    sessions = [begin(client) for _ in range(3)]
+    ended = played(url, sessions, *script())
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "3 sessions played: 3 answered.\n", "")
+    for session in sessions:
+        assert done(client, session) == ALL
+        assert client.evaluate_session(session["session_id"])["passed"]
+
+
+def test_a_model_hears_what_its_trajectory_shows_and_its_tokens_are_recorded(client, url):
+    session = begin(client)
+    with endpoint(phone.the_model) as model_at:
+        ended = played(url, [session], *model(model_at))
+    assert (ended.returncode, ended.stdout) == (0, "1 sessions played: 1 answered.\n")
+    assert done(client, session) == ALL
+    last = model_at.asked[-1]
+    assert last["messages"][0] == {"role": "system", "content": phone.PROMPT}
+    assert [each["role"] for each in last["messages"][1:]] == [
+        *("user", "assistant", "user", "assistant", "tool", "assistant", "tool", "assistant", "user")
+    ]
+    assert {tool["function"]["name"] for tool in last["tools"]} == {"toggle_roaming", "look"}
+    turns = [each for each in client.get_trace(session["session_id"]) if each["kind"] == "turn"]
+    assert len(turns) == 5
+    assert turns[0]["metadata"] == {"model_name": "m", "prompt_tokens": 70, "completion_tokens": 7}
+
+
+def test_a_participant_that_does_not_answer_says_its_last_word_and_leaves(client, url, script):
+    begin(client, participants={"user": {"answers": False}, "agent": {"answers": True}})
+    ended = user(url, *script(["Hi. ###STOP###"]), "--first")
+    assert (ended.returncode, ended.stdout) == (0, "1 sessions played: 1 left.\n")
+    assert user(url, *script(["Hi. ###STOP###"])).stdout == "1 sessions played: 1 left.\n"
+
+
+def test_who_speaks_first_follows_from_the_prompt(client, url, script):
+    prompt = [{"role": "system", "content": "x"}, {"role": "user", "content": "Begin."}]
+    session = begin(client, participants={"user": {"prompt": prompt}})
+    assert user(url, *script(["Bye. ###STOP###"])).returncode == 0
+    assert done(client, session) == ["Bye. ###STOP###"]
+
+
+def test_other_stops_end_it(client, url, script):
+    session = begin(client)
+    assert user(url, *script(["###STOP### END"]), "--first", "--stop", "END").returncode == 0
+    assert done(client, session) == ["###STOP### END"]
+
+
+def test_new_sessions_are_found_and_others_left_alone(client, url, script):
+    other = client.create_session(["phone"], labels={"run": "x"})
+    shown = begin(client)
+    console = client.create_session(task="phone/roam", labels={"run": "x", "console": "look"})
+    later = threading.Timer(0.1, lambda: begin(client))
+    later.start()
+    ended = user(url, *script(["Bye. ###STOP###"]), "--first", "--sessions", "2")
+    later.join()
+    assert ended.stdout == "2 sessions played: 2 answered.\n"
+    assert done(client, shown) == ["Bye. ###STOP###"]
+    assert done(client, other) == done(client, console) == []
+
+
+# It fails
+
+
+def fail(client, url, reason, *arguments, says=""):
+    """Let a user fail, and see that it is recorded, ends the session for all, and makes the verdict invalid."""
+    session = begin(client)
+    session_id = session["session_id"]
+    ended = user(url, *arguments, "--first")
+    assert ended.stdout == f"1 sessions played: 1 failed ({reason}).\n", ended.stderr
+    assert (ended.returncode, ended.stderr) == (1, f"{session_id}: failed ({reason})\n")
+    record = client.get_trace(session_id)[-1]
+    assert (record["kind"], record["participant"], record["reason"]) == ("failure", "user", reason)
+    assert says in record["message"]
+    assert KEY not in str(client.get_trace(session_id)) + ended.stdout + ended.stderr
+    verdict = client.evaluate_session(session_id)
+    assert (verdict["valid"], verdict["failure"]["kind"], verdict["failure"]["type"]) == (False, "participant", reason)
+    assert verdict["failure"]["message"] == f"user: {record['message']}"
+    with at(url, session, "agent") as agent:
+        assert agent.listen(wait_seconds=30)["done"]
+        over = "EpisodeOverError: a participant has failed, so no further call is run."
+        assert agent.run_function("enable_line")["error"] == over
+    assert user(url, *arguments, "--first").stdout == ended.stdout  # started again, it doesn't begin anew
+    assert client.get_trace(session_id)[-1] == record
+    return session
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason", "says"),
+    [
+        (lambda _: refused(500), "unreachable", "HTTP 500"),
+        (lambda _: cut_off(), "unreachable", "No answer"),
+        (lambda _: refused(429, retry_after="0.1"), "rate_limit", "HTTP 429"),
+        (lambda _: refused(400), "refused", "no, ***"),
+        (lambda _: trickling(), "timeout", "0.3 s"),
+        (lambda _: asyncio.sleep(60), "timeout", "0.3 s"),
+        (lambda _: Response("<html>", media_type="text/html"), "nonsense", "no chat completion"),
+        (lambda _: Response(b"\xff\xfe{", media_type="application/json"), "nonsense", "no chat completion"),
+        (lambda _: Response('{"choices": []}', media_type="application/json"), "nonsense", "no chat completion"),
+        (lambda _: Response("[" * 100_000, media_type="application/json"), "nonsense", "no chat completion"),
+        (lambda _: said(None), "nonsense", "5 answers in a row can't be used. It was empty."),
+        (lambda _: said(7), "nonsense", "no chat completion"),
+        (lambda _: completion(said("He"), finish_reason="length"), "nonsense", "cut off"),
+        (lambda _: called("look", "{"), "nonsense", "The arguments of 'look' were no JSON object."),
+        (lambda _: called("look", "[]"), "nonsense", "no JSON object"),
+        (lambda _: called("look", [7]), "nonsense", "no chat completion"),
+        (lambda _: called("fly"), "wrong_calls", "5 calls in a row"),
+        (lambda _: called("enable_line"), "wrong_calls", "5 calls in a row"),
+        (lambda _: called("look", '{"times": "x"}'), "wrong_calls", "5 calls in a row"),
+        (lambda _: said("x" * 300_000), "nonsense", "TOOLPACK_MAX_RECORD_BYTES"),
+    ],
+)
+def test_a_model_that_fails_ends_the_session_with_a_named_reason(client, url, answers, reason, says):
+    with endpoint(answers) as at:
+        fail(client, url, reason, *model(at, "--timeout", "0.3" if reason == "timeout" else "30"), says=says)
+
+
+def test_an_endpoint_that_is_not_there_ends_it(client, url):
+    with endpoint(phone.the_model) as at:
+        pass
+    fail(client, url, "unreachable", *model(at), says="No answer")
+
+
+def test_limits_end_it(client, url, script):
+    with endpoint(lambda _: called("look")) as at:
+        fail(client, url, "turns", *model(at, "--max-turns", "3"), says="All 3 turns are used.")
+        assert len(at.asked) == 3
+        client.close_session(labels={"run": "x"})
+        fail(client, url, "tokens", *model(at, "--max-tokens", "200"), says="231 tokens are used; 200 are allowed.")
+        client.close_session(labels={"run": "x"})
+    fail(client, url, "script", *script([{"function": "look"}]), says="The script has no step 1.")
+
+
+def test_who_has_no_calls_left_is_told_so(client, url):
+    session = begin(client, participants={"user": {"max_calls": 1}})
+    with endpoint(lambda messages: said("###STOP###") if "[Your last" in str(messages) else called("look")) as at:
+        assert user(url, *model(at), "--first").returncode == 0
+    assert done(client, session) == ["look", "###STOP###"]
+    assert ["tools" in asked for asked in at.asked] == [True, False, False]
+
+
+def test_a_model_that_fails_for_a_while_is_asked_again(client, url):
+    faults = [refused(429, retry_after="0.01"), cut_off(), said(""), trickling(), refused(409)]
+    session = begin(client)
+
+    def answer(messages):
+        if faults and len(at.asked) % 2:
+            return faults.pop()
+        return phone.the_model([each for each in messages if "[Your last" not in str(each["content"])])
+
+    with endpoint(answer) as at:
+        ended = played(url, [session], *model(at, "--timeout", "3"))
+    assert (ended.returncode, faults) == (0, [])
+    assert done(client, session) == ALL
+    assert client.evaluate_session(session["session_id"])["passed"]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_wrong_key_or_model_ends_the_program_and_no_session(client, url, status):
+    session = begin(client)
+    with endpoint(lambda _: refused(status)) as at:
+        ended = user(url, *model(at), "--first")
+    assert ended.returncode == 1
+    assert ended.stdout == "0 sessions played: none has ended.\n"
+    assert ended.stderr.startswith("toolpack-server: The endpoint refuses the key or the model 'm'. HTTP ")
+    assert KEY not in ended.stderr
+    assert client.get_trace(session["session_id"]) == []
+
+
+# It goes on
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_it_goes_on_where_it_was(client, url, monkeypatch):
+    """It is stopped before and after each thing that it does; the record is as without that."""
+    session = begin(client)
+    agents = threading.Thread(target=lambda: asyncio.run(phone.be_all_agents(url, [session])))
+    agents.start()
+    with endpoint(phone.the_model) as at:
+        from toolpack_server.user import player  # noqa: PLC0415
+
+        act = player.Player._act
+        deaths = {f"{when} {number}" for when in ("before", "after") for number in range(5)}
+
+        async def dying(self, place, answer):
+            if f"before {place.turn}" in deaths:
+                deaths.remove(f"before {place.turn}")
+                raise Killed
+            await act(self, place, answer)
+            if f"after {place.turn}" in deaths:
+                deaths.remove(f"after {place.turn}")
+                raise Killed
+
+        monkeypatch.setattr(player.Player, "_act", dying)
+        starts = 0
+        while True:
+            starts += 1
+            try:
+                ended = user(url, *model(at))
+            except Killed:
+                continue
+            break
+    agents.join()
+    assert (ended.stdout, deaths) == ("1 sessions played: 1 answered.\n", set())
+    assert starts == 11
+    assert done(client, session) == ALL
+    assert client.evaluate_session(session["session_id"])["passed"]
+
+
+def test_two_programs_do_nothing_twice(client, url, script):
+    sessions = [begin(client) for _ in range(5)]
+    command = script()
+    ends = []
+    agents = threading.Thread(target=lambda: asyncio.run(phone.be_all_agents(url, sessions)))
+    second = threading.Thread(target=lambda: ends.append(run(url, command)))
+    agents.start()
+    second.start()
+    ends.append(run(url, command))
+    for thread in (agents, second):
+        thread.join()
+    assert ends == ["5 sessions played: 5 answered."] * 2
+    for session in sessions:
+        assert done(client, session) == ALL
+
+
+def run(url, script):
+    """Play without the command, which only the main thread can."""
+    from toolpack_server.user.command import STOPS  # noqa: PLC0415
+    from toolpack_server.user.model import Script  # noqa: PLC0415
+    from toolpack_server.user.place import Limits, View  # noqa: PLC0415
+    from toolpack_server.user.run import Run, installed_kinds  # noqa: PLC0415
+
+    view = View({}, installed_kinds(), Limits(100, None), lambda text: any(stop in text for stop in STOPS), first=False)
+    made = Run({"run": "x"}, "user", Script(script[1]), view, None, tell=lambda _: None)
+    asyncio.run(made.play(url, None))
+    return made.summary()
+
+
+def test_a_fork_goes_on_and_a_reset_goes_back(client, url, script):
+    session = begin(client)
+    played(url, [session], *script())
+    session_id = session["session_id"]
+    fork = client.fork_session(session_id)[0]
+    again = user(url, *script())
+    assert again.stdout == "2 sessions played: 2 answered.\n"
+    assert done(client, fork) == ALL
+    client.reset_session(session_id, version=1)
+    assert done(client, session) == ALL[:4]
+
+    def end():
+        with at(url, session, "agent") as agent:
+            heard = agent.listen(after=2, wait_seconds=30)
+            agent.say(phone.THEN if heard["messages"] else "?")
+
+    agent = threading.Thread(target=end)
+    agent.start()
+    assert user(url, *script()).stdout == "2 sessions played: 2 answered.\n"
+    agent.join()
+    assert done(client, session) == ALL
+    assert client.evaluate_session(session_id)["passed"]
+
+
+def test_a_fork_of_a_failed_session_is_played_anew(client, url, script):
+    session = fail(client, url, "script", *script([]))
+    fork = client.fork_session(session["session_id"])[0]
+    assert (
+        user(url, *script(["Bye. ###STOP###"]), "--first").stdout
+        == "2 sessions played: 1 failed (script), 1 answered.\n"
+    )
+    assert client.evaluate_session(fork["session_id"])["valid"]
+    assert done(client, fork) == ["Bye. ###STOP###"]
+
+
+def test_a_replay_and_a_bundle_have_it_all(client, url):
+    session = begin(client)
+    with endpoint(lambda _: called("fly")) as at:
+        user(url, *model(at), "--first")
+    replay = client.replay_session(session["session_id"])
+    assert replay["complete"]
+    bundle = client.export_bundle(session["session_id"])["bundle"]
+    taken = client.import_bundle(bundle, labels={"run": "x"})
+    kinds = ["turn", "call"] * 5 + ["failure"]
+    for session_id in (replay["session"]["session_id"], taken["session_id"]):
+        trace = client.get_trace(session_id)
+        assert [each["kind"] for each in trace] == kinds
+        assert client.evaluate_session(session_id)["failure"]["type"] == "wrong_calls"
+
+
+# It is started in a wrong way
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "can't be read: "),
+        ("{", "can't be read: "),
+        ('"x"', "is no list of steps."),
+        ('["x", 7]', "Step 1 of the script "),
+        ('[{"function": "x", "args": {}}]', "Step 0 of the script "),
+        ('[{"function": "x", "kwargs": []}]', "is neither a text nor an object of function and kwargs."),
+    ],
+)
+def test_a_script_that_is_none_is_refused(tmp_path, content, says):
+    if content is not None:
+        (tmp_path / "s.json").write_text(content)
+    ended = run_here("user", "--label", LABEL, "--script", tmp_path / "s.json")
+    assert ended.returncode == 1
+    assert says in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_what_is_missing_is_said_in_a_sentence(script, monkeypatch, url):
+    def told(*arguments, **variables):
+        ended = run_here("user", "--label", LABEL, *arguments, **variables)
+        assert ended.returncode > 0
+        return ended.stderr
+
+    assert told() == told("--model", "m", *script()) == "toolpack-server: Give either --model or --script.\n"
+    assert "is not of the form name=value" in told("--label", "x", *script())
+    assert "URL begins with http://" in told("--url", "ftp://x", *script())
+    model_at = ["--model", "m", "--url", url]
+    if "OPENAI_API_KEY" not in __import__("os").environ:
+        assert told(*model_at).startswith("toolpack-server: Set OPENAI_API_KEY")
+    found = builtins.__import__
+
+    def without_openai(name, *given):
+        if name == "openai":
+            raise ImportError(name)
+        return found(name, *given)
+
+    monkeypatch.setattr(builtins, "__import__", without_openai)
+    needed = "toolpack-server: A model needs the openai package: pip install 'toolpack-server[user]'.\n"
+    assert told(*model_at, OPENAI_API_KEY=KEY) == needed
+
+
+def test_a_server_that_is_not_there_ends_it(script, monkeypatch):
+    from toolpack_server.client import exchange  # noqa: PLC0415
+
+    monkeypatch.setattr(exchange, "_FIRST_PAUSE_SECONDS", 0.0)
+    ended = run_here("user", "--url", "http://127.0.0.1:9", "--label", LABEL, *script())
+    assert ended.returncode == 1
+    assert "list_sessions got no answer from http://127.0.0.1:9" in ended.stderr
