@@ -14,7 +14,6 @@ from server.features.participants.played import FailureOperation, TurnOperation
 from server.features.participants.results import HeardMessages
 from server.features.participants.talking import Talking
 from server.protocol.parameters import MAX_COUNT
-from server.protocol.results import Json
 from server.sessions.addresses import AddressTool
 
 MAX_WAIT_SECONDS = 30.0
@@ -71,7 +70,7 @@ class AddTurn(Method, result=Literal[True]):
 
     session_id: SessionId
     participant: ParticipantName
-    metadata: dict[str, Json] = Field(
+    metadata: dict[str, Any] = Field(
         default_factory=dict, description="What is known of it, such as model_name, prompt_tokens, completion_tokens."
     )
     problem: str | None = Field(None, description="Why nothing was made of the answer; default: something was.")

@@ -3,11 +3,11 @@
 The rule: types only, as in `server/protocol/results.py`.
 """
 
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from server.protocol.results import AddressPaths, Json
+from server.protocol.results import AddressPaths
 
 
 class ParticipantPaths(AddressPaths):
@@ -43,7 +43,7 @@ class TurnRecord(TypedDict):
     kind: Literal["turn"]
     call_id: NotRequired[str]
     participant: str
-    metadata: dict[str, Json]
+    metadata: dict[str, Any]
     problem: NotRequired[str]
     version: int
     started_at: str
