@@ -34,10 +34,6 @@ FULL = "The Redis store is full: close sessions or raise its maxmemory; nothing 
 TEMPORARY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
 
 
-class UnansweredError(OverloadedError):
-    """No answer came; nobody knows whether anything was changed."""
-
-
 class RedisConnection:
     """Connections to one Redis, as many as threads use it at the same time; all keys begin with the prefix.
 
@@ -115,13 +111,18 @@ class RedisConnection:
                 return send()
             except TEMPORARY as error:
                 if isinstance(error, redis.AuthenticationError) or time.monotonic() + pause > give_up:
-                    raise UnansweredError(UNREACHABLE) from error
+                    raise OverloadedError(UNREACHABLE) from error
             except redis.RedisError as error:  # can't write to its disk, no script may run now …
                 if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM" in str(error):
                     raise OverloadedError(FULL) from error
                 raise OverloadedError("The store refuses to change anything now; nothing was changed.") from error
             time.sleep(pause)
             pause = min(max(2 * pause, 0.02), 1.0)
+
+
+def is_lost(error: OverloadedError) -> bool:
+    """Whether no answer came, so that nobody knows whether anything was changed."""
+    return isinstance(error.__cause__, TEMPORARY)
 
 
 def unusable(error: OverloadedError) -> SettingsError:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from server.features.api_stores import OverloadedError, SettingsError
-from server.features.redis.connection import UNREACHABLE, RedisConnection, UnansweredError
+from server.features.redis.connection import UNREACHABLE, RedisConnection, is_lost
 from server.features.redis.store import PREFIX, RedisStore
 
 T = TypeVar("T")
@@ -47,14 +47,15 @@ class Shard:
     def do(self, step: Callable[[RedisStore], T]) -> T:
         """Do a step of its store, or raise `OverloadedError`."""
         if self.lost:
-            raise UnansweredError(UNREACHABLE)
+            raise OverloadedError(UNREACHABLE)
         try:
             return step(self.store)
-        except UnansweredError:
-            with self._lock:
-                begins, self.lost = not self.lost, True
-            if begins:
-                self.look_after(self._come_back)
+        except OverloadedError as error:
+            if is_lost(error):
+                with self._lock:
+                    begins, self.lost = not self.lost, True
+                if begins:
+                    self.look_after(self._come_back)
             raise
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:

@@ -38,7 +38,7 @@ from server.features.api_stores import (
     name_of,
     to_note,
 )
-from server.features.redis.connection import UNREACHABLE, UnansweredError, unusable
+from server.features.redis.connection import UNREACHABLE, unusable
 from server.features.redis.shard import EMPTY, NOT_THIS, Shard
 from server.features.redis.store import RedisStore
 
@@ -72,7 +72,7 @@ class RedisShards:
     def __init__(self, urls: Sequence[str]) -> None:
         self.shards = [*map(Shard, urls)]
         self._threads = ThreadPoolExecutor(AT_ONCE, "shards")
-        self._choose = lru_cache(KNOWN)(self._chosen)
+        self._name_of = lru_cache(KNOWN)(self._chosen)  # by family
         self._of_blobs = BoundedCache[str, Shard](KNOWN)
         self._counts: dict[tuple[str, str], int] = {}  # what lost shards have said last, by shard and question
         try:
@@ -104,13 +104,14 @@ class RedisShards:
                 f"--store names {len(self.shards)} shards, and the store has {len(names)}: name all of these and no "
                 "others. Their number stays, as sessions don't move."
             )
-        missing = [name for name in names if name not in {name for name, _ in found.values()}]
         for shard in found:
-            shard.name, _ = shard.store.place()
+            shard.name, noted = shard.store.place()
             if shard.name not in names:
-                empty = EMPTY.format(missing[0])
-                raise SettingsError(f"Redis {shard.label} can't be used: {NOT_THIS if shard.name else empty}")
-            shard.store.take_place(shard.name, names)
+                missing = next(iter({*names} - {name for name, _ in found.values()}), "")
+                why = NOT_THIS if shard.name else EMPTY.format(missing)
+                raise SettingsError(f"Redis {shard.label} can't be used: {why}")
+            if not noted:
+                shard.store.take_place(shard.name, names)
         if len({shard.name for shard in found}) < len(found):
             raise SettingsError("--store names a shard twice: name each once.")
         for shard in away:
@@ -134,16 +135,19 @@ class RedisShards:
         if name not in names or name in {each.name for each in self.shards}:
             raise SettingsError(NOT_THIS)
         shard.name = name
-        self._choose.cache_clear()
 
-    def _chosen(self, family: str) -> Shard | None:
-        name = max(self._names, key=lambda name: blake2b(f"{name} {family}".encode(), digest_size=8).digest())
+    def _chosen(self, family: str) -> str:
+        return max(self._names, key=lambda name: blake2b(f"{name} {family}".encode(), digest_size=8).digest())
+
+    def _found(self, session_id: str) -> Shard | None:
+        """Get the shard of a session; None if it isn't known, as it was away at the start."""
+        name = self._name_of(family_of(session_id))
         return next((shard for shard in self.shards if shard.name == name), None)
 
     def _of(self, session_id: str) -> Shard:
-        shard = self._choose(family_of(session_id))
-        if shard is None:  # it was away at the start
-            raise UnansweredError(UNREACHABLE)
+        shard = self._found(session_id)
+        if shard is None:
+            raise OverloadedError(UNREACHABLE)
         return shard
 
     def _do(self, session_id: str, step: Callable[[RedisStore], T]) -> T:
@@ -153,7 +157,7 @@ class RedisShards:
         """Get the shards that aren't lost, in the order of their names; raise `OverloadedError` if all are."""
         there = sorted((shard for shard in self.shards if not shard.lost), key=lambda shard: shard.name)
         if not there:
-            raise UnansweredError(UNREACHABLE)
+            raise OverloadedError(UNREACHABLE)
         return there
 
     def _places(self, session_ids: Iterable[str]) -> dict[Shard, list[int]]:
@@ -178,7 +182,7 @@ class RedisShards:
     def _all(self, steps: Mapping[Shard, Callable[[RedisStore], T]]) -> dict[Shard, T]:
         """Do a step on each of several shards, or raise `OverloadedError`: mostly before anything was done."""
         if any(shard.lost for shard in steps):
-            raise UnansweredError(UNREACHABLE)
+            raise OverloadedError(UNREACHABLE)
         done: dict[Shard, T] = {}
         for shard, answer in self._each(steps).items():
             if isinstance(answer, OverloadedError):
@@ -239,7 +243,7 @@ class RedisShards:
     ) -> None:
         places = self._places(session.id for session in sessions)
         if any(shard.lost for shard in places):
-            raise UnansweredError(UNREACHABLE)
+            raise OverloadedError(UNREACHABLE)
         for shard, each in places.items():
             some = [sessions[place] for place in each]
             self._create(shard, some, parts, blobs, history)
@@ -259,7 +263,7 @@ class RedisShards:
     def commit(self, commits: Sequence[Commit]) -> Sequence[bool | None]:
         places = defaultdict[Shard | None, list[int]](list)
         for place, commit in enumerate(commits):
-            places[self._choose(family_of(commit.session_id))].append(place)
+            places[self._found(commit.session_id)].append(place)
         some = {shard: [commits[place] for place in each] for shard, each in places.items() if shard}
         answers: list[bool | None] = [None] * len(commits)
         kept = self._each({shard: partial(_with, RedisStore.commit, each) for shard, each in some.items()})
@@ -442,8 +446,11 @@ class RedisShards:
         }
         if len(problems) == len(self.shards):
             raise next(iter(problems.values()))
-        said = [f"{shard.label}: {error}" for shard, error in problems.items()]
-        return "without a part of its sessions: " + " ".join(said) if said else None
+        why = {
+            shard: "it gives no answer" if shard.lost else str(error).rstrip(".") for shard, error in problems.items()
+        }
+        said = ", ".join(f"{shard.label} ({reason})" for shard, reason in why.items())
+        return f"but for the sessions on {said}" if said else None
 
     def close(self) -> None:
         self._threads.shutdown()

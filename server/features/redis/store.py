@@ -283,9 +283,11 @@ class RedisStore:
 
     def outside_name(self, new: str) -> str:
         name = self._redis.key("outside")
-        if new:
+        found = self._redis.command("GET", name)
+        if new and not found:  # a full Redis refuses to set what is set
             self._redis.command("SET", name, new, "NX")
-        return (self._redis.command("GET", name) or b"").decode()
+            found = self._redis.command("GET", name)
+        return (found or b"").decode()
 
     def take_dropped(self, limit: int) -> Sequence[bytes]:
         return self._redis.command("LPOP", self._redis.key("dropped"), limit) or []

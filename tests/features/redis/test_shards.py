@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -88,6 +89,8 @@ def port_of(store, session_id):
 def refused(bench, method, **params):
     with pytest.raises(RpcError) as caught:
         bench.rpc(method, **params)
+    if caught.value.code == -32006:
+        assert caught.value.data["type"] == "OverloadedError"  # as of any store: clients go by it
     return caught.value.code
 
 
@@ -328,6 +331,24 @@ def test_a_server_starts_while_a_shard_is_lost(machines):
         machines.kill(port)
     with pytest.raises(SettingsError, match="can't be used"):
         open_store(machines.url)
+
+
+def test_a_full_shard_is_named_and_the_others_go_on(url):
+    redis = pytest.importorskip("redis")
+    with serving.Bench(store=url) as bench:
+        at = on_each(bench.store, bench.create)
+    full, *others = at
+    with redis.Redis(port=full) as client:
+        client.config_set("maxmemory", "1")
+        try:
+            with serving.Bench(store=url) as bench:
+                assert refused(bench, "run_function", session_id=at[full], function="total") == -32006
+                assert all(bench.result(at[other], "add", amount=1) == 1 for other in others)
+                ready, says = bench._run(bench.sessions.ping_store())
+                assert ready
+                assert re.search(rf"127.0.0.1:{full}/0 \(The Redis store is full", says)
+        finally:
+            client.config_set("maxmemory", "0")
 
 
 def test_another_redis_in_the_place_of_a_lost_shard_is_not_taken_for_it(machines, caplog):
