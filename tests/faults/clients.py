@@ -25,7 +25,7 @@ OVERLOADED, VERSION_CONFLICT, NOT_RETAINED, WRONG, FAILED = -32006, -32005, -320
 CRASHED = "CrashedError"  # then nothing has changed
 TOOLPACKS = ["ledger", "tally", "shelf"]
 TASK = "shelf/look"
-GYM = "/{function}"  # where NeMo Gym's agents call functions
+GYM = "/{function}"  # where agents of NeMo Gym call functions
 STEP = "/openenv/shelf/step"  # where OpenEnv's clients call the functions of a session with this task
 LABELS = {"by": "clients"}
 KEYS = [f"key {number}" for number in range(40)]
@@ -416,6 +416,7 @@ class Clients:
             self._view: 2,
             self._evaluate: 2,
             self._play: 6,
+            self._call_as_gym: 4,
             self._fork: 1,
             self._reset: 1,
             self._reconnect: 1,
@@ -465,9 +466,6 @@ class Clients:
                 path, params["episode"] = STEP, session.openenv
                 call.call_id = f"openenv-{call_id}"
                 self.counts["steps of OpenEnv"] += 1
-            elif fits and not with_id and by == AGENT:
-                path, params["session_id"] = GYM, session.id
-                self.counts["calls of NeMo Gym"] += 1
         session.calls.append(call)
         if not with_id:
             try:
@@ -500,6 +498,16 @@ class Clients:
             again = connection.play(session.episode, "append", kwargs, task_id, self._is_over)
             if again != call.envelope:
                 self.surprises.append(f"{session.id}: {kwargs} was answered {call.envelope}, then {again}")
+
+    def _call_as_gym(self, connection, rng, session, number):  # noqa: ARG002
+        """Append an entry once, as NeMo Gym's agents do, which have no ids of calls."""
+        kwargs = {"entry": self._entry()}
+        call = Call(number, "append", kwargs, None, time.monotonic(), AGENT)
+        session.calls.append(call)
+        params = {"function": "append", "kwargs": kwargs, "session_id": session.id}
+        call.envelope = connection.send("run_function", params, GYM)
+        call.answered = time.monotonic()
+        self.counts["calls of NeMo Gym"] += 1
 
     def _call_impatiently(self, connection, rng, session, number):
         """Retry a call while the first attempt may still run."""

@@ -12,16 +12,10 @@ from typing import Any
 from pydantic import BaseModel, Field, JsonValue
 
 from server.features.api import App, Caller, HttpRefusedError, ReplyError
+from server.features.task_episodes import ANSWERED, FAILED, NOT_FOUND, PAGE, REUSED
 
 LABEL = "nemo_gym"
-PAGE = 1000
 MAX_SHOWN = 200
-
-NOT_FOUND = -32001
-FAILED = {-32002, -32007, -32010}
-"""The codes of a call that has failed, of which the agent hears."""
-REUSED = -32009
-ANSWERED = -32014
 
 
 class GymRow(BaseModel):

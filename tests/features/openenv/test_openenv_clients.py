@@ -16,9 +16,9 @@ def server(tmp_path_factory):
         yield served
 
 
-@pytest.mark.parametrize("client", ["openenv", "openenv-mcp"])
+@pytest.mark.parametrize("client", ["openenv", "openenv-mcp", "openenv-harness", "verifiers"])
 def test_each_client_is_rewarded_once_for_each_solution_and_never_for_nothing(server, client):
-    needs("openenv.core")
+    needs("verifiers.v1" if client == "verifiers" else "openenv.core")
     episodes = solved(server.rpc)
     assert {episode["env"] for episode in episodes} == {*PACKS}
     for episode, rewards in zip(episodes, played(server.url, episodes, client, token=None), strict=True):

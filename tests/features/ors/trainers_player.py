@@ -3,7 +3,8 @@
 It reads a JSON line {url, token, episodes: [{env, task, calls, answer, pause}]}, and prints a line for each episode:
 its rewards. Where an episode is to `pause` it prints `amid` before the call in its middle, and goes on after a line.
 The SDK of the Open Reward Standard plays them; with `trl` TRL's class does, with `openenv` the generic client of
-OpenEnv, with `openenv-mcp` its client of tools, and with `verifiers` the taskset of verifiers, which gets the sum.
+OpenEnv, with `openenv-mcp` its client of tools, with `openenv-harness` its adapter for trainers such as TRL, and with
+`verifiers` the taskset of verifiers; these two get only the last reward, or the sum.
 """
 
 import asyncio
@@ -129,17 +130,61 @@ def _insisted(do):
             time.sleep(0.2)
 
 
+def play_with_openenv_harness(url, token, episodes):
+    """As TRL does: its worker has an adapter of OpenEnv run a session, and takes the reward that `verify` gives."""
+    from openenv.core.env_server.mcp_types import Tool  # noqa: PLC0415
+    from openenv.core.generic_client import GenericEnvClient  # noqa: PLC0415
+    from openenv.core.harness import (  # noqa: PLC0415
+        HarnessRunLimits,
+        MCPHarnessAdapter,
+        ModelStepResult,
+        StepEnvSessionAdapter,
+    )
+    from openenv.core.llm_client import LLMResponse, ToolCall  # noqa: PLC0415
+
+    headers = {"Authorization": f"Bearer {token}"} if token else None
+    for episode in episodes:
+        turns = iter([*episode["calls"], ("submit_answer", {"answer": episode["answer"]})])
+
+        def say(_messages, tools, _sampling, turns=turns):
+            name, given = next(turns)
+            assert name in {tool.name for tool in tools}
+            return ModelStepResult(LLMResponse(content="", tool_calls=[ToolCall(id="0", name=name, args=given)]))
+
+        with GenericEnvClient(base_url=f"{url}/openenv/{episode['env']}", headers=headers).sync() as client:
+            offered = client.step({"type": "list_tools"}).observation["tools"]
+            session = StepEnvSessionAdapter(
+                client,
+                tool_specs=[Tool(**tool) for tool in offered],
+                action_builder=lambda name, given: {"type": "call_tool", "tool_name": name, "arguments": given},
+                initial_messages_builder=lambda result, _task: result.observation["messages"],
+                episode_id=uuid.uuid4().hex,
+                reset_kwargs={"task": episode["task"]},
+            )
+            assert session.initial_messages()[0]["content"]
+            played = MCPHarnessAdapter().run_white_box(say, session, HarnessRunLimits(max_turns=100))
+            assert played.done
+            yield [session.verify(played.messages).env_reward]
+
+
 class _Model(BaseHTTPRequestHandler):
     """A model that says what it is to say, one after the other."""
 
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        choice = {"index": 0, "delta": {"content": next(self.server.says)}, "finish_reason": "stop"}
-        chunk = {"id": "0", "object": "chat.completion.chunk", "created": 0, "model": "scripted", "choices": [choice]}
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        said = {"role": "assistant", "content": next(self.server.says)}
+        about = {"id": "0", "created": 0, "model": "scripted"}
         self.send_response_only(200)
-        self.send_header("Content-Type", "text/event-stream")
+        if asked.get("stream"):
+            choice = {"index": 0, "delta": said, "finish_reason": "stop"}
+            chunk = {**about, "object": "chat.completion.chunk", "choices": [choice]}
+            kind, body = "text/event-stream", f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+        else:
+            choice = {"index": 0, "message": said, "finish_reason": "stop"}
+            kind, body = "application/json", json.dumps({**about, "object": "chat.completion", "choices": [choice]})
+        self.send_header("Content-Type", kind)
         self.end_headers()
-        self.wfile.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
+        self.wfile.write(body.encode())
 
 
 def play_with_verifiers(url, token, episodes):
@@ -173,6 +218,7 @@ PLAYERS = {
     "trl": play_with_trl,
     "openenv": play_with_openenv,
     "openenv-mcp": play_with_openenv_mcp,
+    "openenv-harness": play_with_openenv_harness,
     "verifiers": play_with_verifiers,
 }
 
