@@ -24,8 +24,8 @@ from server.snapshots.seal import KeyedHash
 UNPACKED_BYTES = 2**30  # of a bundle that the server has made, which was asked for
 FORK = "began as a fork, and a receipt has no snapshot to show how: receipts are of sessions that were created"
 _TIMES = {"started_at", "duration_ms"}
-_NOT_REPEATED = {"deadline", "crashed"}
-"""Calls that failed so aren't run again: what exactly they have said is the machine's."""
+_NOT_REPEATED = ("deadline", "crashed")
+"""Calls that failed so aren't run again: what exactly they say is the machine's, also where a verdict quotes it."""
 _ANY_KEY = KeyedHash(b"of nobody, as whoever runs records again needs none", "bundle")
 
 
@@ -118,6 +118,9 @@ def _compared(record: Mapping[str, Any], *, other_writers: bool) -> dict[str, An
 
 def _but_records(entry: ReceiptEntry) -> dict[str, Any]:
     rest = entry.model_dump(exclude={"records"})
+    failure = entry.verdict.get("failure")
+    if isinstance(failure, dict) and failure.get("kind") == "infrastructure":
+        rest["verdict"] = {**entry.verdict, "failure": failure.get("type")}
     rest["details"] = {name: value for name, value in entry.details.items() if name != WRITTEN_BY}
     return {**rest, "records": len(entry.records)}
 

@@ -22,6 +22,7 @@ from server.cli.local import memory_settings
 from server.cli.send import local
 from server.features.receipts import receipt as receipts
 from server.features.receipts.command import _run_again
+from server.features.receipts.entries import entry_of
 from server.features.receipts.keys import SigningKey
 from server.features.receipts.receipt import Refused, canonical, read
 from server.rpc.caller import Caller
@@ -413,6 +414,65 @@ def test_the_first_call_that_differs_is_told(made, tmp_path):
     assert f"  record {call['index']}, move_to_savings: its result was " in text
     assert "it has no seed and no clock" in text
     assert text.endswith("\nequal: 3 of 4 sessions\n")
+
+
+WILD = '''"""What depends on the machine."""
+
+import os
+import time
+
+from server import Toolpack
+
+toolpack = Toolpack("wild")
+
+
+@toolpack.function
+def die() -> None:
+    """End the process."""
+    os._exit(3)
+
+
+@toolpack.function(timeout_seconds=0.5)
+def stay() -> None:
+    """Stay."""
+    time.sleep(60)
+
+
+@toolpack.function
+def now() -> float:
+    """Get the time."""
+    return time.time()
+'''
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="executors need Linux")
+def test_calls_that_the_machine_has_ended_are_believed_and_unseeded_clocks_differ(tmp_path):
+    (tmp_path / "wild.py").write_text(WILD)
+
+    async def played(send, *functions):
+        session = await send("create_session", {"task": TASKS[0], "toolpacks": ["wild"]})
+        for function in functions:
+            await send("run_function", {"function": function}, session["agent_path"])
+        # A verdict that was recorded, and what was done after it.
+        await send("summarize_sessions", {"evaluate": True, "record": True})
+        await send("submit_answer", {"answer": "Done."}, session["agent_path"])
+        (summary,) = (await send("summarize_sessions", {"evaluate": True}))["sessions"]
+        entry, times, _ = await entry_of(send, summary)
+        await send("close_session", {"session_id": session["session_id"]})
+        return entry, times
+
+    async def found():
+        service = Service(memory_settings((tmp_path,), "wild,bank", isolation="process"))
+        send = local(service, Caller())
+        async with service.running():
+            made = [await played(send, "die", "stay", "get_balance"), await played(send, "now")]
+            return made[0][0], [await _run_again(service, send, 0, *each, None) for each in made]
+
+    entry, (ended, looked) = asyncio.run(found())
+    assert [each.get("failure") for each in entry.records][:2] == ["crashed", "deadline"]
+    assert (entry.verdict["failure"]["kind"], ended["verdict"]["valid"]) == ("infrastructure", False)
+    assert ended["equal"], ended
+    assert (looked["equal"], looked["difference"]["record"], looked["difference"]["what"]) == (False, "now", "result")
 
 
 def test_a_forged_verdict_differs_though_it_is_signed(made, tmp_path):
