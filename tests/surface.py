@@ -35,6 +35,7 @@ from server.features.mcp.protocol import Mcp
 from server.features.postgres.statements import MIGRATIONS as POSTGRES
 from server.features.redis.connection import SCHEMA as REDIS
 from server.features.replay.bundle_format import FORMAT as BUNDLES
+from server.observability.exposition import exposition
 from server.observability.metrics import Metrics
 from server.packs.catalog import Catalog
 from server.rpc.codes import CODES, FAILURE_CODES
@@ -174,7 +175,7 @@ class Surface(dict[str, Thing]):
             metrics.called("bank", "get_balance", outcome, 1)
         for family in (family for each in families for family in each):
             (metrics.count if family.counts else partial(metrics.measure, number=1))(family, value=family.values[0])
-        for family in text_string_to_metric_families(metrics.exposition(1).decode()):
+        for family in text_string_to_metric_families(exposition(metrics, 1).decode()):
             for sample in family.samples:
                 fixed = {"outcome", "state", "why"} & {*sample.labels}
                 self[sample.name].gives |= {f"is a {family.type}", *(f"label {label}" for label in sample.labels)}

@@ -151,7 +151,15 @@ QUICK = {
     "server.cli": {"asyncio", "orjson", "pydantic"},
     "server.cli.new": {"asyncio", "orjson", "pydantic"},
     "server.cli.token": {"asyncio", "orjson"},
-    "server.wiring.service": {"hypothesis", "jsonrpcserver", "jsonschema", "redis", "starlette", "uvicorn"},
+    "server.wiring.service": {
+        "hypothesis",
+        "jsonrpcserver",
+        "jsonschema",
+        "prometheus_client",
+        "redis",
+        "starlette",
+        "uvicorn",
+    },
     "server.features.toolpack": {"jsonrpcserver", "prometheus_client", "redis", "starlette", "uvicorn"},
 }
 

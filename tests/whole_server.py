@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from server.base.settings import Settings
+from server.observability.exposition import exposition
 from server.packs.catalog import Catalog
 from server.web.app import create_app
 from server.web.http_server import HttpServer
@@ -223,7 +224,7 @@ class WholeServer:
 
     def commits(self) -> float:
         """Count the commits to the store so far."""
-        text = self.service.metrics.exposition(None).decode()
+        text = exposition(self.service.metrics, None).decode()
         return next(float(line.split()[-1]) for line in text.splitlines() if "commit_seconds_count" in line)
 
     def close(self) -> None:

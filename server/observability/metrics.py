@@ -8,15 +8,9 @@ client, so that each number has its slot before the first worker starts. Only on
 import mmap
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Self
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from server.observability.running import RunningFunctions
 from server.stores.base import Commit
@@ -63,13 +57,37 @@ class _Histogram:
         row[self._start + bisect_left(self._bounds, value)] += 1
         row[self.end - 1] += value
 
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str], sums: Sequence[float]) -> None:
+    def read(self, sums: Sequence[float]) -> "HistogramSums":
         counts = accumulate(sums[self._start : self.end - 1])
-        names = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]  # type: ignore[no-untyped-call]
-        family.add_metric(labels, buckets=[*zip(names, counts, strict=True)], sum_value=sums[self.end - 1])
+        return HistogramSums([*zip((*self._bounds, float("inf")), counts, strict=True)], sums[self.end - 1])
 
 
-class Metrics(Collector):
+class HistogramSums(NamedTuple):
+    """A histogram: how many values were up to each bound, and the sum of all."""
+
+    buckets: Sequence[tuple[float, float]]
+    total: float
+
+
+class Sums(NamedTuple):
+    """All numbers, summed over the workers; those of functions that weren't called aren't there.
+
+    Attributes:
+        gauges: By their names in `GAUGES`.
+        of_features: The families that are shown, each with its numbers by the values of its label.
+        calls: By toolpack, function and outcome.
+        seconds: Of calls, by toolpack.
+    """
+
+    gauges: Mapping[str, float]
+    of_features: Sequence[tuple[MetricFamily, Mapping[str, float]]]
+    calls: Mapping[tuple[str, str, str], float]
+    seconds: Mapping[str, HistogramSums]
+    commit_seconds: HistogramSums
+    snapshot_bytes: HistogramSums
+
+
+class Metrics:
     """The metrics of one worker, and the sums over all; functions are given with the names of their toolpacks.
 
     Args:
@@ -145,57 +163,19 @@ class Metrics(Collector):
         for slot, value in enumerate(gauges):
             self._row[slot] = value
 
-    def exposition(self, sessions: int | None, *, calls: bool = True) -> bytes:
-        """Get all metrics in Prometheus' text format, version 0.0.4.
-
-        Args:
-            sessions: The number of sessions in the store; None if unknown.
-            calls: Include the metrics that name toolpacks and functions.
-        """
-        registry = CollectorRegistry()
-        registry.register(self)
-        body: bytes = generate_latest(registry)
-        if not calls:
-            body = b"".join(line for line in body.splitlines(keepends=True) if b'toolpack="' not in line)
-        if sessions is not None:
-            body += b"# HELP toolpack_sessions Sessions in the store.\n# TYPE toolpack_sessions gauge\n"
-            body += b"toolpack_sessions %d\n" % sessions
-        return body
-
-    def collect(self) -> Iterator[Metric]:
+    def sums(self) -> Sums:
         sums = [sum(column) for column in zip(*self._rows, strict=True)]
-        for slot, (name, text) in enumerate(GAUGES.items()):
-            yield GaugeMetricFamily(f"toolpack_{name}", text, sums[slot])
+        shown: list[tuple[MetricFamily, Mapping[str, float]]] = []
         for families in self._of_features:
-            found = [
-                (family, {value: sums[self._more[family.name, value]] for value in family.values})
-                for family in families
-            ]
+            found = [(each, {value: sums[self._more[each.name, value]] for value in each.values}) for each in families]
             if any(any(numbers.values()) for _, numbers in found):
-                yield from (_shown(*each) for each in found)
-        calls = CounterMetricFamily("toolpack_calls", "Calls, by outcome.", labels=["toolpack", "function", "outcome"])
-        for labels, slot in self._calls.items():
-            if sums[slot]:
-                calls.add_metric(labels, sums[slot])
-        yield calls
-        seconds = HistogramMetricFamily(
-            "toolpack_call_seconds", "Time from a call's arrival to its answer.", labels=["toolpack"]
+                shown += found
+        calls = {labels: sums[slot] for labels, slot in self._calls.items() if sums[slot]}
+        return Sums(
+            gauges=dict(zip(GAUGES, sums, strict=False)),
+            of_features=shown,
+            calls=calls,
+            seconds={toolpack: self._seconds[toolpack].read(sums) for toolpack in sorted({each[0] for each in calls})},
+            commit_seconds=self._commit_seconds.read(sums),
+            snapshot_bytes=self._snapshot_bytes.read(sums),
         )
-        for toolpack in sorted({toolpack for (toolpack, _, _), slot in self._calls.items() if sums[slot]}):
-            self._seconds[toolpack].add_to(seconds, [toolpack], sums)
-        yield seconds
-        commits = HistogramMetricFamily("toolpack_store_commit_seconds", "Time of a commit.")
-        self._commit_seconds.add_to(commits, [], sums)
-        yield commits
-        snapshots = HistogramMetricFamily("toolpack_snapshot_bytes", "Size of a snapshot.")
-        self._snapshot_bytes.add_to(snapshots, [], sums)
-        yield snapshots
-
-
-def _shown(family: MetricFamily, sums: Mapping[str, float]) -> Metric:
-    made = (CounterMetricFamily if family.counts else GaugeMetricFamily)(
-        f"toolpack_{family.name}", family.text, labels=[family.label] if family.label else None
-    )
-    for value, total in sums.items():
-        made.add_metric([value] if family.label else [], total)
-    return made

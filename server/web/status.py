@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from server.base.errors import InternalError, RequestError
 from server.jsonio.strict import dumps
+from server.observability.exposition import exposition
 from server.web.bodies import NOT_READY
 from server.web.endpoints import Gateway
 from server.web.refusals import refusal_response
@@ -37,8 +38,8 @@ def status_routes(gateway: Gateway) -> list[Route]:
             sessions = await service.sessions.count()
         except (InternalError, RequestError):  # metrics matter most when the store can't be reached
             sessions = None
-        exposition = service.metrics.exposition(sessions, calls=may_see_calls)
-        return _answer(exposition, "text/plain; version=0.0.4; charset=utf-8")
+        shown = exposition(service.metrics, sessions, calls=may_see_calls)
+        return _answer(shown, "text/plain; version=0.0.4; charset=utf-8")
 
     async def openrpc(request: Request) -> Response:
         owner(request)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from server import Depends, TaskEnvironment, Toolpack
+from server.observability.exposition import exposition
 from server.packs.catalog import Catalog
 from server.packs.names import ambiguous_names, called_names, without_dots
 
@@ -112,7 +113,7 @@ def test_metrics_count_a_function_by_the_name_that_its_toolpack_gave_it(bench):
     counted = serving.wait_until(
         lambda: [
             line
-            for line in bench.service.metrics.exposition(None).decode().splitlines()
+            for line in exposition(bench.service.metrics, None).decode().splitlines()
             if 'function="put"' in line and 'toolpack="blue.dark"' in line
         ]
     )

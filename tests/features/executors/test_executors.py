@@ -18,6 +18,7 @@ from server.engine import jobs, lanes, threads
 from server.features.executors import pool
 from server.features.executors.settings import ExecutorsSettings
 from server.features.executors.system import parent_of
+from server.observability.exposition import exposition
 from server.packs.loading import load_catalog
 
 PACK_NAMES = ("ledger", "rough")
@@ -38,7 +39,7 @@ def executors(bench):
     """Get the numbers of executors that were started, and that have ended, by reason."""
     bench.service.runner.end_unused()  # it measures them, too
     numbers = {}
-    for line in bench.service.metrics.exposition(None).decode().splitlines():
+    for line in exposition(bench.service.metrics, None).decode().splitlines():
         if line.startswith("toolpack_executors"):
             name, _, value = line.rpartition(" ")
             numbers[name.removeprefix("toolpack_executors")] = int(float(value))

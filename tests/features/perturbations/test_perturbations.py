@@ -16,6 +16,7 @@ from server.features.perturbations.altered import Chance, altered
 from server.features.perturbations.appearance import Appearance
 from server.features.rules import read_rules
 from server.features.tasks.variants import HEAD, losses, variants_table
+from server.observability.exposition import exposition
 from server.packs.loading import load_catalog
 from toolpack_server import perturbations as p
 
@@ -435,7 +436,7 @@ def test_a_renamed_function_has_no_other_name_anywhere(bench):
     assert agent.call("tool_x", **ANN)["error"] == DOWN
     nested = {"$call": {"function": "tool_x", "args": ANN}}
     assert agent.call("read_note", name=nested)["error"].startswith("ValidationError: ")
-    counted = bench.service.metrics.exposition(None).decode()
+    counted = exposition(bench.service.metrics, None).decode()
     assert re.search(r'_calls_total\{.*"pay".*"arguments".*\} 1.0', counted)
     first, old, unknown, wrong, down, inner = agent.trace()
     assert (first["function"], first["result"]["number"]) == ("pay", 1)
