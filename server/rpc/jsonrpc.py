@@ -32,6 +32,7 @@ with warnings.catch_warnings():
     from jsonrpcserver.sentinels import NOID
 
 MAX_LISTED_PROBLEMS = 100
+_MISNAMED = frozenset({"missing", "extra_forbidden"})  # what pydantic calls a parameter that isn't there, or unknown
 
 Reserve = Callable[[int], None]
 """Called with the number of bytes that a request takes in memory while it is answered."""
@@ -212,8 +213,9 @@ def _bound(method: type[Method], names: tuple[str, ...], args: tuple[Any, ...], 
             f"{'.'.join(errors.shown(str(part)) for part in problem['loc']) or 'params'}: {problem['msg']}"
             for problem in error.errors(include_url=False)
         ]
-        accepted = ", ".join(names) or "none"
-        raise errors.InvalidParamsError(f"{'; '.join(problems)}. The parameters are: {accepted}.") from None
+        misnamed = any(problem["type"] in _MISNAMED and len(problem["loc"]) == 1 for problem in error.errors())
+        accepted = f" The parameters are: {', '.join(names) or 'none'}." if misnamed else ""
+        raise errors.InvalidParamsError(f"{'; '.join(problems)}.{accepted}") from None
 
 
 def _request_problem(request: Any) -> str | None:

@@ -406,6 +406,12 @@ def test_all_clients_share_one_tls_context_made_when_first_needed(monkeypatch, s
     client_module._tls.cache_clear()
 
 
+def test_an_address_of_http_that_is_given_as_https_is_asked_about(ask):
+    broken = httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)")
+    with pytest.raises(NoReplyError, match="does it speak https, or http"):
+        ask(Script(broken), run_function, retries=0)
+
+
 def test_it_stops_after_the_last_retry(ask, pauses):
     script = Script(*[httpx.ConnectError("refused")] * 3)
     with pytest.raises(NoReplyError, match="is the server running"):

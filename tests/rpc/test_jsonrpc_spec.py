@@ -156,7 +156,10 @@ def test_wrong_parameters_are_reported_by_name(bench, method, params):
     body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 1})
     refused = answer(bench, body)["error"]
     assert (refused["code"], refused["message"], set(refused["data"])) == (-32602, "Invalid params", {"detail"})
-    assert "parameters are" in refused["data"]["detail"] or "are accepted" in refused["data"]["detail"]
+    detail = refused["data"]["detail"]
+    assert isinstance(params, list) or not params or any(name in detail for name in params)
+    misnamed = any(words in detail for words in ("Field required", "Extra inputs", "at most"))
+    assert misnamed == ("parameters are" in detail or "are accepted" in detail)
 
 
 @pytest.mark.parametrize(

@@ -174,8 +174,9 @@ def _read(answer: HttpAnswer, request: Request[Any]) -> dict[str, Any]:
 
 
 def _no_reply(request: Request[Any], url: str, answer: httpx.HTTPError) -> NoReplyError:
+    question = "does it speak https, or http?" if "[SSL" in str(answer) else "is the server running?"
     return NoReplyError(
-        f"{request.method} got no answer from {_host(url)} ({type(answer).__name__}: {answer}): is the server running?"
+        f"{request.method} got no answer from {_host(url)} ({type(answer).__name__}: {answer}): {question}"
     )
 
 

@@ -162,6 +162,8 @@ def _write(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def _last_line(findings: Mapping[str, Sequence[Mapping[str, Any]]], attempts: int, seconds: float) -> str:
+    if not findings:
+        return "There is no task to audit: choose toolpacks with --packs or --pack-dir, and tasks with --task."
     faulty = sum(any(finding["fault"] for finding in found) for found in findings.values())
     weak = sum(bool(found) for found in findings.values()) - faulty
     tasks = f"{len(findings)} task{'' if len(findings) == 1 else 's'}"
