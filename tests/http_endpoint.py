@@ -11,7 +11,7 @@ from unittest import mock
 import httpx
 import serving
 import uvicorn
-from http_server import _Server
+from http_server import Listening
 from serving import CATALOG, result_of
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -101,7 +101,7 @@ def served(http, keep_alive=5, catalog=CATALOG, **limits):
         ws="none",
         timeout_keep_alive=keep_alive,
     )
-    server = _Server(config)
+    server = Listening(config)
     listener = server.config.bind_socket()
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

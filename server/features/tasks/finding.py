@@ -25,8 +25,12 @@ def find_task(catalog: Catalog, name: str) -> tuple[Toolpack, Task]:
     """
     toolpack, _, rest = name.partition(SEPARATOR)
     pack = catalog.toolpacks.get(toolpack)
-    task = tasks_of(pack).all().get(rest) if pack else None
-    if pack is None or task is None:
+    if pack is None:
+        raise InvalidParamsError(
+            f"There is no task {shown(name)!r}: no toolpack {shown(toolpack)!r} is loaded; --pack-dir or --packs does."
+        )
+    task = tasks_of(pack).all().get(rest)
+    if task is None:
         raise InvalidParamsError(f"There is no task {shown(name)!r}: list_tasks shows those that there are.")
     return pack, task
 
