@@ -1,75 +1,23 @@
-"""A phone without data abroad: a toolpack with a task for an agent and a user, a model of the user, and an agent."""
+"""The toolpack of a phone, a model of its user, and its agent."""
 
 import asyncio
 import json
-from typing import Annotated, Any
+import sys
+from pathlib import Path
+from typing import Any
 
 from chat_endpoint import called, said
 
-from server import Depends, Rollout, TaskEnvironment, Toolpack
-from server.packs.catalog import Catalog
+from server.packs.loading import load_catalog
 from toolpack_server.client import AsyncClient
 
-GREETING, ASKS, THEN = "Hello, how can I help?", "Please toggle roaming, and look.", "Is there anything else?"
-PROBLEM, WORKS, LAST = "I have no data abroad.", "It works now.", "No, thank you. ###STOP###"
-PROMPT = "You have no data abroad. If it works, say ###STOP###."
-SAID = [GREETING, PROBLEM, ASKS, WORKS, THEN]
-SCRIPT = [PROBLEM, {"function": "toggle_roaming"}, {"function": "look", "kwargs": {}}, WORKS, LAST]
-CALLS = ["enable_line", "toggle_roaming", "look"]
-
-
-class Phone(TaskEnvironment):
-    line: bool = False
-    roaming: bool = False
-
-
-toolpack: Any = Toolpack("phone", Phone)
-Whole = Annotated[Phone, Depends(lambda phone: phone)]
-
-
-@toolpack.function
-def enable_line(phone: Whole) -> bool:
-    """Let the line roam."""
-    phone.line = True
-    return True
-
-
-@toolpack.function
-def toggle_roaming(phone: Whole) -> bool:
-    """Switch roaming on or off."""
-    phone.roaming = not phone.roaming
-    return phone.roaming
-
-
-@toolpack.function(read_only=True)
-def look(phone: Whole, times: int = 1) -> str:
-    """See whether there is data.
-
-    :param times: How often.
-    """
-    return "data " * times if phone.line and phone.roaming else "no data"
-
-
-@toolpack.task(
-    "roam",
-    "Help.",
-    participants={
-        "agent": {"functions": ["enable_line"], "answers": False},
-        "user": {
-            "functions": ["toggle_roaming", "look"],
-            "prompt": PROMPT,
-            "answers": True,
-        },
-    },
-)
-def roam(rollout: Rollout[Phone]) -> None:
-    rollout.check("data", rollout.environment.line and rollout.environment.roaming)
-    rollout.check("each call once", [call.function for call in rollout.calls] == CALLS)
-    rollout.check("each word once", [message.content for message in rollout.messages] == SAID)
-    rollout.check("the last word", rollout.answer == LAST)
-
-
-CATALOG = Catalog({"phone": toolpack})
+PACKS = Path(__file__).parent / "packs"
+CATALOG = load_catalog((PACKS,), ("phone",))
+phone: Any = sys.modules["toolpacks.phone"]
+SCRIPT = [phone.PROBLEM, {"function": "toggle_roaming"}, {"function": "look", "kwargs": {}}, phone.WORKS, phone.LAST]
+GREETING, ASKS, THEN = phone.GREETING, phone.ASKS, phone.THEN
+PROBLEM, WORKS, LAST = phone.PROBLEM, phone.WORKS, phone.LAST
+PROMPT, CALLS = phone.PROMPT, phone.CALLS
 
 
 def the_model(messages: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from server.base.errors import AnsweredError, shown
+from server.base.errors import shown
 from server.features.api import (
     AGENT,
     CLIENT,
@@ -128,10 +128,7 @@ class SayOperation(MessageOperation):
             raise InvalidParamsError(
                 f"There is no other participant {shown(self._to)!r}: say it to {', '.join(others)}."
             )
-        episodes = Episodes.of(self.context)
-        ending = episodes.ending(self.session_id, episodes.progress(state))
-        if ending is not None:
-            raise AnsweredError(f"{str(ending).capitalize()}, so nothing more is said.")
+        Episodes.of(self.context).check_open(state, "nothing more is said")
         return super().change(state, start_clock)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from server.base.errors import CallError
+from server.base.errors import AnsweredError, CallError
 from server.execution.call import Outcome
 from server.execution.failure import Failure
 from server.features.api import (
@@ -195,6 +195,12 @@ class Episodes(OperationHook):
         shown = loads(self._records.read(session_id, record)[0])
         kind = self._kinds[shown["kind"]]
         return Ending(kind.answer(shown), kind.failure(shown))
+
+    def check_open(self, state: SessionState, otherwise: str) -> None:
+        """Refuse what needs a session that goes on; raises `AnsweredError`, which says what follows `otherwise`."""
+        ending = self.ending(state.session.id, self.progress(state))
+        if ending is not None:
+            raise AnsweredError(f"{str(ending).capitalize()}, so {otherwise}.")
 
     def over(self, session_id: str, address: Address, progress: Progress) -> str | None:
         """Say why no further call is run at an address; None if it goes on."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from server.base.errors import AnsweredError
 from server.features.api import (
     Effect,
     InvalidParamsError,
@@ -61,11 +60,8 @@ class FailureOperation(_PlayedOperation):
 
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
-        episodes = Episodes.of(self.context)
         effect = super().change(state, start_clock)
-        ending = episodes.ending(self.session_id, episodes.progress(state))
-        if ending is not None:
-            raise AnsweredError(f"{str(ending).capitalize()}, so it is over already.")
+        Episodes.of(self.context).check_open(state, "it is over already")
         return effect
 
 

@@ -1,0 +1,76 @@
+"""One process plays 200 users, whose endpoint is slow and faulty; it is killed again and again, and nothing is lost."""
+
+import asyncio
+import random
+import subprocess
+import threading
+
+import phone
+import pytest
+import server_process
+from chat_endpoint import KEY, cut_off, endpoint, refused, said
+from ci import without
+from serving import PATIENCE, wait_until
+
+from toolpack_server.client import Client
+
+pytestmark = pytest.mark.heavy
+
+SESSIONS, KILLS = 200, 3
+RUN = {"run": "killed"}
+ENDED = f"{SESSIONS} sessions played: {SESSIONS} answered.\n"
+
+
+@pytest.fixture
+def faulty():
+    """An endpoint that takes its time, and fails at every fifth request."""
+    try:
+        import openai  # noqa: F401, PLC0415
+    except ImportError:
+        without("no openai here: pip install -e '.[user]'")
+    chance = random.Random(42)
+
+    async def answer(messages):
+        await asyncio.sleep(chance.uniform(0, 0.2))
+        faults = [refused(429, retry_after="0.1"), refused(500), cut_off(), said("")]
+        if chance.random() < 0.2:
+            return chance.choice(faults)
+        return phone.the_model([each for each in messages if "[Your last" not in str(each["content"])])
+
+    with endpoint(answer) as made:
+        yield made
+
+
+def started(url, model_at):
+    words = ["--label", "run=killed", "--model", "m", "--base-url", model_at.url, "--retries", "20"]
+    command = server_process.command("user", "--url", url, *words)
+    environment = server_process.environment(OPENAI_API_KEY=KEY)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_it_is_killed_while_it_plays_200_sessions(faulty, tmp_path):
+    packs = ["--pack-dir", str(phone.PACKS), "--packs", "phone"]
+    with server_process.served(tmp_path, *packs) as server, Client(server.url) as client:
+        url = server.url
+        sessions = [client.create_session(task="phone/roam", labels=RUN) for _ in range(SESSIONS)]
+        agents = threading.Thread(target=lambda: asyncio.run(phone.be_all_agents(url, sessions)))
+        agents.start()
+        process = started(url, faulty)
+        for kill in range(1, KILLS + 1):
+            enough, ended = kill * SESSIONS, process.poll
+            wait_until(lambda enough=enough, ended=ended: len(faulty.asked) >= enough or ended() is not None)
+            assert process.poll() is None, process.communicate()[0]
+            process.kill()
+            process.wait()
+            process = started(url, faulty)
+        assert (process.communicate(timeout=PATIENCE)[0], process.returncode) == (ENDED, 0)
+        agents.join(PATIENCE)
+        found = client.summarize_sessions(labels=RUN, evaluate=True)["sessions"]
+        while len(found) < SESSIONS:
+            found += client.summarize_sessions(labels=RUN, evaluate=True, after=found[-1]["session_id"])["sessions"]
+        verdicts = [each["verdict"] for each in found]
+        assert [(each["passed"], each["valid"]) for each in verdicts] == [(True, True)] * SESSIONS
+        for session in sessions:
+            records = client.get_trace(session["session_id"], limit=1000)
+            own = [each["call_id"] for each in records if each.get("by") == "user"]
+            assert own == [f"user/turn-{number}" for number in range(5)]
