@@ -41,9 +41,12 @@ class ScriptedModel(Qwen3ForCausalLM):
         texts = []
         for number, ids in enumerate(input_ids):
             heard = self.tokenizer.decode(ids).count("<tool_response>")
-            texts.append(self.script[heard] if heard or number % 2 == 0 else "Done.")
+            texts.append(self.text(number, heard))
         texts = [text + self.tokenizer.eos_token for text in texts]
         return torch.cat([input_ids, self.tokenizer(texts, padding=True, return_tensors="pt").input_ids], dim=1)
+
+    def text(self, number: int, heard: int) -> str:
+        return self.script[heard] if heard or number % 2 == 0 else "Done."
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -56,19 +59,24 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=qwen3_chat_template, **special)
 
 
+def texts_of_solution(client: Client, task: str) -> list[str]:
+    """Get what a model would write that does what the task's solution says: its calls, and the answer."""
+    session = client.create_session(task=task)
+    solution = client.get_solution(session["session_id"])
+    client.close_session(session["session_id"])
+    calls = [json.dumps({"name": call["function"], "arguments": call["kwargs"]}) for call in solution["calls"]]
+    return [*(f"<tool_call>\n{call}\n</tool_call>" for call in calls), solution["answer"] or "Done."]
+
+
 if __name__ == "__main__":
     url, task = sys.argv[1:]
-    with Client(url) as client:
-        session = client.create_session(task=task)
-        solution = client.get_solution(session["session_id"])
-        client.close_session(session["session_id"])
-    calls = [json.dumps({"name": call["function"], "arguments": call["kwargs"]}) for call in solution["calls"]]
     tokenizer = byte_tokenizer()
     sizes = {"hidden_size": 16, "intermediate_size": 16, "head_dim": 8, "max_position_embeddings": 32768}
     layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     model = ScriptedModel(Qwen3Config(vocab_size=len(tokenizer), **sizes, **layers))
     model.tokenizer = tokenizer
-    model.script = [*(f"<tool_call>\n{call}\n</tool_call>" for call in calls), solution["answer"] or "Done."]
+    with Client(url) as client:
+        model.script = texts_of_solution(client, task)
     before = model.lm_head.weight.clone()
     with TemporaryDirectory() as folder:
         settings = {"per_device_train_batch_size": 4, "logging_steps": 1, "report_to": "none", "disable_tqdm": True}

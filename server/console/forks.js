@@ -1,7 +1,9 @@
 // The family of a session: the session from which all of it comes, and the forks of each, as a tree.
-// The rule: it says how many there are, and which aren't shown.
+// The rule: it says how many there are, and which aren't shown. Those that were made to value a session's steps are a
+// table below it, not nodes.
 import { count, h, labelsOf, link, short, time } from "./dom.js";
 import { batch, call } from "./rpc.js";
+import { isForValues, valuesOf } from "./values.js";
 
 const MOST = 300; // sessions that are shown
 const AT_ONCE = 1000; // sessions that are listed
@@ -46,17 +48,19 @@ export async function openForks({ id, session, signal }) {
     const below = lists.flat().map(({ session_id: one }) => one);
     next = known <= MOST ? below : below.filter((one) => isOnLine.has(one));
   }
+  const values = await valuesOf(id, forks.get(id) ?? [], signal);
   let room = MOST;
   const nodeOf = (one) => {
     room -= 1;
-    const own = forks.get(one.session_id);
+    const own = forks.get(one.session_id)?.filter((each) => isOnLine.has(each.session_id) || !isForValues(each));
     const first = own?.filter(({ session_id: each }) => isOnLine.has(each)) ?? [];
     const shown = [...first, ...(own ?? []).filter((each) => !first.includes(each))].slice(0, Math.max(room, 1));
     const rest = (own?.length ?? 0) - shown.length;
     const below = inOrder(shown).map(nodeOf);
     const more = rest > 0 && h("li.hint", `and ${count(rest, "fork")} more`);
     const unread = !own && link(["sessions", one.session_id], { forks: " " }, "its forks");
-    return h("li", rowOf(one, id, unread), own?.length > 0 && h("ul", below, more));
+    const row = rowOf(one, id, unread);
+    return h("li", row, one.session_id === id && values, own?.length > 0 && h("ul", below, more));
   };
   const { parent } = line[0];
   const gone = parent && h("p.hint", `Forked from ${short(parent.session_id)}, which is deleted or has expired.`);

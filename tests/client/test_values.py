@@ -149,6 +149,8 @@ def test_the_rest_of_the_solution_is_what_the_path_does_not_have(client):
     values = client.values(session_id, finish="solution")  # twice the dishes, and an answer, which forks don't have
     assert [step.mean for step in values.steps] == [1.0, 1.0]
     assert [step.mean for step in client.values(session_id).steps] == [0.0, 0.0]
+    half = played(client, ("move_from_savings", {"amount": 559.75}), task="bank/short-for-the-trip")
+    assert [step.mean for step in client.values(half, finish="solution").steps] == [1.0, 1.0]  # "559.75" there
     spoilt = played(client, ("do", {"chore": "windows"}))
     assert [step.mean for step in client.values(spoilt, finish="solution").steps] == [1.0, 0.0]
 

@@ -10,6 +10,8 @@ import server_process
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
+from toolpack_server.client import Client
+
 IBAN = "DE02120300000000202051"
 MARKUP = '<img src=x onerror="window.ran=1"><script>window.ran=1</script>'
 
@@ -1079,6 +1081,34 @@ def test_a_family_of_forks_is_a_tree(page, server):
     page.open(f"#/sessions/{one}?forks=%20")
     page.find(".family li p", root[:8]).find_element("link text", "Compare").click()
     page.at(f"#/compare/{one}/{root}?traces=")
+
+
+def test_the_values_of_a_sessions_steps_are_a_table_in_its_tree(page, server):
+    session_id = server.rpc("create_session", task="chores/raises")["session_id"]
+    for chore in ("dishes", "missing"):  # without the latter the evaluator fails, and with it the reward is 1
+        server.call(session_id, "do", chore=chore)
+
+    def sometimes(agent, fork):
+        if fork["labels"]["member"] in "01":
+            agent.run_function("do", {"chore": "missing"})
+
+    with Client(server.url) as client:
+        client.values(session_id, k=4, finish=sometimes)
+    labels = {"values": session_id, "finish": "sometimes", "step": "0", "member": "7"}
+    server.rpc("fork_session", session_id=session_id, labels=labels)
+    (own,) = server.rpc("fork_session", session_id=session_id)
+    page.open(f"#/sessions/{session_id}?forks=%20")
+    page.sees("with the finish sometimes", "1 fork of steps is open.")
+    rows = page.driver.find_elements("css selector", ".values tbody tr")
+    assert [[cell.text for cell in row.find_elements("css selector", "td")] for row in rows] == [
+        ["version 0", "1.00 ± 0.00", "", "2 2 invalid"],
+        ["version 1", "1.00 ± 0.00", "0.00 ± 0.00", "2 2 invalid"],
+        ["version 2", "1.50 ± 0.29", "0.50 ± 0.29", "4"],
+    ]
+    nodes = [node.text for node in page.driver.find_elements("css selector", ".family li li p a:first-child")]
+    assert nodes == [own["session_id"][:8]]  # forks of the steps are none
+    page.click("version 1", ".values a")
+    page.at(f"#/sessions/{session_id}?version=1")
 
 
 def test_two_traces_stand_side_by_side_and_the_first_difference_is_marked(page, server):

@@ -343,18 +343,27 @@ class _Rollout:
     async def _solve(self, fork: Session, version: int, solution: Solution) -> None:
         """Make the calls of the task's solution that the path of a version doesn't have yet, and answer."""
         on_path = [each for each in self._path if each["session_id"] != self._id or each["version"] <= version]
-        made = [(each["function"], each["kwargs"]) for each in on_path if "function" in each and not each["error"]]
+        made = [_alike(each) for each in on_path if "function" in each and not each["error"]]
         async with self._valuer.agent(fork) as agent:
             for call in solution["calls"]:
                 function, kwargs, by = call["function"], call["kwargs"], call["by"]
-                if (function, kwargs) in made:
-                    made.remove((function, kwargs))
+                if _alike(call) in made:
+                    made.remove(_alike(call))
                 elif by == "agent":
                     await agent.run_function(function, kwargs)
                 else:
                     async with self._valuer.agent({**fork, **fork["participants"][by]}) as other:
                         await other.run_function(function, kwargs)
             await agent.submit_answer(solution["answer"])
+
+
+def _alike(call: Any) -> tuple[str, dict[str, Any]]:
+    """Get what is the same of calls that are alike: a number may be written as a text."""
+    kwargs = dict(call["kwargs"])
+    for name, value in kwargs.items():
+        with suppress(ValueError, TypeError):
+            kwargs[name] = float(value)
+    return call["function"], kwargs
 
 
 def _reward(verdict: Verdict) -> float | None:

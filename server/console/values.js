@@ -1,0 +1,65 @@
+// The values of a session's steps, as the client's `values` has noted them in forks of the session.
+// The rule: what was noted is read, and nothing evaluated; a fork that isn't in a mean is counted beside it.
+import { count, h, labelsOf, link } from "./dom.js";
+import { call } from "./rpc.js";
+
+const AT_ONCE = 1000; // records that are read
+
+/** Is a fork there for the values of its parent? */
+export const isForValues = ({ labels, parent }) => parent !== undefined && labels.values === parent.session_id;
+const isLedger = (fork) => isForValues(fork) && !("step" in fork.labels);
+
+/** Draw a table for each ledger among the forks of a session.
+ * @param {string} id @param {any[]} forks @param {AbortSignal} signal */
+export async function valuesOf(id, forks, signal) {
+  const ledgers = forks.filter(isLedger);
+  const tables = await Promise.all(ledgers.map(async (ledger) => tableOf(id, ledger, await notesOf(ledger, signal))));
+  const open = forks.filter(isForValues).length - ledgers.length;
+  return [tables, open > 0 && h("p.hint", `${count(open, "fork")} of steps ${open === 1 ? "is" : "are"} open.`)];
+}
+
+async function notesOf({ session_id: ledger }, signal) {
+  const notes = [];
+  for (let after = -1; ; ) {
+    const part = await call("get_trace", { session_id: ledger, after, limit: AT_ONCE }, signal);
+    if (!part.length) return notes;
+    notes.push(...part.map(({ metadata }) => metadata?.values).filter((note) => note));
+    after = Number(part.at(-1).index);
+  }
+}
+
+/** Get the mean of rewards and the square of its standard error, NaN where they aren't known. */
+function estimate(notes = []) {
+  const rewards = notes.filter(({ reward }) => reward !== null).map(({ reward }) => Number(reward)),
+    n = rewards.length;
+  const mean = rewards.reduce((sum, each) => sum + each, 0) / n;
+  const squares = rewards.reduce((sum, each) => sum + (each - mean) ** 2, 0);
+  return { n, mean, squared: n > 1 ? squares / (n - 1) / n : Number.NaN, invalid: notes.length - n };
+}
+
+const written = (value, squared) =>
+  Number.isNaN(value) ? "" : `${value.toFixed(2)}${Number.isNaN(squared) ? "" : ` ± ${Math.sqrt(squared).toFixed(2)}`}`;
+
+function tableOf(id, { session_id: ledger, labels: { values: _, finish, ...labels } }, notes) {
+  const steps = Map.groupBy(notes, ({ step }) => Number(step));
+  const row = (step) => {
+    const { n, mean, squared, invalid } = estimate(steps.get(step)),
+      before = estimate(steps.get(step - 1));
+    return h(
+      "tr",
+      h("td", link(["sessions", id], { version: step }, `version ${step}`)),
+      h("td.number", written(mean, squared)),
+      h("td.number", written(mean - before.mean, squared + before.squared)),
+      h("td.number", n, invalid > 0 && [" ", h("span.tag", `${invalid} invalid`)]),
+    );
+  };
+  const head = h(
+    "tr",
+    ["Step", "Value ± standard error", "Advantage of the call before it", "Forks"].map((name) => h("th", name)),
+  );
+  const rows = [...steps.keys()].sort((a, b) => a - b).map(row);
+  return [
+    h("h3", link(["sessions", ledger], {}, "Values"), ` with the finish ${finish} `, labelsOf(labels)),
+    h("table.changes.values", h("thead", head), h("tbody", rows)),
+  ];
+}
