@@ -5,6 +5,8 @@ WebSocket a message `error`, after which it goes on. A connection has nothing th
 """
 
 import json
+from importlib.metadata import version
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -13,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from server.features.api import Caller, HttpRefusedError, ReplyError
 from server.features.api_http import FeatureEndpoint, FeatureRequest, FeatureSocket, Gateway
 from server.features.openenv.episodes import NO_STATE, OpenEnvEpisodes
+from server.features.openenv.feature import TOOLPACK, OpenEnvFeature
 from server.features.openenv.mcp import PARSE_ERROR, OpenEnvMcp, failure, said
 from server.features.openenv.messages import (
     ACTION_SCHEMA,
@@ -105,7 +108,29 @@ class OpenEnvMetadataEndpoint(OpenEnvEndpoint):
         listed = await self.app.request(request.caller, "list_toolpacks", {})
         (found,) = [each for each in listed if each["name"] == env]
         nothing = {"readme_content": None, "author": None, "documentation_url": None}
-        return JSONResponse({"name": env, "description": found["description"], "version": found["version"], **nothing})
+        told = {"name": env, "description": found["description"], "version": found.get("version")}
+        return JSONResponse({**told, **nothing})
+
+
+class OpenEnvPathsEndpoint(OpenEnvEndpoint):
+    """Says which paths there are, as OpenAPI, by which `openenv validate` knows what it may ask."""
+
+    verbs = ("GET",)
+
+    async def answer(self, request: FeatureRequest) -> Response:
+        done = {"responses": {"200": {"description": "As OpenEnv has it."}}}
+        paths = {
+            path.removeprefix(TOOLPACK): {verb.lower(): done for verb in resolve_name(endpoint).verbs}
+            for path, endpoint in OpenEnvFeature.routes.items()
+            if path.startswith(TOOLPACK)
+        }
+        return JSONResponse(
+            {
+                "openapi": "3.1.0",
+                "info": {"title": await self.env(request), "version": version("toolpack-server")},
+                "paths": paths,
+            }
+        )
 
 
 class OpenEnvSchemaEndpoint(OpenEnvEndpoint):

@@ -5,7 +5,7 @@ from server.features.openenv.episodes import OpenEnvEpisodes
 from server.features.openenv.settings import OpenEnvSettings
 
 _ENDPOINTS = "server.features.openenv.endpoints"
-_TOOLPACK = "/openenv/{toolpack}"
+TOOLPACK = "/openenv/{toolpack}"
 
 
 class OpenEnvFeature(Feature):
@@ -18,7 +18,7 @@ class OpenEnvFeature(Feature):
         # At the root, too, where one toolpack has tasks; the other paths belong to ORS and MCP there.
         **{
             f"{toolpack}/{path}": f"{_ENDPOINTS}:{endpoint}"
-            for toolpack in ("", _TOOLPACK)
+            for toolpack in ("", TOOLPACK)
             for path, endpoint in {
                 "ws": "EpisodeSocket",
                 "reset": "OpenEnvResetEndpoint",
@@ -29,9 +29,10 @@ class OpenEnvFeature(Feature):
             }.items()
         },
         **{
-            f"{_TOOLPACK}/{path}": f"{_ENDPOINTS}:{endpoint}"
+            f"{TOOLPACK}/{path}": f"{_ENDPOINTS}:{endpoint}"
             for path, endpoint in {
                 "health": "OpenEnvHealthEndpoint",
+                "openapi.json": "OpenEnvPathsEndpoint",
                 "mcp": "OpenEnvMcpEndpoint",
                 "list_environments": "OpenEnvEnvironmentsEndpoint",
                 "{env}/splits": "OpenEnvSplitsEndpoint",

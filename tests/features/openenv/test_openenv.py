@@ -364,6 +364,17 @@ def test_what_it_says_of_itself(player):
     assert schemas["action"]["title"] == "Action"  # so clients ask for the tools
 
 
+def test_a_toolpack_without_a_distribution_has_no_version(server):
+    assert server.http.get("/openenv/chores/metadata").json()["version"] is None
+
+
+def test_it_says_which_paths_it_has(player):
+    document = player.get("/openapi.json").json()
+    assert document["info"]["title"] == "bank"
+    assert {"/reset", "/step", "/state", "/health", "/{env}/tasks"} <= document["paths"].keys()
+    assert document["paths"]["/mcp"].keys() == {"get", "post"}
+
+
 def test_the_root_is_that_of_the_only_toolpack(server, tmp_path):
     port = int(server.url.rpartition(":")[2])
     with RawWebSocket(port, "/ws") as one:

@@ -3,9 +3,11 @@
 The rule: they run in a Python of their own, which TRAINERS names; where they aren't installed a test is skipped.
 """
 
+import subprocess
+
 import pytest
 import server_process
-from test_ors_clients import PACKS, needs, played, plays_on, solved
+from test_ors_clients import PACKS, PYTHON, needs, played, plays_on, solved
 
 pytestmark = pytest.mark.heavy
 
@@ -27,6 +29,14 @@ def test_each_client_is_rewarded_once_for_each_solution_and_never_for_nothing(se
     for episode, rewards in zip(idle, played(server.url, idle, client, token=None), strict=True):
         assert len(rewards) == 1, episode["task"]
         assert rewards[0] < 1.0, episode["task"]
+
+
+def test_openenv_validates_each_toolpack(server):
+    needs("openenv.core")
+    for pack in PACKS:
+        asked = [PYTHON, "-m", "openenv.cli", "validate", "--url", f"{server.url}/openenv/{pack}", "--timeout", "60"]
+        validated = subprocess.run(asked, capture_output=True, text=True, check=False)
+        assert validated.stdout.endswith("Verdict: PASS\n"), validated.stdout + validated.stderr
 
 
 @pytest.mark.parametrize("client", ["openenv", "openenv-mcp"])

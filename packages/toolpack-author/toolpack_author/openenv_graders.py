@@ -1,0 +1,126 @@
+"""OpenEnv's graders of the semantic level: what an audit says of the tasks of a package that serves toolpacks.
+
+A package is a folder with an `openenv.yaml`, whose types have the tag `toolpack-server`, and its toolpacks in `packs`.
+
+The rule: this module is imported by OpenEnv alone, which finds it by the entry points `openenv.validation.graders`. A
+grader follows OpenEnv's protocol `Grader`: it says what was found, and never how bad that is.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from openenv.validation import CheckResult, CheckStatus, Level
+from openenv.validation.graders import Subject
+from openenv.validation.manifest import NormalizedManifest
+from openenv.validation.types import ProviderCapability
+
+from server.features.api_trials import ToolpackServerError, load_settings
+from toolpack_author.audit.auditing import Effort
+from toolpack_author.audit.processes import Report, audit_tasks, task_names
+
+TAG = "toolpack-server"
+MUTANTS, SEED = 120, 0  # as of `toolpack-server audit`
+MOST_SHOWN, LONGEST = 20, 500  # lines of evidence, and characters of one
+
+
+@lru_cache(maxsize=1)  # all graders look at the same audit
+def _audited(root: Path) -> dict[str, Report]:
+    """Audit the tasks of a package; no server is asked.
+
+    Raises:
+        ToolpackServerError: Its toolpacks can't be loaded.
+    """
+    folder = root / "packs"
+    names = [path.stem for path in sorted(folder.glob("[!_]*.py"))]
+    settings = load_settings(pack_dir=(folder,), packs=",".join(names))
+    return dict(audit_tasks(settings, task_names(settings), Effort(MUTANTS, SEED, ())))
+
+
+class AuditGrader:
+    """A check of OpenEnv's policy that fails with the faults of some kinds.
+
+    Attributes:
+        kinds: The kinds of findings, as docs/tasks.md names them.
+        remedy: What the author is to change.
+    """
+
+    check_id: ClassVar[str]
+    kinds: ClassVar[frozenset[str]]
+    remedy: ClassVar[str]
+    level = Level.SEMANTIC
+    requires_capabilities: frozenset[str] = frozenset()
+    requires_provider: frozenset[ProviderCapability] = frozenset()
+    depends_on: tuple[str, ...] = ()
+
+    def applies_to(self, manifest: NormalizedManifest) -> bool:
+        return TAG in manifest.types.tags
+
+    def run(self, subject: Subject) -> CheckResult:
+        began = time.monotonic()
+        try:
+            reports = _audited(subject.root.resolve())
+        except ToolpackServerError as error:
+            return self._result(CheckStatus.ERROR, {}, [str(error)], began)
+        if not reports:
+            return self._result(CheckStatus.SKIP, {}, ["the folder packs has no toolpack with tasks"], began)
+        faults = [
+            (name, finding)
+            for name, report in reports.items()
+            for finding in report["findings"]
+            if finding["fault"] and finding["kind"] in self.kinds
+        ]
+        attempts = sum(tried for report in reports.values() for tried, _ in report["attempts"].values())
+        measured = {"tasks": len(reports), "attempts": attempts, "faulty_tasks": len({name for name, _ in faults})}
+        evidence = [_shown(name, finding) for name, finding in faults]
+        status = CheckStatus.FAIL if faults else CheckStatus.PASS
+        return self._result(status, measured, evidence[:MOST_SHOWN] or ["the audit has found no fault"], began)
+
+    def _result(self, status: CheckStatus, measured: dict[str, int], evidence: list[str], began: float) -> CheckResult:
+        return CheckResult(
+            check_id=self.check_id,
+            status=status,
+            measured=measured,
+            evidence=evidence,
+            remediation=self.remedy if status is CheckStatus.FAIL else None,
+            duration_s=time.monotonic() - began,
+        )
+
+
+def _shown(name: str, finding: Mapping[str, Any]) -> str:
+    """Say what was found, and by which attempt."""
+    text = f"{name}: {finding['kind']}: {finding['text']}: calls {json.dumps(finding['calls'])}"
+    text += f", answer {json.dumps(finding['answer'])}" if finding["answer"] else ""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+class OracleMax(AuditGrader):
+    check_id = "semantic.oracle_max"
+    kinds = frozenset({"solution-fails", "max-calls", "hidden-function", "session-refused", "evaluator-fails"})
+    remedy = "Correct the solution, or the evaluator, so that the solution passes at the agent's address."
+
+
+class FloorGap(AuditGrader):
+    check_id = "semantic.floor_gap"
+    kinds = frozenset(
+        {
+            *("nothing-passes", "no-work", "call-unneeded", "argument-unchecked"),
+            *("answer-unchecked", "answer-guessed"),
+        }
+    )
+    remedy = "Have the evaluator tell the attempt that is named from the task done."
+
+
+class NoSolutionLeakage(AuditGrader):
+    check_id = "semantic.no_solution_leakage"
+    kinds = frozenset({"leak", "answer-in-prompt"})
+    remedy = "Take the answer out of the prompt and the functions' descriptions."
+
+
+class VerifierDeterminism(AuditGrader):
+    check_id = "semantic.verifier_determinism"
+    kinds = frozenset({"unstable", "reward-fails"})
+    remedy = "Have the evaluator go by the world and the answer alone, in a fixed order."
