@@ -61,7 +61,7 @@ def test_it_is_killed_while_it_plays_200_sessions(faulty, tmp_path):
             wait_until(lambda enough=enough, ended=ended: len(faulty.asked) >= enough or ended() is not None)
             assert process.poll() is None, process.communicate()[0]
             process.kill()
-            process.wait()
+            process.communicate()
             process = started(url, faulty)
         assert (process.communicate(timeout=PATIENCE)[0], process.returncode) == (ENDED, 0)
         agents.join(PATIENCE)
