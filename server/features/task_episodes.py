@@ -268,7 +268,7 @@ class TaskEpisodes:
             if error.data.get("type") == "EpisodeOverError":
                 return PlayedCall(error.message, OVER)
             reason = REASONS.get(error.code)
-            result = error.message if reason else _failed(error)
+            result = error.message if reason else failure_text(error)
         if not await self._is_end(caller, episode, call_id):
             if reason is not None:
                 return PlayedCall(result, reason)
@@ -342,7 +342,7 @@ def messages_of(told: Mapping[str, Any]) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
 
 
-def _failed(error: ReplyError) -> str:
+def failure_text(error: ReplyError) -> str:
     """Get the text of a failed call, as its record and every other protocol has it."""
     kind, message = error.data["type"], error.message
     if error.code == DEADLINE:  # here the error of JSON-RPC names the toolpack first

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, Field, JsonValue
 
 from server.features.api import App, Caller, HttpRefusedError, ReplyError
-from server.features.task_episodes import ANSWERED, FAILED, NOT_FOUND, PAGE, REUSED
+from server.features.task_episodes import ANSWERED, FAILED, NOT_FOUND, PAGE, REUSED, failure_text
 
 LABEL = "nemo_gym"
 MAX_SHOWN = 200
@@ -80,7 +80,7 @@ class GymEpisodes:
             )
         except ReplyError as error:
             if error.code in FAILED:
-                return f"{error.data['type']}: {error.message}"
+                return failure_text(error)
             raise
         result = envelope["result"]
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)

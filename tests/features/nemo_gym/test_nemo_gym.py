@@ -51,6 +51,7 @@ def message(text):
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
 
 
+FAILING = {"add_and_await": {}, "add_then": {"how": "raise"}, "add_and_return": {"what": "much"}}
 CALL = {"type": "function_call", "name": "get_balance", "arguments": "{}", "call_id": "1"}
 
 
@@ -147,6 +148,15 @@ def test_functions_that_fail_are_results_and_what_is_none_is_refused(agent):
     assert detail(agent.post("/do", [1]), 400) == "The body must be a JSON object."
     bad = agent.http.post("/do", content=b"{", headers={"content-type": "application/json"})
     assert detail(bad, 400).startswith("The body isn't JSON: ")
+
+
+def test_what_an_agent_hears_of_a_failed_call_is_its_record_s(agent, server):
+    agent.seed("chores/as-the-solution")
+    heard = [agent.post(f"/{function}", kwargs).text for function, kwargs in FAILING.items()]
+    verified = agent.verify()
+    trace = server.rpc("get_trace", session_id=verified["session_id"])
+    assert heard == [record["error"] for record in trace if record["kind"] == "call"]
+    assert heard[0].startswith("TimeoutError: ")
 
 
 @pytest.mark.parametrize(
