@@ -2,19 +2,27 @@
 
 import contextlib
 import json
+import uuid
 from pathlib import Path
 
 import pytest
+import server_process
 from broken_servers import BROKEN, Proxy
 from click.testing import CliRunner
 from http_server import running
+from starlette.responses import JSONResponse
 
 from server.cli import cli
+from server.features.ors.endpoints import OrsEndpoint
+from server.features.ors.episodes import OrsEpisodes
 from server.packs.loading import load_catalog
-from toolpack_conformance.report import conform
+from toolpack_conformance.others import OpenEnvSession
+from toolpack_conformance.probes.probe import GUARANTEES
+from toolpack_conformance.report import conform, conform_otherwise
 from toolpack_conformance.report import failure as ask
 from toolpack_conformance.target import Target
 
+DOORS = [("ors", ""), ("openenv", "/openenv/conform")]
 FOLDER = Path(__file__).parents[1] / "toolpack_conformance" / "packs"
 
 
@@ -70,6 +78,70 @@ def test_a_server_of_mcp_is_asked_what_mcp_has_words_for(url):
         result = CliRunner().invoke(cli, ["conform", "--protocol", "mcp", "--url", address, *asked])
     rows = [line.split()[-2:] for line in result.stdout.splitlines()[1:4]]
     assert (result.exit_code, rows) == (0, [["—", "—"], ["2", "2"], ["1", "1"]]), result.output
+
+
+def process(folder, **variables):
+    """Serve in a process of its own, which has WebSockets."""
+    pytest.importorskip("websockets", reason="--protocol openenv needs it")
+    return server_process.served(folder, "--pack-dir", str(FOLDER), "--packs", "conform", **variables)
+
+
+def sentences(url, protocol, *guarantees):
+    """Get the sentences that a server of another protocol doesn't keep."""
+    return [answer.sentence for answer in conform_otherwise(url, protocol, guarantees) if answer.failure]
+
+
+def test_a_server_for_trainers_is_asked_what_their_protocols_have_words_for(tmp_path, monkeypatch):
+    asked = [each for each in GUARANTEES if each not in {"deadline", "limits"}]  # which take long
+    common = {"isolation", "atomic", "ordered", "exact", "faults are no rewards"}
+    with process(tmp_path) as server:
+        for protocol, path, own in [(*DOORS[0], {"exactly once", "ORS"}), (*DOORS[1], {"reset", "OpenEnv"})]:
+            answers = conform_otherwise(server.url + path, protocol, asked)
+            assert [answer for answer in answers if answer.failure] == []
+            assert {each.guarantee for each in answers} == common | own
+        monkeypatch.setattr(OpenEnvSession, "refusal", lambda *_: "NOT_KNOWN: no")
+        (sentence,) = sentences(server.url + DOORS[1][1], "openenv", "OpenEnv")
+        assert sentence.startswith("A message that is wrong is refused")
+
+
+def test_rewards_that_come_with_each_call_are_noticed(tmp_path):
+    with process(tmp_path, TOOLPACK_ORS_REWARDS="each", TOOLPACK_OPENENV_REWARDS="each") as server:
+        for protocol, path in DOORS:
+            (sentence,) = sentences(server.url + path, protocol, "faults are no rewards")
+            assert sentence.startswith("The reward comes with the answer")
+
+
+def test_a_token_is_sent_to_servers_of_other_protocols(tmp_path):
+    with process(tmp_path, TOOLPACK_TOKENS="ann:token-of-ann") as server:
+        for protocol, path in DOORS:
+            asked = ["conform", "--protocol", protocol, "--url", server.url + path, "--guarantee", "atomic"]
+            result = CliRunner().invoke(cli, [*asked, "--token", "token-of-ann"])
+            assert result.exit_code == 0, result.output
+            refused = CliRunner().invoke(cli, asked)
+            assert (refused.exit_code, refused.output.count("\n")) == (1, 1)
+            assert "No session can be opened" in refused.output
+
+
+def test_an_ors_server_that_makes_calls_again_is_noticed(url, monkeypatch):
+    output = OrsEpisodes.output
+    monkeypatch.setattr(OrsEpisodes, "output", lambda *given: output(*given[:-1], uuid.uuid4().hex))
+    assert len(sentences(url, "ors", "exactly once")) == 2
+
+
+def test_an_ors_server_that_has_errors_of_its_own_is_noticed(url, monkeypatch):
+    monkeypatch.setattr(OrsEndpoint, "refusal", lambda *_: JSONResponse({"detail": "no"}, 500))
+    (sentence,) = sentences(url, "ors", "ORS")
+    assert sentence.startswith("What is wrong is refused")
+
+
+def test_an_ors_server_with_one_episode_is_noticed(url, monkeypatch):
+    only = {}
+
+    async def find(*given, find=OrsEpisodes.find):
+        return only.get("episode") or only.setdefault("episode", await find(*given))
+
+    monkeypatch.setattr(OrsEpisodes, "find", find)
+    assert len(sentences(url, "ors", "isolation")) == 2
 
 
 def test_a_server_without_the_toolpack_is_told_how_to_get_it():

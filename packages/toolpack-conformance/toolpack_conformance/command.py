@@ -46,7 +46,7 @@ def conform(
         if protocol == "toolpack":
             answers = ask(url, token=token, guarantees=guarantees)
         else:
-            answers = conform_otherwise(url, protocol, guarantees)
+            answers = conform_otherwise(url, protocol, guarantees, token)
     except ModuleNotFoundError as missing:
         raise click.ClickException(f"{missing.name} isn't installed: pip install {missing.name}.") from None
     except Failed as failed:

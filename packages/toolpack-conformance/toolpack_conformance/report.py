@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from toolpack_conformance.others import CallFailed, McpSession, OpenEnvSession, OtherSession
+from toolpack_conformance.others import CallFailed, McpSession, OpenEnvSession, OrsSession, OtherSession
 from toolpack_conformance.probes import (  # noqa: F401 - they register their probes
     agents,
     atomic,
@@ -85,7 +85,9 @@ def conform(
         ]
 
 
-def conform_otherwise(url: str, protocol: str, guarantees: Sequence[str] = GUARANTEES) -> list[Answer]:
+def conform_otherwise(
+    url: str, protocol: str, guarantees: Sequence[str] = GUARANTEES, token: str | None = None
+) -> list[Answer]:
     """Ask a server of another protocol for those of our guarantees that it can have.
 
     Raises:
@@ -94,12 +96,17 @@ def conform_otherwise(url: str, protocol: str, guarantees: Sequence[str] = GUARA
     ends = time.monotonic() + SECONDS
     opened: list[OtherSession] = []
     base, path = urlsplit(url)._replace(path="").geturl(), urlsplit(url).path or "/mcp"
-    with Target(base, None, None, SECONDS_A_REQUEST, ends) as target:
+    open_one: dict[str, Callable[[], OtherSession]] = {
+        "ors": lambda: OrsSession(target),
+        "openenv": lambda: OpenEnvSession(target, url),
+        "mcp": lambda: McpSession(target, path),
+    }
+    with Target(base, token, None, SECONDS_A_REQUEST, ends, token_paths=("/",)) as target:
 
         def open_session() -> OtherSession:
             if time.monotonic() > ends:
                 raise NotTried("there is no time left")
-            opened.append(OpenEnvSession(url) if protocol == "openenv" else McpSession(target, path))
+            opened.append(open_one[protocol]())
             return opened[-1]
 
         why, _ = failure(lambda _: open_session(), None)

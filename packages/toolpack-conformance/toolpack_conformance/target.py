@@ -58,6 +58,7 @@ class Target:
     Args:
         seconds: For one answer.
         ends: When no further request is sent, by the monotonic clock.
+        token_paths: How the paths begin to which the token is sent.
 
     Raises:
         Failed: It is no URL.
@@ -70,9 +71,10 @@ class Target:
         transport: httpx.BaseTransport | None,
         seconds: float,
         ends: float = float("inf"),
+        token_paths: tuple[str, ...] = ("/rpc", "/openrpc"),
     ) -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._token_headers = headers
+        self.token_headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._token_paths = token_paths
         self._seconds, self._ends = seconds, ends
         # What is compressed is refused: a few bytes of it can hold gigabytes.
         plain = {"Accept-Encoding": "identity"}
@@ -102,7 +104,7 @@ class Target:
         left = self._ends - time.monotonic()
         if left <= 0:
             raise NotTried("there is no time left")
-        secret = self._token_headers if token and path.startswith(("/rpc", "/openrpc")) else {}
+        secret = self.token_headers if token and path.startswith(self._token_paths) else {}
         sent = {"Content-Type": content_type, **secret, **(headers or {})}
         try:
             with within(min(self._seconds, left)):

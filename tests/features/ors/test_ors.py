@@ -279,6 +279,7 @@ WRONG = [
         400,
         "perturbations.x: Extra inputs are not permitted.",
     ),
+    ("/create", {"task_spec": {"task": DISHES, "seed": "1"}}, 400, "A session with a seed or a clock needs"),
     ("/create", {"task_spec": {"task": DISHES}, "toolset_name": "codex"}, 400, "toolset_name: Input should be None."),
     ("/create_session", {"env": {"A": "b"}}, 400, "env: Dictionary should have at most 0 items"),
     ("/ping", None, 404, "Active environment not found: it has expired, or was never created."),

@@ -4,32 +4,25 @@ import sys
 from typing import Any
 
 import uvicorn
-from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+from openenv.core.env_server import Environment, State, create_fastapi_app
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from world import FUNCTIONS, World
-
-
-class Call(Action):
-    function: str
-    kwargs: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
-
-
-class Answer(Observation):
-    result: Any = None
 
 
 class ConformEnvironment(Environment):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def reset(self, *_args: Any, **_kwargs: Any) -> Answer:
+    def reset(self, *_args: Any, **_kwargs: Any) -> CallToolObservation:
         self.world = World()
-        return Answer()
+        return CallToolObservation(tool_name="", result=None)
 
-    def step(self, action: Call, *_args: Any, **_kwargs: Any) -> Answer:
-        if action.function == "judge":
-            return Answer(reward=self.judge())
-        if action.function not in FUNCTIONS:
-            raise ValueError(f"there is no function {action.function}")
-        return Answer(result=getattr(self.world, action.function)(**action.kwargs))
+    def step(self, action: CallToolAction, *_args: Any, **_kwargs: Any) -> CallToolObservation:
+        name, given = action.tool_name, action.arguments
+        if name == "submit_answer":
+            return CallToolObservation(tool_name=name, result=None, reward=self.judge(), done=True)
+        if name not in FUNCTIONS:
+            raise ValueError(f"there is no function {name}")
+        return CallToolObservation(tool_name=name, result=getattr(self.world, name)(**given))
 
     def judge(self) -> float:
         if self.world.total() == 4:
@@ -41,5 +34,5 @@ class ConformEnvironment(Environment):
         return State()
 
 
-app = create_fastapi_app(ConformEnvironment, Call, Answer, max_concurrent_envs=1000)
+app = create_fastapi_app(ConformEnvironment, CallToolAction, CallToolObservation, max_concurrent_envs=1000)
 uvicorn.run(app, port=int(sys.argv[1]), log_level="error")

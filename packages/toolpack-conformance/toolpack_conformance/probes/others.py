@@ -3,16 +3,17 @@
 The rule: a row that a protocol has no words for isn't asked, and no probe asks for more than our own server is asked.
 """
 
+import json
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from toolpack_conformance.others import CallFailed, McpSession, Open, OtherSession, run
+from toolpack_conformance.others import CallFailed, McpSession, Open, OpenEnvSession, OrsSession, OtherSession, run
 from toolpack_conformance.probes.probe import INVALID, NO_METHOD, PARSE, at_once
-from toolpack_conformance.target import Failed, Refused, expect
+from toolpack_conformance.target import TOOLPACK, Failed, Refused, expect, parsed
 
-_OPENENV, _MCP = "openenv", "mcp"
-PROTOCOLS = (_OPENENV, _MCP)
+_ORS, _OPENENV, _MCP = "ors", "openenv", "mcp"
+PROTOCOLS = (_ORS, _OPENENV, _MCP)
 _MIB = 1 << 20
 
 
@@ -71,8 +72,8 @@ def a_failed_call_changes_nothing(open_session: Open) -> None:
     """A call that raises changes nothing, and the client hears why."""
     session = open_session()
     run(session, "add", amount=1)
-    error = _error(session, "add_and_fail", amount=10)
-    expect("failed after adding 10" in error, True, "whether the error says why the call has failed")
+    (said,) = session.together([("add_and_fail", {"amount": 10})])  # an error, or a result with its text
+    expect("failed after adding 10" in str(said), True, "whether the error says why the call has failed")
     expect(_look(session), [1, [], ""], "the total, the list and the note after a failed call")
 
 
@@ -95,6 +96,28 @@ def calls_run_one_at_a_time(open_session: Open) -> None:
     expect(run(session, "total"), 12, "the total")
 
 
+@other("exactly once", _ORS)
+def a_call_that_is_sent_again_is_made_once(open_session: Open) -> None:
+    """A call that is sent several times with one task_id, at the same time and later, is made once."""
+    session = _ors(open_session)
+    call = ("add_and_wait", {"amount": 1, "seconds": 0.1})
+    outputs = [*at_once(8, lambda _: session.output(call, "one")), session.output(call, "one")]
+    expect(outputs[1:], outputs[:1] * 8, "what the same call is answered")
+    expect(_look(session), [1, [1], "note of 1"], "the total, the list and the note")
+
+
+@other("exactly once", _ORS)
+def a_task_id_is_for_one_call(open_session: Open) -> None:
+    """A task_id that comes again with another call is refused, and in another episode it is another call's."""
+    sessions = [_ors(open_session) for _ in range(2)]
+    for session in sessions:
+        session.output(("add", {"amount": 1}), "one")
+    try:
+        raise Failed(f"it must be refused, but its result is {sessions[0].output(('add', {'amount': 2}), 'one')}")
+    except CallFailed:
+        expect([run(session, "total") for session in sessions], [1, 1], "the totals of both")
+
+
 @other("reset", _OPENENV)
 def a_reset_restores_the_beginning(open_session: Open) -> None:
     """A reset restores the environment with which the session began, and concerns one session."""
@@ -115,7 +138,7 @@ def what_is_kept_is_exact(open_session: Open) -> None:
     run(session, "keep_types")
     run(session, "append", number=1)
     kept = run(session, "kept_types")
-    expect(kept, ["(1, 2)", "{3}", "Decimal('1.10')", "b'four'"], "what is kept")
+    expect(kept[:4], ["(1, 2)", "{3}", "Decimal('1.10')", "b'four'"], "what is kept")
     expect(run(session, "second"), [1], "what the second field holds")
     expect(run(session, "add", amount=2**53 + 1), 2**53 + 1, "the total")
     run(session, "write_note", text='a\n"b"\\é😀')
@@ -144,19 +167,33 @@ def waiting_calls_hold_up_no_other_session(open_session: Open) -> None:
     raise Failed("three quick calls took longer than calls that waited for 9 s")
 
 
-@other("faults are no rewards", _OPENENV)
+_ANSWER = "submit_answer"
+
+
+def _reward(session: OtherSession, function: str, **kwargs: Any) -> float | None:
+    """Get the reward of a call; one that has failed has none."""
+    try:
+        reward = session.reward((function, kwargs))
+    except CallFailed:
+        return None
+    return None if reward is None else float(reward)
+
+
+@other("faults are no rewards", _ORS, _OPENENV)
 def a_task_is_judged(open_session: Open) -> None:
     """A task that is done has the reward 1, one that isn't 0, and an evaluator that fails gives none."""
+    for total, reward in ((0, 0.0), (4, None), (5, 1.0)):
+        session = open_session()
+        run(session, "add", amount=total)
+        expect(_reward(session, _ANSWER, answer=""), reward, f"the reward where the total is {total}, and should be 5")
+
+
+@other("faults are no rewards", _ORS, _OPENENV)
+def a_reward_comes_once(open_session: Open) -> None:
+    """The reward comes with the answer: not with a call before it, and not with another answer."""
     session = open_session()
-    expect(float(session.judge("five")), 0.0, "the reward where nothing is done")
-    run(session, "add", amount=4)
-    try:
-        reward = session.judge("five")
-    except CallFailed:
-        reward = None
-    expect(reward, None, "the reward where the evaluator fails")
-    run(session, "add", amount=1)
-    expect(float(session.judge("five")), 1.0, "the reward where the task is done")
+    rewards = [_reward(session, "add", amount=5), *(_reward(session, _ANSWER, answer="") for _ in range(2))]
+    expect(rewards, [None, 1.0, None], "the rewards of a call and of two answers")
 
 
 def _refuses(session: OtherSession, open_session: Open, function: str, **kwargs: Any) -> None:
@@ -165,7 +202,7 @@ def _refuses(session: OtherSession, open_session: Open, function: str, **kwargs:
         (result,) = session.together([(function, kwargs)])
     except Refused:
         result = CallFailed()
-    if not isinstance(result, CallFailed):
+    if result is None or len(str(result)) > _MIB:  # it may be a text that says why
         raise Failed(f"{function} with 64 MiB must fail, but it succeeds")
     expect(run(open_session(), "add", amount=1), 1, "the total of a new session after it")
 
@@ -222,3 +259,56 @@ def tools_are_listed_and_called(open_session: Open) -> None:
     expect([*tools["add"]["inputSchema"]["properties"]], ["amount"], "the parameters of add")
     expect(mcp.call("add", {"amount": 2})["content"][0]["text"], "2", "the content of an answer")
     expect(mcp.call("add_and_fail", {"amount": 2}).get("isError"), True, "isError of a tool that fails")
+
+
+def _ors(open_session: Open) -> OrsSession:
+    return cast("OrsSession", open_session())
+
+
+@other("ORS", _ORS)
+def it_says_that_it_is_well(open_session: Open) -> None:
+    """GET /health answers that it is well, and the toolpack is among the environments."""
+    session = _ors(open_session)
+    expect(parsed(session.send("/health")), {"status": "ok"}, "the answer of /health")
+    expect(TOOLPACK in parsed(session.send("/list_environments")), True, "whether the toolpack is listed")
+
+
+@other("ORS", _ORS)
+def an_episode_has_prompt_and_tools(open_session: Open) -> None:
+    """An episode has the prompt of its task as blocks, and its tools with their parameters."""
+    session = _ors(open_session)
+    expect([block["text"] for block in parsed(session.send("/prompt"))], ["Make the total 5."], "the prompt")
+    tools = {tool["name"]: tool for tool in parsed(session.send("/task_tools"))["tools"]}
+    expect([*tools["add"]["input_schema"]["properties"]], ["amount"], "the parameters of add")
+    expect(_ANSWER in tools, True, "whether the answer is a tool")
+
+
+@other("ORS", _ORS)
+def errors_are_those_of_ors(open_session: Open) -> None:
+    """What is wrong is refused with the sentence in `detail`, and never as an error of the server's code."""
+    session = _ors(open_session)
+    wrong: list[tuple[str, Any]] = [("/call", "{"), ("/call", {"name": 1}), ("/call", []), ("/create", {})]
+    wrong += [("/nothing/tasks", {}), (f"/{TOOLPACK}/task", {"index": 99}), (f"/{TOOLPACK}/tasks", {"split": "no"})]
+    for path, body in wrong:
+        response = session.send(path, body)
+        expect(response.is_client_error, True, f"whether {path} refuses {json.dumps(body)}")
+        expect(type(parsed(response)["detail"]), str, f"the detail of {path}'s refusal")
+    session.close()
+    expect(run(_ors(open_session), "add", amount=1), 1, "the total of a new episode after it")
+
+
+@other("OpenEnv", _OPENENV)
+def errors_are_those_of_openenv(open_session: Open) -> None:
+    """A message that is wrong is refused with OpenEnv's code, and the WebSocket goes on."""
+    session = cast("OpenEnvSession", open_session())
+    wrong = {"INVALID_JSON": "{", "UNKNOWN_TYPE": {"type": "nothing"}, "VALIDATION_ERROR": {"type": "step", "data": 1}}
+    for code, message in wrong.items():
+        expect(session.refusal(message).partition(":")[0], code, f"the code of the error for {message}")
+    expect(run(session, "add", amount=1), 1, "the total of the next call")
+
+
+@other("OpenEnv", _OPENENV)
+def it_says_that_it_is_healthy(open_session: Open) -> None:
+    """GET /health answers that it is healthy."""
+    session = cast("OpenEnvSession", open_session())
+    expect(session.get("/health"), {"status": "healthy"}, "the answer of /health")

@@ -24,6 +24,8 @@ GUARANTEES = (
     "limits",
     "JSON-RPC 2.0",
     "MCP",
+    "ORS",
+    "OpenEnv",
 )
 
 # The codes of docs/protocol.md and docs/mcp.md.
