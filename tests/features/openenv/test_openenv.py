@@ -10,7 +10,7 @@ import serving
 from raw_websocket import RawWebSocket, frame
 
 from server.features.api import ReplyError
-from server.features.task_episodes import _failed
+from server.features.task_episodes import failure_text
 
 TOKENS = {"TOOLPACK_TOKENS": "ann:token-of-ann,bob:token-of-bob"}
 DISHES = "chores/dishes"  # three calls at most
@@ -207,9 +207,9 @@ def test_an_action_with_a_tool_is_a_call_though_it_does_not_say_so(cook):
 
 def test_the_text_of_a_failure_is_that_of_its_record():
     late = ReplyError(-32010, "Toolpack 'a': `f` took longer than 1 s: it was given up", {"type": "TimeoutError"})
-    assert _failed(late) == "TimeoutError: `f` took longer than 1 s: it was given up"
-    assert _failed(ReplyError(-32002, "No: x", {"type": "ValueError"})) == "ValueError: No: x"
-    assert _failed(ReplyError(-32002, "KeyError", {"type": "KeyError"})) == "KeyError"
+    assert failure_text(late) == "TimeoutError: `f` took longer than 1 s: it was given up"
+    assert failure_text(ReplyError(-32002, "No: x", {"type": "ValueError"})) == "ValueError: No: x"
+    assert failure_text(ReplyError(-32002, "KeyError", {"type": "KeyError"})) == "KeyError"
 
 
 def test_an_episode_goes_on_on_another_websocket(server, player):
