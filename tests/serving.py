@@ -117,11 +117,12 @@ def refused(code: int, call: Callable[..., Any], /, *args: Any, **params: Any) -
     return error.value
 
 
+ISOLATIONS = ["thread", *([pytest.param("process", marks=pytest.mark.heavy)] if sys.platform == "linux" else [])]
+"""Where functions run; tests with executors are heavy, as most of their time is that of starting them."""
+
 IN_BOTH = [
     pytest.mark.usefixtures("isolation"),
-    pytest.mark.parametrize(
-        "isolation", ["thread", "process"] if sys.platform == "linux" else ["thread"], indirect=True
-    ),
+    pytest.mark.parametrize("isolation", ISOLATIONS, indirect=True),
 ]
 """The mark of a file whose tests must hold wherever functions run."""
 

@@ -138,6 +138,7 @@ def limited():
     signal.signal(signal.SIGPROF, before)
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("limited")
 def test_no_expression_looks_at_a_place_again_and_again():
     found = uses()

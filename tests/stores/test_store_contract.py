@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +47,7 @@ def test_a_store_that_keeps_the_contract_passes(tmp_path):
     assert counts.keys() == {"passed", "skipped"}
 
 
+@pytest.mark.heavy
 def test_a_store_that_breaks_it_fails_and_it_is_said_where(tmp_path):
     for name, failing in (("Forgetful", "test_records"), ("Careless", "test_all_data_of_a_session_is_deleted")):
         text = FILE.replace("    return lambda: MemoryStore", f"    return lambda: {name}") + FORGETFUL

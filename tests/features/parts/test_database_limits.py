@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from serving import PACKS, Bench, RpcError, wait_until
+from serving import ISOLATIONS, PACKS, Bench, RpcError, wait_until
 
 from server.packs.loading import load_catalog
 
@@ -17,7 +17,7 @@ def make(isolation, **settings):
     return Bench(CATALOG, **settings)
 
 
-@pytest.fixture(scope="module", params=["thread", "process"])
+@pytest.fixture(scope="module", params=ISOLATIONS)
 def isolation(request):
     return request.param
 

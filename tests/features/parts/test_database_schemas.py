@@ -4,7 +4,7 @@ import sqlite3
 import sys
 
 import pytest
-from serving import PACKS, Bench
+from serving import ISOLATIONS, PACKS, Bench
 
 from server.packs.loading import load_catalog
 
@@ -27,7 +27,7 @@ USES = {
 }
 
 
-@pytest.fixture(scope="module", params=["thread", "process"])
+@pytest.fixture(scope="module", params=ISOLATIONS)
 def isolation(request):
     return request.param
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import database_histories
 import pytest
-from serving import PACKS, PATIENCE, Bench, refused, wait_until
+from serving import ISOLATIONS, PACKS, PATIENCE, Bench, refused, wait_until
 
 from server import Database, Depends, Task, TaskEnvironment, Toolpack
 from server.base.errors import InvalidParamsError, RegistrationError
@@ -39,7 +39,7 @@ def make(isolation, **given):
     return Bench(CATALOG, **given)
 
 
-@pytest.fixture(scope="module", params=["thread", "process"])
+@pytest.fixture(scope="module", params=ISOLATIONS)
 def isolation(request):
     return request.param
 

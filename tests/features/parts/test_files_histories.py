@@ -25,6 +25,7 @@ import click
 import database_histories
 import jsonpatch
 import killed_server
+import pytest
 import serving
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -389,6 +390,7 @@ def test_files_in_sessions_are_what_real_directories_are():
             history(bench, seed)
 
 
+@pytest.mark.heavy
 def test_histories_are_the_same_where_workers_are_killed_and_nothing_is_left_of_them():
     bench = killed_server.KilledServer("sqlite", "thread", "papers,stall", pause=0.7)
     try:
