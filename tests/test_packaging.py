@@ -32,6 +32,7 @@ EXTRAS = (
     "receipts",
     "redis",
     "seeded",
+    "user",
 )  # what parts of the server need; the others are for development
 
 
@@ -40,7 +41,7 @@ def canonical(name):
 
 
 # What few users need and no extra has; docs/benchmarks.md, docs/conformance.md and docs/internals/store.md say how.
-UNDECLARED = {"bfcl_eval", "hypothesis", "loguru", "pytest", "tau2", "websockets"}
+UNDECLARED = {"bfcl_eval", "hypothesis", "loguru", "openenv", "pytest", "tau2", "websockets"}
 TAKEN_BY_UVICORN = {"httptools", "uvloop"}  # imported if they are installed
 
 
@@ -49,7 +50,11 @@ PACKAGES = sorted((ROOT / "packages").glob("*/pyproject.toml"))
 
 def declared():
     required = [*PROJECT["dependencies"], *(r for extra in EXTRAS for r in PROJECT["optional-dependencies"][extra])]
-    return {canonical(re.match(r"[\w.-]+", requirement)[0]) for requirement in required} - TAKEN_BY_UVICORN
+    return (
+        {canonical(re.match(r"[\w.-]+", requirement)[0]) for requirement in required}
+        - TAKEN_BY_UVICORN
+        - {"toolpack-server"}
+    )
 
 
 def imported_modules(source):

@@ -68,7 +68,7 @@ def test_what_is_to_be_known_of_the_kinds_of_records_is_served_and_no_script_nam
     assert kinds["call"] == {"title": "{function}", "content": "", "is_call": True, "is_message": False}
     said = {"title": "message of the {role}", "content": "content", "is_call": False, "is_message": True}
     assert kinds["message"] == said
-    assert set(kinds) == {"call", "reset", "message", "answer", "verdict"}
+    assert set(kinds) == {"call", "reset", "message", "answer", "verdict", "turn", "failure"}
     named = rf"""kind\)? *[!=]== *["'](?:{"|".join(kinds)})["']"""
     assert {name: found for name, text in SCRIPTS.items() if (found := re.findall(named, text))} == {}
 

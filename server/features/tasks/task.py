@@ -178,13 +178,16 @@ class Task:
             TypeError: Its data can't be copied.
         """
         code = {id(each): each for each in (self.evaluate, self.solution) if callable(each)}
+        own = object.__new__(type(self))
         try:
-            return copy.deepcopy(self, code)
+            for name in self.__dataclass_fields__:
+                object.__setattr__(own, name, copy.deepcopy(getattr(self, name), code))
         except Exception as error:
             raise TypeError(
                 f"the task's data can't be copied ({error_text(error)}): give what copy.deepcopy can't copy a "
                 "__deepcopy__, which may return it as it is"
             ) from error
+        return own
 
     def rights(self) -> dict[str, dict[str, Any]]:
         """Get the rights of its participants, the agent's among them; none if it has no participants."""
