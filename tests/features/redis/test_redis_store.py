@@ -34,19 +34,23 @@ def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_u
     store, killer = open_store(url), open_store(url)
     kept = session()
     store.create([kept], {"bank": "b"}, {"b": b"x"})
-    done = threading.Event()
+    done, may_cut = threading.Event(), threading.Semaphore(0)
 
     def cut():
-        while not done.is_set():
+        while may_cut.acquire() and not done.is_set():
             killer._redis._client.client_kill_filter(_type="normal", skipme=True)
             time.sleep(random.random() / 200)
 
     cutting = threading.Thread(target=cut)
     cutting.start()
+    kept_all = []
     try:
-        kept_all = [store.commit([change(kept, index, f"b{index}", call_id=f"c{index}")]) for index in range(200)]
+        for index in range(200):
+            may_cut.release(3)  # so few that a commit comes through in time, however slow the machine is
+            kept_all.append(store.commit([change(kept, index, f"b{index}", call_id=f"c{index}")]))
     finally:
         done.set()
+        may_cut.release()
         cutting.join()
     assert kept_all == [[True]] * 200
     assert store.get(kept.id)[1] == Head(199, 200, {"bank": "b199"}, 0, record_id(kept, 199))
