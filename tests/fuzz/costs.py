@@ -150,6 +150,9 @@ def _asked(bench: serving.Bench, size: int) -> Iterator[tuple[str, dict[str, Any
     yield "fork_session", {**of, "count": 20}
     yield "add_message", {**of, "role": "user", "content": text}
     yield "submit_answer", {**about, "answer": text}
+    played = {"session_id": bench.rpc("create_session", toolpacks=["bank"], participants={"user": {}})["session_id"]}
+    yield "add_turn", {**played, "participant": "user", "metadata": {"text": text}}
+    yield "fail_participant", {**played, "participant": "user", "reason": "nonsense", "message": text}
     yield "get_solution", about
     yield "evaluate_session", about
     yield "summarize_sessions", {"labels": {"of": text}}
