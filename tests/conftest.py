@@ -58,7 +58,8 @@ def pytest_cmdline_main(config):
         config.option.markexpr = "not heavy"
     chosen = config.getoption("numprocesses", 0)  # 0: there is no pytest-xdist, so tests run in this process
     if chosen is None and not (named or config.option.usepdb or hasattr(config, "workerinput")):
-        config.option.numprocesses = min((os.cpu_count() or 1) * (2 if heavy else 3), 12)
+        cores = os.cpu_count() or 1
+        config.option.numprocesses = min(cores + 1 if heavy else cores * 3, 12)
         config.option.dist = "worksteal"  # the tests of a file mostly stay in one process
 
 
