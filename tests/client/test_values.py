@@ -336,6 +336,8 @@ def test_a_thousand_forks_go_on_after_kills_of_the_program_and_of_the_server(tmp
         def program():
             line = [sys.executable, "-c", PROGRAM, server.url, session_id]
             started = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for pipe in (started.stdout, started.stderr):
+                ending.enter_context(pipe)
             ending.callback(started.kill)
             return started
 
