@@ -76,7 +76,7 @@ class Receipt(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     format: Literal["toolpack-receipt-1"]
-    code: Annotated[_JsonObject, Field()]
+    code: _JsonObject
     sessions: Annotated[list[ReceiptEntry], Field(min_length=1)]
     times: AllTimes
     key: str

@@ -59,6 +59,7 @@ class Shard:
             raise
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """Get blobs, for whoever keeps them outside and asks each shard which it has."""
         return self.do(lambda store: store.blobs(ids))
 
     def look_after(self, come_back: Callable[[], None]) -> None:

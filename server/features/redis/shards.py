@@ -200,6 +200,15 @@ class RedisShards:
                 answers[place] = answer
         return answers
 
+    def _up_to(self, limit: int, step: Callable[[RedisStore, int], Sequence[T]]) -> list[T]:
+        """Do a step on one shard after the other, until they have given so many answers together."""
+        found: list[T] = []
+        for shard in self._there():
+            left = limit - len(found)
+            if left > 0:
+                found += shard.do(partial(_with, step, left))
+        return found
+
     # What is of one family
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
@@ -332,7 +341,7 @@ class RedisShards:
             wanted = [blob for blob in known.pop(shard, ids) if blob not in found]
             if wanted:
                 try:
-                    found |= shard.do(lambda store, ids=wanted: store.some_blobs(ids))  # type: ignore[misc]
+                    found |= shard.do(partial(_with, RedisStore.some_blobs, wanted))
                 except OverloadedError as error:
                     lost = error
         if len(found) < len({*ids}):
@@ -400,12 +409,7 @@ class RedisShards:
         return Counted(now - uncounted, uncounted)
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
-        deleted: list[str] = []
-        for shard in self._there():
-            left = limit - len(deleted)
-            if left > 0:
-                deleted += shard.do(lambda store, left=left: store.delete_expired(now, left, busy))  # type: ignore[misc]
-        return deleted
+        return self._up_to(limit, lambda store, left: store.delete_expired(now, left, busy))
 
     def clean_up(self) -> None:
         """Nothing is left of deleted sessions."""
@@ -431,12 +435,7 @@ class RedisShards:
         return name
 
     def take_dropped(self, limit: int) -> Sequence[bytes]:
-        taken: list[bytes] = []
-        for shard in self._there():
-            left = limit - len(taken)
-            if left > 0:
-                taken += shard.do(lambda store, left=left: store.take_dropped(left))  # type: ignore[misc]
-        return taken
+        return self._up_to(limit, RedisStore.take_dropped)
 
     def ping(self) -> str | None:
         problems = {
@@ -458,8 +457,8 @@ class RedisShards:
             shard.close()
 
 
-def _with(step: Callable[[RedisStore, list[T]], Any], items: list[T], store: RedisStore) -> Any:
-    return step(store, items)
+def _with(step: Callable[[RedisStore, T], Any], given: T, store: RedisStore) -> Any:
+    return step(store, given)
 
 
 def _with_blobs(commit: Commit, more: Mapping[str, bytes]) -> Commit:

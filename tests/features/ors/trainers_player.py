@@ -83,7 +83,7 @@ def _play_on_websockets(kind, action_of, url, token, episodes):
             env = _insisted(lambda client=client, opened=opened: opened.enter_context(client))
             told = _insisted(lambda env=env, begin=begin: env.reset(**begin)).observation
             assert told["prompt"] if isinstance(told, dict) else told.prompt
-            offered = None if isinstance(told, dict) else {tool.name for tool in _insisted(env.list_tools)}
+            offered = None if isinstance(told, dict) else {tool.name for tool in env.list_tools()}
             results = []
             for number, (name, given) in enumerate(
                 [*episode["calls"], ("submit_answer", {"answer": episode["answer"]})]
@@ -118,14 +118,13 @@ def _stepped(env, begin, action):
 
 def _insisted(do):
     """Do it again and again while there is no server."""
-    from httpx import TransportError  # noqa: PLC0415 - the client of tools lists them over HTTP
     from websockets.exceptions import ConnectionClosed  # noqa: PLC0415
 
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:
             return do()
-        except (ConnectionError, ConnectionClosed, TransportError):
+        except (ConnectionError, ConnectionClosed):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
