@@ -47,6 +47,7 @@ _call = _CallLeftovers()
 _executor_threads: WeakSet[threading.Thread] = WeakSet()  # those of a LoopExecutor, which counts its work itself
 _abandoned: WeakSet[LoopExecutor] = WeakSet()
 _left: dict[str, WeakSet[threading.Thread]] = {}  # by the toolpack whose function has probably started them
+_left_lock = threading.Lock()  # held to change `_left`
 
 
 def own_thread() -> None:
@@ -83,11 +84,21 @@ class Watch:
             new = set(after).difference(self._before, _executor_threads)
             for thread in new:
                 if thread.name not in SERVER_THREADS:
-                    for toolpack in toolpacks:
-                        _left.setdefault(toolpack, WeakSet()).add(thread)
+                    with _left_lock:
+                        for toolpack in toolpacks:
+                            _left.setdefault(toolpack, WeakSet()).add(thread)
         if _call.left_work:
             return True
-        return bool(_left) and any(thread.is_alive() for name in toolpacks for thread in _left.get(name, ()))
+        return not _left.keys().isdisjoint(toolpacks) and _have_left_threads(toolpacks)
+
+
+def _have_left_threads(toolpacks: Iterable[str]) -> bool:
+    """Whether threads live that functions of these toolpacks have left; toolpacks without one are forgotten."""
+    with _left_lock:
+        for name in toolpacks:
+            if not any(thread.is_alive() for thread in _left.get(name, ())):
+                _left.pop(name, None)
+        return not _left.keys().isdisjoint(toolpacks)
 
 
 def leftover_threads() -> int:
