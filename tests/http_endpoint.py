@@ -70,8 +70,12 @@ class Endpoint:
 
     def cancel_requests(self):
         """Do what a server does at its end, when it can't wait any longer."""
-        for task in self._server.server_state.tasks:
-            self._server.loop.call_soon_threadsafe(task.cancel)
+
+        def cancel():
+            for task in [*self._server.server_state.tasks]:
+                task.cancel()
+
+        self._server.loop.call_soon_threadsafe(cancel)  # the loop's thread alone changes the set
 
     @contextlib.contextmanager
     def hurried(self, **limits):
