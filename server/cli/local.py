@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from server.base.errors import StoreInUseError
-from server.base.settings import Settings, load_settings
 from server.cli.options import server_options
 from server.cli.send import Send, local, remote
-from server.packs.catalog import Catalog
-from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
 
 if TYPE_CHECKING:
+    from server.base.settings import Settings
     from server.wiring.service import Service
 
 T = TypeVar("T")
@@ -52,20 +50,28 @@ def look_at(
         return asyncio.run(look(local(service, Caller.everybody())))
 
 
-def memory_settings(pack_dir: tuple[Path, ...], packs: str | None, **others: Any) -> Settings:
+def memory_settings(pack_dir: tuple[Path, ...], packs: str | None, **others: Any) -> "Settings":
     """Get the settings of a service in this process, whose sessions end with it."""
-    return load_settings(
+    return _settings(
         store="memory:", pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning", **others
     )
+
+
+def _settings(**given: Any) -> "Settings":
+    from server.base.settings import load_settings  # noqa: PLC0415 - its model takes longer to make than a request
+
+    return load_settings(**given)
 
 
 @contextlib.contextmanager
 def _stored(
     store: str | None, data_dir: Path | None, pack_dir: tuple[Path, ...] | None, packs: str | None
 ) -> Iterator["Service"]:
-    from server.wiring.service import Service  # noqa: PLC0415 - imports the whole server
+    from server.packs.catalog import Catalog  # noqa: PLC0415 - imports the whole server
+    from server.packs.loading import load_catalog  # noqa: PLC0415 - likewise
+    from server.wiring.service import Service  # noqa: PLC0415 - likewise
 
-    settings = load_settings(
+    settings = _settings(
         store=store, data_dir=data_dir, pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning"
     )
     catalog = (
@@ -80,12 +86,12 @@ def _stored(
 @contextlib.contextmanager
 def opened_store(store: str | None, data_dir: Path | None) -> Iterator[Any]:
     """Open the store of a server, as its settings say, with what features put around it."""
-    with _opened(load_settings(store=store, data_dir=data_dir)) as opened:
+    with _opened(_settings(store=store, data_dir=data_dir)) as opened:
         yield opened
 
 
 @contextlib.contextmanager
-def _opened(settings: Settings) -> Iterator[Any]:
+def _opened(settings: "Settings") -> Iterator[Any]:
     from server.wiring.installed import load_features  # noqa: PLC0415 - imports the whole server
     from server.wiring.stores import open_store_of  # noqa: PLC0415 - likewise
 
@@ -99,7 +105,7 @@ def _opened(settings: Settings) -> Iterator[Any]:
         yield opened
 
 
-def _check_exists(settings: Settings) -> None:
+def _check_exists(settings: "Settings") -> None:
     """Check that there is a store, as opening one would create it."""
     url = settings.store_url
     if not url.persistent:

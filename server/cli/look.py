@@ -16,6 +16,7 @@ from server.base.terminal import echo, printable
 from server.cli.local import look_at, look_options
 from server.cli.options import packs_options
 from server.cli.send import Send
+from server.protocol.results import Session
 from server.sessions.identity import DIGITS
 from server.sessions.record_kinds import short
 
@@ -37,7 +38,8 @@ def list_sessions(labels: tuple[str, ...], parent: str | None, limit: int, **whe
         found: list[Any] = []
         while len(found) < limit:
             page = {"labels": wanted, "after": found[-1]["session_id"] if found else "", "parent": within}
-            more = await send("list_sessions", {**page, "order": "-created", "limit": min(limit, MOST_AT_ONCE)})
+            asked = {**page, "order": "-created", "limit": min(limit, MOST_AT_ONCE)}
+            more = await send("list_sessions", asked, shape=list[Session])
             found += more
             if not more:
                 break
@@ -105,7 +107,7 @@ async def whole_id(send: Send, beginning: str) -> str:
     if len(beginning) >= DIGITS:
         return beginning
     # An id comes after its own beginning.
-    found = await send("list_sessions", {"labels": {}, "after": beginning, "limit": 2})
+    found = await send("list_sessions", {"labels": {}, "after": beginning, "limit": 2}, shape=list[Session])
     ids = [session["session_id"] for session in found if session["session_id"].startswith(beginning)]
     if len(ids) != 1:
         raise click.ClickException(f"{'Several' if ids else 'No'} sessions' ids begin with {beginning!r}.")

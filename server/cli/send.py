@@ -31,8 +31,15 @@ MAX_REPLY_BYTES = 2**28  # four times what a server sends unless its settings sa
 class Send(Protocol):
     """Sends a request, by method and parameters, and gets its result."""
 
-    def __call__(self, method: str, params: dict[str, Any], agent_path: str | None = None) -> Awaitable[Any]:
-        """Send it as a client, or to the address of a session that a path names."""
+    def __call__(
+        self, method: str, params: dict[str, Any], agent_path: str | None = None, *, shape: Any = None
+    ) -> Awaitable[Any]:
+        """Send it as a client, or to the address of a session that a path names.
+
+        Args:
+            shape: The type as which a server's result is read, if that is enough: to know what all features make of a
+                method takes longer than its request.
+        """
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -54,23 +61,14 @@ def remote(url: str, token: str | None) -> Send:
     # What only this needs is imported here.
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
 
-    from server.rpc.method import agents_methods, clients_methods  # noqa: PLC0415
-    from server.wiring.installed import load_features  # noqa: PLC0415
-    from server.wiring.service import all_methods  # noqa: PLC0415
-
     adapter = functools.cache(TypeAdapter)  # to build one takes longer than a request
     opener = urllib.request.build_opener(_NoRedirects)
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    methods = all_methods(load_features())
-    clients, agents = (
-        {method.declared.name: method.declared.result for method in some}
-        for some in (clients_methods(methods), agents_methods(methods))
-    )
 
-    def checked(method: str, results: Mapping[str, Any], reply: bytes) -> Any:
+    def checked(method: str, shape: Any, reply: bytes) -> Any:
         try:
             result = _result(reply)
-            adapter(results[method]).validate_python(result)
+            adapter(shape).validate_python(result)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
             place = ".".join(map(str, ["result", *problem["loc"]]))
@@ -80,30 +78,45 @@ def remote(url: str, token: str | None) -> Send:
             ) from None
         return result
 
-    def ask(method: str, params: dict[str, Any], agent_path: str | None = None) -> Any:
+    def ask(method: str, params: dict[str, Any], agent_path: str | None, shape: Any) -> Any:
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
         if agent_path is not None and not agent_path.startswith("/"):
             raise click.ClickException(f"{url} has named an agent_path that is no path: is this a Toolpack Server?")
         place = f"{url.rstrip('/')}{agent_path or '/rpc'}"
-        results = agents if agent_path else clients
+        shape = shape or _results()[bool(agent_path)][method]
         request = urllib.request.Request(place, body, headers)  # noqa: S310 - checked above
         try:
             with opener.open(request) as reply:
-                return checked(method, results, _read(reply))
+                return checked(method, shape, _read(reply))
         except urllib.error.HTTPError as error:
             with error:
                 if error.code in REDIRECTS:
                     place = error.headers.get("Location", "another address")
                     raise click.ClickException(f"{url} redirects to {place}: give the server's own address.") from None
-                return checked(method, results, _read(error))
+                return checked(method, shape, _read(error))
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or str(error) or type(error).__name__
             raise click.ClickException(f"{url} can't be reached: {why}. Is the server running?") from None
 
-    async def send(method: str, params: dict[str, Any], agent_path: str | None = None) -> Any:
-        return await _in_thread(lambda: ask(method, params, agent_path))
+    async def send(method: str, params: dict[str, Any], agent_path: str | None = None, *, shape: Any = None) -> Any:
+        return await _in_thread(lambda: ask(method, params, agent_path, shape))
 
     return send
+
+
+@functools.cache
+def _results() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Get the types of the results of clients' methods and of agents', by their names."""
+    from server.rpc.method import agents_methods, clients_methods  # noqa: PLC0415 - imports the whole server
+    from server.wiring.installed import load_features  # noqa: PLC0415 - likewise
+    from server.wiring.service import all_methods  # noqa: PLC0415 - likewise
+
+    methods = all_methods(load_features())
+    clients, agents = (
+        {method.declared.name: method.declared.result for method in some}
+        for some in (clients_methods(methods), agents_methods(methods))
+    )
+    return clients, agents
 
 
 async def _in_thread(work: Callable[[], Any]) -> Any:
@@ -128,7 +141,7 @@ def local(service: "Service", caller: "Caller") -> Send:
         ClickException: When it is used: the request was refused.
     """
 
-    async def send(method: str, params: dict[str, Any], agent_path: str | None = None) -> Any:
+    async def send(method: str, params: dict[str, Any], agent_path: str | None = None, *, shape: Any = None) -> Any:  # noqa: ARG001 - it is as declared
         try:
             sender = caller if agent_path is None else await service.agent(agent_path.rpartition("/")[2])
             return await service.request(sender, method, params)

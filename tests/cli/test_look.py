@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import re
 
 import click
@@ -212,6 +214,16 @@ def test_on_a_terminal_the_output_is_for_people(world):
     assert on_a_terminal("session", "diff", *place, world.fork, world.fork) == "No differences.\n"
     assert json.loads(on_a_terminal("session", "env", *place, world.fork))["ledger"]
     assert on_a_terminal("session", "list", *place, "--label", "run=8") == "No sessions.\n"
+
+
+def test_a_server_is_asked_for_its_sessions_without_importing_one(world):
+    args = ["session", "list", "--url", world.url, "--token", "ann-token"]
+    program = (
+        f"import sys; from server.cli import cli; cli({args!r}, standalone_mode=False); "
+        "assert not {'starlette', 'jsonrpcserver', 'server.wiring', 'server.base.settings'} & sys.modules.keys()"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert json.loads(shown) == json.loads(invoke(*args).output)
 
 
 def test_list_shows_what_a_server_has(world):
