@@ -2,9 +2,9 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
-import re
 
 import click
 import pytest
