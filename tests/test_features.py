@@ -34,15 +34,15 @@ BEYOND_API = {
     "checking": 18,
     "classes": 20,
     "episodes": 15,
-    "executors": 40,
+    "executors": 35,
     "harbor": 5,
     "mcp": 59,
     "participants": 11,
     "parts": 8,
     "perturbations": 27,
     "receipts": 20,
-    "replay": 70,
-    "tasks": 75,
+    "replay": 65,
+    "tasks": 65,
     "telemetry": 8,
 }
 """How many names a feature of ours imports of the core, past `server.features.api` and those beside it.

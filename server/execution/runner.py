@@ -1,43 +1,33 @@
 """Where toolpacks' code runs after its import: in this process, or in one of its own.
 
-The rule: whatever runs it is a `RunnerOperation`, which says all there is to say of itself: how it runs, and how its
-request and its answer travel to and from another process. A `Runner` knows none of them by name.
-
-In another process an operation goes this way:
-
-    worker:    write  →                       supply  →            read
-    executor:           serving: the request,  ask ("need"), …, the answer
+The rule: whatever runs it is a `RunnerOperation`, which says what it does and what comes of it. A `Runner` does any,
+wherever; one with processes of its own also knows how each kind travels there and back.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from pydantic import TypeAdapter
 
 from server.base.errors import CrashedError
-from server.execution.codec import Codec
-from server.execution.world import Means, Snapshot
+from server.execution.world import Means
 from server.functions.steps import Steps
-from server.volumes.volume import is_piece
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Frame(NamedTuple):
-    """What travels between a worker and an executor in one piece: a JSON object, and bytes that belong to it."""
-
-    head: Mapping[str, Any]
-    pieces: list[bytes]
-
-
-Ask = Callable[[Any], Frame]
-"""Gets from the worker what an operation needs and its request doesn't contain."""
-
-
 class RunnerOperation(Generic[T_co]):
-    """One thing to be done by toolpacks' code; the class is what kind of thing."""
+    """One thing to be done by toolpacks' code; the class is what kind of thing.
+
+    A feature's is a dataclass: its fields are JSON, snapshots, `Versions`, and named tuples and dataclasses of these.
+
+    Attributes:
+        shape: What its result looks like as JSON; None if it is bytes.
+    """
 
     name: ClassVar[str]
+    shape: ClassVar[TypeAdapter[Any] | None] = None
     # It runs a function as an agent wants it, which may leave anything in its process. What builds, judges and shows
     # environments gets a process in which no such operation has run.
     leaves_traces: ClassVar[bool] = False
@@ -52,44 +42,18 @@ class RunnerOperation(Generic[T_co]):
         return self.run(means)
         yield  # which makes it a generator
 
-    def preferred(self) -> int | None:
-        """Get the number of the executor that does it fastest; None for any. Called once, before it is written."""
-        return None
-
-    def write(self, codec: Codec, process: int) -> Frame:
-        """Write the request, with snapshots opened by the codec, as an executor gets no key.
-
-        If the executor ends before it has read that, another request is written.
-        """
-        raise NotImplementedError
-
-    def supply(self, need: Any, codec: Codec) -> Frame:  # noqa: ARG002 - an operation that needs nothing ignores both
-        """Get what an executor needs besides the request; a `ValueError` if it must not have that."""
-        raise ValueError(f"an executor needs {need!r}, which isn't its own")
-
-    def allows(self, sizes: Sequence[int], means: Means) -> bool:
-        """Whether an answer may have pieces of these sizes; others aren't even received."""
-        raise NotImplementedError
-
-    def read(self, answer: Frame, means: Means, process: int) -> T_co:
-        """Check and read the answer, with the codec that seals.
-
-        Whoever has written it may be an attacker: nothing of it is used before it has proved to have the right form and
-        size.
+    def fits(self, result: Any) -> bool:
+        """Whether a result of the right shape can be its own; a process that isn't trusted may have made it.
 
         Raises:
-            ValueError: It has another form; or `AttributeError`, `IndexError`, `KeyError`, `TypeError`.
+            ValueError: It can't.
         """
-        raise NotImplementedError
+        del result
+        return True
 
     def crashed(self, error: CrashedError) -> T_co:
-        """Get the result when the executor has ended meanwhile."""
+        """Get the result when the process that did it has ended meanwhile."""
         raise error
-
-    @classmethod
-    def serving(cls, means: Means, ask: Ask) -> Callable[[Frame], Frame]:
-        """Get the function that turns requests into answers, in an executor. Called once per executor."""
-        raise NotImplementedError
 
 
 class Runner(Protocol):
@@ -134,33 +98,3 @@ class LocalRunner:
 
     def close(self) -> None:
         pass
-
-
-def check_answer(holds: object) -> None:
-    """Raise `ValueError` unless something holds that an executor's answer must fulfil."""
-    if not holds:
-        raise ValueError("the answer of an executor doesn't fit the request")
-
-
-def opened(codec: Codec, snapshot: Snapshot, part: str) -> bytes:
-    """Get the bytes of a part as an executor reads them."""
-    return codec.unseal(part, snapshot.parts[part], snapshot.blobs[part])
-
-
-def known_parts(snapshot: Snapshot, parts: Iterable[str]) -> dict[str, str]:
-    """Get the blob ids by which an executor knows a volume again; those of other parts it needn't know."""
-    return {part: snapshot.parts[part] if is_piece(part) else "" for part in parts}
-
-
-class AskedParts(dict[str, bytes]):
-    """The bytes of parts, in an executor; those that aren't here are asked for."""
-
-    def __init__(self, ask: Ask, given: Mapping[str, bytes]) -> None:
-        super().__init__(given)
-        self._ask = ask
-
-    def __missing__(self, part: str) -> bytes:
-        (found,) = self._ask(part).pieces
-        if not is_piece(part):
-            self[part] = found
-        return found

@@ -5,7 +5,7 @@ dropped; only a commit stores what it has changed.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,10 @@ class Snapshot:
     blobs: Mapping[str, bytes]  # the bytes of each part
     # Objects that are equal to the bytes of their part, or where an executor holds them.
     live: dict[str, Any] = field(default_factory=dict)
+
+
+Versions = Callable[[int], Snapshot]
+"""Gets the environments of another version; a `RequestError` if there are none."""
 
 
 @dataclass(slots=True)

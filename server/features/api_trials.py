@@ -20,7 +20,6 @@ from server.execution.initial import Built, build
 from server.execution.nested import read_nested
 from server.execution.parts import environments, toolpack_of
 from server.execution.promises import Promises
-from server.execution.runner import opened
 from server.execution.runtime import SessionRuntime
 from server.execution.views import thawed, view
 from server.execution.volumes import READ_ONLY
@@ -28,6 +27,7 @@ from server.execution.world import Means, Snapshot, World
 from server.features.checking.command import IN_MEMORY
 from server.features.checking.findings import Finding, Tried
 from server.features.checking.writes import ENVIRON, FOLDER
+from server.features.executors.transport import opened
 from server.features.tasks.evaluation import Evidence, SeenRecord, evaluate, solve
 from server.features.tasks.finding import all_tasks, find_task, tasks_of
 from server.features.tasks.results import Verdict

@@ -8,11 +8,10 @@ byte comes unasked.
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from server.base.errors import InternalSignal, TooLargeError
 from server.base.forked import let_go
-from server.execution.runner import Frame
 from server.jsonio.strict import dumps, loads
 from server.rpc.parsing import has_more_values
 
@@ -21,6 +20,13 @@ MAX_HEAD_VALUES = 250_000
 
 _LENGTHS = struct.Struct("<II")  # of the JSON, and of all pieces together
 _AT_ONCE = 65_536
+
+
+class Frame(NamedTuple):
+    """What travels between a worker and an executor in one piece: a JSON object, and bytes that belong to it."""
+
+    head: Mapping[str, Any]
+    pieces: list[bytes]
 
 
 class ExecutorGoneError(InternalSignal):

@@ -25,9 +25,8 @@ import orjson
 from server.base.errors import StartError, shown
 from server.base.settings import PREFIX
 from server.base.terminal import printable
-from server.execution.runner import Frame
 from server.features.executors import system
-from server.features.executors.channel import Channel, ExecutorGoneError
+from server.features.executors.channel import Channel, ExecutorGoneError, Frame
 from server.features.executors.executor import Configuration
 from server.features.executors.output import Output
 from server.features.executors.zygote import MAX_CONFIGURATION

@@ -20,8 +20,7 @@ from typing import Any, NoReturn
 
 from server.base.errors import StartError, TooLargeError
 from server.base.forked import in_forked
-from server.execution.codec import PlainCodec
-from server.execution.runner import RunnerOperation
+from server.features.api_runners import Catalog, PlainCodec, RunnerOperation, VolumeKinds
 from server.features.api_volumes import Limits, Volume, VolumeMeans
 from server.features.executors import system
 from server.features.executors.channel import MAX_HEAD_BYTES, Channel, ExecutorGoneError
@@ -29,10 +28,8 @@ from server.features.executors.sandbox import Sandbox
 from server.features.executors.work import Work, refused
 from server.functions.coroutines import keep_main_loop
 from server.functions.leftovers import Watch
-from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.volumes.scratch import Scratch
-from server.volumes.volume import VolumeKinds
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Toolpacks' code in executors, as the rest of the server sees it: a `Runner`.
 
-The rule: it drives any operation and knows none. The operation opens and seals snapshots in this process, with the key
+The rule: it drives any operation and knows none. Its transport opens and seals snapshots in this process, with the key
 that executors don't have, and checks what it is answered. No text of an executor is as long in the log or in an error
 as the executor would have it.
 """
@@ -15,18 +15,17 @@ from typing import Any, Protocol, TypeVar
 from server.base.errors import CrashedError, shown
 from server.base.settings import Settings
 from server.base.terminal import printable
-from server.execution.codec import Codec
-from server.execution.refusals import MAX_TEXT, read_refusal
-from server.execution.runner import Frame, RunnerOperation
-from server.execution.world import Means
 from server.features.api import InternalError, OverloadedError
+from server.features.api_runners import Codec, Means, RunnerOperation, Steps
 from server.features.api_volumes import Limits
-from server.features.executors.channel import ExecutorGoneError
+from server.features.executors.calls import TRANSPORTS
+from server.features.executors.channel import ExecutorGoneError, Frame
 from server.features.executors.child import ExecutorProcess, Zygote
 from server.features.executors.executor import Configuration
 from server.features.executors.pool import Pool
+from server.features.executors.refusals import MAX_TEXT, read_refusal
 from server.features.executors.settings import ExecutorsSettings
-from server.functions.steps import Steps
+from server.features.executors.transport import Transport
 from server.observability.metrics import Metrics
 from server.observability.tracing import running_trace
 
@@ -97,17 +96,17 @@ class ExecutorRunner:
             CrashedError: It has ended meanwhile.
             OverloadedError: No executor has begun, or all have ended.
         """
-        preferred = operation.preferred()
+        transport: Transport[T] = TRANSPORTS[type(operation)](operation)
         try:
             for _ in range(ATTEMPTS):
-                with self._pool.executor(preferred, clean=not operation.leaves_traces) as child:
+                with self._pool.executor(transport.preferred, clean=not operation.leaves_traces) as child:
                     try:
-                        answer = self._answer(child, operation)
+                        answer = self._answer(child, operation, transport)
                         # One that lacks something of the machine, or says so, may lack it again.
                         lacks = answer.head.get("refused") == OverloadedError.__name__
                         child.retired = answer.head.get("retire") is not False or "fault" in answer.head or lacks
                         _raise_refusal(answer)
-                        return operation.read(answer, self._means, child.number)
+                        return transport.read(answer, self._means, child.number)
                     except ExecutorGoneError as gone:
                         how = None if gone.unread else child.how_it_ended()
                         if how is not None:
@@ -128,9 +127,9 @@ class ExecutorRunner:
             return operation.crashed(error)
         raise OverloadedError(STOPPED)
 
-    def _answer(self, child: ExecutorProcess, operation: RunnerOperation[Any]) -> Frame:
-        request = operation.write(self._codec, child.number)
-        allows = partial(operation.allows, means=self._means)
+    def _answer(self, child: ExecutorProcess, operation: RunnerOperation[T], transport: Transport[T]) -> Frame:
+        request = transport.write(self._codec, child.number)
+        allows = partial(transport.allows, means=self._means)
         trace = running_trace()
         more = {"trace": trace.told} if trace is not None and trace.told is not None else {}
         try:
@@ -142,7 +141,7 @@ class ExecutorRunner:
                         if trace is not None and "traced" in frame.head:
                             trace.take(frame.head["traced"])
                         return frame
-                    child.ask(*operation.supply(frame.head["need"], self._codec))
+                    child.ask(*transport.supply(frame.head["need"], self._codec))
         finally:
             printed = child.printed(rest=child.owes)
             if printed:

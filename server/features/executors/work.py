@@ -11,11 +11,10 @@ from pkgutil import resolve_name
 from typing import Any
 
 from server.base.errors import CallError, RequestError
-from server.execution.codec import PlainCodec
-from server.execution.refusals import write_refusal
-from server.execution.runner import Frame, RunnerOperation
-from server.execution.world import Means
-from server.features.executors.channel import Channel
+from server.features.api_runners import Means, PlainCodec, RunnerOperation
+from server.features.executors.calls import TRANSPORTS
+from server.features.executors.channel import Channel, Frame
+from server.features.executors.refusals import write_refusal
 
 
 class Work:
@@ -30,7 +29,7 @@ class Work:
     ) -> None:
         self._channel = channel
         means = Means(codec, max_result_bytes)
-        self._operations = {kind.name: kind.serving(means, self._ask) for kind in operations}
+        self._operations = {kind.name: TRANSPORTS[kind].serving(kind, means, self._ask) for kind in operations}
 
     def do(self, request: Frame) -> Frame:
         """Run the requested operation, and get the answer."""

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from server.base.errors import StartError
-from server.execution.runner import RunnerOperation
+from server.features.api_runners import Catalog, RunnerOperation
 from server.features.executors import system
 from server.features.executors.executor import Configuration, run_executor
 from server.features.executors.sandbox import Sandbox
 from server.functions.pins import load_time_machine
 from server.jsonio.strict import dumps, loads
-from server.packs.catalog import Catalog
 from server.packs.loading import extend_namespace, load_catalog
 from server.packs.spawned import let_spawned_import
 from server.volumes.scratch import Scratch, remove_leftovers

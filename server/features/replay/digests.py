@@ -6,16 +6,13 @@ The rule: a blob never changes, so each is read once. What is remembered of blob
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic import TypeAdapter
 from typing_extensions import override
 
 from server.base.cache import BoundedCache
-from server.execution.declared import Declared
-from server.execution.operations import read_entries
-from server.execution.parts import toolpack_of
-from server.execution.runner import Frame, Runner
 from server.execution.views import entries
-from server.execution.world import Means, Snapshot
 from server.features.api import SessionStore
+from server.features.api_runners import Means, Runner, RunnerOperation, Snapshot, toolpack_of
 from server.sessions.part_bytes import PartBytes
 from server.snapshots.digest import Entries, world_digest
 
@@ -23,19 +20,20 @@ REMEMBERED = 10_000  # parts whose entries a worker knows
 
 
 @dataclass(eq=False)
-class ReadEntries(Declared[dict[str, Entries | None]]):
+class ReadEntries(RunnerOperation[dict[str, Entries | None]]):
     """Get what the digest of each part is made of; see `execution.views.entries`."""
 
     snapshot: Snapshot
     name = "entries"
+    shape = TypeAdapter(dict[str, Entries | None])
 
     @override
     def run(self, means: Means) -> dict[str, Entries | None]:
         return entries(means.codec, self.snapshot)
 
     @override
-    def read(self, answer: Frame, means: Means, process: int) -> dict[str, Entries | None]:
-        return read_entries(answer.head["result"], self.snapshot.parts)
+    def fits(self, result: Mapping[str, Entries | None]) -> bool:
+        return result.keys() == self.snapshot.parts.keys()
 
 
 class StateDigests:

@@ -23,12 +23,9 @@ from server.base.errors import (
     RewardError,
     ToolpackServerError,
 )
-from server.execution.call import call
-from server.execution.declared import Versions
-from server.execution.runtime import SessionRuntime
 from server.execution.views import thawed
 from server.execution.volumes import READING, Volumes
-from server.execution.world import Means, Snapshot
+from server.features.api_runners import Means, SessionRuntime, Snapshot, Versions, call, is_piece
 from server.features.tasks.finding import find_task
 from server.features.tasks.results import Solution, Verdict
 from server.features.tasks.rollouts import Rollout, RolloutCall, RolloutMessage, Worlds, verdict
@@ -40,7 +37,6 @@ from server.packs.toolpack import as_made
 from server.protocol.results import SaidMessage
 from server.sessions.paths import PathRecord
 from server.sessions.record_kinds import RecordKinds
-from server.volumes.volume import is_piece
 
 log = logging.getLogger("toolpack_server")
 

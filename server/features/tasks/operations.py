@@ -9,15 +9,13 @@ from typing import Any
 from pydantic import TypeAdapter
 from typing_extensions import override
 
-from server.execution.declared import Declared
-from server.execution.runner import Frame, RunnerOperation, check_answer
-from server.execution.world import Means
+from server.features.api_runners import Means, RunnerOperation
 from server.features.tasks.evaluation import Evidence, evaluate, solve
 from server.features.tasks.results import Solution, Verdict
 
 
 @dataclass(eq=False)
-class EvaluateTask(Declared[Verdict]):
+class EvaluateTask(RunnerOperation[Verdict]):
     task: str
     evidence: Evidence
     name = "evaluate"
@@ -31,15 +29,13 @@ class EvaluateTask(Declared[Verdict]):
         return evaluate(self.task, self.evidence, means)
 
     @override
-    def read(self, answer: Frame, means: Means, process: int) -> Verdict:
-        verdict = super().read(answer, means, process)
-        check_answer((verdict["task"], verdict["version"]) == (self.task, self.evidence.version))
-        check_answer(verdict["valid"] and "failure" not in verdict and verdict["reward"] is not None)
-        return verdict
+    def fits(self, result: Verdict) -> bool:
+        asked = (result["task"], result["version"]) == (self.task, self.evidence.version)
+        return asked and result["valid"] and "failure" not in result and result["reward"] is not None
 
 
 @dataclass(eq=False)
-class SolveTask(Declared[Solution]):
+class SolveTask(RunnerOperation[Solution]):
     task: str
     evidence: Evidence
     name = "solve"

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.execution.declared import Declared, Versions
-from server.execution.world import Snapshot
+from server.execution.runner import RunnerOperation
+from server.execution.world import Snapshot, Versions
 from server.features.executors.channel import MAX_HEAD_VALUES, Channel
+from server.features.executors.transport import Transport
 
 MAX_BYTES = 1000
 
@@ -69,7 +70,7 @@ def test_whoever_is_trusted_may_send_anything():
 
 
 @dataclass(eq=False)
-class Looked(Declared[None]):
+class Looked(RunnerOperation[None]):
     world: Snapshot
     at: Versions
 
@@ -81,11 +82,12 @@ def test_an_executor_gets_only_what_its_request_has_named():
 
     asked = []
     looked = Looked(Snapshot({"shop": "1"}, {"shop": b"mine"}), lambda at: asked.append(at) or looked.world)
-    request = looked.write(Unsealed(), 0)
+    travelling = Transport(looked)
+    request = travelling.write(Unsealed(), 0)
     assert (request.head["fields"]["world"]["given"], request.pieces) == (["shop"], [b"mine"])
-    assert looked.supply(["/world", "shop"], Unsealed()).pieces == [b"mine"]
-    assert looked.supply(["/at", 3], Unsealed()).pieces == [b"mine"]
-    assert looked.supply(["/at/3", "shop"], Unsealed()).pieces == [b"mine"]
+    assert travelling.supply(["/world", "shop"], Unsealed()).pieces == [b"mine"]
+    assert travelling.supply(["/at", 3], Unsealed()).pieces == [b"mine"]
+    assert travelling.supply(["/at/3", "shop"], Unsealed()).pieces == [b"mine"]
     for need in (
         ["/at/4", "shop"],
         ["/world", "other"],
@@ -96,5 +98,5 @@ def test_an_executor_gets_only_what_its_request_has_named():
         None,
     ):
         with pytest.raises((KeyError, TypeError, ValueError)):
-            looked.supply(need, Unsealed())
+            travelling.supply(need, Unsealed())
     assert asked == [3]

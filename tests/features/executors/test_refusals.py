@@ -22,7 +22,7 @@ from server.base.errors import (
 )
 from server.execution import machine
 from server.execution.machine import machine_trouble
-from server.execution.refusals import read_refusal, refusals, write_refusal
+from server.features.executors.refusals import read_refusal, refusals, write_refusal
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.rpc.codes import CODES, describe

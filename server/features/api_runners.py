@@ -1,0 +1,63 @@
+"""What a feature that runs toolpacks' code elsewhere, or adds operations to what runs there, may import besides `api`.
+
+The rule: nothing is defined here, and nothing is promised. Who imports this needs exactly this version of the server.
+"""
+
+from server.execution.call import Outcome, call
+from server.execution.codec import Codec, PlainCodec
+from server.execution.failure import OF_CALLS, Failure
+from server.execution.initial import Built
+from server.execution.operations import (
+    BuildEnvironment,
+    ExportVolumes,
+    MakeEnvironment,
+    ParseEnvironment,
+    PatchVolumes,
+    RunCall,
+)
+from server.execution.parts import toolpack_of, wanted
+from server.execution.plan import Plan
+from server.execution.runner import Runner, RunnerOperation
+from server.execution.runtime import SessionRuntime
+from server.execution.volumes import Stored, stored_volumes
+from server.execution.world import Means, PromiseCheck, Snapshot, Versions
+from server.functions.content import check_content
+from server.functions.steps import Steps
+from server.functions.tracebacks import MAX_CHARACTERS
+from server.packs.catalog import Catalog
+from server.volumes.volume import SLOTS, VolumeKinds, is_piece
+
+__all__ = [
+    "MAX_CHARACTERS",
+    "OF_CALLS",
+    "SLOTS",
+    "BuildEnvironment",
+    "Built",
+    "Catalog",
+    "Codec",
+    "ExportVolumes",
+    "Failure",
+    "MakeEnvironment",
+    "Means",
+    "Outcome",
+    "ParseEnvironment",
+    "PatchVolumes",
+    "PlainCodec",
+    "Plan",
+    "PromiseCheck",
+    "RunCall",
+    "Runner",
+    "RunnerOperation",
+    "SessionRuntime",
+    "Snapshot",
+    "Steps",
+    "Stored",
+    "Versions",
+    "VolumeKinds",
+    "call",
+    "check_content",
+    "is_piece",
+    "stored_volumes",
+    "toolpack_of",
+    "wanted",
+]
