@@ -17,9 +17,7 @@ from server.cli.local import memory_settings
 from server.cli.look import label
 from server.cli.options import packs_options, server_options
 from server.cli.send import Send, local, remote
-from server.execution.call import Outcome
 from server.rpc.caller import Caller
-from server.sessions.calls import CallRequest
 from server.wiring.service import Service
 
 Step = tuple[str, dict[str, Any]]
@@ -138,7 +136,7 @@ def _owner(packs: list[dict[str, Any]], function: str, options: dict[str, dict[s
 
 
 def _here(pack_dir: tuple[Path, ...], packs: str | None, details: list[str]) -> Send:
-    def note_details(_request: CallRequest, outcome: Outcome) -> None:
+    def note_details(_request: object, outcome: Any) -> None:
         failure = outcome.failure
         if failure and failure.traceback:
             details.append(failure.traceback)
