@@ -206,10 +206,16 @@ class TaskEpisodes:
     async def newest(self, caller: Caller, sid: str) -> TaskEpisode | None:
         """Find the last episode with an id of the protocol's; a fork of one has its label, and is none."""
         params = {"labels": {self.label: sid}, "limit": PAGE, "order": "-created"}
-        for session in await self.app.request(caller, "list_sessions", params):
-            if "parent" not in session and "task" in session:
-                return (await self._of(caller, session))[0]
+        for listed in await self.app.request(caller, "list_sessions", params):
+            if "parent" not in listed:
+                session = await self.meant(caller, listed)
+                if session is not None and "task" in session:
+                    return (await self._of(caller, session))[0]
         return None
+
+    async def meant(self, caller: Caller, session: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG002
+        """Get the session that one with an id of the protocol's stands for; None if that isn't there any more."""
+        return session
 
     async def _of(self, caller: Caller, session: Mapping[str, Any]) -> tuple[TaskEpisode, dict[str, Any]]:
         session_id, labels, task = session["session_id"], session["labels"], session["task"]

@@ -1,13 +1,15 @@
 """Episodes as OpenEnv knows them: what a reset, a step and a question for the state are answered.
 
 The rule: what OpenEnv has its own words for is said in them here; all else is in `server.features.task_episodes`. A
-session of OpenEnv's is an id that a client has, before there is an episode and from one to the next: a label.
+session of OpenEnv's is an id that a client has, before there is an episode and from one to the next: a label. A client
+that goes on with an episode may have another id by then; labels don't change, so a session without toolpacks is made
+that has this id, and says which one is meant.
 """
 
 import uuid
 from typing import Any
 
-from server.features.api import Caller, HttpRefusedError
+from server.features.api import Caller, HttpRefusedError, ReplyError
 from server.features.openenv.messages import AnswerAction, CallTool, ResetData
 from server.features.openenv.settings import OpenEnvSettings
 from server.features.task_episodes import (
@@ -15,15 +17,19 @@ from server.features.task_episodes import (
     ANSWER_ABOUT,
     ANSWER_SCHEMA,
     NO_TOOL,
+    NOT_FOUND,
     OVER,
+    PAGE,
     WRONG_INPUT,
     PlayedCall,
     TaskEpisode,
     TaskEpisodes,
+    TaskSpec,
     messages_of,
 )
 
 EPISODE = "openenv-episode"  # the label that has an episode's id
+PLAYS = "openenv-plays"  # the label of a session that stands for another one
 ANSWER_TOOL = {"name": ANSWER, "description": ANSWER_ABOUT, "input_schema": ANSWER_SCHEMA}
 NO_STATE = {"episode_id": None, "step_count": 0, "done": False, "reward": None, "task": None, "session_id": None}
 
@@ -65,15 +71,54 @@ class OpenEnvEpisodes(TaskEpisodes):
         elif not task.startswith(f"{env}/"):
             raise HttpRefusedError(400, f"The task {task[:200]!r} is none of {env}: these are {env}/<name>.")
         episode_id = data.episode_id or uuid.uuid4().hex
-        settings = self.app.settings.of(OpenEnvSettings)
-        labels = {self.label: sid or episode_id, EPISODE: episode_id}
-        each = settings.rewards == "each"
-        begun, told = await self.begin(caller, episode_id, data.spec(task), labels, each=each, ttl=settings.ttl_seconds)
+        player, spec = sid or episode_id, data.spec(task)
+        try:
+            begun, told = await self._begin(caller, episode_id, spec, player)
+        except HttpRefusedError:
+            first = await self._first_sid(caller, episode_id)
+            if first is None or first == player:
+                raise
+            begun, told = await self._begin(caller, episode_id, spec, first)
+        if begun.labels[self.label] != player or (sid is not None and data.episode_id is not None):
+            await self._play_with(caller, player, begun)
         prompt = messages_of(told)
         lone = len(prompt) == 1 and prompt[0]["role"] == "user"
         text = "\n\n".join(each["content"] if lone else f"{each['role']}: {each['content']}" for each in prompt)
         metadata = {"episode_id": episode_id, "session_id": begun.session_id, "task": begun.task}
         return begun, _observation({"prompt": text, "messages": prompt}, metadata=metadata)
+
+    async def _begin(
+        self, caller: Caller, episode_id: str, spec: TaskSpec, sid: str
+    ) -> tuple[TaskEpisode, dict[str, Any]]:
+        settings = self.app.settings.of(OpenEnvSettings)
+        labels, each = {self.label: sid, EPISODE: episode_id}, settings.rewards == "each"
+        return await self.begin(caller, episode_id, spec, labels, each=each, ttl=settings.ttl_seconds)
+
+    async def _first_sid(self, caller: Caller, episode_id: str) -> str | None:
+        """Get the session of OpenEnv that an episode was begun with."""
+        listed = await self.app.request(caller, "list_sessions", {"labels": {EPISODE: episode_id}, "limit": PAGE})
+        return next((each["labels"][self.label] for each in listed if "parent" not in each), None)
+
+    async def _play_with(self, caller: Caller, sid: str, episode: TaskEpisode) -> None:
+        """Let a session of OpenEnv play this episode, whichever it has played last."""
+        newest = await self.newest(caller, sid)
+        if newest is None or newest.session_id != episode.session_id:
+            labels = {self.label: sid, PLAYS: episode.session_id}
+            ttl = self.app.settings.of(OpenEnvSettings).ttl_seconds
+            await self.app.request(caller, "create_session", {"toolpacks": [], "labels": labels, "ttl_seconds": ttl})
+
+    async def meant(self, caller: Caller, session: dict[str, Any]) -> dict[str, Any] | None:
+        if PLAYS not in session["labels"]:
+            return session
+        try:
+            await self.app.request(caller, "get_session", {"session_id": session["session_id"]})  # which renews it
+            params = {"session_id": session["labels"][PLAYS]}
+            found: dict[str, Any] = await self.app.request(caller, "get_session", params)
+        except ReplyError as error:
+            if error.code != NOT_FOUND:
+                raise
+            return None
+        return found
 
     async def step(
         self,

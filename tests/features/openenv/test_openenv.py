@@ -227,6 +227,33 @@ def test_an_episode_goes_on_on_another_websocket(server, player):
     assert len(server.rpc("list_sessions", labels={"openenv": "long"})) == 1
 
 
+def test_an_episode_goes_on_with_another_session_which_plays_it_from_then_on(server):
+    with Player(server.url, query="?session_id=before") as player:
+        begun = player.reset(SAVE, episode_id="moving")["metadata"]
+        player.result("get_balance")
+    with Player(server.url, query="?session_id=after") as player:
+        other = player.reset("bank/savings-balance")["metadata"]
+        assert player.reset(SAVE, episode_id="moving")["metadata"] == begun
+        assert player.state()["step_count"] == 1
+        moved = player.mcp("tools/call", name="move_to_savings", arguments={"amount": "300.00"}, session_id="after")
+        assert moved["result"]["data"]["amount"] == "-300.00"
+        assert player.state()["step_count"] == 2
+        for wrong in [{"task": "bank/savings-balance"}, {"task": SAVE, "rewards": "each"}]:
+            said = refused(player.asked("reset", {**wrong, "episode_id": "moving"}), "VALIDATION_ERROR")
+            assert said == "The episode moving exists, with another task or seed."
+    for sid in ["before", "after"]:
+        with Player(server.url, query=f"?session_id={sid}") as player:
+            assert player.state()["session_id"] == begun["session_id"]
+    with Player(server.url) as player:
+        assert player.reset(SAVE, episode_id="moving")["metadata"] == begun
+        assert player.get("/state", episode_id="moving").json()["step_count"] == 2
+    with Player(server.url, query="?session_id=after") as player:
+        assert player.answer()["reward"] == 1.0
+        server.rpc("close_session", session_id=begun["session_id"])
+    with Player(server.url, query="?session_id=after") as player:
+        assert player.state()["session_id"] == other["session_id"]
+
+
 def test_a_session_plays_one_episode_after_the_other(server):
     with Player(server.url, query="?session_id=series") as player:
         assert player.state() == {

@@ -39,7 +39,8 @@ def test_openenv_validates_each_toolpack(server):
         assert validated.stdout.endswith("Verdict: PASS\n"), validated.stdout + validated.stderr
 
 
+@pytest.mark.parametrize(("client", "has_ids"), [("openenv", True), ("openenv-mcp", False)])
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_it_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, request):
+def test_each_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, client, has_ids, request):
     needs("openenv.core")
-    plays_on(tmp_path, store, request, "openenv-episode", "openenv")
+    plays_on(tmp_path, store, request, "openenv-episode", client, has_ids=has_ids)

@@ -35,8 +35,8 @@ def needs(module):
         pytest.skip(f"{module}: {ADVICE}")
 
 
-def played(url, episodes, *arguments, amid=None, token=TOKEN):
-    """Have episodes played, and get the rewards of each; `amid` is called where they pause."""
+def played(url, episodes, *arguments, first=lambda: None, amid=None, token=TOKEN):
+    """Have episodes played, and get the rewards of each; `amid` is called where they go on, `first` just before."""
     with subprocess.Popen(
         [PYTHON, str(PLAYER), *arguments],
         stdin=subprocess.PIPE,
@@ -53,6 +53,7 @@ def played(url, episodes, *arguments, amid=None, token=TOKEN):
             rewards = []
             for line in process.stdout:
                 if line == "amid\n":
+                    first()
                     waiting.append(threading.Thread(target=amid))
                     waiting[-1].start()
                     print(file=process.stdin, flush=True)
@@ -80,15 +81,21 @@ def solved(rpc, packs=PACKS):
     return episodes
 
 
-def plays_on(tmp_path, store, request, label, *arguments):
-    """Have a client play episodes while the server is killed amid each tenth; `label` is what names their sessions."""
+def plays_on(tmp_path, store, request, label, *arguments, has_ids=True):
+    """Have a client play episodes while the server is killed amid each tenth.
+
+    Args:
+        label: That of their sessions, by which each has another name.
+        has_ids: Whether its calls have ids; else none is under way when the server is killed, as it might run twice.
+    """
     url = request.getfixturevalue("redis_url") if store == "redis" else None
     server = Server(tmp_path, url, 2, packs="bank", tokens=f"ann:{TOKEN}", log_calls="off")
     server.start()
     kills = []
 
     def kill():
-        server.kill()
+        if has_ids:
+            server.kill()
         server.start()
         kills.append(store)
 
@@ -99,12 +106,17 @@ def plays_on(tmp_path, store, request, label, *arguments):
 
     address = f"http://127.0.0.1:{server.port}"
     try:
+        earlier = {
+            session["session_id"] for session in rpc("list_sessions", limit=1000)
+        }  # Redis is there for all tests
         solutions = [episode for episode in solved(rpc, ["bank"]) if episode["calls"]]
         episodes = [{**each, "pause": not number % 10} for number, each in enumerate(solutions * 4)][:31]
-        for rewards in played(address, episodes, *arguments, amid=kill):
+        first = {} if has_ids else {"first": server.kill}
+        for rewards in played(address, episodes, *arguments, amid=kill, **first):
             assert rewards == [*[None] * (len(rewards) - 1), 1.0]
         assert len(kills) == 4
-        made = rpc("list_sessions", limit=1000)
+        listed = [each for each in rpc("list_sessions", limit=1000) if each["session_id"] not in earlier]
+        made = [session for session in listed if "task" in session]
         assert len(made) == len({session["labels"][label] for session in made}) == len(episodes)
         for session in made:
             records = rpc("get_trace", session_id=session["session_id"])

@@ -118,14 +118,16 @@ def _stepped(env, begin, action):
 
 def _insisted(do):
     """Do it again and again while there is no server."""
+    from httpx import HTTPStatusError, TransportError  # noqa: PLC0415 - the client of tools gets its session over HTTP
     from websockets.exceptions import ConnectionClosed  # noqa: PLC0415
 
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:
             return do()
-        except (ConnectionError, ConnectionClosed):
-            if time.monotonic() > deadline:
+        except (ConnectionError, ConnectionClosed, TransportError, HTTPStatusError) as error:
+            starts = not isinstance(error, HTTPStatusError) or error.response.status_code == 503
+            if not starts or time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
 
