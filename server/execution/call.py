@@ -15,10 +15,8 @@ from server.execution.plan import Plan
 from server.execution.volumes import Volumes
 from server.execution.world import Means, PromiseCheck, Snapshot, World
 from server.functions.content import check_content
-from server.functions.pins import pinned
 from server.functions.steps import Passed, Steps, run_steps
 from server.jsonio.view import to_json
-from server.snapshots.digest import Entries, part_entries
 
 
 @dataclass(slots=True)
@@ -37,8 +35,8 @@ class Outcome:
     # What came out when read-only functions were compared with their promise; None if none was.
     comparison: PromiseCheck | None = None
     content: bool = False  # the result is a list of MCP's content blocks
-    # For each part that a call with pinned time or chance may have changed, what its digest is made of.
-    entries: dict[str, Entries | None] = field(default_factory=dict)
+    # For each part that it may have changed, what the conditions under which it ran have found there.
+    found: dict[str, Any] = field(default_factory=dict)
     nested: Sequence[bytes] = ()  # the results, as JSON, of those nested calls that have returned
     changed: Mapping[str, int] | None = None  # for each volume that it has changed, how many pages or files
 
@@ -54,22 +52,23 @@ def call(plan: Plan, snapshot: Snapshot, means: Means) -> Outcome:
 
 
 def call_steps(plan: Plan, snapshot: Snapshot, means: Means) -> Steps[Outcome]:
-    """Do what `call` does, but let somebody else await the coroutines, unless time or chance is pinned."""
+    """Do what `call` does, but let somebody else await the coroutines, unless it runs under conditions."""
     world = World(plan, snapshot, means, PromiseCheck() if plan.compares else None, means.max_result_bytes)
     live: dict[str, Any] = {}
     try:
-        if plan.pin is None:
+        if plan.conditions is None:
             outcome = yield from _run(world)
         else:
-            with pinned(plan.pin):
+            with plan.conditions.hold():
                 outcome = yield from _run(world)
         if world.volumes is not None:
             live = _end_volumes(world.volumes, outcome, world)
     finally:
         if world.volumes is not None:
             world.volumes.abandon(keep=False)  # where it was given up or refused; else nothing is left to do
-    if plan.pin is not None and outcome.failure is None:
-        outcome.entries |= {part: part_entries(outcome.live[part], means.codec.catalog.classes) for part in world.dirty}
+    if plan.conditions is not None and outcome.failure is None:
+        classes = means.codec.catalog.classes
+        outcome.found |= {part: plan.conditions.find(outcome.live[part], classes) for part in world.dirty}
         outcome.live = {}  # the next call reads everything anew: the order of a set depends on how it was filled
     if live:
         outcome.live = {**outcome.live, **live}
@@ -122,7 +121,7 @@ def _end_volumes(volumes: Volumes, outcome: Outcome, world: World) -> dict[str, 
         if outcome.failure is None:
             changes = volumes.finish()
             outcome.blobs |= changes.blobs
-            outcome.changed, outcome.entries = changes.counts, changes.entries
+            outcome.changed, outcome.found = changes.counts, changes.found
             return changes.live
     except BaseException as error:  # noqa: BLE001 - it is the call's failure, whatever it is
         explained = volumes.explain(error)

@@ -11,8 +11,8 @@ from typing import Any
 from server.base.cache import BoundedCache
 from server.base.errors import SnapshotError
 from server.execution.codec import PlainCodec
+from server.execution.conditions import Conditions, held
 from server.execution.parts import environments
-from server.functions.pins import Pin, pinned
 from server.jsonio.strict import dumps
 from server.snapshots.comparison import difference
 from server.volumes.volume import is_piece
@@ -23,9 +23,9 @@ Built = dict[str, tuple[str, bytes]]
 ENTRY_BYTES = 1024  # what a part takes in the cache besides its bytes
 
 
-def build(codec: PlainCodec, toolpack: str, options: Mapping[str, Any], pin: Pin | None = None) -> Built:
-    """Build a toolpack's initial environment, with time and chance pinned; raises as `Toolpack.build` and `encode`."""
-    with pinned(pin):
+def build(codec: PlainCodec, toolpack: str, options: Mapping[str, Any], conditions: Conditions | None = None) -> Built:
+    """Build a toolpack's initial environment, under conditions; raises as `Toolpack.build` and `encode`."""
+    with held(conditions):
         environment = codec.catalog.toolpacks[toolpack].build(options)
     payloads = codec.freeze_parts(toolpack, environment)
     # Seeded sessions, whose environments are built anew for each of them, mostly start from the same bytes.
@@ -40,9 +40,9 @@ def build(codec: PlainCodec, toolpack: str, options: Mapping[str, Any], pin: Pin
     return codec.seal_all(payloads)
 
 
-def parse(codec: PlainCodec, toolpack: str, environment: Any, pin: Pin | None = None) -> Built:
+def parse(codec: PlainCodec, toolpack: str, environment: Any, conditions: Conditions | None = None) -> Built:
     """Build a toolpack's environment from JSON; raises as `build`."""
-    with pinned(pin):
+    with held(conditions):
         parsed = codec.catalog.toolpacks[toolpack].parse(environment)
     return codec.write(toolpack, parsed)
 

@@ -13,6 +13,7 @@ from typing_extensions import override
 from server.base.errors import CrashedError
 from server.execution.call import Outcome, call_steps
 from server.execution.codec import PlainCodec
+from server.execution.conditions import Conditions
 from server.execution.failure import CallFailure, Failure
 from server.execution.initial import Built, build, parse
 from server.execution.plan import Plan
@@ -20,7 +21,6 @@ from server.execution.runner import RunnerOperation
 from server.execution.views import Pointed, contents, export, patch, pointed, view, view_without_volumes
 from server.execution.world import Means, Snapshot
 from server.functions.leftovers import Watch
-from server.functions.pins import Pin
 from server.functions.steps import Steps, run_steps
 from server.jsonio.strict import dumps, loads
 from server.volumes.volume import is_piece
@@ -67,8 +67,8 @@ class MakeEnvironment(RunnerOperation[Built]):
 
     toolpack: str
     source: Any
-    pin: Pin | None = None
-    _make: ClassVar["staticmethod[[PlainCodec, str, Any, Pin | None], Built]"]
+    conditions: Conditions | None = None
+    _make: ClassVar["staticmethod[[PlainCodec, str, Any, Conditions | None], Built]"]
     _author: ClassVar[str]  # whose code it is
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class MakeEnvironment(RunnerOperation[Built]):
 
     @override
     def run(self, means: Means) -> Built:
-        return self._make(means.codec, self.toolpack, self.source, self.pin)
+        return self._make(means.codec, self.toolpack, self.source, self.conditions)
 
 
 @dataclass(eq=False)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from server.execution.conditions import Conditions
 from server.execution.nested import NestedCall
-from server.functions.pins import Pin
 from server.functions.steps import Steps
 
 Footprint = Mapping[str, frozenset[str] | None]
@@ -54,7 +54,7 @@ class Plan:
     compares: bool = False  # whether to compare what its read-only functions leave behind with what they were given
     comparing: Callable[[], None] = uncompared  # called when comparing begins, which its deadline doesn't count
     tracebacks: bool = False  # whether the outcome of a function that raised is to have its traceback
-    pin: Pin | None = None  # what is pinned while it runs; None if nothing is
+    conditions: Conditions | None = None  # under which it runs; None if a feature sets none
     nested: Sequence[NestedCall] = ()  # its nested calls, in the order in which they run
 
     def promises(self) -> set[tuple[str, str]]:

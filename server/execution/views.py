@@ -12,11 +12,10 @@ from pydantic import BaseModel
 
 from server.execution.codec import PlainCodec
 from server.execution.parts import environments, toolpack_of
-from server.execution.volumes import READING, Volumes, piece_entries, stored_volumes
+from server.execution.volumes import READING, Volumes, stored_volumes
 from server.execution.world import Snapshot
 from server.jsonio.strict import Fragment, dumps
 from server.jsonio.view import to_json
-from server.snapshots.digest import Entries, part_entries
 from server.snapshots.pickling import freeze
 from server.volumes.volume import Volume, is_piece
 
@@ -76,17 +75,6 @@ def _json(codec: PlainCodec, world: dict[str, BaseModel]) -> bytes:
     return dumps(
         {toolpack: Fragment(to_json(environment, codec.catalog.plain)) for toolpack, environment in world.items()}
     )
-
-
-def entries(codec: PlainCodec, snapshot: Snapshot) -> dict[str, Entries | None]:
-    """Get what the digest of each part is made of; raises as `thawed`."""
-    classes, found = codec.catalog.classes, dict[str, Entries | None]()
-    for part, blob_id in snapshot.parts.items():
-        if is_piece(part):
-            found[part] = piece_entries(part, codec.unseal(part, blob_id, snapshot.blobs[part]), codec.volumes)
-        else:
-            found[part] = part_entries(codec.decode(part, blob_id, snapshot.blobs[part]), classes)
-    return found
 
 
 def export(codec: PlainCodec, snapshot: Snapshot) -> bytes:

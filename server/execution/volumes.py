@@ -14,9 +14,8 @@ from pydantic import BaseModel
 
 from server.base.errors import SnapshotError
 from server.execution.codec import PlainCodec
-from server.snapshots.digest import Entries
+from server.execution.conditions import Conditions
 from server.volumes.volume import (
-    SEPARATOR,
     SLOTS,
     Chain,
     Use,
@@ -24,12 +23,10 @@ from server.volumes.volume import (
     VolumeMeans,
     added_pieces,
     is_piece,
-    is_void,
     kind_of,
     live_name,
     part_name,
     put_in,
-    read_piece,
     take_out,
     volume_of,
 )
@@ -82,7 +79,7 @@ class Changes(NamedTuple):
     blobs: dict[str, tuple[str, bytes]]  # the new blob id and bytes of each piece
     live: dict[str, Any]  # the places of working copies
     counts: dict[str, int]  # for each volume that has changed, how many keys
-    entries: dict[str, Entries | None]  # what the digest of each piece is made of, if the call is pinned
+    found: dict[str, Any]  # what the conditions under which it runs have found in each piece
 
 
 class Volumes:
@@ -90,13 +87,13 @@ class Volumes:
 
     Args:
         read_only: Why nothing may be written; "" if it may.
-        pinned: Time and chance are pinned.
+        conditions: Under which the call runs.
     """
 
-    def __init__(self, codec: PlainCodec, *, read_only: str, pinned: bool = False) -> None:
+    def __init__(self, codec: PlainCodec, *, read_only: str, conditions: Conditions | None = None) -> None:
         self._codec = codec
         self._read_only = read_only
-        self._pinned = pinned
+        self._conditions = conditions
         self._bound: dict[str, Volume] = {}
         self._stored: dict[str, Stored] = {}
         self._inside: list[tuple[str, BaseModel, dict[str, Volume]]] = []
@@ -124,7 +121,7 @@ class Volumes:
                 )
                 volume = self._bound[stored.name] = kind.__new__(kind)
                 place = snapshot.live.pop(stored.live, None)
-                volume.use = Use(chain, kind, means, self._read_only, self._pinned, place)
+                volume.use = Use(chain, kind, means, self._read_only, self._conditions is not None, place)
                 self._stored[stored.name] = stored
             if environment is not None and put_in(environment, stored.path, volume, of_instances=of_instances):
                 placed[stored.path] = volume
@@ -234,10 +231,9 @@ class Volumes:
         sealed = {part: codec.seal(part, payload) for part, payload in payloads.items()}
         changes.blobs.update(sealed)
         changes.counts[stored.name] = len(changed)
-        if self._pinned:
-            changes.entries.update(
-                {part: piece_entries(part, payload, self._means) for part, payload in payloads.items()}
-            )
+        if self._conditions is not None:
+            find, means = self._conditions.find_in_piece, self._means
+            changes.found.update({part: find(part, payload, means) for part, payload in payloads.items()})
         ids = {} if use.chain.key is None else dict(zip(stored.parts, use.chain.key[1:], strict=True))
         ids |= {part: blob_id for part, (blob_id, _) in sealed.items()}
         known = len(ids) >= len(stored.parts) and all(ids.values())
@@ -263,16 +259,6 @@ class Volumes:
         if use.place is not None:
             live[self._stored[name].live] = use.place
         del self._bound[name]
-
-
-def piece_entries(part: str, payload: bytes, means: VolumeMeans | None) -> Entries | None:
-    """Get what the digest of a piece is made of."""
-    if means is None:
-        return None
-    if is_void(payload):
-        return ()
-    name, kind, slot = part.split(SEPARATOR)
-    return (f"volume {name.partition('/')[2]} {slot} {means.kinds[kind].digest(read_piece(payload))}",)
 
 
 def _payload(codec: PlainCodec, snapshot: Any, part: str) -> bytes:

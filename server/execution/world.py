@@ -150,7 +150,9 @@ class World:
             environment, parts = self._load_parts(toolpack, names, rest)
         if self.volumes is None:
             self.volumes = Volumes(
-                self.means.codec, read_only=READ_ONLY if self.plan.read_only else "", pinned=self.plan.pin is not None
+                self.means.codec,
+                read_only=READ_ONLY if self.plan.read_only else "",
+                conditions=self.plan.conditions,
             )
         self.volumes.bind(toolpack, environment, self.snapshot)
         return environment, parts

@@ -28,6 +28,7 @@ from server.features.checking.command import IN_MEMORY
 from server.features.checking.findings import Finding, Tried
 from server.features.checking.writes import ENVIRON, FOLDER
 from server.features.executors.transport import opened
+from server.features.replay.pins import Pin
 from server.features.tasks.evaluation import Evidence, SeenRecord, evaluate, solve
 from server.features.tasks.finding import all_tasks, find_task, tasks_of
 from server.features.tasks.results import Verdict
@@ -35,7 +36,6 @@ from server.features.tasks.service import Tasks
 from server.features.tasks.solutions import PlainCall, solution_calls
 from server.features.tasks.task import SEPARATOR, Task
 from server.functions.leftovers import Watch
-from server.functions.pins import Pin
 from server.functions.signatures import NEEDED
 from server.functions.steps import Steps
 from server.functions.tracebacks import leave_out

@@ -130,7 +130,8 @@ class CallOperation(SessionOperation):
     def _replan(self, runtime: SessionFunctions) -> None:
         before, request = self.plan, self.request
         self.plan = runtime.plan(request.function, request.kwargs, request.timeout_seconds)
-        self.plan.pin, self.plan.compares = before.pin, self.plan.compares and before.pin is None
+        self.plan.conditions = before.conditions
+        self.plan.compares &= before.conditions is None
 
     def asked(self) -> Sequence[Any]:
         return self.request.function, self.request.kwargs
@@ -150,7 +151,7 @@ class CallOperation(SessionOperation):
         if request.expected_version is not None and request.expected_version != state.version:
             raise VersionConflictError(request.expected_version, state.version)
         live = state.take_live()
-        if plan.pin:  # its environments are read anew
+        if plan.conditions:  # its environments are read anew
             live = {name: place for name, place in live.items() if is_piece(name)}
         snapshot = Snapshot(state.parts, blobs, live)
         if len(self._shown_kwargs) > LARGE_ARGUMENTS:  # before the function runs in vain

@@ -13,12 +13,12 @@ from server.base.errors import ClassesChangedError, StateDamagedError, shown
 from server.base.settings import Settings
 from server.engine.state import SessionState
 from server.execution.codec import Codec
+from server.execution.conditions import Conditions
 from server.execution.initial import InitialEnvironments
 from server.execution.operations import BuildEnvironment, ParseEnvironment
 from server.execution.promises import Promises
 from server.execution.runner import Runner, RunnerOperation
 from server.execution.runtime import SessionRuntime
-from server.functions.pins import Pin
 from server.observability.running import RunningFunctions
 from server.packs.catalog import Catalog
 from server.packs.registration import place
@@ -153,20 +153,20 @@ class SessionContext:
         with doing(operation.who):
             return self.runner.run(operation)
 
-    def initial_pin(self, details: Mapping[str, Any]) -> Pin | None:
-        pins = (hook.pin(details) for hook in self.creation_hooks) if details else ()
-        return next((pin for pin in pins if pin is not None), None)
+    def initial_conditions(self, details: Mapping[str, Any]) -> Conditions | None:
+        found = (hook.conditions(details) for hook in self.creation_hooks) if details else ()
+        return next(filter(None, found), None)
 
     def initial_parts(
         self,
         toolpacks: tuple[str, ...],
         options: Mapping[str, Any],
         environment: Mapping[str, Any],
-        pin: Pin | None = None,
+        conditions: Conditions | None = None,
     ) -> tuple[dict[str, str], dict[str, bytes]]:
         """Get the blob ids by part, and the blobs, of the environments that a session starts with.
 
-        With time or chance pinned they are built anew.
+        Under conditions they are built anew.
 
         Raises:
             InvalidParamsError: The options or the given environments don't fit.
@@ -174,9 +174,9 @@ class SessionContext:
         parts, blobs = {}, {}
         for toolpack in toolpacks:
             if toolpack in environment:
-                built = self.run(ParseEnvironment(toolpack, environment[toolpack], pin))
-            elif pin is not None:
-                built = self.run(BuildEnvironment(toolpack, options.get(toolpack, {}), pin))
+                built = self.run(ParseEnvironment(toolpack, environment[toolpack], conditions))
+            elif conditions is not None:
+                built = self.run(BuildEnvironment(toolpack, options.get(toolpack, {}), conditions))
             else:
                 built = self.initial.get(toolpack, options.get(toolpack, {}))
             for part, (blob_id, blob) in built.items():

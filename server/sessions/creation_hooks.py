@@ -7,7 +7,7 @@ change a request one after the other, in the order of their parameters.
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from server.functions.pins import Pin
+from server.execution.conditions import Conditions
 from server.protocol.parameters import ForkRequest, SessionRequest
 from server.stores.base import Head, StoredSession
 
@@ -55,7 +55,7 @@ class CreationHook:
         del request, parent, head, version
         return {}
 
-    def pin(self, details: Mapping[str, Any]) -> Pin | None:
-        """Get what is pinned while the environments of a session with these details are built; None if nothing is."""
+    def conditions(self, details: Mapping[str, Any]) -> Conditions | None:
+        """Get those under which the environments of a session with these details are built; None if there are none."""
         del details
         return None

@@ -147,9 +147,9 @@ class SessionFactory:
         owner, request = alike[0].owner, alike[0].request
         self._check_quota(owner, len(alike))
         toolpacks, options, environment = tuple(request.toolpacks or ()), request.options, request.environment
-        pin = self._context.initial_pin(alike[0].details)
-        parts, blobs = self._context.initial_parts(toolpacks, options, environment, pin)
-        is_new = bool(environment or pin)
+        conditions = self._context.initial_conditions(alike[0].details)
+        parts, blobs = self._context.initial_parts(toolpacks, options, environment, conditions)
+        is_new = bool(environment or conditions)
         sessions = [self._sessions(self._template(new), 1, new.creation)[0] for new in alike]
         size = sum(len(each.recipe) + len(dumps(each.labels)) for each in sessions)
         self._context.quotas.check_owner(owner, size + (sum(map(len, blobs.values())) if is_new else 0))

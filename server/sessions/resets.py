@@ -83,7 +83,7 @@ class ResetOperation(SessionOperation):
         context = self.context
         recipe = Recipe.of(session)
         parts, blobs = context.initial_parts(
-            recipe.toolpacks, *recipe.given(), context.initial_pin(details_of(session))
+            recipe.toolpacks, *recipe.given(), context.initial_conditions(details_of(session))
         )
         # A store forgets no part; a part that the new classes don't have is left empty.
         for part in old.keys() - parts.keys():

@@ -48,7 +48,7 @@ class OperatorTable:
     def __init__(self, classes: ClassTable) -> None:
         self.layouts = classes.layouts
         self.writers: dict[type, Write] = _Refusing()
-        self.digest_writers: Any = None  # built by `digest.py` at first use
+        self.derived: dict[Any, Any] = {}  # what others make of it once, by themselves
         operators: dict[str, Any] = {}
         for prepare in (_instances, _plain, _enums, _defaultdict):
             found, writers = prepare(classes)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from server.base.settings import FeatureSettings, Settings
+from server.execution.conditions import Conditions
 from server.execution.runner import RunnerOperation
 from server.observability.metrics import MetricFamily
 from server.protocol.parameters import Parameters
@@ -48,6 +49,7 @@ class Feature:
             exports `open(place, ids, query, signal)`. Scripts, styles and pictures of its folder are served, too, as
             `/console/features/` and the feature's name.
         operations: What its code lets the runner do with toolpacks' code.
+        conditions: Conditions under which its code lets toolpacks' code run.
         checks: Called with the settings before anything starts; they raise `SettingsError`.
         before_serving: Called with the settings before a server's processes start.
         isolations: Where toolpacks' code runs but in threads, by the value of `TOOLPACK_ISOLATION`: import paths of
@@ -76,6 +78,7 @@ class Feature:
     routes: ClassVar[Mapping[str, str]] = {}
     views: ClassVar[Mapping[str, str]] = {}
     operations: ClassVar[Sequence[type[RunnerOperation[Any]]]] = ()
+    conditions: ClassVar[Sequence[type[Conditions]]] = ()
     checks: ClassVar[Sequence[Callable[[Settings], None]]] = ()
     before_serving: ClassVar[Sequence[Callable[[Settings], None]]] = ()
     isolations: ClassVar[Mapping[str, str]] = {}

@@ -144,7 +144,8 @@ def create_runner(settings: Settings, codec: Codec, metrics: Metrics, features: 
     if start is None:
         return LocalRunner(Means(codec, settings.max_result_bytes, here))
     operations = [*OPERATIONS, *(operation for feature in features for operation in feature.operations)]
-    runner: Runner = resolve_name(start)(settings, codec, metrics, interruptible, operations)
+    conditions = [each for feature in features for each in feature.conditions]
+    runner: Runner = resolve_name(start)(settings, codec, metrics, interruptible, operations, conditions)
     return runner
 
 

@@ -6,7 +6,6 @@ aren't, and checks what it is answered.
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from server.features.api_runners import (
     SLOTS,
     BuildEnvironment,
     Codec,
+    Conditions,
     ExportVolumes,
     Failure,
     Means,
@@ -56,10 +56,10 @@ from server.features.executors.transport import (
     known_parts,
     largest_piece,
     opened,
+    restored,
+    written,
 )
-from server.functions.pins import Pin
 from server.jsonio.strict import Fragment, dumps
-from server.snapshots.digest import Entries
 
 LIVE_BYTES = 4 * 2**20  # of snapshots that an executor keeps; the environments take four to eight times as much
 RUNTIMES = 256
@@ -123,7 +123,7 @@ class CallTransport(Transport[Outcome]):
             "held": held,
             "tag": self._tag,
             # As text, because a time after the year 2554 has more bits than a number that may stand beside fragments.
-            "pin": plan.pin and Fragment(dumps(asdict(plan.pin))),
+            "conditions": plan.conditions and Fragment(dumps(written(plan.conditions))),
         }
         pieces = [opened(codec, self._snapshot, part) for part in given]
         self._operation.start()
@@ -176,7 +176,8 @@ class CallTransport(Transport[Outcome]):
             sealed = zip(changed, payloads, strict=True)
             outcome.blobs = {part: means.codec.seal(part, payload) for part, payload in sealed}
             outcome.live = dict.fromkeys(live, ProcessReference(process, self._tag))
-            outcome.entries = _entries(head["entries"], changed) if plan.pin is not None else {}
+            if plan.conditions is not None:
+                outcome.found = _found(head["found"], changed, plan.conditions)
             outcome.changed = _counts(head["changed"], self._volumes)
         else:
             outcome.failure = _failure(head, plan, means.max_result_bytes)
@@ -225,7 +226,7 @@ class _Calls:
         plan.trusted -= frozenset(head["distrusted"])
         plan.read_only, plan.compares, plan.tracebacks = head["read_only"], head["compares"], head["tracebacks"]
         plan.comparing = self._begin_comparing
-        plan.pin = head["pin"] and Pin(**head["pin"])
+        plan.conditions = head["conditions"] and restored(head["conditions"])
         given = dict(zip(head["given"], request.pieces, strict=True))
         snapshot = Snapshot(head["parts"], AskedParts(self._ask, given))
         sizes = {part: len(blob) for part, blob in given.items()}
@@ -247,7 +248,7 @@ class _Calls:
             "nested": len(outcome.nested),
             "blobs": [*outcome.blobs],
             "live": [*outcome.live],
-            "entries": outcome.entries,
+            "found": outcome.found,
             "changed": outcome.changed or {},
         }
         return Frame(answer, [outcome.result or b"", *outcome.nested, *(blob for _, blob in outcome.blobs.values())])
@@ -259,12 +260,10 @@ class _Calls:
         return SessionRuntime(self._means.codec.catalog.functions(toolpacks), timeout_seconds=0, offered=offered)
 
 
-def _entries(found: Any, parts: Iterable[str]) -> dict[str, Entries | None]:
-    """Read what the digests of parts are made of; raises as `Transport.read`."""
+def _found(found: Any, parts: Iterable[str], conditions: Conditions) -> dict[str, Any]:
+    """Read what a call's conditions have found in the parts that it has changed; raises as `Transport.read`."""
     check_answer(isinstance(found, dict) and found.keys() == {*parts})
-    for read in found.values():
-        check_answer(read is None or (isinstance(read, list) and all(isinstance(entry, str) for entry in read)))
-    return {part: read if read is None else tuple(read) for part, read in found.items()}
+    return {part: conditions.found.validate_python(value) for part, value in found.items()}
 
 
 def _counts(counts: Any, volumes: Sequence[Stored]) -> dict[str, int]:

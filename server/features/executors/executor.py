@@ -41,6 +41,7 @@ class Configuration:
     import_seconds: float
     preload: bool  # the zygote loads the toolpacks, and not each executor
     operations: list[str]  # as `module:class`
+    conditions: list[str]  # likewise
     max_environment_bytes: int  # of the snapshot of a part
     max_result_bytes: int  # of the result of a call as JSON
     max_answer_bytes: int

@@ -16,7 +16,7 @@ from server.base.errors import CrashedError, shown
 from server.base.settings import Settings
 from server.base.terminal import printable
 from server.features.api import InternalError, OverloadedError
-from server.features.api_runners import Codec, Means, RunnerOperation, Steps
+from server.features.api_runners import Codec, Conditions, Means, RunnerOperation, Steps
 from server.features.api_volumes import Limits
 from server.features.executors.calls import TRANSPORTS
 from server.features.executors.channel import ExecutorGoneError, Frame
@@ -25,7 +25,7 @@ from server.features.executors.executor import Configuration
 from server.features.executors.pool import Pool
 from server.features.executors.refusals import MAX_TEXT, read_refusal
 from server.features.executors.settings import ExecutorsSettings
-from server.features.executors.transport import Transport
+from server.features.executors.transport import Transport, path_of
 from server.observability.metrics import Metrics
 from server.observability.tracing import running_trace
 
@@ -48,8 +48,9 @@ def start_executors(
     metrics: Metrics,
     interruptible: Callable[[], InterruptibleBlock],
     operations: Iterable[type[RunnerOperation[Any]]],
+    conditions: Iterable[type[Conditions]],
 ) -> "ExecutorRunner":
-    """Start the zygote and a first executor, which can do these operations.
+    """Start the zygote and a first executor, which can do these operations under these conditions.
 
     Raises:
         StartError: The toolpacks can't be used there.
@@ -61,15 +62,14 @@ def start_executors(
         import_seconds=settings.import_seconds,
         packs=[*settings.packs],
         preload=True,
-        operations=[f"{kind.__module__}:{kind.__qualname__}" for kind in operations],
+        operations=[*map(path_of, operations)],
+        conditions=[*map(path_of, conditions)],
         max_environment_bytes=settings.max_environment_bytes,
         max_result_bytes=settings.max_result_bytes,
         max_answer_bytes=settings.max_session_bytes + settings.max_reply_bytes,
         sandbox=[*own.sandbox],
         hidden=[str(path.resolve()) for path in own_files],
-        volumes=[f"{kind.__module__}:{kind.__qualname__}" for kind in codec.volumes.kinds.values()]
-        if codec.volumes
-        else [],
+        volumes=[*map(path_of, codec.volumes.kinds.values())] if codec.volumes else [],
         limits=[*Limits.of(settings)],
         scratch_dir=str(settings.scratch_dir.resolve()) if settings.scratch_dir else None,
         scratch_bytes=settings.scratch_bytes // own.most,

@@ -11,8 +11,9 @@ have the right form and size, and one that is wrong nevertheless harms its own s
 
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin
 
 from typing_extensions import override
@@ -21,6 +22,7 @@ from server.base.errors import RequestError
 from server.features.api_runners import (
     Built,
     Codec,
+    Conditions,
     MakeEnvironment,
     Means,
     PlainCodec,
@@ -72,6 +74,8 @@ class Transport(Generic[T]):
             given = [part for part in value.parts if not is_piece(part)]
             pieces += [opened(codec, value, part) for part in given]
             return {"parts": known_parts(value, value.parts), "given": given}
+        if isinstance(value, Conditions):
+            return written(value)
         if is_dataclass(value):
             found = {each.name: getattr(value, each.name) for each in fields(value)}
             return {name: self._written(f"{place}/{name}", each, codec, pieces) for name, each in found.items()}
@@ -197,6 +201,21 @@ def check_answer(holds: object) -> None:
         raise ValueError("the answer of an executor doesn't fit the request")
 
 
+def path_of(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def written(conditions: Conditions) -> list[Any]:
+    """Get conditions as JSON, for an executor."""
+    return [path_of(type(conditions)), asdict(conditions)]  # type: ignore[call-overload] # each is a dataclass
+
+
+def restored(conditions: Sequence[Any]) -> Conditions:
+    path, values = conditions
+    made: Conditions = resolve_name(path)(**values)
+    return made
+
+
 def opened(codec: Codec, snapshot: Snapshot, part: str) -> bytes:
     """Get the bytes of a part as an executor reads them."""
     return codec.unseal(part, snapshot.parts[part], snapshot.blobs[part])
@@ -231,6 +250,8 @@ def _restored(place: str, kind: Any, value: Any, pieces: Iterator[bytes], ask: A
     """Get a field, in an executor, from what a request says of it."""
     if kind is Snapshot:
         return _snapshot(place, value, pieces, ask)
+    if kind is Conditions:
+        return restored(value)
     if kind == Versions:
         return partial(_version, place, ask)
     if isinstance(kind, type) and is_dataclass(kind):

@@ -23,7 +23,6 @@ from server.features.api_runners import Catalog, RunnerOperation
 from server.features.executors import system
 from server.features.executors.executor import Configuration, run_executor
 from server.features.executors.sandbox import Sandbox
-from server.functions.pins import load_time_machine
 from server.jsonio.strict import dumps, loads
 from server.packs.loading import extend_namespace, load_catalog
 from server.packs.spawned import let_spawned_import
@@ -61,8 +60,8 @@ def main(control: socket.socket) -> NoReturn:
     if "error" in answer or answer.get("threads"):
         os._exit(1)
     let_spawned_import(map(Path, configuration.pack_dirs))
-    with contextlib.suppress(ImportError):
-        load_time_machine()  # once, for all executors
+    for path in configuration.conditions:
+        pkgutil.resolve_name(path).load()  # once, for all executors
     gc.collect()
     gc.freeze()  # a collection in an executor would copy every page of what they share
     gc.set_threshold(50_000, 20, 100)  # as in a worker: most collections would find nothing

@@ -38,7 +38,6 @@ from server.features.perturbations.calls import heard
 from server.features.perturbations.counts import COUNTS, NAME, UNKNOWN, Counts, counts_at
 from server.features.perturbations.session_rules import Call, Decision, Functions, SessionRules
 from server.functions.content import check_content
-from server.functions.pins import SECOND_NS
 from server.functions_runtime import not_found
 from server.jsonio.strict import Fragment, cut_if_longer, dumps, loads
 from server.packs.names import without_dots
@@ -132,9 +131,9 @@ class Perturbing(OperationHook):
             met = self._decide(operation, state, start_clock, memo)
             decision = met.decision
             operation.notes = {**operation.notes, self: met}
-        pin, delay = operation.plan.pin, memo.counts.delay + decision.delay
-        if pin is not None and pin.now_ns is not None and delay:
-            operation.plan.pin = replace(pin, now_ns=pin.now_ns + round(delay * SECOND_NS))
+        conditions, delay = operation.plan.conditions, memo.counts.delay + decision.delay
+        if conditions is not None and delay:
+            operation.plan.conditions = conditions.later(delay)
 
     def _decide(self, operation: CallOperation, state: SessionState, start_clock: StartClock, memo: _Memo) -> _Met:
         rules, sent = self._rules(state.session), operation.request

@@ -8,13 +8,11 @@ from typing import Any
 
 from server.base.errors import ClassesChangedError, shown
 from server.execution.operations import ExportEnvironments
-from server.execution.parts import toolpack_of
-from server.execution.world import Snapshot
 from server.features.api import AGENT, CLIENT, InvalidParamsError, Record, SessionContext
+from server.features.api_runners import Snapshot, is_piece, toolpack_of
 from server.features.episodes.progress import Recount
 from server.features.replay.bundle_format import BundleHead, Line, record_of
 from server.sessions.records import stored_call_id
-from server.volumes.volume import is_piece
 
 
 class Content:

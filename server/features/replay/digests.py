@@ -10,18 +10,17 @@ from pydantic import TypeAdapter
 from typing_extensions import override
 
 from server.base.cache import BoundedCache
-from server.execution.views import entries
 from server.features.api import SessionStore
-from server.features.api_runners import Means, Runner, RunnerOperation, Snapshot, toolpack_of
+from server.features.api_runners import Means, Runner, RunnerOperation, Snapshot, is_piece, toolpack_of
+from server.features.replay.digest import Entries, part_entries, piece_entries, world_digest
 from server.sessions.part_bytes import PartBytes
-from server.snapshots.digest import Entries, world_digest
 
 REMEMBERED = 10_000  # parts whose entries a worker knows
 
 
 @dataclass(eq=False)
 class ReadEntries(RunnerOperation[dict[str, Entries | None]]):
-    """Get what the digest of each part is made of; see `execution.views.entries`."""
+    """Get what the digest of each part is made of."""
 
     snapshot: Snapshot
     name = "entries"
@@ -29,7 +28,14 @@ class ReadEntries(RunnerOperation[dict[str, Entries | None]]):
 
     @override
     def run(self, means: Means) -> dict[str, Entries | None]:
-        return entries(means.codec, self.snapshot)
+        codec, snapshot = means.codec, self.snapshot
+        found: dict[str, Entries | None] = {}
+        for part, blob_id in snapshot.parts.items():
+            if is_piece(part):
+                found[part] = piece_entries(part, codec.unseal(part, blob_id, snapshot.blobs[part]), codec.volumes)
+            else:
+                found[part] = part_entries(codec.decode(part, blob_id, snapshot.blobs[part]), codec.catalog.classes)
+        return found
 
     @override
     def fits(self, result: Mapping[str, Entries | None]) -> bool:

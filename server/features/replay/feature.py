@@ -4,6 +4,7 @@ from server.features.api import App, CreateSession, Feature, ForkSession, Sessio
 from server.features.replay.bundles import Bundles
 from server.features.replay.digests import ReadEntries
 from server.features.replay.methods import METHODS
+from server.features.replay.pins import Pin
 from server.features.replay.replays import Replays
 from server.features.replay.results import SessionSeeds
 from server.features.replay.seeding import SeedCreationHook, Seeding
@@ -33,3 +34,4 @@ class ReplayFeature(Feature):
     parameters = {CreateSession: SeedParameters, ForkSession: SeedParameters}
     results = {Session: SessionSeeds}
     operations = (ReadEntries,)
+    conditions = (Pin,)

@@ -11,8 +11,6 @@ from typing import Any
 from typing_extensions import override
 
 from server.base.errors import CrashedError, shown
-from server.execution.call import Outcome
-from server.execution.failure import Failure
 from server.features.api import (
     CallFailure,
     Effect,
@@ -23,7 +21,7 @@ from server.features.api import (
     StartClock,
     TooLargeError,
 )
-from server.functions.steps import Steps
+from server.features.api_runners import Failure, Outcome, Steps
 from server.jsonio.strict import dumps
 from server.sessions.calls import CallOperation, CallRequest, failed, timed_out
 from server.sessions.resets import ResetOperation

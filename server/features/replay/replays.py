@@ -14,8 +14,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from server.base.errors import ClassesChangedError
-from server.execution.call import Outcome
-from server.execution.failure import Failure
 from server.features.api import (
     CLIENT,
     ForkRequest,
@@ -28,6 +26,7 @@ from server.features.api import (
     StoredSession,
     details_of,
 )
+from server.features.api_runners import Failure, Outcome, is_piece
 from server.features.replay.repeats import CopyOperation, Repeated, RepeatedCall, RepeatedReset, UnrunCall
 from server.features.replay.results import Difference, Replay, Versions
 from server.features.replay.seeds import REPLAYS
@@ -39,7 +38,6 @@ from server.sessions.identity import Creation
 from server.sessions.manager import SessionManager
 from server.sessions.recipes import Recipe, began_as_fork
 from server.sessions.records import cut_error
-from server.volumes.volume import is_piece
 
 AT_ONCE = 2  # replays of one owner that a worker runs
 RECORDS_AT_ONCE = 100

@@ -24,9 +24,9 @@ from server.features.api import (
     StoredSession,
 )
 from server.features.replay.digests import StateDigests
+from server.features.replay.pins import Pin
 from server.features.replay.seeds import REAL, REPLAYS, Seeds
 from server.features.replay.writers import WRITTEN_BY, noted_writers
-from server.functions.pins import Pin
 from server.sessions.calls import CallOperation
 from server.sessions.resets import ResetOperation
 
@@ -47,7 +47,7 @@ class Seeding(OperationHook):
             return
         seeds = Seeds.of(state.session)
         seeds.check(self._settings)
-        operation.plan.pin = seeds.pin(state.index + 2)
+        operation.plan.conditions = seeds.pin(state.index + 2)
         operation.plan.compares = False  # which is done now and then, and the same call is to give the same
         if self not in state.memo:
             start_clock(self._settings.timeout_seconds)
@@ -58,7 +58,7 @@ class Seeding(OperationHook):
         if change.parts or is_reset:
             if isinstance(operation, CallOperation):
                 for part, blob_id in change.parts.items():
-                    self._digests.note(blob_id, change.answer.entries[part])
+                    self._digests.note(blob_id, change.answer.found[part])
             new = {part: change.new_blobs[id_] for part, id_ in change.parts.items() if id_ in change.new_blobs}
             change.memo[self] = self._digests.digest({**state.parts, **change.parts}, {**change.blobs, **new})
         elif self in state.memo:
@@ -98,5 +98,5 @@ class SeedCreationHook(CreationHook):
         return {**replace(seeds, ticks=own.ticks + made_by + 1).details(), **noted_writers(self._context)}
 
     @override
-    def pin(self, details: Mapping[str, Any]) -> Pin | None:
+    def conditions(self, details: Mapping[str, Any]) -> Pin | None:
         return Seeds.of_details(details).pin(0)

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from server.base.settings import Settings
 from server.features.api import InvalidParamsError, Parameters, StoredSession, details_of
-from server.functions.pins import Pin, start_ns
+from server.features.replay.pins import Pin, start_ns
 
 MAX_STEP_SECONDS = 366 * 86_400
 CLOCK_YEARS = 1900, 9000

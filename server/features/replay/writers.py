@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from server.features.api import SessionContext
-from server.volumes.volume import is_piece, kind_of
+from server.features.api_runners import is_piece
+from server.volumes.volume import kind_of
 
 WRITTEN_BY = "written_by"  # among the details of a session
 

@@ -353,7 +353,7 @@ class Trials:
         if most is not None and used > most:
             return replace(stage, refused=True)
         if self._pinned:
-            plan.pin = _pin(made, stage.path)
+            plan.conditions = _pin(made, stage.path)
         plan.compares = False
         self._phase(f"`{function}`", plan.timeout_seconds)
         with deadline(plan.timeout_seconds) as watched:

@@ -17,10 +17,10 @@ from pydantic import BaseModel, PrivateAttr
 
 from server import Depends, TaskEnvironment, Toolpack
 from server.execution.parts import divide
+from server.features.replay.digest import part_entries, world_digest
 from server.packs.catalog import Catalog
 from server.snapshots.classes import ClassTable
 from server.snapshots.comparison import difference
-from server.snapshots.digest import part_entries, world_digest
 from server.snapshots.pickling import freeze, thaw
 
 

@@ -15,7 +15,7 @@ from random import random as imported_random, choice, randint
 from secrets import token_hex
 from time import time as imported_time
 from uuid import uuid4
-from server.functions.pins import Pin, pinned, start_ns
+from server.features.replay.pins import Pin, start_ns
 
 imported_now, imported_today = datetime.now, date.today
 PIN = Pin(tick=3, seed="a seed", now_ns=1_800_000_000 * 10**9)
@@ -53,7 +53,7 @@ def run(code, **environment):
 
 
 DRAW_AND_LOOK = """
-with pinned(PIN):
+with PIN.hold():
     found = [looked(), drawn(), looked(), drawn()]
 print(json.dumps(found))
 """
@@ -65,7 +65,7 @@ def test_it_is_the_same_in_every_process():
     assert first[1] != first[3]
     again = "random.seed(5); os.urandom(9); uuid.uuid1(); random.Random(); datetime.now()\n"
     assert run(again + DRAW_AND_LOOK) == first
-    in_turn = "with pinned(Pin(8, 'another', 10**18)):\n    drawn(), looked()\n"
+    in_turn = "with Pin(8, 'another', 10**18).hold():\n    drawn(), looked()\n"
     assert run(in_turn + DRAW_AND_LOOK) == first
 
 
@@ -74,7 +74,7 @@ def test_what_is_drawn_depends_on_seed_and_tick():
         """
         found = []
         for pin in (Pin(1, "a"), Pin(2, "a"), Pin(1, "b"), Pin(1, "a1"), Pin(11, "a"), Pin(1, ""), Pin(1, "a")):
-            with pinned(pin):
+            with pin.hold():
                 found.append(json.dumps(drawn()))
         print(json.dumps(found))
         """
@@ -86,7 +86,7 @@ def test_what_is_drawn_depends_on_seed_and_tick():
 def test_the_clock():
     found = run(
         """
-        with pinned(PIN):
+        with PIN.hold():
             times = [time.time_ns() for _ in range(1000)]
             floats = [time.time() for _ in range(1000)]
         print(json.dumps([times, floats]))
@@ -99,7 +99,7 @@ def test_the_clock():
 
 
 def test_looks_of_all_kinds_come_from_one_clock():
-    looks = run("with pinned(PIN):\n    print(json.dumps(looked()))")
+    looks = run("with PIN.hold():\n    print(json.dumps(looked()))")
     assert looks[0] == 1_800_000_000
     assert looks[1] == 1_800_000_000 * 10**9 + 1000
     assert looks[5] == "2027-01-15 08:00:00 UTC"
@@ -117,12 +117,12 @@ def test_real_time_and_chance_are_back_afterwards():
         zone = os.environ.get("TZ"), time.tzname
         states = []
         for _ in range(2):
-            with pinned(PIN):
+            with PIN.hold():
                 inside = drawn(), looked()
             states.append([drawn(), random.getstate()[1][:9]])
         for _ in range(2):
             try:
-                with pinned(PIN):
+                with PIN.hold():
                     raise SystemExit
             except SystemExit:
                 pass
@@ -144,15 +144,14 @@ def test_either_alone():
     found = run(
         """
         real = time.time()
-        with pinned(Pin(1, "a")):
+        with Pin(1, "a").hold():
             chance = drawn(), abs(time.time() - real) < 60
-        with pinned(Pin(1, None, PIN.now_ns)):
+        with Pin(1, None, PIN.now_ns).hold():
             clock = time.time(), drawn()
-        with pinned(Pin(1, None, PIN.now_ns)):
+        with Pin(1, None, PIN.now_ns).hold():
             again = time.time(), drawn()
-        with pinned(None):
-            nothing = abs(time.time() - real) < 60
-        with pinned(Pin(1, "a")):
+        nothing = abs(time.time() - real) < 60
+        with Pin(1, "a").hold():
             chance_again = drawn()
         print(json.dumps([chance[0] == chance_again, chance[1], clock[0] == again[0], clock[1] != again[1], nothing]))
         """
@@ -164,7 +163,7 @@ def test_types_stay_the_real_ones():
     found = run(
         """
         class Own(datetime): pass
-        with pinned(PIN):
+        with PIN.hold():
             made = datetime.now(), Own.now(), date.today(), random.Random(), uuid.uuid4()
             same = isinstance(made[0], datetime), type(made[1]) is Own, type(made[2]) is date
         print(json.dumps([type(made[0]) is datetime, *same, type(made[3]) is random.Random, Own.now().year > 2000]))
@@ -178,7 +177,7 @@ def test_explicit_seeds_and_saved_states_stay_what_they_are():
         """
         expected = random.Random(5).random()
         saved = random.Random(5).getstate()
-        with pinned(PIN):
+        with PIN.hold():
             own = random.Random(5).random()
             restored = random.Random(); restored.setstate(saved)
             random.seed(5)
@@ -192,7 +191,7 @@ def test_explicit_seeds_and_saved_states_stay_what_they_are():
 def test_monotonic_clocks_are_real():
     assert run(
         """
-        with pinned(PIN):
+        with PIN.hold():
             began = time.monotonic(), time.perf_counter()
             time.sleep(0.01)
             print(json.dumps(time.monotonic() - began[0] >= 0.009 and time.perf_counter() - began[1] >= 0.009))
@@ -215,6 +214,6 @@ def test_when_a_call_starts(clock, step, tick, expected):
 
 
 def test_pytest_is_not_imported():
-    load = "from server.functions.pins import load_time_machine; load_time_machine()"
+    load = "from server.features.replay.pins import load_time_machine; load_time_machine()"
     code = f"{load}; print(json.dumps('pytest' in sys.modules))"
     assert run(code) is False

@@ -16,10 +16,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from server.features.api_volumes import VolumeMeans
 from server.jsonio.strict import dumps
 from server.snapshots.classes import ClassTable
 from server.snapshots.layouts import UNSET, Layout
 from server.snapshots.operators import OperatorTable, operators_of
+from server.volumes.volume import SEPARATOR, is_void, read_piece
 
 MAX_BYTES = 64 * 2**20
 """What an environment may take as text in which shared objects are repeated; a larger one has no digest."""
@@ -53,6 +55,16 @@ def part_entries(part: BaseModel, classes: ClassTable, max_bytes: int = MAX_BYTE
     except Exception:  # noqa: BLE001 - whatever can't be written out has no digest
         return None
     return tuple(entries)
+
+
+def piece_entries(part: str, payload: bytes, means: VolumeMeans | None) -> Entries | None:
+    """Get what a piece of a volume holds."""
+    if means is None:
+        return None
+    if is_void(payload):
+        return ()
+    name, kind, slot = part.split(SEPARATOR)
+    return (f"volume {name.partition('/')[2]} {slot} {means.kinds[kind].digest(read_piece(payload))}",)
 
 
 def world_digest(parts: Iterable[tuple[str, Entries | None]]) -> str | None:
@@ -94,7 +106,7 @@ class _Digests:
 
     def __init__(self, operators: OperatorTable, max_bytes: int) -> None:
         self._memo = operators.memo
-        self._table = operators.digest_writers or _writers(operators)
+        self._table = operators.derived.get(_writers) or _writers(operators)
         self._budget = [max_bytes]
 
     def of(self, value: object) -> str:
@@ -132,7 +144,7 @@ class _Digests:
 
 def _writers(operators: OperatorTable) -> Mapping[type, Callable[[Any], tuple[Any, ...]]]:
     """Get the function that writes each type, for a pickler without memo."""
-    operators.digest_writers = writers = _Undigestible(
+    operators.derived[_writers] = writers = _Undigestible(
         {kind: partial(write, _NO_PROGRESS) for kind, write in operators.writers.items()}
     )
     # In one step: written in two, an instance would be expected in the memo.

@@ -5,7 +5,7 @@ taken at import follow it, and types stay the real ones. Chance comes from BLAKE
 generator is kept from one call to the next.
 
 The rule: only in a process that runs one call at a time, as everything in the process sees what is pinned. After
-`pinned` real time and chance are back. docs/replay.md lists what isn't pinned.
+it real time and chance are back. docs/replay.md lists what isn't pinned.
 """
 
 import hashlib
@@ -14,11 +14,19 @@ import random
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
+
+from pydantic import BaseModel, TypeAdapter
+from typing_extensions import override
+
+from server.features.api_runners import Conditions
+from server.features.api_volumes import VolumeMeans
+from server.features.replay.digest import Entries, part_entries, piece_entries
+from server.snapshots.classes import ClassTable
 
 LOOK_NS = 1000  # by which each look at the clock moves it on
 SECOND_NS = 10**9
@@ -30,12 +38,42 @@ _MULTICAST = 1 << 40  # marks the address of a machine as made up (RFC 9562, sec
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
-    """What is pinned while one call runs."""
+class Pin(Conditions):
+    """What is pinned while one call runs, of which the digests of all that it changes are kept."""
 
     tick: int  # the number of the call; 0 while an initial environment is built
     seed: str | None = None  # what chance is drawn from, together with the tick; None leaves it real
     now_ns: int | None = None  # the time at which the call starts, in nanoseconds since the epoch; None leaves it real
+    found = TypeAdapter(Entries | None)
+
+    @classmethod
+    @override
+    def load(cls) -> None:
+        with suppress(ImportError):
+            load_time_machine()
+
+    @contextmanager
+    @override
+    def hold(self) -> Iterator[None]:
+        """Pin time and chance for the block; `ImportError` if the clock is to be pinned without time-machine."""
+        with ExitStack() as stack:
+            if self.now_ns is not None:
+                stack.enter_context(_clock(self.now_ns))
+            if self.seed is not None:
+                stack.enter_context(_chance(self.seed, self.tick))
+            yield
+
+    @override
+    def later(self, seconds: float) -> Self:
+        return self if self.now_ns is None else replace(self, now_ns=self.now_ns + round(seconds * SECOND_NS))
+
+    @override
+    def find(self, environment: BaseModel, classes: ClassTable) -> Entries | None:
+        return part_entries(environment, classes)
+
+    @override
+    def find_in_piece(self, part: str, payload: bytes, means: VolumeMeans | None) -> Entries | None:
+        return piece_entries(part, payload, means)
 
 
 def start_ns(clock: datetime, step_seconds: float, tick: int) -> int:
@@ -47,21 +85,6 @@ def start_ns(clock: datetime, step_seconds: float, tick: int) -> int:
     """
     microseconds = (clock - _EPOCH) // timedelta(microseconds=1)
     return microseconds * 1000 + tick * round(step_seconds * SECOND_NS)
-
-
-def pinned(pin: Pin | None) -> AbstractContextManager[None]:
-    """Pin time and chance for the block; `ImportError` if the clock is to be pinned without time-machine."""
-    return nullcontext() if pin is None else _pinned(pin)
-
-
-@contextmanager
-def _pinned(pin: Pin) -> Iterator[None]:
-    with ExitStack() as stack:
-        if pin.now_ns is not None:
-            stack.enter_context(_clock(pin.now_ns))
-        if pin.seed is not None:
-            stack.enter_context(_chance(pin.seed, pin.tick))
-        yield
 
 
 def load_time_machine() -> Any:
