@@ -62,17 +62,9 @@ class Parameters(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
 
-class SessionRequest(Parameters):
-    """What a client asks for with a new session."""
+class Beginning(Parameters):
+    """What sessions are asked for with."""
 
-    toolpacks: list[str] | None = Field(None, description="Names of toolpacks; default: all that are not opt_in.")
-    options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options by toolpack.")
-    environment: dict[str, Any] = Field(
-        default_factory=dict, description="Initial environments as JSON, by toolpack; default: those of the toolpacks."
-    )
-    ttl_seconds: TtlSeconds
-    labels: Labels = Field(default_factory=dict, description="Labels, to find and close sessions by.")
-    call_id: CallId
     _resolved: bool = PrivateAttr(False)
 
     @property
@@ -85,7 +77,20 @@ class SessionRequest(Parameters):
         return self
 
 
-class ForkRequest(Parameters):
+class SessionRequest(Beginning):
+    """What a client asks for with a new session."""
+
+    toolpacks: list[str] | None = Field(None, description="Names of toolpacks; default: all that are not opt_in.")
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options by toolpack.")
+    environment: dict[str, Any] = Field(
+        default_factory=dict, description="Initial environments as JSON, by toolpack; default: those of the toolpacks."
+    )
+    ttl_seconds: TtlSeconds
+    labels: Labels = Field(default_factory=dict, description="Labels, to find and close sessions by.")
+    call_id: CallId
+
+
+class ForkRequest(Beginning):
     """What a client asks for with forks of a session."""
 
     session_id: SessionId

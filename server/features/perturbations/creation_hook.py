@@ -86,7 +86,8 @@ class PerturbationCreationHook(CreationHook):
             written = before.get(NAME)
         else:
             clock = getattr(request, "clock", None) or before.get("clock")
-            written = self._written(asked, recipe.kept.get("task"), recipe.toolpacks, clock)
+            task = recipe.kept.get("task")
+            written = self._written(asked, task, recipe.toolpacks, clock, resolved=request.resolved)
         if not written:
             return {}
         functions = Functions(self._catalog.functions(recipe.toolpacks))

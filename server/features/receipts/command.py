@@ -13,18 +13,22 @@ from pathlib import Path
 from typing import IO, Any
 
 import click
+from pydantic import ValidationError
 
 from server.base.errors import ToolpackServerError
 from server.base.settings import THREAD, Settings, read_settings
 from server.base.terminal import printable
 from server.cli.local import memory_settings
 from server.cli.send import Send, local
-from server.features.api import Caller
+from server.features.api import Caller, ForkSession, Session
 from server.features.api_commands import echo, packs_options, progress
 from server.features.executors.settings import ExecutorsSettings
 from server.features.receipts.entries import bundle_of, difference, entry_of
 from server.features.receipts.keys import check_installed, public_key
-from server.features.receipts.receipt import Receipt, ReceiptEntry, Refused, Times, canonical, read
+from server.features.receipts.receipt import Receipt, ReceiptEntry, ReceiptPart, Refused, Times, canonical, read
+from server.features.replay.bundle_format import BundleHead
+from server.features.replay.bundles import ImportRequest
+from server.features.replay.methods import run_again
 from server.features.tasks.pass_rates import rates, table
 from server.features.tasks.report import RunsPage
 from server.packs.catalog import Catalog
@@ -147,34 +151,83 @@ async def _run_again(
     service: Service, send: Send, number: int, entry: ReceiptEntry, times: list[Times], page: RunsPage | None
 ) -> _Found:
     """Run a session again, evaluate it, and get what differs."""
+    made: list[str] = []
     try:
-        bundle = bundle_of(entry, times, service.settings)
-        replayed = await send("import_bundle", {"bundle": bundle, "mode": "replay", "limit": LIMIT})
-        listed = await send("summarize_sessions", {"labels": entry.labels, "evaluate": True, "limit": 1})
-        (summary,) = listed["sessions"]
+        diverged = await _repeat(service, send, entry, times, made)
+        listed = await send("summarize_sessions", {"labels": entry.labels, "evaluate": True, "limit": len(made)})
+        (summary,) = (each for each in listed["sessions"] if each["session_id"] == made[-1])
         again, _, _ = await entry_of(send, summary)
     except (click.ClickException, ToolpackServerError) as error:
         said = error.format_message() if isinstance(error, click.ClickException) else str(error)
         raise Refused(f"Session {number} of the receipt ({entry.task[:80]}) can't be run again: {said}") from None
-    differs = replayed.get("diverged") or difference(entry, again)
+    differs = diverged or difference(entry, again)
     if page is not None:
         await page.add(summary)
-    await send("close_session", {"session_id": summary["session_id"]})
+    for session_id in made:
+        await send("close_session", {"session_id": session_id})
     found = {
         "number": number,
         "task": entry.task,
         "labels": entry.labels,
-        "records": len(entry.records),
+        "records": len(entry.all_records),
         "seeded": {"seed", "clock"} <= {name for name, value in entry.details.items() if value is not None},
         "verdict": again.verdict,
         "equal": differs is None,
     }
     if differs is None:
         return found
-    if "index" in differs:
-        record = entry.records[differs["index"]]
-        differs = {"record": record.get("function", record["kind"]), **differs}
+    if "place" in differs:
+        record = entry.all_records[differs.pop("place")]
+        differs = {"index": record["index"], "record": record.get("function", record["kind"]), **differs}
     return {**found, "difference": differs}
+
+
+async def _repeat(
+    service: Service, send: Send, entry: ReceiptEntry, times: list[Times], made: list[str]
+) -> dict[str, Any] | None:
+    """Run the records of a session again, first those of the sessions from which it was forked.
+
+    Args:
+        made: Gets the sessions in which they were run.
+
+    Returns:
+        The first difference; with the place of the record among all of them.
+    """
+    kind = next(each for each in service.methods if issubclass(each, ForkSession))
+    done, before = 0, None
+    for part in entry.parts:
+        bundle = bundle_of(entry, part, times[done : done + len(part.records)], service.settings)
+        if before is None:
+            replayed = await send("import_bundle", {"bundle": bundle, "mode": "replay", "limit": LIMIT})
+        else:
+            fork = _fork(kind, part, before, made[-1], entry.labels)
+
+            async def begin(_head: BundleHead, fork: ForkSession = fork) -> Session:
+                return (await service.sessions.fork("", fork))[0]
+
+            request = ImportRequest.model_validate({"bundle": bundle, "mode": "replay", "limit": LIMIT})
+            replayed = await run_again(service, "", request, begin)
+        made.append(replayed["session"]["session_id"])
+        if diverged := replayed.get("diverged"):
+            return {**diverged, "place": done + diverged["index"]}
+        done, before = done + len(part.records), part
+    return None
+
+
+def _fork(
+    kind: type[ForkSession], part: ReceiptPart, before: ReceiptPart, session_id: str, labels: Mapping[str, str]
+) -> ForkSession:
+    """Get the request for a fork as the one of the receipt was forked; without what its parent had and it hasn't."""
+    own = kind.model_fields.keys() - ForkSession.model_fields.keys()
+    given = {name: part.details.get(name, {}) for name in own & {*part.details, *before.details}}
+    try:
+        request = kind.model_validate(
+            {**given, "session_id": session_id, "version": before.version, "labels": dict(labels)}
+        )
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))[:80]
+        raise click.ClickException(f"no fork can have its {place}.") from None
+    return request.as_resolved()
 
 
 def _differs(found: _Found) -> bool:
@@ -202,7 +255,7 @@ def _text(receipt: Receipt, others: Sequence[str], found: Sequence[_Found], *, h
 def _difference_text(found: _Found) -> Iterator[str]:
     difference = found["difference"]
     recorded, replayed = (printable(difference.get(name) or "nothing")[:MAX_SHOWN] for name in ("recorded", "replayed"))
-    where = f"record {difference['index']}, {difference['record']}: " if "index" in difference else ""
+    where = f"record {difference['index']}, {difference['record']}: " if "record" in difference else ""
     yield f"  {where}its {difference['what']} was {recorded}"
     yield f"  and is now {replayed}"
     if not found["seeded"]:

@@ -14,7 +14,7 @@ import click
 from server.base.settings import Settings
 from server.cli.send import Send
 from server.features.episodes.rights import PARTICIPANTS
-from server.features.receipts.receipt import ReceiptEntry, Times
+from server.features.receipts.receipt import ReceiptEntry, ReceiptPart, Times
 from server.features.replay.bundle_format import BundleHead, Line, is_blob, pack, read_line, sealed, unpack
 from server.features.replay.writers import WRITTEN_BY
 from server.jsonio.strict import dumps
@@ -22,7 +22,9 @@ from server.protocol.results import Code
 from server.snapshots.seal import KeyedHash
 
 UNPACKED_BYTES = 2**30  # of a bundle that the server has made, which was asked for
-FORK = "began as a fork, and a receipt has no snapshot to show how: receipts are of sessions that were created"
+PAGE = 1000  # records of a path that are read at a time
+_Record = dict[str, Any]
+
 _TIMES = {"started_at", "duration_ms"}
 _NOT_REPEATED = ("deadline", "crashed")
 """Calls that failed so aren't run again: what exactly they say is the machine's, also where a verdict quotes it."""
@@ -36,14 +38,11 @@ async def entry_of(send: Send, summary: Mapping[str, Any]) -> tuple[ReceiptEntry
         ClickException: It can't be in a receipt.
     """
     session_id, verdict = summary["session_id"], summary["verdict"]
-    exported = await send("export_bundle", {"session_id": session_id, "versions": "ends"})
-    lines = _lines(base64.b64decode(exported["bundle"]))
-    head = next(lines).head
-    if head is None or head.fork:
-        raise click.ClickException(f"Session {session_id} {FORK}.")
+    head, records, code = await _exported(send, session_id)
     if head.version != verdict["version"] or head.task is None:
         raise click.ClickException(f"Session {session_id} went on while it was evaluated: evaluate it again.")
-    records = [line.record[0] for line in lines if line.record is not None]
+    before = await _forked_from(send, session_id) if head.fork else []
+    alone = PARTICIPANTS not in head.kept
     entry = ReceiptEntry(
         toolpacks=head.toolpacks,
         options=head.options,
@@ -53,17 +52,65 @@ async def entry_of(send: Send, summary: Mapping[str, Any]) -> tuple[ReceiptEntry
         details=head.details,
         labels=head.labels,
         version=head.version,
-        records=[_without_ids(each, alone=PARTICIPANTS not in head.kept) for each in records],
+        records=_without_ids(records, alone=alone),
         verdict=dict(verdict),
+        forked_from=[
+            ReceiptPart(details=each.details, records=_without_ids(each.records, alone=alone), version=each.version)
+            for each in before
+        ],
     )
-    return entry, [(each["started_at"], each["duration_ms"]) for each in records], exported["code"]
+    every = [record for each in [*(part.records for part in before), records] for record in each]
+    return entry, [(each["started_at"], each["duration_ms"]) for each in every], code
 
 
-def _without_ids(record: Mapping[str, Any], *, alone: bool) -> dict[str, Any]:
-    left_out = _TIMES | {"call_id"}
-    if alone and "function" not in record:  # then an answer says by whom it is only where that tells whose the id is
-        left_out |= {"by"}
-    return {name: value for name, value in record.items() if name not in left_out}
+async def _exported(send: Send, session_id: str) -> tuple[BundleHead, list[_Record], Code]:
+    exported = await send("export_bundle", {"session_id": session_id, "versions": "ends"})
+    lines = _lines(base64.b64decode(exported["bundle"]))
+    head = next(lines).head
+    if head is None:
+        raise click.ClickException(f"Session {session_id} has no head in its bundle: it can't be in a receipt.")
+    return head, [line.record[0] for line in lines if line.record is not None], exported["code"]
+
+
+async def _forked_from(send: Send, session_id: str) -> list[ReceiptPart]:
+    """Get the sessions that led to a fork, from the first one on, as far as they had come.
+
+    Of each, these are the records up to the last one that counts for the fork: what it did later is no part of it.
+    """
+    last = dict[str, int]()
+    place = -1
+    while page := await send("get_trace", {"session_id": session_id, "path": True, "after": place, "limit": PAGE}):
+        last |= {record["session_id"]: record["index"] for record in page}
+        place = page[-1]["place"]
+    found: list[ReceiptPart] = []
+    at, is_fork = session_id, True
+    while is_fork:
+        parent = (await send("get_session", {"session_id": at})).get("parent")
+        if parent is None:
+            raise click.ClickException(
+                f"Session {session_id} can't be in a receipt: {at} came in a bundle, and had begun as a fork."
+            )
+        at, version = parent["session_id"], parent["version"]
+        try:
+            head, records, _ = await _exported(send, at)
+        except click.ClickException as error:
+            raise click.ClickException(
+                f"Session {session_id} can't be in a receipt, as {at}, from which it was forked, can't be read "
+                f"({error.format_message()}): evaluate forks while that is open."
+            ) from None
+        made = next((place for place, record in enumerate(records) if record["version"] >= version > 0), -1)
+        counted = records[: max(made, last.get(at, -1)) + 1]
+        found.insert(0, ReceiptPart(details=head.details, records=counted, version=version))
+        is_fork = head.fork
+    return found
+
+
+def _without_ids(records: list[_Record], *, alone: bool) -> list[_Record]:
+    def is_kept(name: str, record: _Record) -> bool:
+        # Alone, an answer says by whom it is only where that tells whose the id is.
+        return name not in _TIMES | {"call_id"} and not (name == "by" and alone and "function" not in record)
+
+    return [{name: value for name, value in record.items() if is_kept(name, record)} for record in records]
 
 
 def _lines(bundle: bytes) -> Iterator[Line]:
@@ -72,8 +119,8 @@ def _lines(bundle: bytes) -> Iterator[Line]:
             yield read_line(line)
 
 
-def bundle_of(entry: ReceiptEntry, times: list[Times], settings: Settings) -> str:
-    """Get a bundle, in base64, by which the records of a session can be run again; it has no snapshots."""
+def bundle_of(entry: ReceiptEntry, part: ReceiptPart, times: list[Times], settings: Settings) -> str:
+    """Get a bundle, in base64, by which the records of a part can be run again; it has no snapshots."""
     head = BundleHead(
         server="",
         python="",
@@ -86,12 +133,12 @@ def bundle_of(entry: ReceiptEntry, times: list[Times], settings: Settings) -> st
         labels=entry.labels,
         ttl_seconds=settings.ttl_seconds,
         fork=False,
-        version=entry.version,
-        records=len(entry.records),
-        details={**entry.details},
+        version=part.version,
+        records=len(part.records),
+        details={**part.details},
     )
     lines = [dumps({"head": head.shown()})]
-    for record, time in zip(entry.records, times, strict=True):
+    for record, time in zip(part.records, times, strict=True):
         lines.append(dumps({"record": [{**record, **dict(zip(sorted(_TIMES), reversed(time), strict=True))}, None]}))
     most = settings.max_body_bytes
     return base64.b64encode(pack(lines, _ANY_KEY, most * 2 // 3, most * 16)).decode()
@@ -103,9 +150,9 @@ def difference(recorded: ReceiptEntry, replayed: ReceiptEntry) -> dict[str, Any]
     None says that they are equal to the last byte.
     """
     other_writers = recorded.details.get(WRITTEN_BY) != replayed.details.get(WRITTEN_BY)
-    for index, records in enumerate(zip(recorded.records, replayed.records, strict=False)):
+    for index, records in enumerate(zip(recorded.all_records, replayed.all_records, strict=False)):
         if (found := _first(*(_compared(each, other_writers=other_writers) for each in records))) is not None:
-            return {"index": index, **found}
+            return {"place": index, **found}
     return _first(*map(_but_records, (recorded, replayed)))
 
 
@@ -117,12 +164,13 @@ def _compared(record: Mapping[str, Any], *, other_writers: bool) -> dict[str, An
 
 
 def _but_records(entry: ReceiptEntry) -> dict[str, Any]:
-    rest = entry.model_dump(exclude={"records"})
+    rest = entry.model_dump(exclude={"records", "forked_from"})
     failure = entry.verdict.get("failure")
     if isinstance(failure, dict) and failure.get("kind") == "infrastructure":
         rest["verdict"] = {**entry.verdict, "failure": failure.get("type")}
-    rest["details"] = {name: value for name, value in entry.details.items() if name != WRITTEN_BY}
-    return {**rest, "records": len(entry.records)}
+    parts = [(each.version, len(each.records)) for each in entry.parts]
+    details = [{name: value for name, value in each.details.items() if name != WRITTEN_BY} for each in entry.parts]
+    return {**rest, "details": details, "records": parts}
 
 
 def _first(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -39,8 +39,26 @@ class Refused(click.ClickException):
     exit_code = 2
 
 
+class ReceiptPart(BaseModel):
+    """What a session of a family had done when the next one was forked from it.
+
+    Attributes:
+        version: At which it was forked.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    details: _JsonObject  # its seed and clock, for example
+    records: list[_JsonObject]
+    version: Count
+
+
 class ReceiptEntry(BaseModel):
-    """A session: what it began with, its records without times and ids, and the verdict on it."""
+    """A session: what it began with, its records without times and ids, and the verdict on it.
+
+    Attributes:
+        forked_from: Of a fork, the sessions that led to it, whose toolpacks and options are its own.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -54,11 +72,25 @@ class ReceiptEntry(BaseModel):
     version: Count
     records: list[_JsonObject]
     verdict: _JsonObject
+    forked_from: list[ReceiptPart] = []  # from the first of its family on
+
+    @property
+    def parts(self) -> list[ReceiptPart]:
+        """What led to it, session by session, its own records last."""
+        return [*self.forked_from, ReceiptPart(details=self.details, records=self.records, version=self.version)]
+
+    @property
+    def all_records(self) -> list[_JsonObject]:
+        return [record for part in self.parts for record in part.records]
+
+    def shown(self) -> _JsonObject:
+        """Get it as JSON; where it is no fork, nothing says so."""
+        return self.model_dump(exclude=None if self.forked_from else {"forked_from"})
 
     @property
     def place(self) -> tuple[str, bytes, bytes]:
         """What sessions are sorted by; the last of it is the session's canonical form."""
-        return self.task, canonical(self.labels), canonical(self.model_dump())
+        return self.task, canonical(self.labels), canonical(self.shown())
 
 
 class AllTimes(BaseModel):
@@ -93,7 +125,7 @@ def write(code: Code, sessions: list[tuple[ReceiptEntry, list[Times]]], made: st
     receipt = {
         "format": FORMAT,
         "code": code,
-        "sessions": [entry.model_dump() for entry, _ in in_order],
+        "sessions": [entry.shown() for entry, _ in in_order],
         "times": {"made": made, "sessions": [times for _, times in in_order]},
         "key": key.public,
     }
@@ -155,7 +187,7 @@ def _check_signature(path: Path, signed: Mapping[str, Any], signature: Any, key:
 
 def _check_sessions(path: Path, receipt: Receipt) -> None:
     """Check that what was signed fits together; whoever signs may sign anything."""
-    if [len(each.records) for each in receipt.sessions] != [len(times) for times in receipt.times.sessions]:
+    if [len(each.all_records) for each in receipt.sessions] != [len(times) for times in receipt.times.sessions]:
         raise Refused(f"{path} hasn't a time for each record of its sessions.")
     before: tuple[Any, Any] | None = None
     for number, (entry, times) in enumerate(zip(receipt.sessions, receipt.times.sessions, strict=True)):
@@ -166,5 +198,11 @@ def _check_sessions(path: Path, receipt: Receipt) -> None:
         before = place
         if entry.verdict.get("task") != entry.task or entry.task.partition("/")[0] not in entry.toolpacks:
             raise Refused(f"Session {number} of {path} has the verdict on another task than its own.")
+        for part in entry.forked_from:
+            if part.version and part.version not in [record.get("version") for record in part.records]:
+                raise Refused(
+                    f"Session {number} of {path} was forked at version {part.version} of a session whose records "
+                    "don't lead there."
+                )
         if missing := [name for name in entry.toolpacks if name not in receipt.code["toolpacks"]]:
             raise Refused(f"{path} has no digest of the toolpack {missing[0][:80]!r}, which session {number} has.")

@@ -4,7 +4,7 @@ The rule: whatever a bundle of a stranger holds goes through the checks of a req
 """
 
 import base64
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -76,18 +76,13 @@ class ImportBundle(ImportRequest, Method, result=Session | Replay):
             )
 
     async def _repeat(self, caller: Caller, app: App) -> Replay:
-        bundles, replays, owner = app.feature(Bundles), app.feature(Replays), caller.owner
-        async with replays.turn(owner):
-            with Reservation(app.in_flight, owner) as reservation:
-                head, records, creation = await app.sessions.compute(
-                    lambda: (*bundles.to_repeat(self, reservation), bundles.creation(self, owner)), owner, "bundle"
-                )
-                request = self._creation(head, app.context.session_request)
-                new = await app.sessions.create(owner, request, creation)
-                async with aclosing(_one_by_one(app, records, owner)) as each:
-                    return await replays.run(
-                        *(new, owner, head.details, head.versions, each, self.limit), repeatable=creation is not None
-                    )
+        owner = caller.owner
+
+        async def begin(head: BundleHead) -> Session:
+            creation = await app.sessions.compute(lambda: app.feature(Bundles).creation(self, owner), owner, "bundle")
+            return await app.sessions.create(owner, self._creation(head, app.context.session_request), creation)
+
+        return await run_again(app, owner, self, begin)
 
     def _creation(self, head: BundleHead, kind: type[SessionRequest]) -> SessionRequest:
         """Get the request that creates a session as the one in the bundle was created."""
@@ -109,6 +104,22 @@ class ImportBundle(ImportRequest, Method, result=Session | Replay):
             place = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))[:80]
             raise InvalidParamsError(f"The bundle can't be imported: no session can have its {place}.") from None
         return request.as_resolved()
+
+
+async def run_again(
+    app: App, owner: str, request: ImportRequest, begin: Callable[[BundleHead], Awaitable[Session]]
+) -> Replay:
+    """Run the records of a bundle again, in a session that `begin` makes; raises as `Bundles.to_repeat`."""
+    bundles, replays = app.feature(Bundles), app.feature(Replays)
+    async with replays.turn(owner):
+        with Reservation(app.in_flight, owner) as reservation:
+            head, records = await app.sessions.compute(lambda: bundles.to_repeat(request, reservation), owner, "bundle")
+            new = await begin(head)
+            async with aclosing(_one_by_one(app, records, owner)) as each:
+                repeatable = request.call_id is not None
+                return await replays.run(
+                    *(new, owner, head.details, head.versions, each, request.limit), repeatable=repeatable
+                )
 
 
 async def _one_by_one(app: App, records: Records, owner: str) -> AsyncGenerator[Mapping[str, Any], None]:

@@ -153,16 +153,82 @@ def test_the_receipts_of_two_servers_are_the_same_bytes_but_for_times_and_keys(s
     assert run("verify", *PACKS, tmp_path / "receipt.json").returncode == 0
 
 
-def test_sessions_whose_beginning_only_snapshots_show_are_refused(tmp_path):
+# Forks
+
+
+FAMILY_SEEDS = pytest.param(SEEDS, marks=pytest.mark.skipif(sys.platform != "linux", reason="they need executors"))
+
+
+@pytest.mark.parametrize("seeds", [{}, FAMILY_SEEDS])
+def test_a_fork_has_a_receipt_with_what_led_to_it_up_to_the_first_of_its_family(tmp_path, seeds):
+    async def found():
+        isolation = "process" if seeds else "thread"
+        service = Service(memory_settings((server_process.serving.PACKS,), "ledger,bank", isolation=isolation))
+        send = local(service, Caller())
+
+        async def call(session_id, function="move_to_savings", **kwargs):
+            await send("run_function", {"session_id": session_id, "function": function, "kwargs": kwargs})
+
+        async with service.running():
+            root = (await send("create_session", {"task": TASKS[0], **seeds}))["session_id"]
+            await call(root, amount="250.00")
+            await call(root, amount="9.00")
+            await send("reset_session", {"session_id": root, "version": 1})
+            await call(root, "get_balance")
+            (one,) = await send("fork_session", {"session_id": root})
+            await call(root, amount="8.00")  # is no part of what the fork began with
+            await call(one["session_id"], amount="40.00")
+            await call(one["session_id"], amount="7.00")
+            other = {"perturbations": {"variant": "lost"}} | ({"seed": "other"} if seeds else {})
+            (two,) = await send("fork_session", {"session_id": one["session_id"], "version": 1, **other})
+            await call(two["session_id"], amount="10.00")
+            await send("submit_answer", {"answer": "Done."}, two["agent_path"])
+            listed = (await send("summarize_sessions", {"evaluate": True, "order": "-created"}))["sessions"][::-1]
+            made = [await entry_of(send, each) for each in listed]
+            for each in listed:
+                await send("close_session", {"session_id": each["session_id"]})
+            again = [await _run_again(service, send, 0, entry, times, None) for entry, times, _ in made]
+            last, times, _ = made[-1]
+            forged = last.model_copy(deep=True)
+            forged.forked_from[1].records[0]["kwargs"]["amount"] = "41.00"
+            return made, again, await _run_again(service, send, 0, forged, times, None)
+
+    made, again, forged = asyncio.run(found())
+    parts = [[len(part.records) for part in entry.parts] for entry, _, _ in made]
+    assert parts == [[5], [4, 2], [4, 1, 2]]
+    assert made[-1][0].details["perturbations"]["variant"] == "lost"
+    assert [entry.verdict["passed"] for entry, _, _ in made] == [False, False, True]
+    assert [each["equal"] for each in again] == [True] * 3, again
+    assert [each["verdict"] for each in again] == [entry.verdict for entry, _, _ in made]
+    said = forged["difference"]
+    assert (forged["equal"], said["index"], said["record"], said["what"]) == (False, 0, "move_to_savings", "result")
+    entries = [(entry, times) for entry, times, _ in made]
+    key = SigningKey(tmp_path / "key")
+    (tmp_path / "receipt.json").write_bytes(receipts.write(made[0][2], entries, "now", key))
+    assert len(read(tmp_path / "receipt.json", key.public).sessions) == 3
+    value = json.loads((tmp_path / "receipt.json").read_bytes())
+    forks = [each for each in value["sessions"] if "forked_from" in each]
+    assert len(forks) == 2
+    forks[1]["forked_from"][0]["version"] = 9
+    said = "was forked at version 9 of a session whose records don't lead there."
+    assert said in refusal(tmp_path, signed(value, key))
+
+
+def test_forks_whose_parents_cant_be_read_are_refused(tmp_path):
     with server_process.served(tmp_path) as server:
         session_id = server.rpc("create_session", task=TASKS[0])["session_id"]
-        server.rpc("fork_session", session_id=session_id)
-        ended = run_here("evaluate", "--url", server.url, "--receipt", tmp_path / "r", "--sign-key", tmp_path / "k")
+        (fork,) = server.rpc("fork_session", session_id=session_id)
+        server.rpc("close_session", session_id=session_id)
+        words = ["evaluate", "--url", server.url, "--sign-key", tmp_path / "k", "--receipt", tmp_path / "r"]
+        ended = run_here(*words)
         assert ended.returncode == 1
-        assert "began as a fork" in ended.stderr
+        assert f"as {session_id}, from which it was forked, can't be read" in ended.stderr
+        bundle = server.rpc("export_bundle", session_id=fork["session_id"])["bundle"]
+        server.rpc("close_session", session_id=fork["session_id"])
+        server.rpc("import_bundle", bundle=bundle)
+        assert "came in a bundle, and had begun as a fork." in run_here(*words).stderr
         assert not (tmp_path / "r").exists()
-        ended = run_here("evaluate", "--url", server.url, "--label", "run=none", "--receipt", tmp_path / "r")
-        assert "There is no session to write a receipt of." in ended.stderr
+        assert "There is no session to write a receipt of." in run_here(*words, "--label", "run=none").stderr
 
 
 # What is refused before anything is run
