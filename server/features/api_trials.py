@@ -48,7 +48,7 @@ from server.packs.registration import place, qualified_name
 from server.packs.toolpack import Toolpack, as_made
 from server.processes.apart import run_apart
 from server.processes.child import Child, follow
-from server.protocol.rights import AGENT
+from server.protocol.rights import AGENT, CLIENT
 from server.sessions.addresses import Address
 from server.sessions.calls import CallRequest
 from server.snapshots.comparison import first_difference
@@ -59,6 +59,7 @@ from server.wiring.service import Service
 
 __all__ = [
     "AGENT",
+    "CLIENT",
     "ENVIRON",
     "FOLDER",
     "IN_MEMORY",

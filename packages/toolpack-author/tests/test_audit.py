@@ -330,6 +330,26 @@ def test_what_functions_draw_is_pinned(tmp_path):
     assert audited(settings) == reports
 
 
+def test_what_the_client_calls_isnt_the_agents(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "HASH_SEEDS", ("1", "2"))
+    counter(tmp_path)
+    with (tmp_path / "counter.py").open("a") as file:
+        file.write(
+            "\n\n@toolpack.function\ndef next_turn(counter: Whole) -> int:\n    'Go on.'\n"
+            "    counter.log.append('turn')\n    return len(counter.log)\n\n\n"
+            "def turned(rollout):\n    by = [(call.function, call.by) for call in rollout.calls]\n"
+            "    return pressed(rollout) and by == [('press', 'agent'), ('next_turn', 'client'), ('press', 'agent')]\n"
+            "\n\ntoolpack.task('turns', 'Press it 2 times, then 1.', functions=['press'], solution=["
+            "('press', {'times': 2}), ('next_turn', {}), ('press', {'times': 1})])(turned)\n"
+        )
+    words = ("audit", "--pack-dir", tmp_path, "--packs", "counter", "--task", "*/turns", "--json", tmp_path / "r.json")
+    assert "counter/turns: fault: hidden-function: call 2 of its solution, next_turn, fails" in invoke(*words).stdout
+    assert invoke(*words, "--client", "next_turn").exit_code == 0
+    report = json.loads((tmp_path / "r.json").read_text())["tasks"]["counter/turns"]
+    assert report["minimal"] == [0, 1, 2]
+    assert report["attempts"]["omit"] == [2, 0]  # its own calls, and not the client's
+
+
 # The command
 
 

@@ -28,7 +28,7 @@ from server.features.api_trials import (
 )
 from toolpack_author.audit.attempts import Calls, Solved, attempts
 from toolpack_author.audit.findings import AuditFinding, TriedTask, findings, first_finding, never_failing
-from toolpack_author.audit.trials import Phase, RefusedError, Trials, said
+from toolpack_author.audit.trials import Phase, RefusedError, Trials, in_session
 from toolpack_author.audit.values import KnownValues
 
 
@@ -38,11 +38,13 @@ class Effort(NamedTuple):
     Attributes:
         mutants: The most attempts at a task.
         ignore: JSON Pointers to what makes no two worlds differ.
+        clients: The functions that the client calls, not an agent.
     """
 
     mutants: int
     seed: int
     ignore: Sequence[str]
+    clients: frozenset[str] = frozenset()
 
 
 class Auditor:
@@ -60,27 +62,35 @@ class Auditor:
         self._solutions: dict[str, Mapping[str, tuple[Calls, str]]] = {}
 
     def audit(self, name: str) -> dict[str, Any]:
-        """Audit a task: get its part of the report, and `verdicts`, which other hash seeds must give, too."""
+        """Audit a task: get its part of the report."""
         try:
             pack, task = find_task(self._service.context.catalog, name)
-            trials = Trials(self._service, name, task, self._effort.ignore, self._phase, self._drive, self._listed)
-            return self._report(pack, trials)
+            effort, means = self._effort, (self._phase, self._drive, self._listed)
+            return self._report(pack, Trials(self._service, name, task, effort.ignore, effort.clients, *means))
         except RefusedError as error:
             return report([AuditFinding(error.kind, True, str(error))])
         except (RequestError, Interrupted) as error:
             return report([AuditFinding("evaluator-fails", True, str(error) or "it takes too long")])
+
+    def verdicts(self, name: str) -> list[Any]:
+        """Get the verdicts on nothing done and on the solution, which are the same whatever the hash seed."""
+        try:
+            _, task = find_task(self._service.context.catalog, name)
+            means = self._effort.clients, self._phase, self._drive
+            return in_session(self._service, name, task, *means, evaluations=1).said()
+        except (RefusedError, RequestError, Interrupted):  # the audit itself says so
+            return []
 
     def _report(self, pack: Toolpack, trials: Trials) -> dict[str, Any]:
         task = trials.task
         known = TriedTask(
             trials.calls, trials.changing, bool(trials.answer), task.nop_passes, trials.nothing, trials.solved, ()
         )
-        verdicts = [said(trials.nothing), said(trials.solved)]
         if trials.unstable:
-            return report([AuditFinding("unstable", True, trials.unstable)], verdicts=verdicts)
+            return report([AuditFinding("unstable", True, trials.unstable)])
         first = first_finding(known)
-        if first is not None or not self._effort.mutants:
-            return report([first] if first else [], verdicts=verdicts)
+        if first is not None:
+            return report([first])
         seed = f"{self._effort.seed} {trials.name}"
         results = [*trials.attempts(attempts(self._solved(pack, trials), seed, self._effort.mutants))]
         tried = replace(known, results=results)
@@ -92,7 +102,7 @@ class Auditor:
             count[0] += 1
             count[1] += result.passed
         minimal = trials.minimal(results) if trials.calls else []
-        return report(findings(tried), counts, minimal, verdicts)
+        return report(findings(tried), counts, minimal)
 
     def _list(self, toolpacks: tuple[str, ...]) -> list[tuple[PackFunction, Mapping[str, Any]]]:
         """Get the functions of toolpacks with their descriptions, which take long to make."""
@@ -141,12 +151,10 @@ def report(
     found: Sequence[AuditFinding],
     counts: Mapping[str, list[int]] | None = None,
     minimal: Sequence[int] = (),
-    verdicts: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Get a task's part of the report."""
     return {
         "attempts": counts or {},
         "minimal": [*minimal],
         "findings": [finding.to_json() for finding in found],
-        "verdicts": [*verdicts],
     }

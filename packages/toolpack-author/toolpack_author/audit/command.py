@@ -34,6 +34,9 @@ class _AuditFailed(click.ClickException):
 @click.option("--mutants", default=120, show_default=True, type=click.IntRange(1), help="The most attempts at a task.")
 @click.option("--seed", default=0, show_default=True, help="What the values of attempts are drawn from.")
 @click.option("--ignore", multiple=True, metavar="POINTER", help="What no task is about, like /bank/log.")
+@click.option(
+    "--client", "clients", multiple=True, metavar="FUNCTION", help="What the client calls in solutions, not an agent."
+)
 @click.option("--hash-seeds/--no-hash-seeds", default=True, help="Try other hash seeds, too.  [default: hash-seeds]")
 @click.option("--json", "file", type=click.Path(path_type=Path), metavar="FILE", help="Write a report to this file.")
 @click.option(
@@ -54,6 +57,7 @@ def audit(
     mutants: int,
     seed: int,
     ignore: tuple[str, ...],
+    clients: tuple[str, ...],
     hash_seeds: bool,
     file: Path | None,
     known: Path | None,
@@ -66,9 +70,9 @@ def audit(
         _check_pointers(ignore)
         names = _chosen(task_names(settings), patterns)
         began = time.monotonic()
-        others = HashSeeds(settings, names) if hash_seeds else None
+        others = HashSeeds(settings, names, clients) if hash_seeds else None
         try:
-            reports = _audited(settings, names, Effort(mutants, seed, ignore))
+            reports = _audited(settings, names, Effort(mutants, seed, ignore, frozenset(clients)))
             unstable = others.unstable() if others else []
         finally:
             if others:
@@ -122,7 +126,6 @@ def _audited(settings: Settings, names: Sequence[str], wanted: Effort) -> dict[s
     found: dict[str, Report] = {}
     with progress("Auditing tasks", len(names)) as go_on:
         for name, report in audit_tasks(settings, names, wanted):
-            del report["verdicts"]
             found[name] = report
             go_on(1)
     return found

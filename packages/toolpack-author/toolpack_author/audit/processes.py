@@ -13,7 +13,7 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -84,9 +84,16 @@ def _names(settings: Settings) -> dict[str, Any]:
 
 def audit_tasks(settings: Settings, names: Sequence[str], effort: Effort) -> Iterator[tuple[str, Report]]:
     """Audit tasks, and get the report on each."""
+    yield from _each(settings, names, effort, Auditor.audit)
+
+
+def _each(
+    settings: Settings, names: Sequence[str], effort: Effort, job: Callable[[Auditor, str], Any]
+) -> Iterator[tuple[str, Any]]:
+    """Do a job for each task, and get what it has found, or a report on a task that has broken its process."""
     left = [*names]
     while left:
-        child = Child(partial(_audit, os.getpid(), settings, tuple(left), effort))
+        child = Child(partial(_work, os.getpid(), settings, tuple(left), effort, job))
         try:
             for name in [*left]:
                 found, broken = _received(child)
@@ -100,8 +107,8 @@ def audit_tasks(settings: Settings, names: Sequence[str], effort: Effort) -> Ite
             child.pipe.close()
 
 
-def _received(child: Child) -> tuple[Report, bool]:
-    """Get the report on the next task, and whether its process has to be ended."""
+def _received(child: Child) -> tuple[Any, bool]:
+    """Get what was found of the next task, and whether its process has to be ended."""
     beat = _Beat("the toolpacks' import", LOADING_SECONDS)
     while True:
         try:
@@ -112,12 +119,19 @@ def _received(child: Child) -> tuple[Report, bool]:
         except (EOFError, OSError):
             text = f"{beat.what} has ended the process ({child.wait()})"
             return report([AuditFinding("evaluator-fails", True, text)]), True
-        if isinstance(message, dict):
-            return message, False
-        beat = _Beat(*message)
+        if "found" in message:
+            return message["found"], False
+        beat = _Beat(*message["beat"])
 
 
-def _audit(parent: int, settings: Settings, names: Sequence[str], effort: Effort, pipe: Connection) -> int:
+def _work(
+    parent: int,
+    settings: Settings,
+    names: Sequence[str],
+    effort: Effort,
+    job: Callable[[Auditor, str], Any],
+    pipe: Connection,
+) -> int:
     follow(parent)
     _be_quiet()
     catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
@@ -130,11 +144,11 @@ def _audit(parent: int, settings: Settings, names: Sequence[str], effort: Effort
     threading.Thread(target=loop.run_forever, daemon=True).start()
 
     def phase(what: str, seconds: float) -> None:
-        pipe.send_bytes(json.dumps([what, seconds]).encode())
+        pipe.send_bytes(json.dumps({"beat": [what, seconds]}).encode())
 
     auditor = Auditor(service, effort, phase, lambda work: asyncio.run_coroutine_threadsafe(work, loop).result())
     for name in names:
-        pipe.send_bytes(json.dumps(auditor.audit(name)).encode())
+        pipe.send_bytes(json.dumps({"found": job(auditor, name)}).encode())
     pipe.close()
     os._exit(0)  # threads may be stuck in a toolpack's code
 
@@ -160,11 +174,12 @@ def _limit_memory(more: int) -> None:
 class HashSeeds:
     """Has the verdicts on tasks given by processes with other hash seeds, beside all else."""
 
-    def __init__(self, settings: Settings, names: Sequence[str]) -> None:
+    def __init__(self, settings: Settings, names: Sequence[str], clients: Collection[str]) -> None:
         asked = {
             "packs": settings.packs and ",".join(settings.packs),
             "pack_dir": [str(path) for path in settings.pack_dir],
             "names": [*names],
+            "clients": [*clients],
         }
         self._running = [
             subprocess.Popen(  # noqa: S603 - as above
@@ -194,8 +209,9 @@ class HashSeeds:
 
 def _verdicts(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     settings = load_settings(pack_dir=tuple(map(Path, asked["pack_dir"])), packs=asked["packs"])
-    audited = audit_tasks(settings, asked["names"], Effort(0, 0, ()))
-    return {name: found["verdicts"] for name, found in audited}
+    effort = Effort(0, 0, (), frozenset(asked["clients"]))
+    found = _each(settings, asked["names"], effort, Auditor.verdicts)
+    return {name: verdicts if isinstance(verdicts, list) else [] for name, verdicts in found}
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing_extensions import override
 from server.features.api import Caller, ReplyError, RequestError
 from server.features.api_trials import (
     AGENT,
+    CLIENT,
     Address,
     CallRequest,
     Codec,
@@ -136,6 +137,7 @@ class Trials:
         drive: Runs a coroutine on the service's event loop.
         listed: Gets the functions of toolpacks with their descriptions.
         ignore: JSON Pointers to what makes no two worlds differ.
+        clients: The functions that the client calls, not an agent.
 
     Attributes:
         task: The task.
@@ -159,13 +161,14 @@ class Trials:
         name: str,
         task: Task,
         ignore: Sequence[str],
+        clients: frozenset[str],
         phase: Phase,
         drive: Callable[[Any], Any],
         listed: Callable[[tuple[str, ...]], Sequence[tuple[PackFunction, Mapping[str, Any]]]],
     ) -> None:
         self.name, self.task = name, task
         self.unstable, self._overran = "", False
-        self._service, self._phase, self._drive = service, phase, drive
+        self._service, self._clients, self._phase, self._drive = service, clients, phase, drive
         self._ignore = [jsonpointer.JsonPointer(pointer) for pointer in ignore]
         self._seconds = service.settings.timeout_seconds
         self._deadline = task.timeout_seconds or self._seconds
@@ -187,7 +190,8 @@ class Trials:
         self.calls, self.answer = (None, "") if task.solution is None else self._solution()
         toolpacks, runtime = self._evidence.toolpacks, service.context.runtime
         self._runtimes = {name: runtime(toolpacks, each.functions) for name, each in first.addresses.items()}
-        self._most = {name: each.max_calls for name, each in first.addresses.items()}
+        self._runtimes[CLIENT] = runtime(toolpacks, None)
+        self._most = {name: each.max_calls for name, each in first.addresses.items()} | {CLIENT: None}
         self._stages = [self._start]
         for each in self.calls or ():
             self._stages.append(self._call(self._stages[-1], each))
@@ -200,16 +204,14 @@ class Trials:
     # In sessions, as agents meet the task
 
     def _session(self, evaluations: int) -> "_SessionShown":
-        session: _SessionShown = self._drive(
-            _in_session(self._service, self.name, self.task, self._phase, self._deadline, evaluations)
-        )
-        return session
+        means = self._clients, self._phase, self._drive
+        return in_session(self._service, self.name, self.task, *means, evaluations=evaluations)
 
     def _compare(self, first: "_SessionShown", second: "_SessionShown") -> None:
         """Note whether the verdicts of two sessions, and those here, are the same."""
         if first.unstable or second.unstable:
             self.unstable = "a second evaluation gives another verdict"
-        elif [said(first.nothing), said(first.solved)] != [said(second.nothing), said(second.solved)]:
+        elif first.said() != second.said():
             self.unstable = "a second session gives another verdict"
         else:
             mine = [self.judge(self._start, "")]
@@ -245,7 +247,7 @@ class Trials:
 
     def _solution(self) -> tuple[Calls, str]:
         solution = solve(self.name, self._evidence, self._means)
-        calls = ((each["function"], each["kwargs"], each["by"]) for each in solution["calls"])
+        calls = ((each["function"], each["kwargs"], _by(each, self._clients)) for each in solution["calls"])
         return tuple(calls), solution["answer"]
 
     # Without sessions
@@ -519,9 +521,31 @@ class _SessionShown:
     worlds: Any
     unstable: bool
 
+    def said(self) -> list[Any]:
+        return [said(self.nothing), said(self.solved)]
+
+
+def in_session(
+    service: Service,
+    name: str,
+    task: Task,
+    clients: frozenset[str],
+    phase: Phase,
+    drive: Callable[[Any], Any],
+    *,
+    evaluations: int,
+) -> _SessionShown:
+    """Try a task in a session: with nothing done, and with its solution.
+
+    Raises:
+        RefusedError: It can't be tried.
+    """
+    session: _SessionShown = drive(_in_session(service, name, task, clients, phase, evaluations))
+    return session
+
 
 async def _in_session(
-    service: Service, name: str, task: Task, phase: Phase, deadline: float, evaluations: int
+    service: Service, name: str, task: Task, clients: frozenset[str], phase: Phase, evaluations: int
 ) -> _SessionShown:
     async def send(method: str, **params: Any) -> Any:
         try:
@@ -538,6 +562,7 @@ async def _in_session(
 
     refusal = "session-refused"
     patience = service.settings.timeout_seconds
+    deadline = task.timeout_seconds or patience
     phase("the start of a session", 2 * patience)
     session_id = (await send("create_session", task=name))["session_id"]
     try:
@@ -553,7 +578,7 @@ async def _in_session(
         if task.solution is not None:
             refusal = "solution-fails"
             phase("the solution", patience)
-            await _solve(service, session_id, addresses, send, phase)
+            await _solve(service, session_id, addresses, clients, send, phase)
             phase("the evaluator, after the solution", 3 * deadline)
             solved = [await judged() for _ in range(evaluations)]
             worlds.append(await send("get_environment", session_id=session_id))
@@ -565,27 +590,40 @@ async def _in_session(
 
 
 async def _solve(
-    service: Service, session_id: str, addresses: Mapping[str, Address], send: Callable[..., Any], phase: Phase
+    service: Service,
+    session_id: str,
+    addresses: Mapping[str, Address],
+    clients: frozenset[str],
+    send: Callable[..., Any],
+    phase: Phase,
 ) -> None:
-    """Do what the solution says, at the agent's address."""
+    """Do what the solution says, at the agent's address; what clients call, without one."""
     solution = await send("get_solution", session_id=session_id)
     for place, each in enumerate(solution["calls"]):
         phase(f"call {place + 1} of the solution, {each['function']}", 2 * service.settings.timeout_seconds)
         request = CallRequest(each["function"], each["kwargs"], dumps(each["kwargs"]))
         try:
-            outcome = await service.call(Caller("", session_id, address=each["by"]), session_id, request)
+            by = _by(each, clients)
+            caller = Caller() if by == CLIENT else Caller("", session_id, address=by)
+            outcome = await service.call(caller, session_id, request)
         except RequestError as error:
             raise RefusedError("solution-fails", f"call {place + 1} of its solution is refused: {error}") from None
         if outcome.failure is not None:
             kind = {Failure.NOT_FOUND: "hidden-function", Failure.EPISODE_OVER: "max-calls"}.get(outcome.failure.why)
-            most = addresses[each["by"]].max_calls
+            most = addresses[by].max_calls if by in addresses else None
             if kind is None and most is not None:
-                used = sum(_count(call) for call in solution["calls"] if call["by"] == each["by"])
+                used = sum(_count(call) for call in solution["calls"] if _by(call, clients) == by)
                 kind = "max-calls" if used > most else None
             text = f"call {place + 1} of its solution, {each['function']}, fails: {outcome.failure.text}"
             raise RefusedError(kind or "solution-fails", text)
     if solution["answer"]:
         await send("submit_answer", session_id=session_id, answer=solution["answer"])
+
+
+def _by(call: Mapping[str, Any], clients: frozenset[str]) -> str:
+    """Get who makes a call of a solution."""
+    by: str = CLIENT if call["function"] in clients else call["by"]
+    return by
 
 
 def _count(call: Mapping[str, Any]) -> int:
