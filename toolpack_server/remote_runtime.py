@@ -32,12 +32,12 @@ from pydantic_core import to_jsonable_python
 from server.base import errors
 from server.base.errors import EnvironmentDiffersError, NoReplyError, RemoteFunctionError, ReplyError
 from server.functions_runtime import error_text
-from server.jsonio.revive import revive
 from server.snapshots.classes import ClassTable, fingerprint
 from server.snapshots.comparison import difference
 from server.snapshots.pickling import freeze, thaw
 from server.snapshots.seal import FORMAT
 from toolpack_server.client import Client
+from toolpack_server.revive import revive
 
 _MODEL_STATE = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 

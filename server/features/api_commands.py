@@ -7,6 +7,6 @@ from server.base.terminal import echo
 from server.cli.local import opened_store
 from server.cli.look import label
 from server.cli.options import packs_options, server_options
-from server.cli.progress import progress
+from server.features.progress import progress
 
 __all__ = ["echo", "label", "opened_store", "packs_options", "progress", "server_options"]

@@ -3,7 +3,7 @@
 The rule: nothing is defined here.
 """
 
+from server.features.http_paths import FeatureEndpoint, FeatureRequest, FeatureSocket
 from server.web.endpoints import Gateway
-from server.web.feature_endpoint import FeatureEndpoint, FeatureRequest, FeatureSocket
 
 __all__ = ["FeatureEndpoint", "FeatureRequest", "FeatureSocket", "Gateway"]

@@ -7,33 +7,17 @@ that of a feature which was taken out, is a note that changes nothing.
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Union
+from typing import Any, ClassVar, Union
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import TypeAdapter
 from typing_extensions import is_typeddict
 
 from server.base.terminal import printable
 from server.protocol.omission import Omit, omission
-from server.protocol.parameters import MAX_CALL_ID
 from server.protocol.results import PartFailure, SaidMessage
 
-Count = Annotated[int, Field(ge=0)]
 Shown = Mapping[str, Any]
 """What clients see of a record."""
-
-
-class RecordLine(BaseModel):
-    """What must be there of any record that came in a bundle."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    index: Count
-    kind: str
-    version: Count
-    # A participant's has its name before it.
-    call_id: Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID + 65)] | None = None
-    duration_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
-    state: str | None = None  # a digest, in a seeded session
 
 
 class RecordKind:

@@ -23,8 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, Strict, Validati
 from server.base.errors import StateDamagedError
 from server.features.api import InvalidParamsError, TooLargeError
 from server.jsonio.strict import loads
+from server.protocol.parameters import MAX_CALL_ID
 from server.sessions.recipes import VERSIONS
-from server.sessions.record_kinds import RecordKinds, RecordLine
+from server.sessions.record_kinds import RecordKinds
 from server.snapshots.seal import KeyedHash
 
 FORMAT = "toolpack-bundle-1"
@@ -232,6 +233,20 @@ def read_line(line: bytes, read: Callable[[bytes], Any] = loads) -> Line:
     if len(parsed.model_fields_set) != 1:
         raise InvalidParamsError("A line of the bundle is not one of head, blob, version or record.")
     return parsed
+
+
+class RecordLine(BaseModel):
+    """What must be there of any record that came in a bundle."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    index: Annotated[int, Field(ge=0)]
+    kind: str
+    version: Annotated[int, Field(ge=0)]
+    # A participant's has its name before it.
+    call_id: Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID + 65)] | None = None
+    duration_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    state: str | None = None  # a digest, in a seeded session
 
 
 def record_of(shown: dict[str, Any], kinds: RecordKinds) -> RecordLine:

@@ -7,7 +7,7 @@ import pytest
 import server_process
 from command_line import run, with_errors_on_a_terminal
 
-from server.cli import progress
+from server.features import progress
 from server.features.replay import command
 
 TASK = "bank/save-300"

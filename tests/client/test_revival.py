@@ -7,9 +7,9 @@ from typing import Annotated
 import pytest
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from server.jsonio.revive import revive
 from server.jsonio.strict import loads
 from server.jsonio.view import to_json
+from toolpack_server.revive import revive
 
 
 class Colour(Enum):
