@@ -4,7 +4,7 @@ import json
 import socket
 import struct
 
-import serving
+from tests.patience import PATIENCE
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 MASK = b"\x01\x02\x03\x04"
@@ -29,7 +29,7 @@ def frame(payload, opcode=TEXT, *, last=True, masked=True, bits=0):
 class RawWebSocket:
     """A connection with its handshake sent; `status` and `body` are those of the response."""
 
-    def __init__(self, port, path, token=None, **headers):
+    def __init__(self, port, path, token=None, *, seconds=PATIENCE, **headers):
         given = {
             "host": "127.0.0.1",
             "upgrade": "websocket",
@@ -40,7 +40,7 @@ class RawWebSocket:
             **{name.replace("_", "-"): value for name, value in headers.items()},
         }
         lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items() if value is not None)]
-        self.connection = socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE)
+        self.connection = socket.create_connection(("127.0.0.1", port), timeout=seconds)
         self._file = self.connection.makefile("rb")
         self.write(("\r\n".join(lines) + "\r\n\r\n").encode())
         self.status = int(self._file.readline().split()[1])

@@ -39,6 +39,10 @@ DONE += [
     "calls over ORS",
     "steps of OpenEnv",
     "calls of NeMo Gym",
+    "steps on WebSockets",
+    "episodes begun on WebSockets",
+    "sessions begun over MCP",
+    "sessions left over MCP",
 ]
 
 

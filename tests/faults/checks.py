@@ -23,7 +23,6 @@ from tests.faults.clients import (
     CLIENT,
     CRASHED,
     GUESTS_CALLS,
-    LABELS,
     NEVER_IN_TIME,
     READING,
     RULES,
@@ -540,10 +539,12 @@ def _check_heard(send, session, replay, problems):
 
 def _check_list(send, sessions, unanswered_forks, problems):
     """Check that there are all sessions that clients have made, and no others."""
-    listed, after = [], None
-    while page := send("list_sessions", {"labels": LABELS, "limit": PAGE} | ({"after": after} if after else {})):
-        listed += [session["session_id"] for session in page]
-        after = listed[-1]
+    listed = []
+    for labels in {json.dumps(session.labels) for session in sessions.values()}:
+        after = {}
+        while page := send("list_sessions", {"labels": json.loads(labels), "limit": PAGE} | after):
+            listed += [session["session_id"] for session in page]
+            after = {"after": listed[-1]}
     more = {*listed} - {*sessions}
     if len(listed) != len({*listed}) or not {*sessions} <= {*listed} or len(more) > 2 * unanswered_forks:
         problems["list"] = [f"{len(listed)} sessions are listed, of which {len(more)} are no client's"]

@@ -8,14 +8,17 @@ import itertools
 import json
 import random
 import re
+import struct
 import threading
 import time
 import uuid
 import zlib
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from tests.raw_websocket import TEXT, RawWebSocket
 
 ANSWER_SECONDS = 20.0
 PATIENCE_SECONDS = 60.0
@@ -27,6 +30,9 @@ TOOLPACKS = ["ledger", "tally", "shelf"]
 TASK = "shelf/look"
 GYM = "/{function}"  # where agents of NeMo Gym call functions
 STEP = "/openenv/shelf/step"  # where OpenEnv's clients call the functions of a session with this task
+SOCKET = "/openenv/shelf/ws?session_id="  # where they do so on a WebSocket
+SWITCHING = 101
+OWN_SESSION = f"/mcp?task={TASK}"  # where a client of MCP begins a session of its own
 LABELS = {"by": "clients"}
 KEYS = [f"key {number}" for number in range(40)]
 READING = {"read", "find", "count"}
@@ -102,6 +108,9 @@ class KnownSession:
     participants: bool = False
     task: bool = False
     openenv: str | None = None  # its id for OpenEnv's clients
+    reset: dict | None = None  # what it was reset with by them; None if it was created
+    mcp: str | None = None  # its id for the client of MCP that has begun it
+    labels: dict = field(default_factory=lambda: LABELS)  # by which it is listed
     calls: list = field(default_factory=list)
     views: list = field(default_factory=list)
     verdicts: list = field(default_factory=list)
@@ -242,10 +251,12 @@ class Connection:
 
     Attributes:
         overloaded: How often each message came with code -32006, which asks to retry.
+        mcp_session_id: What the last answer has in this header.
     """
 
     def __init__(self, ports, rng):
         self.overloaded = Counter()
+        self.mcp_session_id = None
         self._ports = ports
         self._rng = rng
         self._connection = None
@@ -260,8 +271,9 @@ class Connection:
             headers = {"Content-Type": "application/json", "Cookie": f"toolpack_session={params['session_id']}"}
             body = json.dumps(params["kwargs"])
             return _gym_envelope(self._post(path.format(**params), body, headers).decode())
-        speaks_mcp, headers = path.startswith("/mcp/"), {"Content-Type": "application/json"}
-        if speaks_mcp:
+        speaks_mcp, headers = path.startswith("/mcp"), {"Content-Type": "application/json"}
+        calls = path.startswith("/mcp/")
+        if calls:
             method, params = "tools/call", _tool_call(**params)
             if self._rng.random() < 0.5:  # the key is the id of the session that a client of /mcp has
                 path, headers["Mcp-Session-Id"] = "/mcp", path.removeprefix("/mcp/")
@@ -273,11 +285,19 @@ class Connection:
         if "error" in response:
             error = response["error"]
             raise RefusedError(error | {"code": error["code"] + MCP_SHIFT} if speaks_mcp else error)
-        return _envelope(response["result"]) if speaks_mcp else response["result"]
+        return _envelope(response["result"]) if calls else response["result"]
 
-    def _post(self, path, body, headers):
+    def leave(self, session_id):
+        """End a session of MCP's, once."""
+        if self._connection is None:
+            port = self._rng.choice(self._ports)
+            self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
+        if text := self._post("/mcp", None, {"Mcp-Session-Id": session_id}, "DELETE"):
+            raise RuntimeError(f"the end of {session_id} was answered {text[:500]}")
+
+    def _post(self, path, body, headers, verb="POST"):
         try:
-            self._connection.request("POST", path, body, headers)
+            self._connection.request(verb, path, body, headers)
             reply = self._connection.getresponse()
             text = reply.read()
         except (OSError, http.client.HTTPException) as error:
@@ -288,6 +308,7 @@ class Connection:
             raise UnknownError("503")
         if reply.status >= 500:
             raise RuntimeError(f"{path} was answered {reply.status}: {text[:500]}")
+        self.mcp_session_id = reply.headers["Mcp-Session-Id"]
         return text
 
     def play(self, episode, function, kwargs, task_id, until):
@@ -348,6 +369,41 @@ class Connection:
             self._connection = None
 
 
+class Socket(Connection):
+    """Sends OpenEnv's messages on a WebSocket, and on a new one when it breaks."""
+
+    def send(self, method, params, path, seconds=ANSWER_SECONDS):
+        """Send one message, once, and get what was observed, of a step as an envelope."""
+        try:
+            if self._connection is None:
+                self._connection = RawWebSocket(self._rng.choice(self._ports), path, seconds=seconds)
+            if self._connection.status == SWITCHING:
+                self._connection.connection.settimeout(seconds)
+                self._connection.say({"type": method, "data": params})
+                opcode, text = self._connection.read()
+                reply = json.loads(text) if opcode == TEXT else None
+        except (OSError, TypeError, ValueError, IndexError, struct.error) as error:  # it ended, perhaps amid a frame
+            self.close()
+            raise UnknownError(repr(error)) from error
+        status = self._connection.status
+        if status != SWITCHING or reply is None:
+            refused = self._connection.body
+            self.close()
+            if status not in {SWITCHING, 503}:
+                raise RuntimeError(f"{path} was answered {status}: {refused[:500]}")
+            raise UnknownError("closed" if status == SWITCHING else "503")
+        data = reply["data"]
+        if reply["type"] == "error":
+            code = OVERLOADED if data["code"] == "CAPACITY_REACHED" else data["code"]
+            raise RefusedError({"code": code, "message": data["message"]})
+        return _stepped(data) if method == "step" else data
+
+    def close(self):
+        if self._connection is not None:
+            self._connection.__exit__()
+            self._connection = None
+
+
 class Clients:
     """Client threads on shared sessions.
 
@@ -356,7 +412,10 @@ class Clients:
         surprises: Answers that should never come.
         counts: How often each action was done.
         overloaded: See `Connection`.
+        moves: Whether episodes of OpenEnv are gone on with in other sessions of OpenEnv.
     """
+
+    moves = True
 
     def __init__(self, ports, clients, sessions, seed):
         self.sessions = {}
@@ -417,6 +476,10 @@ class Clients:
             self._evaluate: 2,
             self._play: 6,
             self._call_as_gym: 4,
+            self._step_on_socket: 6,
+            self._begin_on_socket: 0.5,
+            self._begin_over_mcp: 0.5,
+            self._leave: 0.5,
             self._fork: 1,
             self._reset: 1,
             self._reconnect: 1,
@@ -430,8 +493,13 @@ class Clients:
                 self._listen: "participants",
                 self._evaluate: "task",
                 self._play: "episode",
+                self._step_on_socket: "openenv",
+                self._leave: "mcp",
             }.get(kind, "id")
-            session = rng.choice([each for each in list(self.sessions.values()) if getattr(each, need)])
+            able = [each for each in list(self.sessions.values()) if getattr(each, need)]
+            if not able:  # none has begun yet
+                continue
+            session = rng.choice(able)
             try:
                 kind(connection, rng, session, number)
             except NeverAnsweredError as error:
@@ -508,6 +576,74 @@ class Clients:
         call.envelope = connection.send("run_function", params, GYM)
         call.answered = time.monotonic()
         self.counts["calls of NeMo Gym"] += 1
+
+    def _step_on_socket(self, connection, rng, session, number):  # noqa: ARG002
+        """Append entries on one WebSocket after the other, as OpenEnv's clients do, and at times once more."""
+        sid = f"sid-{_new_id(rng)}" if self.moves and session.reset and rng.random() < 0.3 else session.openenv
+        socket = Socket(self._ports, rng)
+        with closing(socket):
+            if sid != session.openenv:
+                begun = socket.insist("reset", session.reset, self._is_over, SOCKET + sid)
+                if begun["metadata"]["session_id"] != session.id:
+                    self.surprises.append(f"{session.id}: {session.reset} gave {begun}")
+                self.counts["episodes in another session"] += 1
+            for _ in range(rng.randrange(1, 4)):
+                kwargs, call_id = {"entry": self._entry()}, _new_id(rng)
+                call = Call(number, "append", kwargs, f"openenv-{call_id}", time.monotonic(), AGENT)
+                session.calls.append(call)
+                action = {"type": "call_tool", "tool_name": "append", "arguments": kwargs}
+                asked = "step", action | {"metadata": {"call_id": call_id}}, self._is_over, SOCKET + sid
+                call.envelope = socket.insist(*asked)
+                call.answered = time.monotonic()
+                self.counts["steps on WebSockets"] += 1
+                if rng.random() < 0.2:
+                    again = socket.insist(*asked)
+                    if again != call.envelope:
+                        self.surprises.append(f"{session.id}: {kwargs} was answered {call.envelope}, then {again}")
+        self.overloaded += socket.overloaded
+
+    def _begin_on_socket(self, connection, rng, _session, _number):
+        """Begin an episode as OpenEnv's clients do, in their own session; the same message again makes no other."""
+        if len(self.sessions) >= MAX_SESSIONS:
+            return
+        name = f"episode-{_new_id(rng)}"
+        socket = Socket(self._ports, rng)
+        with closing(socket):
+            reset = {"task": TASK, "episode_id": name}
+            begun = socket.insist("reset", reset, self._is_over, SOCKET + name)
+        self.overloaded += socket.overloaded
+        session = self._only(connection, {"openenv-episode": name})
+        if begun["metadata"]["session_id"] != session["session_id"]:
+            self.surprises.append(f"{begun} isn't {session}")
+        self._add(session, task=True, openenv=name, reset=reset, labels={"openenv-episode": name})
+        self.counts["episodes begun on WebSockets"] += 1
+
+    def _begin_over_mcp(self, connection, rng, _session, _number):
+        """Begin a session as a client of MCP does that has one address; the same message again makes no other."""
+        if len(self.sessions) >= MAX_SESSIONS:
+            return
+        name = f"client-{_new_id(rng)}"
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": name, "version": "1"}}
+        hello["_meta"] = {"toolpack-server/call_id": name}
+        connection.insist("initialize", hello, self._is_over, OWN_SESSION)
+        mcp = connection.mcp_session_id
+        session = self._only(connection, {"mcp": name})
+        if session["mcp_path"] != f"/mcp/{mcp}":
+            self.surprises.append(f"{name} has the session {mcp}, not {session}")
+        self._add(session, task=True, mcp=mcp, labels={"mcp": name})
+        self.counts["sessions begun over MCP"] += 1
+
+    def _only(self, connection, labels):
+        """Get the session that was begun, of which there must be one."""
+        listed = connection.insist("list_sessions", {"labels": labels}, self._is_over)
+        if len(listed) != 1:
+            self.surprises.append(f"{labels} were to be one session: {listed}")
+        return listed[0]
+
+    def _leave(self, connection, _rng, session, _number):
+        """End a session of MCP's: it is evaluated, and others may go on with it."""
+        connection.leave(session.mcp)
+        self.counts["sessions left over MCP"] += 1
 
     def _call_impatiently(self, connection, rng, session, number):
         """Retry a call while the first attempt may still run."""
@@ -620,7 +756,7 @@ class Clients:
             return
         version = self._some_version(connection, rng, session)
         params = {"session_id": session.id, "version": version, "count": 2, "call_id": _new_id(rng)}
-        known = {"seed": session.seed, "participants": session.participants, "task": session.task}
+        known = {name: getattr(session, name) for name in ("seed", "participants", "task", "labels")}
         try:
             forks = connection.insist("fork_session", params, self._is_over)
         except UnknownError:

@@ -117,7 +117,13 @@ def count(db: Db, entry: str) -> str:
     return f"{entry}: {digest(db)}"
 
 
-@shelf_pack.task("look", "Do whatever you like.", solution=[("find", {"key": "first"})], nop_passes=True)
+@shelf_pack.task(
+    "look",
+    "Do whatever you like.",
+    solution=[("find", {"key": "first"})],
+    nop_passes=True,
+    toolpacks={"ledger": {}, "tally": {}},
+)
 def look(rollout: Rollout[ShelfEnvironment]) -> Evaluation:
     """Tell what there was at the beginning, what there is, and how many calls have led there."""
     ledger = rollout.environments["ledger"].ledger
