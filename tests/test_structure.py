@@ -14,7 +14,7 @@ SERVER = Path(server.__file__).parent
 FILES = sorted(SERVER.rglob("*.py"))
 # Files of more than 600 lines that hold one noun nevertheless, each with the reason.
 LONG_FOR_A_REASON: dict[str, str] = {}
-MOST_ARROWS = 105  # of all rooms, packages and single modules
+MOST_ARROWS = 96  # of all rooms, packages and single modules
 # Names that two classes have for a reason.
 ALIKE = {
     "Function": "AgentDojo's name for a function, and the schema of one in the OpenRPC document",
@@ -70,10 +70,10 @@ def room(module):
 
 
 def arrows():
-    """Which room imports which; `server/__init__.py` is what authors import, and no room."""
+    """Which room imports which; `server/__init__.py` and `testing.py` are what authors import, and no rooms."""
     found = set()
     for path in FILES:
-        if path.parent == SERVER and path.stem in {"__init__", "__main__"}:
+        if path.parent == SERVER and path.stem in {"__init__", "__main__", "testing"}:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
