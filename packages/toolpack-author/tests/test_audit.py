@@ -1,6 +1,7 @@
 """`toolpack-server audit`: which tasks can be cheated, and which checks measure nothing."""
 
 import json
+import os
 import re
 
 import pytest
@@ -12,7 +13,7 @@ from server.base.settings import Settings
 from server.features.tasks.finding import all_tasks
 from server.packs.loading import load_catalog
 from server.processes import child
-from toolpack_author.audit import processes
+from toolpack_author.audit import command, processes
 from toolpack_author.audit.auditing import Effort
 from toolpack_author.audit.processes import AuditSettings, audit_tasks, task_names
 from toolpack_author.audit.values import spoken_in
@@ -429,6 +430,23 @@ def test_toolpacks_that_cant_be_loaded_fail_the_audit(tmp_path):
     (tmp_path / "counter.py").write_text(HEAD.replace("LOGGED", "''") + "\n@toolpack.tasks\ndef all():\n    1 / 0\n")
     done = invoke("audit", "--pack-dir", str(tmp_path), "--packs", "counter", standalone_mode=False)
     assert "`all` failed: ZeroDivisionError" in done.exception.format_message()
+
+
+@pytest.mark.parametrize("where", ["os.getpid() != int(os.environ['FIRST'])", "'PYTHONHASHSEED' in os.environ"])
+def test_an_import_that_fails_in_a_process_of_the_audit_is_no_fault_of_a_task(tmp_path, monkeypatch, where):
+    """As that of a library may, which takes too long for a busy machine."""
+    monkeypatch.setattr(processes, "HASH_SEEDS", ("1",))
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    counter(tmp_path)
+    names = task_names(Settings(store="memory:", pack_dir=(tmp_path,), packs=("counter",)))
+    monkeypatch.setattr(command, "task_names", lambda _settings: names)
+    monkeypatch.setenv("FIRST", str(os.getpid()))
+    with (tmp_path / "counter.py").open("a") as file:
+        file.write(f"\n\nif {where}:\n    raise OSError('it takes too long')\n")
+    done = invoke("audit", "--pack-dir", str(tmp_path), "--packs", "counter", standalone_mode=False)
+    assert done.exception.exit_code == 2
+    assert "it takes too long" in done.exception.format_message()
+    assert "fault" not in done.stdout
 
 
 def test_a_task_that_cant_be_begun_is_a_fault(tmp_path):

@@ -83,7 +83,11 @@ def _names(settings: Settings) -> dict[str, Any]:
 
 
 def audit_tasks(settings: Settings, names: Sequence[str], effort: Effort) -> Iterator[tuple[str, Report]]:
-    """Audit tasks, and get the report on each."""
+    """Audit tasks, and get the report on each.
+
+    Raises:
+        StartError: The toolpacks can't be loaded.
+    """
     yield from _each(settings, names, effort, Auditor.audit)
 
 
@@ -109,7 +113,7 @@ def _each(
 
 def _received(child: Child) -> tuple[Any, bool]:
     """Get what was found of the next task, and whether its process has to be ended."""
-    beat = _Beat("the toolpacks' import", LOADING_SECONDS)
+    beat = loading = _Beat("the toolpacks' import", LOADING_SECONDS)
     while True:
         try:
             if not child.pipe.poll(beat.seconds + GRACE_SECONDS):
@@ -118,7 +122,11 @@ def _received(child: Child) -> tuple[Any, bool]:
             message = json.loads(child.pipe.recv_bytes())
         except (EOFError, OSError):
             text = f"{beat.what} has ended the process ({child.wait()})"
+            if beat is loading:  # no task has begun
+                raise StartError(f"{text[0].upper()}{text[1:]}.") from None
             return report([AuditFinding("evaluator-fails", True, text)]), True
+        if "problem" in message:
+            raise StartError(message["problem"])
         if "found" in message:
             return message["found"], False
         beat = _Beat(*message["beat"])
@@ -134,7 +142,11 @@ def _work(
 ) -> int:
     follow(parent)
     _be_quiet()
-    catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
+    try:
+        catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
+    except StartError as error:
+        pipe.send_bytes(json.dumps({"problem": str(error)}).encode())
+        return 1
     _limit_memory(settings.of(AuditSettings).memory_bytes)
     service = Service(settings.model_copy(update=IN_MEMORY), catalog)
     gc.freeze()  # what is there now stays; a task leaves little that refers to itself
@@ -193,11 +205,13 @@ class HashSeeds:
         ]
 
     def unstable(self) -> list[str]:
-        """Get the names of the tasks on which they give different verdicts."""
+        """Get the names of the tasks on which they give different verdicts; raises as `audit_tasks`."""
         found: list[Mapping[str, Any]] = []
         for process in self._running:
             text = process.communicate()[0]
-            found.append(json.loads(text) if process.returncode == 0 else {})
+            if process.returncode != 0:
+                raise StartError(text.decode() or f"A process with another hash seed has ended ({process.returncode}).")
+            found.append(json.loads(text))
         names = {name for verdicts in found for name in verdicts}
         return sorted(name for name in names if len({json.dumps(each.get(name), sort_keys=True) for each in found}) > 1)
 
@@ -216,4 +230,8 @@ def _verdicts(asked: Mapping[str, Any]) -> Mapping[str, Any]:
 
 if __name__ == "__main__":
     follow(os.getppid())
-    print(json.dumps(_verdicts(json.loads(sys.argv[1]))))  # noqa: T201 - what its parent reads
+    try:
+        print(json.dumps(_verdicts(json.loads(sys.argv[1]))))  # noqa: T201 - what its parent reads
+    except StartError as problem:
+        print(problem, end="")  # noqa: T201 - likewise
+        sys.exit(1)
