@@ -255,7 +255,9 @@ def test_each_look_for_expired_sessions_takes_over_the_time_of_the_store(two):
 # All of it, at each step
 
 
-@pytest.mark.parametrize("settings", [{}, pytest.param(IN_PROCESSES, marks=needs_executors)], ids=["thread", "process"])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param(IN_PROCESSES, marks=[needs_executors, pytest.mark.heavy])], ids=["thread", "process"]
+)
 @pytest.mark.parametrize("history", [database_histories.history, test_files_histories.history])
 def test_databases_and_files_move_between_workers_and_servers(store_url, history, settings):
     store = store_url("sqlite")

@@ -133,6 +133,7 @@ def receipt_on(folder, *flags, seeds=None, **variables):
         return evaluated(server, folder)[0].read_bytes()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seeds", [None, SEEDS], ids=["unseeded", "seeded"])
 def test_the_receipts_of_two_servers_are_the_same_bytes_but_for_times_and_keys(seeds, tmp_path, redis_url):
     if seeds and sys.platform != "linux":

@@ -59,6 +59,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.heavy
 def test_it_is_the_same_in_every_process():
     first = run(DRAW_AND_LOOK)
     assert run(DRAW_AND_LOOK, TZ="Asia/Tokyo", PYTHONHASHSEED="7") == first

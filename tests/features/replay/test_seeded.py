@@ -193,6 +193,7 @@ def test_after_a_restart(tmp_path):
         assert second.call(fork, "throw") == expected[len(found)]
 
 
+@pytest.mark.heavy
 def test_every_executor_gives_the_same():
     with process_bench(of_features=[ExecutorsSettings(calls=1)]) as bench, process_bench() as other:
         found = [play(each, each.create("dice", **PINNED), 1) for each in (bench, other)]
