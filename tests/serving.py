@@ -312,7 +312,8 @@ class Bench:
         self._run(self._give_up_waiting())
         self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join(PATIENCE)
-        self.service.scratch.close()
+        if self.service.scratch is not None:
+            self.service.scratch.close()
 
 
 class Moving:

@@ -16,29 +16,31 @@ from serving import FEATURES, refused
 
 from server import features
 from server.base.errors import SettingsError, StartError
-from server.base.settings import FeatureSettings, Settings
+from server.base.settings import FeatureSettings, Settings, load_settings
 from server.cli import all_commands, cli, first_sentence
 from server.features.participants.methods import Listen
+from server.features.parts.database import Database
 from server.features.tasks.results import SessionTask
 from server.protocol.results import Session
 from server.rpc.method import agents_methods, clients_methods
 from server.sessions.record_kinds import RecordKind, RecordKinds
+from server.volumes.volume import VolumeKinds
 from server.web.app import create_app
 from server.web.console import console_files
 from server.wiring import installed
 from server.wiring.feature import Feature
 from server.wiring.installed import GROUP, in_order, load_features
-from server.wiring.service import all_methods, all_record_kinds
+from server.wiring.service import all_methods, all_record_kinds, create_scratch
 
 BEYOND_API = {
     "checking": 18,
     "classes": 20,
     "episodes": 15,
-    "executors": 32,
+    "executors": 30,
     "harbor": 5,
     "mcp": 59,
     "participants": 11,
-    "parts": 8,
+    "parts": 5,
     "perturbations": 26,
     "receipts": 20,
     "replay": 62,
@@ -229,6 +231,11 @@ def test_a_kind_of_records_is_replaced_only_by_one_that_derives_from_it():
     other = type("OtherKind", (RecordKind,), {"name": "call"})
     with pytest.raises(StartError, match=r"^Two kinds of records are called 'call': derive OtherKind from CallKind to"):
         all_record_kinds([made("a", record_kinds=[other])])
+
+
+def test_volumes_need_a_feature_that_keeps_their_working_copies():
+    with pytest.raises(StartError, match=r"^No feature keeps working copies of database: leave out none that does.$"):
+        create_scratch(load_settings(), VolumeKinds([Database]), [made("a", volumes=[Database])])
 
 
 def test_features_come_after_those_that_they_need_whatever_order_they_are_found_in():

@@ -6,7 +6,7 @@ has changed after it. Each piece is an ordinary part of the session, so stores, 
 of volumes. A commit adds one piece; where the chain is full, the newest are merged into one.
 
 While it is used, a volume is a *working copy*: a file, a folder or an object that equals its chain. Working copies are
-a cache (`scratch.py`); they may be lost at any time.
+a cache (`features/scratch.py`); they may be lost at any time.
 
 The rule: this module and the rest of the core know chains and no kind of volume. A kind is a subclass of `Volume` and
 one of `WorkingCopy`, listed in the `volumes` of a feature.
@@ -320,7 +320,7 @@ class VolumeMeans:
     """What volumes need in the process where they are used."""
 
     kinds: Mapping[str, type[Volume]]
-    scratch: Any  # a `scratch.Scratch`
+    scratch: Any  # what a feature keeps working copies in; see `features/scratch.py`
     limits: Limits
 
 

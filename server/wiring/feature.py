@@ -55,6 +55,7 @@ class Feature:
         isolations: Where toolpacks' code runs but in threads, by the value of `TOOLPACK_ISOLATION`: import paths of
             functions that start a `Runner`; they take what `service.create_runner` gives them.
         volumes: What an environment may hold that is stored by what changes.
+        scratch: What keeps the working copies of volumes, of all features: a class whose `of` gets the settings.
         stores: Further stores: import paths of functions that open one, by the scheme of its URL. They take the URL,
             and the keyword `exclusive`, as `wiring.stores.open_store` does.
         around_stores: What it puts around the store, whichever that is: each is called with the store and the settings,
@@ -83,5 +84,6 @@ class Feature:
     before_serving: ClassVar[Sequence[Callable[[Settings], None]]] = ()
     isolations: ClassVar[Mapping[str, str]] = {}
     volumes: ClassVar[Sequence[type[Volume]]] = ()
+    scratch: ClassVar[Any] = None
     stores: ClassVar[Mapping[str, str]] = {}
     around_stores: ClassVar[Sequence[Callable[[SessionStore, Settings], SessionStore]]] = ()

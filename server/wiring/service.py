@@ -47,7 +47,6 @@ from server.sessions.manager import SessionManager
 from server.sessions.record_kinds import RecordKinds
 from server.sessions.resets import ResetKind
 from server.stores.base import SessionStore
-from server.volumes.scratch import Scratch, remove_leftovers
 from server.volumes.volume import Limits, VolumeKinds, VolumeMeans
 from server.wiring.feature import Feature
 from server.wiring.installed import described, in_order, load_features
@@ -149,6 +148,20 @@ def create_runner(settings: Settings, codec: Codec, metrics: Metrics, features: 
     return runner
 
 
+def create_scratch(settings: Settings, kinds: VolumeKinds, features: Sequence[type[Feature]]) -> Any:
+    """Create what keeps the working copies of volumes; None if there are none.
+
+    Raises:
+        StartError: No feature keeps them.
+    """
+    if not kinds:
+        return None
+    for feature in features:
+        if feature.scratch is not None:
+            return feature.scratch.of(settings)
+    raise StartError(f"No feature keeps working copies of {', '.join(kinds)}: leave out none that does.")
+
+
 class Service:
     """A server that takes bytes of JSON-RPC and answers with bytes; what isn't given is made as the settings say.
 
@@ -159,7 +172,7 @@ class Service:
     Attributes:
         methods: All methods, those of agents' addresses too.
         rpc: Answers the requests of `/rpc`.
-        scratch: Where databases and files lie while they are used.
+        scratch: Where the working copies of volumes lie; None without volumes.
         agents: Answers the requests of agents' addresses.
         features: What it has beyond the core, in the order of loading.
 
@@ -189,11 +202,9 @@ class Service:
         self.features = loaded = load_features(settings.features) if features is None else in_order(features)
         self.metrics = metrics or create_metrics(catalog.inventory(), loaded)
         self._store = store or open_store_of(settings, loaded)
-        self.scratch = Scratch(settings.scratch_dir, settings.scratch_bytes)
-        remove_leftovers(settings.scratch_dir)
-        volumes = VolumeMeans(
-            VolumeKinds(kind for feature in loaded for kind in feature.volumes), self.scratch, Limits.of(settings)
-        )
+        kinds = VolumeKinds(kind for feature in loaded for kind in feature.volumes)
+        self.scratch = create_scratch(settings, kinds, loaded)
+        volumes = VolumeMeans(kinds, self.scratch, Limits.of(settings))
         self.codec = Codec(catalog, key, settings.max_environment_bytes, volumes)
         self.runner = create_runner(settings, self.codec, self.metrics, loaded)
         self.key = key
@@ -247,7 +258,8 @@ class Service:
                 await asyncio.to_thread(end)
             self._store.close()
             self.runner.close()
-            self.scratch.close()
+            if self.scratch is not None:
+                self.scratch.close()
 
     def is_unfit(self) -> bool:
         """Whether this process holds so many stuck threads that it should be replaced."""
@@ -340,7 +352,7 @@ class Service:
     async def _tidy(self) -> None:
         """Discard the databases and files of sessions that have ended, or were forgotten."""
         while True:
-            if self.scratch.has_left:
+            if self.scratch is not None and self.scratch.has_left:
                 with contextlib.suppress(InternalError, RequestError):  # the next round does it
                     await self.sessions.compute(self.scratch.tidy, "", "tidy")
             await asyncio.sleep(MEASURE_SECONDS)

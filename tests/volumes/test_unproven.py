@@ -16,8 +16,8 @@ from serving import PACKS, Bench, RpcError
 from server.features.parts import database_connection
 from server.features.parts.database_connection import open_connection
 from server.features.parts.database_file import DatabaseFile
+from server.features.scratch import LENT, Scratch
 from server.packs.loading import load_catalog
-from server.volumes.scratch import LENT, Scratch
 from server.volumes.volume import WorkingCopy
 
 # Where closing a file is what breaks, it is closed later, of which Python warns.

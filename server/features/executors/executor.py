@@ -26,10 +26,10 @@ from server.features.executors import system
 from server.features.executors.channel import MAX_HEAD_BYTES, Channel, ExecutorGoneError
 from server.features.executors.sandbox import Sandbox
 from server.features.executors.work import Work, refused
+from server.features.scratch import Scratch
 from server.functions.coroutines import keep_main_loop
 from server.functions.leftovers import Watch
 from server.packs.loading import load_catalog
-from server.volumes.scratch import Scratch
 
 
 @dataclass

@@ -23,10 +23,10 @@ from server.features.api_runners import Catalog, RunnerOperation
 from server.features.executors import system
 from server.features.executors.executor import Configuration, run_executor
 from server.features.executors.sandbox import Sandbox
+from server.features.scratch import Scratch, remove_leftovers
 from server.jsonio.strict import dumps, loads
 from server.packs.loading import extend_namespace, load_catalog
 from server.packs.spawned import let_spawned_import
-from server.volumes.scratch import Scratch, remove_leftovers
 
 MAX_CONFIGURATION = 2**17
 

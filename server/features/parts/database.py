@@ -27,7 +27,7 @@ from server.features.parts.database_connection import FULL, READ_ONLY, SessionCo
 from server.features.parts.database_file import MAGIC, WAL_VERSION, DatabaseFile, normal_pages, set_versions, sizes_of
 from server.features.parts.database_trees import Ranges, Roots, Tree, changed_ranges
 from server.features.parts.database_views import Reading
-from server.volumes.scratch import Scratch
+from server.features.scratch import Scratch
 
 Fill = Callable[[sqlite3.Connection], Any]
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from server.base.errors import OverloadedError
 from server.features.parts.database_file import DatabaseFile
-from server.volumes.scratch import FULL_TEXT, is_full
+from server.features.scratch import FULL_TEXT, is_full
 
 PATTERN_BYTES = 1000  # of LIKE and GLOB
 MEMORY_BYTES = 2**28  # that SQLite may hold in a process, unless databases may be larger than a quarter of that

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from server.features.api_volumes import Body, WorkingCopy
-from server.volumes.scratch import Scratch
+from server.features.scratch import Scratch
 
 MAGIC = b"SQLite format 3\x00"
 HEADER_BYTES = 100

@@ -3,8 +3,10 @@
 from server.features.api import Feature
 from server.features.parts.database import Database
 from server.features.parts.files import Files
+from server.features.scratch import Scratch
 
 
 class PartsFeature(Feature):
     name = "parts"
     volumes = (Database, Files)
+    scratch = Scratch

@@ -47,7 +47,7 @@ from server.features.parts.files_tree import (
     with_changes,
 )
 from server.features.parts.files_working import FilesCopy
-from server.volumes.scratch import FULL_TEXT, is_full
+from server.features.scratch import FULL_TEXT, is_full
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 

@@ -21,11 +21,11 @@ from server.features.parts import database as databases
 from server.features.parts.database import PAGE_SIZE
 from server.features.parts.database_file import DatabaseFile
 from server.features.replay.writers import has_kind
+from server.features.scratch import PREFIX, Scratch, remove_leftovers
 from server.packs.catalog import Catalog
 from server.packs.checks import initial_problem
 from server.packs.loading import load_catalog
 from server.testing import Session
-from server.volumes.scratch import PREFIX, Scratch, remove_leftovers
 from server.volumes.volume import Limits
 from toolpack_server.testing.store_contract.model import SharedMemory
 

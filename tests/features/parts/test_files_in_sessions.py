@@ -11,8 +11,8 @@ import pytest
 import serving
 
 from server.features.parts.files_directory import Directory
+from server.features.scratch import FULL_TEXT
 from server.packs.loading import load_catalog
-from server.volumes.scratch import FULL_TEXT
 
 pytestmark = serving.IN_BOTH
 

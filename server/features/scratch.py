@@ -21,6 +21,7 @@ from pathlib import Path
 
 from server.base.errors import OverloadedError
 from server.base.forked import in_forked, let_go
+from server.base.settings import Settings
 from server.volumes.volume import WorkingCopy
 
 log = logging.getLogger("toolpack_server")
@@ -100,6 +101,12 @@ class Scratch:
         self._numbers = itertools.count()
         self._left: deque[_PlaceRef] = deque()  # places that nobody has any more
         self._lent: deque[Place] = deque(maxlen=LENT)
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Scratch":
+        """Make that of a server with these settings; what ended servers have left is removed."""
+        remove_leftovers(settings.scratch_dir)
+        return cls(settings.scratch_dir, settings.scratch_bytes)
 
     @property
     def folder(self) -> Path:
