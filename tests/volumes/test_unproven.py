@@ -20,9 +20,6 @@ from server.features.scratch import LENT, Scratch
 from server.packs.loading import load_catalog
 from server.volumes.volume import WorkingCopy
 
-# Where closing a file is what breaks, it is closed later, of which Python warns.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 # What is raised in each step leaves files and connections to the garbage collector, which says so.
 WARNING = "ignore::pytest.PytestUnraisableExceptionWarning"
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings(WARNING)]
