@@ -8,7 +8,6 @@ from server.base.errors import (
     Interrupted,
     SnapshotError,
     StartError,
-    TooLargeError,
     ToolpackServerError,
     shown,
 )
@@ -49,24 +48,19 @@ from server.packs.registration import place, qualified_name
 from server.packs.toolpack import Toolpack, as_made
 from server.processes.apart import run_apart
 from server.processes.child import Child, follow
-from server.protocol.rights import AGENT, CLIENT
-from server.sessions.addresses import Address
 from server.sessions.calls import CallRequest
 from server.snapshots.comparison import first_difference
 from server.snapshots.graph import children, walk
-from server.volumes.volume import Limits, VolumeMeans, is_piece
+from server.volumes.volume import is_piece
 from server.wiring.service import Service
 
 __all__ = [
-    "AGENT",
-    "CLIENT",
     "ENVIRON",
     "FOLDER",
     "IN_MEMORY",
     "NEEDED",
     "READ_ONLY",
     "SEPARATOR",
-    "Address",
     "Built",
     "CallRequest",
     "Catalog",
@@ -77,7 +71,6 @@ __all__ = [
     "Failure",
     "Finding",
     "Interrupted",
-    "Limits",
     "Means",
     "Outcome",
     "PackFunction",
@@ -96,12 +89,10 @@ __all__ = [
     "Steps",
     "Task",
     "Tasks",
-    "TooLargeError",
     "Toolpack",
     "ToolpackServerError",
     "Tried",
     "Verdict",
-    "VolumeMeans",
     "Watch",
     "World",
     "all_tasks",

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from server.features.api_trials import AGENT, PlainCall, dumps
+from server.features.api import AGENT
+from server.features.api_trials import PlainCall, dumps
 from toolpack_author.audit.values import (
     KnownValues,
     Path,

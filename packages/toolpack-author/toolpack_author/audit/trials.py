@@ -18,11 +18,8 @@ import jsonpointer
 from pydantic import BaseModel
 from typing_extensions import override
 
-from server.features.api import Caller, ReplyError, RequestError
+from server.features.api import AGENT, CLIENT, Address, Caller, ReplyError, RequestError
 from server.features.api_trials import (
-    AGENT,
-    CLIENT,
-    Address,
     CallRequest,
     Codec,
     EvaluationError,

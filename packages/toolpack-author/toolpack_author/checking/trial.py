@@ -14,13 +14,12 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from server.features.api import InvalidParamsError
+from server.features.api import InvalidParamsError, TooLargeError
 from server.features.api_trials import (
     READ_ONLY,
     Built,
     Catalog,
     Finding,
-    Limits,
     Means,
     Outcome,
     PackFunction,
@@ -31,9 +30,7 @@ from server.features.api_trials import (
     Snapshot,
     SnapshotError,
     Steps,
-    TooLargeError,
     Toolpack,
-    VolumeMeans,
     Watch,
     World,
     build,
@@ -45,7 +42,7 @@ from server.features.api_trials import (
     place,
     qualified_name,
 )
-from server.features.api_volumes import Volume
+from server.features.api_volumes import Limits, Volume, VolumeMeans
 from toolpack_author.checking.examples import example_arguments, example_options, known_values
 from toolpack_author.checking.shared_state import SharedState
 
