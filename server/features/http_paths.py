@@ -18,16 +18,7 @@ from starlette.types import Receive, Scope, Send
 from server.base.errors import HttpRefusedError, ReplyError
 from server.base.fixed_limits import FixedLimits
 from server.base.settings import PREFIX
-from server.jsonio.strict import loads
-from server.observability.request_ids import request_id
-from server.rpc.caller import Caller
-from server.rpc.method import App
-from server.rpc.parsing import has_more_values, is_deeper
-from server.web.bodies import HEADERS, NOT_READY, read_body
-from server.web.connections import STATE
-from server.web.endpoints import CUT_OFF, Gateway, client_left
-from server.web.refusals import HINTS, PIECE_BYTES, refusal_response, refused, send_body
-from server.web.sockets import (
+from server.features.web_socket import (
     FAULT,
     LATER,
     NORMAL,
@@ -37,6 +28,15 @@ from server.web.sockets import (
     accept_handshake,
     asks_for_socket,
 )
+from server.jsonio.strict import loads
+from server.observability.request_ids import request_id
+from server.rpc.caller import Caller
+from server.rpc.method import App
+from server.rpc.parsing import has_more_values, is_deeper
+from server.web.bodies import HEADERS, NOT_READY, read_body
+from server.web.connections import STATE
+from server.web.endpoints import CUT_OFF, Gateway, client_left
+from server.web.refusals import HINTS, PIECE_BYTES, refusal_response, refused, send_body
 
 STATUS = {-32601: 404, -32602: 400, -32001: 404, -32006: 503, -32007: 413, -32010: 504}
 """The HTTP statuses that mean what these JSON-RPC codes mean."""
@@ -270,7 +270,7 @@ class FeatureSocket(FeatureEndpoint):
             refused.write(error.status, str(error), scope)
             await self._send(self.refusal(error.status, str(error)), scope, receive, send)
             return
-        socket: WebSocket = connection.switch(accepted + b"x-request-id: %b\r\n" % request_id.get().encode())
+        socket: WebSocket = connection.switch(accepted + b"x-request-id: %b\r\n" % request_id.get().encode(), WebSocket)
         code, reason = FAULT, ""
         try:
             await self._listen(scope, socket, _request(scope, headers, b"", Caller(owner, left=socket.left)))

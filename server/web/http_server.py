@@ -14,7 +14,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import h11
 import uvicorn
@@ -25,13 +25,25 @@ from server.base.settings import Settings
 from server.web.connections import STATE, Connections
 from server.web.endpoints import CLIENT_ENDED
 from server.web.refusals import refusal, refused
-from server.web.sockets import WebSocket
 from server.web.transport import ResponseTransport
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_FRAMING_BYTES = 16 * 1024  # and as many as the body has: chunks of one byte have six times as many
 PIECE_BYTES = 16 * 1024  # parsed between two looks at the limits
 CLOSE = (b"connection", b"close")
+
+
+class Upgraded(Protocol):
+    """What a connection becomes that no longer speaks HTTP, an `asyncio.Protocol`."""
+
+    def drain(self) -> None:
+        """End as soon as whoever is being answered is."""
+
+    def displace(self, reason: str) -> None:
+        """End at once, to make room for another connection."""
+
+
+U = TypeVar("U", bound=Upgraded)
 
 
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -53,31 +65,32 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._timer: asyncio.TimerHandle | None = None
         self._timed_phase: str | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
-        self.socket: WebSocket | None = None
+        self.upgraded: Upgraded | None = None
         self._expect("headers")
         self.places.opened(self)
 
-    def switch(self, accepted: bytes) -> WebSocket:
-        """Become a WebSocket, whose handshake is the request that is being answered; get what it is from now on.
+    def switch(self, accepted: bytes, make: Callable[["LimitedProtocol", Any, float], U]) -> U:
+        """Become what speaks another protocol, as the request asks that is being answered; get what it is from now on.
 
         Args:
             accepted: The head of the response, without the empty line.
+            make: Gets this connection, its transport, and how many seconds a message has to arrive.
         """
         self._cancel()
         for cycle in {self._running_cycle, self.cycle} - {None}:
             cycle.disconnected = True  # it gets this answer and no other
-        self.socket = WebSocket(self, self.transport, self.settings.receive_seconds)
+        self.upgraded = made = make(self, self.transport, self.settings.receive_seconds)
         self.transport.write(accepted + b"\r\n")
-        self.transport.set_protocol(self.socket)
+        self.transport.set_protocol(made)
         self.transport.resume_reading()
         if self.places.closing:
-            self.socket.drain()
-        return self.socket
+            made.drain()
+        return made
 
     def displace(self, reason: str) -> None:
         """End at once, to make room for another connection; whoever is being answered loses the answer."""
-        if self.socket is not None:
-            self.socket.displace(reason)
+        if self.upgraded is not None:
+            self.upgraded.displace(reason)
         elif self.transport.get_write_buffer_size() or (self._in_request() and self.cycle.response_started):
             self.transport.abort()
         else:
@@ -297,8 +310,8 @@ class HttpServer(uvicorn.Server):
         for connection in [*connections]:
             if connection.cycle is not None:  # it has got its headers before
                 connection.cycle.default_headers = [CLOSE]
-            if connection.socket is not None:
-                connection.socket.drain()
+            if connection.upgraded is not None:
+                connection.upgraded.drain()
 
     def stop_listening(self) -> None:
         for server in self.servers:

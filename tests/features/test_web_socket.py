@@ -16,8 +16,8 @@ from patience import PATIENCE
 from raw_websocket import ACCEPT, BINARY, CLOSE, PING, PONG, RawWebSocket, frame
 from serving import PACKS, wait_until
 
+from server.features import web_socket
 from server.packs.loading import load_catalog
-from server.web import sockets
 
 CATALOG = load_catalog((PACKS,), ("bank", "chores"))
 PATH = "/openenv/bank/ws"
@@ -94,7 +94,7 @@ def test_more_than_is_read_ahead_waits_in_the_system(opened):
 def unconnected():
     transport = Mock()
     transport.is_closing.return_value = False
-    return sockets.WebSocket(Mock(), transport, PATIENCE), transport
+    return web_socket.WebSocket(Mock(), transport, PATIENCE), transport
 
 
 def test_messages_without_text_are_read_ahead_no_further():
@@ -168,7 +168,7 @@ def test_a_message_that_does_not_come_in_time_closes_it(endpoint):
 
 
 def test_a_client_that_is_gone_without_a_word_is_found_by_pings(endpoint, monkeypatch):
-    monkeypatch.setattr(sockets, "PING_SECONDS", 0.2)
+    monkeypatch.setattr(web_socket, "PING_SECONDS", 0.2)
     with RawWebSocket(endpoint.port, PATH) as one, RawWebSocket(endpoint.port, PATH) as silent:
         for _ in range(4):
             opcode, payload = one.read()
