@@ -6,12 +6,14 @@ Each client is a context manager that connects to a URL and gives a function whi
 import asyncio
 import contextlib
 import sys
+import threading
+import time
+import uuid
 
-import httpx
+import killed_episodes
 import mcp_clients
 import pytest
 import server_process
-from faults.world import Server
 from patience import PATIENCE
 
 TOOLS = 10  # at least, in the toolpacks
@@ -163,30 +165,71 @@ def test_a_client_plays_a_task_by_the_address_alone(tmp_path, client, query):
         assert again.rpc("evaluate_session", session_id=session["session_id"])["reward"] == 1.0
 
 
+@contextlib.asynccontextmanager
+async def knows_calls(address, name):
+    """Connect the SDK as a client of this name, and get what calls a tool, with an id of the call."""
+    client = mcp_clients.imported("mcp.client.client")
+    streamable_http = mcp_clients.imported("mcp.client.streamable_http")
+    about = mcp_clients.imported("mcp.types").Implementation(name=name, version="1")
+    headers = {"Authorization": f"Bearer {killed_episodes.TOKEN}"}
+    async with mcp_clients.imported("httpx2").AsyncClient(headers=headers, timeout=PATIENCE) as http:
+        transport = streamable_http.streamable_http_client(address, http_client=http)
+        async with client.Client(transport, mode="legacy", client_info=about) as sdk:
+
+            async def call(function, kwargs, call_id):
+                result = await sdk.call_tool(function, kwargs, meta={"toolpack-server/call_id": call_id})
+                assert not result.is_error, result
+
+            yield call
+
+
+def steps(episode):
+    """Get the number of each call of an episode and the call, with its answer as the last one."""
+    return list(enumerate([*episode["calls"], ["submit_answer", {"answer": episode["answer"]}]]))
+
+
+def is_amid(episode, number):
+    return episode["pause"] and number == len(episode["calls"]) // 2
+
+
+async def in_a_session_of_its_own(address, name, episode, kill, start):
+    """Play in the session that `initialize` has made: the client stays, and is idle while there is no server."""
+    async with knows_calls(address, name) as call:
+        for number, (function, kwargs) in steps(episode):
+            if is_amid(episode, number):
+                await asyncio.to_thread(lambda: (kill(), start()))
+            await call(function, kwargs, str(number))
+
+
+async def in_a_session_of_a_name(address, name, episode, kill, start):
+    """Play in the session that the address names, with another client whenever one breaks, which may be amid a call."""
+    restarts, left, deadline = [], steps(episode), time.monotonic() + PATIENCE
+    while left:
+        assert time.monotonic() < deadline, left
+        with contextlib.suppress(Exception):  # whatever the client makes of a server that isn't there
+            async with knows_calls(f"{address}&session={name}", name) as call:
+                while left:
+                    number, (function, kwargs) = left[0]
+                    if is_amid(episode, number) and not restarts:
+                        restarts.append(threading.Thread(target=lambda: (kill(), start())))
+                        restarts[0].start()
+                    await call(function, kwargs, str(number))
+                    del left[0]
+    for thread in restarts:
+        await asyncio.to_thread(thread.join, PATIENCE)
+
+
 @pytest.mark.heavy
-@pytest.mark.filterwarnings("default")
-def test_episodes_are_played_through_kills_on_two_workers_with_redis(tmp_path, redis_url):
-    server = Server(tmp_path, redis_url, 2, packs="bank", log_calls="off")
-    server.start()
+@pytest.mark.filterwarnings("default")  # of the clients'
+@pytest.mark.parametrize("played", [in_a_session_of_its_own, in_a_session_of_a_name])
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_a_client_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, played, request):
+    def play(url, episodes, kill, start):
+        for episode in episodes:
+            name = f"played-{uuid.uuid4().hex}"
+            address = f"{url}/mcp?task={episode['task']}"
+            asyncio.run(played(address, name, episode, kill, start))
+            (session,) = killed_episodes.asked(url, "list_sessions", labels={"mcp": name})
+            yield [killed_episodes.asked(url, "evaluate_session", session_id=session["session_id"])["reward"]]
 
-    def kill():
-        server.kill()
-        server.start()
-
-    async def play(number):
-        async with python_sdk_auto(f"http://127.0.0.1:{server.port}/mcp{BY_HEADER}") as call:
-            assert await call("get_balance", {}) == "1840.25"
-            await call("move_to_savings", {"amount": "300.00"})
-            if number % 10 == 0:
-                await asyncio.to_thread(kill)
-            assert await call("get_balance", {}) == "1540.25"
-            await call("submit_answer", {"answer": "Done."})
-
-    try:
-        for number in range(31):
-            asyncio.run(play(number))
-        body = {"jsonrpc": "2.0", "id": 1, "method": "summarize_sessions", "params": {"evaluate": True}}
-        found = httpx.post(f"http://127.0.0.1:{server.port}/rpc", json=body, timeout=PATIENCE).json()["result"]
-    finally:
-        server.kill()
-    assert [(rate["rollouts"], rate["passed"]) for rate in found["rates"]] == [(31, 31)]
+    killed_episodes.plays_on(tmp_path, store, request, "mcp", play)

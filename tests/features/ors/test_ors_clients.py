@@ -11,18 +11,15 @@ import sys
 import threading
 from pathlib import Path
 
-import httpx
 import pytest
 import server_process
-import serving
-from faults.world import Server
+from killed_episodes import TOKEN, plays_on, solved
 from patience import PATIENCE
 
 ADVICE = "not installed: pip install -e '.[trainers]'"
 TRAINERS = os.environ.get("TRAINERS", "")
 PYTHON = TRAINERS if TRAINERS not in {"", "true"} else sys.executable
 PLAYER = Path(__file__).with_name("trainers_player.py")
-TOKEN = "token-of-ann"
 PACKS = ["bank", "workspace", "office"]
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False"}
 
@@ -67,64 +64,13 @@ def played(url, episodes, *arguments, first=lambda: None, amid=None, token=TOKEN
     return rewards
 
 
-def solved(rpc, packs=PACKS):
-    """Get the solution of each task, as an episode to play."""
-    episodes = []
-    for pack in packs:
-        for task in rpc("list_tasks", toolpack=pack, limit=1000)["tasks"]:
-            if task["has_solution"] and not task.get("participants"):
-                session_id = rpc("create_session", task=task["task"])["session_id"]
-                solution = rpc("get_solution", session_id=session_id)
-                rpc("close_session", session_id=session_id)
-                calls = [[call["function"], call["kwargs"]] for call in solution["calls"]]
-                episodes.append({"env": pack, "task": task["task"], "calls": calls, "answer": solution["answer"] or ""})
-    return episodes
+def plays_amid_kills(*arguments):
+    """Get how a client in a Python of its own plays, which whose server is killed while it calls."""
 
+    def play(url, episodes, kill, start):
+        return played(url, episodes, *arguments, amid=lambda: (kill(), start()))
 
-def plays_on(tmp_path, store, request, label, *arguments, has_ids=True):
-    """Have a client play episodes while the server is killed amid each tenth.
-
-    Args:
-        label: That of their sessions, by which each has another name.
-        has_ids: Whether its calls have ids; else none is under way when the server is killed, as it might run twice.
-    """
-    url = request.getfixturevalue("redis_url") if store == "redis" else None
-    server = Server(tmp_path, url, 2, packs="bank", tokens=f"ann:{TOKEN}", log_calls="off")
-    server.start()
-    kills = []
-
-    def kill():
-        if has_ids:
-            server.kill()
-        server.start()
-        kills.append(store)
-
-    def rpc(method, **params):
-        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        headers = {"authorization": f"Bearer {TOKEN}"}
-        return serving.result_of(httpx.post(f"{address}/rpc", json=body, headers=headers, timeout=PATIENCE).content)
-
-    address = f"http://127.0.0.1:{server.port}"
-    try:
-        earlier = {
-            session["session_id"] for session in rpc("list_sessions", limit=1000)
-        }  # Redis is there for all tests
-        solutions = [episode for episode in solved(rpc, ["bank"]) if episode["calls"]]
-        episodes = [{**each, "pause": not number % 10} for number, each in enumerate(solutions * 4)][:31]
-        first = {} if has_ids else {"first": server.kill}
-        for rewards in played(address, episodes, *arguments, amid=kill, **first):
-            assert rewards == [*[None] * (len(rewards) - 1), 1.0]
-        assert len(kills) == 4
-        listed = [each for each in rpc("list_sessions", limit=1000) if each["session_id"] not in earlier]
-        made = [session for session in listed if "task" in session]
-        assert len(made) == len({session["labels"][label] for session in made}) == len(episodes)
-        for session in made:
-            records = rpc("get_trace", session_id=session["session_id"])
-            (episode,) = [each for each in solutions if each["task"] == session["task"]]
-            calls = [[each["function"], each["kwargs"]] for each in records if each["kind"] == "call"]
-            assert calls == episode["calls"]
-    finally:
-        server.kill()
+    return play
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +81,7 @@ def server(tmp_path_factory):
 
 def test_the_sdk_is_rewarded_once_for_each_solution_and_never_for_nothing(server):
     needs("openreward")
-    episodes = solved(server.rpc)
+    episodes = solved(server.rpc, PACKS)
     assert {episode["env"] for episode in episodes} == {*PACKS}
     for episode, rewards in zip(episodes, played(server.url, episodes, token=None), strict=True):
         assert rewards == [*[None] * (len(rewards) - 1), 1.0], episode["task"]
@@ -155,4 +101,4 @@ def test_trl_is_rewarded(server):
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
 def test_the_sdk_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, request):
     needs("openreward")
-    plays_on(tmp_path, store, request, "ors")
+    plays_on(tmp_path, store, request, "ors", plays_amid_kills())

@@ -1,0 +1,53 @@
+"""An agent as NeMo Gym's are, which call functions by plain HTTP, plays on when the server is killed."""
+
+import contextlib
+import threading
+import time
+import uuid
+
+import httpx
+import pytest
+from killed_episodes import TOKEN, plays_on
+from patience import PATIENCE
+
+pytestmark = pytest.mark.heavy
+
+
+def insisted(agent, path, body):
+    """Send a request again and again while there is no server."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            reply = agent.post(path, json=body)
+            if reply.status_code != 503:
+                assert reply.status_code == 200, reply.text
+                return reply
+        assert time.monotonic() < deadline, path
+        time.sleep(0.1)
+
+
+def play(url, episodes, kill, start):
+    """Play with the cookie of each episode; calls have no ids, so none is under way when the server is killed."""
+    starting = []
+    for episode in episodes:
+        name = uuid.uuid4().hex
+        with httpx.Client(base_url=url, auth=("me", TOKEN), timeout=PATIENCE) as agent:
+            insisted(agent, "/seed_session", {"resources_session_id": name, "task_data": {"task": episode["task"]}})
+            for number, (function, kwargs) in enumerate(episode["calls"]):
+                if episode["pause"] and number == len(episode["calls"]) // 2:
+                    kill()
+                    starting.append(threading.Thread(target=start))
+                    starting[-1].start()
+                insisted(agent, f"/{function}", kwargs)
+            said = {"type": "message", "content": [{"type": "output_text", "text": episode["answer"]}]}
+            verified = insisted(agent, "/verify", {"response": {"output": [said]}}).json()
+            assert not verified["mask_sample"]
+            insisted(agent, "/close_session", {"resources_session_id": name})
+        yield [verified["reward"]]
+    for thread in starting:
+        thread.join(PATIENCE)
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_an_agent_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, request):
+    plays_on(tmp_path, store, request, "nemo_gym", play)

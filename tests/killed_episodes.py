@@ -1,0 +1,72 @@
+"""Episodes that a client plays by their solutions, while the server is killed amid each tenth.
+
+The rule: how its client goes on is for each test to say; here is what must hold for all: each episode is one session,
+in which each call has run once, and whose reward is 1.0 and comes once.
+"""
+
+import functools
+
+import httpx
+import serving
+from faults.world import Server
+from patience import PATIENCE
+
+TOKEN = "token-of-ann"
+
+
+def asked(url, method, **params):
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    return serving.result_of(httpx.post(f"{url}/rpc", json=body, headers=headers, timeout=PATIENCE).content)
+
+
+def solved(rpc, packs):
+    """Get the solution of each task, as an episode to play."""
+    episodes = []
+    for pack in packs:
+        for task in rpc("list_tasks", toolpack=pack, limit=1000)["tasks"]:
+            if task["has_solution"] and not task.get("participants"):
+                session_id = rpc("create_session", task=task["task"])["session_id"]
+                solution = rpc("get_solution", session_id=session_id)
+                rpc("close_session", session_id=session_id)
+                calls = [[call["function"], call["kwargs"]] for call in solution["calls"]]
+                episodes.append({"env": pack, "task": task["task"], "calls": calls, "answer": solution["answer"] or ""})
+    return episodes
+
+
+def plays_on(tmp_path, store, request, label, play):
+    """Have a client play the bank's tasks on two workers.
+
+    Args:
+        label: That of the episodes' sessions, by which each has another name.
+        play: Yields the rewards of each episode. It is given the server's URL, the episodes, and two functions: where
+            an episode is to `pause`, the first one kills the server, and then the second one starts it again.
+    """
+    url = request.getfixturevalue("redis_url") if store == "redis" else None
+    server = Server(tmp_path, url, 2, packs="bank", tokens=f"ann:{TOKEN}", log_calls="off")
+    server.start()
+    starts = []
+
+    def start():
+        server.start()
+        starts.append(store)
+
+    address = f"http://127.0.0.1:{server.port}"
+    rpc = functools.partial(asked, address)
+    try:
+        earlier = {session["session_id"] for session in rpc("list_sessions", limit=1000)}  # Redis is not new
+        solutions = [episode for episode in solved(rpc, ["bank"]) if episode["calls"]]
+        episodes = [{**each, "pause": not number % 10} for number, each in enumerate(solutions * 4)][:31]
+        for rewards in play(address, episodes, server.kill, start):
+            assert rewards == [*[None] * (len(rewards) - 1), 1.0]
+        assert len(starts) == 4
+        listed = [each for each in rpc("list_sessions", limit=1000) if each["session_id"] not in earlier]
+        made = [session for session in listed if "task" in session]
+        assert len(made) == len({session["labels"][label] for session in made}) == len(episodes)
+        for session in made:
+            records = rpc("get_trace", session_id=session["session_id"])
+            (episode,) = [each for each in solutions if each["task"] == session["task"]]
+            calls = [[each["function"], each["kwargs"]] for each in records if each["kind"] == "call"]
+            assert calls == episode["calls"]
+    finally:
+        server.kill()
