@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 import test_ors_clients
+import trainers_player
 from ci import IN_CI, without
 from patience import PATIENCE
 
@@ -390,14 +391,27 @@ def test_an_environment_for_trainers(folder):
         assert run_console([(".venv/bin/python environment.py", "")], folder) == [printed]
 
 
-@pytest.mark.parametrize(("heading", "module"), [("ORS", "openreward"), ("OpenEnv", "openenv.core")])
-def test_an_episode_of_a_trainers_client(folder, heading, module):
+@pytest.mark.parametrize(
+    ("heading", "number", "module"),
+    [
+        ("ORS", 0, "openreward"),
+        ("OpenEnv", 0, "openenv.core"),
+        ("OpenEnv", 1, "openenv.core.harness"),
+        ("OpenEnv", 2, "verifiers.v1, openenv.core"),
+    ],
+)
+def test_an_episode_of_a_trainers_client(folder, heading, number, module):
     test_ors_clients.needs(module)
-    (program,) = blocks("docs/trainers.md", heading, "python")
-    (printed,) = blocks("docs/trainers.md", heading, "text")
+    program = blocks("docs/trainers.md", heading, "python")[number]
+    printed = blocks("docs/trainers.md", heading, "text")[number]
     assert len(list(filter(None, program.splitlines()))) <= 10
-    with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
-        (folder / "play.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+    calls = [("move_to_savings", {"amount": "300.00"}), ("submit_answer", {"answer": "Done."})]
+    with (
+        serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner,
+        trainers_player.scripted(calls) as model,
+    ):
+        program = program.replace(":8000", f":{port_of(banner)}").replace(":9000", f":{model}")
+        (folder / "play.py").write_text(program)
         assert run_console([(f"{test_ors_clients.PYTHON} play.py", "")], folder) == [printed]
 
 

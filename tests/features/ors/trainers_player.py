@@ -12,7 +12,7 @@ import json
 import sys
 import time
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -189,6 +189,18 @@ class _Model(BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
 
+@contextmanager
+def scripted(calls):
+    """Serve the completions of a model that makes these calls, one after the other, and get the port."""
+    with HTTPServer(("127.0.0.1", 0), _Model) as model:
+        model.says = (json.dumps({"tool_name": name, "arguments": given}) for name, given in calls)
+        Thread(target=model.serve_forever, daemon=True).start()
+        try:
+            yield model.server_port
+        finally:
+            model.shutdown()
+
+
 def play_with_verifiers(url, token, episodes):
     assert token is None  # it can send none
     from verifiers.v1.cli.eval.runner import run_eval  # noqa: PLC0415
@@ -197,12 +209,10 @@ def play_with_verifiers(url, token, episodes):
     for env in dict.fromkeys(episode["env"] for episode in episodes):
         own = [episode for episode in episodes if episode["env"] == env]
         calls = [[*each["calls"], ("submit_answer", {"answer": each["answer"]})] for each in own]
-        with HTTPServer(("127.0.0.1", 0), _Model) as model, TemporaryDirectory() as folder:
-            model.says = (json.dumps({"tool_name": name, "arguments": given}) for each in calls for name, given in each)
-            Thread(target=model.serve_forever, daemon=True).start()
+        with scripted(call for each in calls for call in each) as model, TemporaryDirectory() as folder:
             resets = [{"task": episode["task"]} for episode in own]
             taskset = {"id": "openenv", "base_url": f"{url}/openenv/{env}", "resets": resets}
-            settings = {"model": "scripted", "client": {"base_url": f"http://127.0.0.1:{model.server_port}"}}
+            settings = {"model": "scripted", "client": {"base_url": f"http://127.0.0.1:{model}"}}
             player = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
             settings |= {
                 "env": {"taskset": taskset, "player": player},
@@ -211,7 +221,6 @@ def play_with_verifiers(url, token, episodes):
                 "output_dir": folder,
             }
             played = asyncio.run(run_eval(EvalConfig.model_validate({**settings, "push": False})))
-            model.shutdown()
             for episode in sorted(played, key=lambda each: each.traces[0].task.data.idx):
                 yield [episode.traces[0].reward]
 
