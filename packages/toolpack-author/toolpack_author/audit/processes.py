@@ -144,11 +144,12 @@ def _work(
     _be_quiet()
     try:
         catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
-    except StartError as error:
-        pipe.send_bytes(json.dumps({"problem": str(error)}).encode())
+        _limit_memory(settings.of(AuditSettings).memory_bytes)
+        service = Service(settings.model_copy(update=IN_MEMORY), catalog)
+    except Exception as error:  # noqa: BLE001 - this process says nothing else
+        kind = "" if isinstance(error, StartError) else f"{type(error).__name__}: "
+        pipe.send_bytes(json.dumps({"problem": f"{kind}{error}"}).encode())
         return 1
-    _limit_memory(settings.of(AuditSettings).memory_bytes)
-    service = Service(settings.model_copy(update=IN_MEMORY), catalog)
     gc.freeze()  # what is there now stays; a task leaves little that refers to itself
     gc.set_threshold(*GARBAGE)
     loop = asyncio.new_event_loop()
