@@ -173,7 +173,7 @@ def test_a_worker_with_too_many_stuck_threads_goes_on_until_it_is_retired(server
 class Connection:
     """A connection on which nothing has come yet."""
 
-    cycle = socket = None
+    cycle = upgraded = None
 
 
 def test_a_retired_worker_waits_for_its_connections_and_the_time_that_they_have_is_bounded(server, clock):
