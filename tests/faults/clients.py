@@ -486,8 +486,10 @@ class Clients:
         }
         while not self._stopped.is_set():
             kind = rng.choices(list(kinds), list(kinds.values()))[0]
+            first = None
             with suppress(IndexError):
-                kind = [*kinds][self._first_kinds.pop() % len(kinds)]
+                first = self._first_kinds.pop()
+                kind = [*kinds][first % len(kinds)]
             need = {
                 self._say: "participants",
                 self._listen: "participants",
@@ -498,7 +500,9 @@ class Clients:
             }.get(kind, "id")
             able = [each for each in list(self.sessions.values()) if getattr(each, need)]
             if not able:  # none has begun yet
-                continue
+                if first is not None:
+                    self._first_kinds.insert(0, first)
+                kind, able = self._call, list(self.sessions.values())
             session = rng.choice(able)
             try:
                 kind(connection, rng, session, number)
