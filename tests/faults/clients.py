@@ -219,7 +219,12 @@ def _step(function, kwargs, call_id, episode):
     return {"action": action, "episode_id": episode, "request_id": call_id}
 
 
-def _stepped(response):
+def _is_recorded_crash(function, text):
+    """Whether a call's process has ended, as it is recorded; one that ended while a task was evaluated is not."""
+    return text.startswith(f"{CRASHED}: `{function}` ")
+
+
+def _stepped(response, function):
     """Get the envelope that stands for the answer to OpenEnv's step."""
     if "detail" in response:
         raise RefusedError({"code": "a step was refused", "message": response["detail"]})
@@ -229,7 +234,7 @@ def _stepped(response):
         return {"result": "", "error": over + error["message"]}
     if not isinstance(result, str) or not re.match(r"\w+Error: ", result):
         return {"result": result, "error": None}
-    if result.startswith(CRASHED):
+    if result.startswith(CRASHED) and not _is_recorded_crash(function, result):
         raise RefusedError({"code": FAILED, "message": result})
     return {"result": "", "error": result}
 
@@ -281,7 +286,7 @@ class Connection:
         body = json.dumps(_step(**params) if path == STEP else request)
         response = json.loads(self._post(path, body, headers))
         if path == STEP:
-            return _stepped(response)
+            return _stepped(response, params["function"])
         if "error" in response:
             error = response["error"]
             raise RefusedError(error | {"code": error["code"] + MCP_SHIFT} if speaks_mcp else error)
@@ -330,9 +335,11 @@ class Connection:
                     result = json.loads("".join(found))
                     if not result["ok"]:
                         raise RuntimeError(f"{episode} {function}: {result}")
-                    (block,) = result["output"]["blocks"]
-                    if not block["text"].startswith(CRASHED):
-                        return {"result": json.loads(block["text"]), "error": None}
+                    text = result["output"]["blocks"][0]["text"]
+                    if _is_recorded_crash(function, text):
+                        return {"result": "", "error": text}
+                    if not text.startswith(CRASHED):
+                        return {"result": json.loads(text), "error": None}
             if until():
                 raise NeverAnsweredError(f"{episode} {function}")
             self.close()
@@ -396,7 +403,7 @@ class Socket(Connection):
         if reply["type"] == "error":
             code = OVERLOADED if data["code"] == "CAPACITY_REACHED" else data["code"]
             raise RefusedError({"code": code, "message": data["message"]})
-        return _stepped(data) if method == "step" else data
+        return _stepped(data, params["tool_name"]) if method == "step" else data
 
     def close(self):
         if self._connection is not None:
