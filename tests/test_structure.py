@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import server
 from server.base import errors
 
@@ -40,6 +42,12 @@ def name(path):
     return str(path.relative_to(SERVER))
 
 
+@pytest.fixture(scope="module")
+def nodes():
+    """All nodes of each file's syntax tree, of which the module comes first."""
+    return {path: [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))] for path in FILES}
+
+
 def test_the_client_imports_the_shapes_of_results_and_errors_and_nothing_else_of_the_server():
     for folder in ("client", "training"):
         for path in (CLIENT / folder).rglob("*.py"):
@@ -47,18 +55,17 @@ def test_the_client_imports_the_shapes_of_results_and_errors_and_nothing_else_of
             assert [module for module in found if not CLIENTS_MAY_IMPORT.fullmatch(module)] == [], path
 
 
-def test_files_hold_one_noun_and_say_why_they_exist():
+def test_files_hold_one_noun_and_say_why_they_exist(nodes):
     for path in FILES:
-        text = path.read_text(encoding="utf-8")
-        assert ast.get_docstring(ast.parse(text)), name(path)
-        assert len(text.splitlines()) <= 600 or name(path) in LONG_FOR_A_REASON, f"{name(path)}: is this one noun?"
+        assert ast.get_docstring(nodes[path][0]), name(path)
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        assert lines <= 600 or name(path) in LONG_FOR_A_REASON, f"{name(path)}: is this one noun?"
 
 
-def test_a_class_name_has_one_meaning():
+def test_a_class_name_has_one_meaning(nodes):
     found = {}
     for path in FILES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        names = {node.name.lstrip("_") for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        names = {node.name.lstrip("_") for node in nodes[path] if isinstance(node, ast.ClassDef)}
         for named in names:
             found.setdefault(named, []).append(name(path))
     assert {named: paths for named, paths in found.items() if len(paths) > 1 and named not in ALIKE} == {}
@@ -69,24 +76,24 @@ def room(module):
     return module.split(".")[1]
 
 
-def arrows():
+def arrows(nodes):
     """Which room imports which; `server/__init__.py` and `testing.py` are what authors import, and no rooms."""
     found = set()
     for path in FILES:
         if path.parent == SERVER and path.stem in {"__init__", "__main__", "testing"}:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        importer = room(f"server.{'.'.join(path.relative_to(SERVER).with_suffix('').parts)}")
+        for node in nodes[path]:
             if isinstance(node, ast.ImportFrom):
                 modules = [node.module] if node.module != "server" else []
             else:
                 modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            importer = room(f"server.{'.'.join(path.relative_to(SERVER).with_suffix('').parts)}")
             found |= {(importer, room(module)) for module in modules if module and module.startswith("server.")}
     return {(importer, imported) for importer, imported in found if importer != imported}
 
 
-def test_rooms_import_few_others_and_none_in_a_circle():
-    found = arrows()
+def test_rooms_import_few_others_and_none_in_a_circle(nodes):
+    found = arrows(nodes)
     sorter = graphlib.TopologicalSorter()
     for importer, imported in found:
         sorter.add(importer, imported)
@@ -95,9 +102,9 @@ def test_rooms_import_few_others_and_none_in_a_circle():
     assert not [arrow for arrow in found if arrow[1] == "features"]
 
 
-def named(path):
-    """The names that a file's code uses, and its texts of one word; not what its docstrings and comments say."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def named(nodes):
+    """The names that the code of these nodes uses, and its texts of one word; not what docstrings and comments say."""
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
             yield node.value
         yield from (
@@ -105,11 +112,11 @@ def named(path):
         )
 
 
-def test_the_core_names_no_feature():
+def test_the_core_names_no_feature(nodes):
     features = re.compile(rf"({'|'.join(FEATURES)})", re.IGNORECASE)
     for path in FILES:
         if not path.is_relative_to(SERVER / "features") and name(path).split("/")[0] not in OF_ALL_FEATURES:
-            used = {each for each in named(path) if features.search(each)} - ORDINARY_NAMES
+            used = {each for each in named(nodes[path]) if features.search(each)} - ORDINARY_NAMES
             assert not used, name(path)
 
 
