@@ -21,7 +21,14 @@ from server.cli import cli, main
 
 def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command in its own process."""
-    return warm.run(server_process.command(*map(str, arguments)), server_process.environment(**variables))
+    command = server_process.command(*map(str, arguments))
+    streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with warm.Warm(command, env=server_process.environment(**variables), text=True, **streams) as process:
+        try:
+            printed = process.communicate(timeout=serving.PATIENCE)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, *printed)
 
 
 def on_a_terminal(*arguments: object, status: int = 0) -> str:

@@ -23,8 +23,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from patience import PATIENCE
-
 PROGRAM = [sys.executable, "-W", "error", "-m", "server"]
 MODULES = ["server.cli.serve", "server.cli.look", "server.web.app", "server.features.mcp.command", "server.rpc.jsonrpc"]
 PIPES = ["p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"]
@@ -59,7 +57,7 @@ class Warm(subprocess.Popen[Any]):
             return
         streams = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
         streams = [number if stream == -1 else stream for number, stream in enumerate(streams)]
-        asked = {"argv": [*args][len(PROGRAM) :], "env": env, "cwd": given["cwd"] or str(Path.cwd())}
+        asked = {"argv": [*args][len(PROGRAM) :], "env": env, "cwd": str(given["cwd"] or Path.cwd())}
         asked["session"] = given["start_new_session"]
         self.pid = Warm._origin.ask(asked, streams)
         self.forked = self._child_created = True
@@ -86,18 +84,6 @@ class Warm(subprocess.Popen[Any]):
             return 0, 0
         self.returncode = os.waitstatus_to_exitcode(status)
         return self.pid, status
-
-
-def run(command: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run`, with what it prints."""
-    with Warm(
-        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            printed = process.communicate(timeout=PATIENCE)
-        finally:
-            process.kill()
-    return subprocess.CompletedProcess(command, process.returncode, *printed)
 
 
 class Origin:

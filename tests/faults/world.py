@@ -12,10 +12,11 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
+
+from tests.warm import PROGRAM, Warm
 
 PACKS = Path(__file__).parent / "packs"
 ROOT = Path(__file__).parents[2]
@@ -80,8 +81,8 @@ class Server:
         self.port = free_port()
         self.folder = Path(folder)
         self._log = self.folder / f"{name}.log"
-        command = f"{sys.executable} -m server serve --port {self.port} --workers {workers}"
-        self._command = [*command.split(), "--data-dir", str(self.folder), "--pack-dir", str(pack_dir)]
+        flags = f"serve --port {self.port} --workers {workers}"
+        self._command = [*PROGRAM, *flags.split(), "--data-dir", str(self.folder), "--pack-dir", str(pack_dir)]
         if store is not None:
             self._command += ["--store", store]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
@@ -91,9 +92,9 @@ class Server:
         self.process = None
 
     def start(self):
-        variables = self._environment | {"PYTHONPATH": str(self.code)}
+        variables = self._environment | ({} if self.code == ROOT else {"PYTHONPATH": str(self.code)})
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, env=variables, cwd=self.code, stdout=log, stderr=log)
+            self.process = Warm(self._command, env=variables, cwd=self.code, stdout=log, stderr=log)
         wait_until(self.is_up, START_SECONDS, f"{self._log.name}: ready")
 
     def is_up(self):
