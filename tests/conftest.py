@@ -31,7 +31,7 @@ else:
     # How long an example takes says more of the machine than of the server, and fixtures may serve many examples.
     checks = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
     hypothesis.settings.register_profile("tests", deadline=None, max_examples=30, suppress_health_check=checks)
-    hypothesis.settings.register_profile("heavy", hypothesis.settings.get_profile("tests"), max_examples=300)
+    hypothesis.settings.register_profile("heavy", hypothesis.settings.get_profile("tests"), max_examples=100)
     hypothesis.settings.load_profile("tests")
 
 # The folders mirror those of `server`; test modules import helpers and each other by bare names, whatever their folder.
@@ -79,12 +79,18 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Have heavy tests run apart: those in a browser, and properties once more, with ten times as many examples."""
+    """Have heavy tests run apart: those in a browser, and properties once more, with three times as many examples."""
     with_many = hypothesis and config.option.markexpr == "heavy"
     for item in items:
         is_property = with_many and hypothesis.is_hypothesis_test(getattr(item, "obj", None))
-        if is_property or "window" in item.fixturenames:
+        if (is_property and _has_more_examples(item)) or "window" in item.fixturenames:
             item.add_marker("heavy")
+
+
+def _has_more_examples(item):
+    """Whether a property has more examples among the heavy tests: it hasn't if it says itself how many it has."""
+    own = getattr(item.cls, "settings", None) or getattr(item.obj, "_hypothesis_internal_use_settings", None)
+    return own is None or own.max_examples == hypothesis.settings.default.max_examples
 
 
 def pytest_collection_finish():

@@ -1,7 +1,7 @@
 """AgentDojo's ground truths on a server and in AgentDojo's own runtime: the same results, environments and judgements.
 
 All tasks of the newest benchmark version run in this process first, recorded call by call; then over HTTP, through
-`RemoteRuntime`, and on a server that is restarted before every request: there every fourth task is enough outside CI.
+`RemoteRuntime`, and every fourth on a server that is restarted before every request.
 The clock stands still, because emails and files contain the time of their creation.
 """
 
@@ -23,7 +23,6 @@ from agentdojo.base_tasks import BaseUserTask
 from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
 from agentdojo.task_suite.load_suites import get_suites
 from agentdojo.types import text_content_block_from_string
-from ci import IN_CI
 from http_server import RestartingTransport, running
 from pydantic_core import to_json
 
@@ -222,7 +221,7 @@ def test_every_ground_truth_gives_the_same_over_http(client, name):
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_every_ground_truth_gives_the_same_with_a_restart_before_every_request(restarting, name):
+def test_ground_truths_give_the_same_with_a_restart_before_every_request(restarting, name):
     # A restarted server builds every environment again, so all but the first session are forks.
     first = restarting.create_session([f"agentdojo-{name}"])
 
@@ -230,7 +229,7 @@ def test_every_ground_truth_gives_the_same_with_a_restart_before_every_request(r
         return restarting.fork_session(first["session_id"])[0]
 
     # Equal environments are judged over HTTP.
-    compare_over_the_wire(restarting, name, fork, step=1 if IN_CI else 4, judging=False)
+    compare_over_the_wire(restarting, name, fork, step=4, judging=False)
 
 
 @pytest.mark.parametrize("name", SUITES)

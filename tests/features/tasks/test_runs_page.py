@@ -198,8 +198,7 @@ def long_words(server):
     return session_id
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
 def test_nothing_is_wider_than_the_page(page, long_words, width, dark):
     page.resize(width, dark=dark)
     long = f"#/runs?by=long&run={LONG}"
