@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,13 @@ PACKS = ["bank", "workspace", "office"]
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False"}
 
 
+@cache
+def can_import(module):
+    return not subprocess.run([PYTHON, "-c", f"import {module}"], capture_output=True, check=False).returncode
+
+
 def needs(module):
-    found = subprocess.run([PYTHON, "-c", f"import {module}"], capture_output=True, check=False)
-    if found.returncode:
+    if not can_import(module):
         if TRAINERS == "true" and module == "openreward":
             pytest.fail(f"{module}: {ADVICE}")
         pytest.skip(f"{module}: {ADVICE}")
@@ -73,6 +78,18 @@ def plays_amid_kills(*arguments):
     return play
 
 
+def is_rewarded(url, episodes, *arguments):
+    """Have episodes of all toolpacks played: each is rewarded once, and the same with nothing done isn't."""
+    assert {episode["env"] for episode in episodes} == {*PACKS}
+    idle = [{**episode, "calls": [], "answer": ""} for episode in episodes]
+    for episode, rewards in zip(episodes + idle, played(url, episodes + idle, *arguments, token=None), strict=True):
+        if episode in idle:
+            assert len(rewards) == 1, episode["task"]
+            assert rewards[0] < 1.0, episode["task"]
+        else:
+            assert rewards == [*[None] * (len(rewards) - 1), 1.0], episode["task"]
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     with server_process.served(tmp_path_factory.mktemp("ors"), "--packs", ",".join(PACKS)) as served:
@@ -81,14 +98,7 @@ def server(tmp_path_factory):
 
 def test_the_sdk_is_rewarded_once_for_each_solution_and_never_for_nothing(server):
     needs("openreward")
-    episodes = solved(server.rpc, PACKS)
-    assert {episode["env"] for episode in episodes} == {*PACKS}
-    for episode, rewards in zip(episodes, played(server.url, episodes, token=None), strict=True):
-        assert rewards == [*[None] * (len(rewards) - 1), 1.0], episode["task"]
-    idle = [{**episode, "calls": [], "answer": ""} for episode in episodes]
-    for episode, rewards in zip(idle, played(server.url, idle, token=None), strict=True):
-        assert len(rewards) == 1, episode["task"]
-        assert rewards[0] < 1.0, episode["task"]
+    is_rewarded(server.url, solved(server.rpc, PACKS))
 
 
 def test_trl_is_rewarded(server):
