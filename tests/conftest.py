@@ -38,6 +38,8 @@ else:
 TESTS = Path(__file__).parent
 sys.path[:0] = sorted({str(path.parent) for path in TESTS.rglob("test_*.py")})
 
+HEAVY = "heavy"  # what `-m` is given for the heavy tests
+
 gc.disable()  # until the tests are collected: while modules are imported there is nothing to collect
 
 # The tests start Python hundreds of times: without bytecode it would compile the server's modules each time, and these.
@@ -47,7 +49,7 @@ sys.dont_write_bytecode = False
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at its options
 def pytest_cmdline_main(config):
-    """Run all tests but the heavy ones, in several processes; but files that are named whole, and in this process.
+    """Run all tests but heavy and long ones, in several processes; but files that are named whole, and in this process.
 
     That one begins sooner and allows `-s`. There are three processes a core, because tests wait for servers and for
     deadlines longer than they compute; heavy ones compute more, and run beside other checks.
@@ -55,7 +57,9 @@ def pytest_cmdline_main(config):
     named = all(Path(argument.partition("::")[0]).is_file() for argument in config.args)
     heavy = bool(config.option.markexpr)
     if not named and not heavy:
-        config.option.markexpr = "not heavy"
+        config.option.markexpr = "not heavy and not long"
+    elif config.option.markexpr == HEAVY:
+        config.option.markexpr += " and not long"
     chosen = config.getoption("numprocesses", 0)  # 0: there is no pytest-xdist, so tests run in this process
     if chosen is None and not (named or config.option.usepdb or hasattr(config, "workerinput")):
         cores = os.cpu_count() or 1
@@ -68,7 +72,7 @@ def pytest_configure(config):
 
     Let each of several processes begin with other files, too: what one has compiled, the others needn't.
     """
-    if hypothesis and config.option.markexpr == "heavy":
+    if hypothesis and config.option.markexpr.startswith(HEAVY):
         hypothesis.settings.load_profile("heavy")
     if hasattr(config, "workerinput"):
         files = sorted(path.stem for path in TESTS.rglob("test_*.py"))
@@ -80,7 +84,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     """Have heavy tests run apart: those in a browser, and properties once more, with three times as many examples."""
-    with_many = hypothesis and config.option.markexpr == "heavy"
+    with_many = hypothesis and config.option.markexpr.startswith(HEAVY)
     for item in items:
         is_property = with_many and hypothesis.is_hypothesis_test(getattr(item, "obj", None))
         if (is_property and _has_more_examples(item)) or "window" in item.fixturenames:

@@ -48,7 +48,7 @@ def main() -> int:
         click.echo(f"with SQLite {other} instead of {own}:")
         here = Path(__file__).parent
         tests = [str(here / name) for name in TESTS]
-        command = [sys.executable, "-m", "pytest", "-q", *tests, *sys.argv[1:]]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "not heavy", *tests, *sys.argv[1:]]
         return subprocess.run(command, env=environment, check=False).returncode
 
 

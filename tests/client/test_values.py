@@ -98,7 +98,7 @@ def test_values_and_advantages_are_those_of_enumeration(url):
     assert max(abs(estimate - true) for estimate, _, true in found) > 0  # they are estimates
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_of_many_values_99_of_100_are_within_three_standard_errors(url):
     chances = [0.35 + number / 40 for number in range(15)]
     near = are_near(in_async_code(url, lambda client: estimates(client, chances, 40)))
@@ -325,7 +325,7 @@ with Client(sys.argv[1]) as client:
 """
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_thousand_forks_go_on_after_kills_of_the_program_and_of_the_server(tmp_path):
     flags = ["--port", str(free_port()), "--packs", "chores"]
     with contextlib.ExitStack() as ending:

@@ -169,10 +169,10 @@ if sys.platform == "linux":
 
         isolation = "process"
 
-    TestRandomHistoriesOfMovingSessionsInProcesses = pytest.mark.heavy(MovingSessionsInProcesses.TestCase)
+    TestRandomHistoriesOfMovingSessionsInProcesses = pytest.mark.long(MovingSessionsInProcesses.TestCase)
     TestRandomHistoriesOfMovingSessionsInProcesses.settings = settings(
         max_examples=4, stateful_step_count=20, deadline=None
     )
 
-    TestRandomHistoriesInProcesses = pytest.mark.heavy(SessionsInProcesses.TestCase)
+    TestRandomHistoriesInProcesses = pytest.mark.long(SessionsInProcesses.TestCase)
     TestRandomHistoriesInProcesses.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

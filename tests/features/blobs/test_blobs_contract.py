@@ -18,8 +18,8 @@ FROM_BYTES = 1
     params=[
         "memory",
         pytest.param("sqlite", marks=pytest.mark.heavy),
-        pytest.param("redis", marks=pytest.mark.heavy),
-        pytest.param("postgres", marks=pytest.mark.heavy),
+        pytest.param("redis", marks=pytest.mark.long),
+        pytest.param("postgres", marks=pytest.mark.long),
     ]
 )
 def new_store(request, tmp_path):

@@ -48,6 +48,6 @@ def play(url, episodes, kill, start):
         thread.join(PATIENCE)
 
 
-@pytest.mark.parametrize("store", ["sqlite", "redis"])
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("redis", marks=pytest.mark.long)])
 def test_an_agent_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, request):
     plays_on(tmp_path, store, request, "nemo_gym", play)

@@ -39,7 +39,7 @@ def plays_between_kills(url, episodes, kill, start):
 
 
 @pytest.mark.parametrize("play", [plays_amid_kills("openenv"), plays_between_kills], ids=["openenv", "openenv-mcp"])
-@pytest.mark.parametrize("store", ["sqlite", "redis"])
+@pytest.mark.parametrize("store", [pytest.param("sqlite", marks=pytest.mark.long), "redis"])
 def test_each_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, play, request):
     needs("openenv.core")
     plays_on(tmp_path, store, request, "openenv-episode", play)

@@ -108,7 +108,7 @@ def test_trl_is_rewarded(server):
         assert rewards == [*[None] * (len(rewards) - 1), 1.0]
 
 
-@pytest.mark.parametrize("store", ["sqlite", "redis"])
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("redis", marks=pytest.mark.long)])
 def test_the_sdk_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, request):
     needs("openreward")
     plays_on(tmp_path, store, request, "ors", plays_amid_kills())

@@ -90,7 +90,7 @@ def happened(connection, session):
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.long)])
 def test_rules_hit_the_same_calls_whatever_is_killed(tmp_path, request, kind, isolation):
     store = request.getfixturevalue("redis_url") if kind == "redis" else None
     server = Server(tmp_path, store, 2, pack_dir=PACKS, packs="shop", isolation=isolation)

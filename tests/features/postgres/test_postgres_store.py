@@ -335,6 +335,7 @@ def test_without_psycopg_the_error_names_the_remedy(monkeypatch):
         open_store("postgresql://127.0.0.1:1/x")
 
 
+@pytest.mark.long
 def test_a_failover_to_a_synchronous_standby_loses_no_answered_call():
     command = [sys.executable, "-m", "tests.failover", "--rounds", "2"]
     ended = subprocess.run(
