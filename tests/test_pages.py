@@ -114,14 +114,14 @@ def masked(text):
     return re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "<time>", text)
 
 
-def run_console(pairs, folder, port="8000"):
+def run_console(pairs, folder, port="8000", **more):
     """Run commands in one bash and get each one's output."""
     script = "".join(f"{command}\necho '{MARK}'\n" for command, _ in pairs)
     ended = subprocess.run(
         ["bash", "-c", script.replace("127.0.0.1:8000", f"127.0.0.1:{port}")],
         check=False,  # some commands are there to fail
         cwd=folder,
-        env=environment(),
+        env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -134,10 +134,10 @@ def run_console(pairs, folder, port="8000"):
     return [output if not output or output.endswith("\n") else output + "\n" for output in outputs[:-1]]
 
 
-def check_console(page, heading, folder, port="8000"):
+def check_console(page, heading, folder, port="8000", **more):
     pairs = [pair for block in blocks(page, heading, "console") for pair in commands_and_outputs(block)]
     assert pairs
-    printed = run_console(pairs, folder, port)
+    printed = run_console(pairs, folder, port, **more)
     assert masked("".join(printed)) == masked("".join(output for _, output in pairs))
 
 
@@ -334,7 +334,7 @@ def test_run_agentdojo(folder):
 
 
 def test_call_functions(folder):
-    check_console("docs/command.md", "Call functions", folder)
+    check_console("docs/command.md", "Call functions", folder, **BANK)
 
 
 def test_serve_what_you_are_writing(folder):
