@@ -35,13 +35,13 @@ from server.features.mcp.protocol import Mcp
 from server.features.postgres.statements import MIGRATIONS as POSTGRES
 from server.features.redis.connection import SCHEMA as REDIS
 from server.features.replay.bundle_format import FORMAT as BUNDLES
+from server.features.sqlite.file import VERSION as SQLITE
 from server.observability.exposition import exposition
 from server.observability.metrics import Metrics
 from server.packs.catalog import Catalog
 from server.rpc.codes import CODES, FAILURE_CODES
 from server.rpc.method import agents_methods
 from server.snapshots.seal import FORMAT as SNAPSHOTS
-from server.stores.sqlite.file import VERSION as SQLITE
 from server.web.app import create_app
 from server.wiring.installed import load_features
 from server.wiring.service import OK, REFUSED, Service, all_methods, openrpc

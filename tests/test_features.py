@@ -20,6 +20,7 @@ from server.base.settings import FeatureSettings, Settings, load_settings
 from server.cli import all_commands, cli, first_sentence
 from server.features.participants.methods import Listen
 from server.features.parts.database import Database
+from server.features.redis.feature import RedisFeature
 from server.features.tasks.results import SessionTask
 from server.protocol.results import Session
 from server.rpc.method import agents_methods, clients_methods
@@ -31,6 +32,7 @@ from server.wiring import installed
 from server.wiring.feature import Feature
 from server.wiring.installed import GROUP, in_order, load_features
 from server.wiring.service import all_methods, all_record_kinds, create_scratch
+from server.wiring.stores import open_store
 
 BEYOND_API = {
     "checking": 18,
@@ -44,6 +46,7 @@ BEYOND_API = {
     "perturbations": 26,
     "receipts": 20,
     "replay": 62,
+    "sqlite": 5,
     "tasks": 65,
     "telemetry": 8,
 }
@@ -291,6 +294,11 @@ def test_a_choice_of_features_that_cannot_be_followed_is_refused(chosen, refusal
     monkeypatch.setenv("TOOLPACK_FEATURES", chosen)
     with pytest.raises(SettingsError, match=refusal):
         load_features()
+
+
+def test_without_its_feature_the_default_store_is_none():
+    with pytest.raises(SettingsError, match=r"'sqlite…' names no store: use memory:, redis://…, rediss://…\."):
+        open_store(Settings(data_dir=Path()).store_url, features=[RedisFeature])
 
 
 def imported_past_the_api(folder):

@@ -7,9 +7,11 @@ from server.base.cache import BoundedCache
 from server.base.errors import (
     MissingBlobError,
     OverloadedError,
+    RowGoneError,
     SessionNotFoundError,
     SettingsError,
     StateDamagedError,
+    StoreInUseError,
     VersionNotRetainedError,
 )
 from server.stores.base import (
@@ -28,7 +30,7 @@ from server.stores.base import (
     family_of,
 )
 from server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, Tip, fitting, follows, parts_at, to_note, trim
-from server.stores.outside import DIGITS, MARK, name_of, size_of, stub
+from server.stores.outside import DIGITS, MARK, MAX_STUB_BYTES, name_of, size_of, stub
 from server.stores.rows import RECIPE_CACHE_BYTES, digest, load
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "GAP_SECONDS",
     "HELD_SECONDS",
     "MARK",
+    "MAX_STUB_BYTES",
     "NOTE_SECONDS",
     "NO_HISTORY",
     "RECIPE_CACHE_BYTES",
@@ -50,11 +53,13 @@ __all__ = [
     "MissingBlobError",
     "OverloadedError",
     "Record",
+    "RowGoneError",
     "SessionNotFoundError",
     "SessionQuery",
     "SettingsError",
     "SharedStore",
     "StateDamagedError",
+    "StoreInUseError",
     "StoredSession",
     "Tip",
     "VersionNotRetainedError",

@@ -1,4 +1,4 @@
-"""Which store a URL names, and opening it: one of the core's, or one that a feature adds.
+"""Which store a URL names, and opening it: the one in memory, or one that a feature adds.
 
 The rule: only the store in use is imported.
 """
@@ -8,30 +8,26 @@ from pkgutil import resolve_name
 
 from server.base.errors import SettingsError
 from server.base.settings import Settings
-from server.base.store_url import StoreUrl
+from server.base.store_url import SQLITE, StoreUrl
 from server.stores.base import SessionStore
 from server.wiring.feature import Feature
 from server.wiring.installed import load_features
 
-STORES = {
-    "memory": "server.stores.memory.store:MemoryStore.from_url",
-    "sqlite": "server.stores.sqlite.store:SqliteStore.from_url",
-}
-"""What opens a store of the core's, as an import path, by the scheme of its URL."""
+MEMORY = "server.stores.memory.store:MemoryStore.from_url"
 
 
 def opener(url: str, features: Iterable[type[Feature]] | None = None) -> str:
     """Get the import path of what opens the store that a URL names; raises as `open_store`."""
     scheme = StoreUrl(url).scheme
-    if scheme in STORES:
-        return STORES[scheme]
+    if scheme == "memory":
+        return MEMORY
     loaded = load_features() if features is None else features
     others = {each: path for feature in loaded for each, path in feature.stores.items()}
     if scheme not in others:
-        also = "".join(f", {each}://…" for each in sorted(others))
+        also = "".join(f", {SQLITE}path" if each == "sqlite" else f", {each}://…" for each in sorted(others))
         (named,) = scheme.split(maxsplit=1)[:1] or [""]
         # What follows may have a password.
-        raise SettingsError(f"'{named}…' names no store: use memory:, sqlite:///path{also}.")
+        raise SettingsError(f"'{named}…' names no store: use memory:{also}.")
     return others[scheme]
 
 
@@ -41,7 +37,7 @@ def open_store(url: str, *, exclusive: bool = True, features: Iterable[type[Feat
     Args:
         url: `memory:`, `sqlite:///path`, or that of a feature's store, such as `redis://host`.
         exclusive: No other process uses it; an embedded store then locks its data and needs no leases.
-        features: Whose stores there are besides; default: of the features that are installed.
+        features: Whose stores there are besides that in memory; default: of the features that are installed.
 
     Raises:
         SettingsError: The URL is wrong, or the store can't be opened.

@@ -12,12 +12,10 @@ from typing import Any
 
 import orjson
 
-from server.stores.base import Commit
-from server.stores.history import Tip, follows
-from server.stores.outside import MARK, size_of
-from server.stores.sqlite import statements as sql
-from server.stores.sqlite.file import SqliteFile
-from server.stores.sqlite.rows import add_blob, find_blob
+from server.features.api_stores import MARK, Commit, Tip, follows, size_of
+from server.features.sqlite import statements as sql
+from server.features.sqlite.file import SqliteFile
+from server.features.sqlite.rows import add_blob, find_blob
 
 REMEMBERED = 4000  # sessions
 

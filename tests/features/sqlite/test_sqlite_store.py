@@ -20,9 +20,9 @@ from server.base.errors import (
     SettingsError,
     StateDamagedError,
 )
+from server.features.sqlite import checkpoints, deletion
+from server.features.sqlite.file import SqliteFile
 from server.stores.base import Head
-from server.stores.sqlite import checkpoints, deletion
-from server.stores.sqlite.file import SqliteFile
 from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.samples import (
     change,
@@ -442,7 +442,7 @@ def test_sqlite_deletes_leftovers_of_a_killed_process(tmp_path):
 
 def test_a_restored_file_that_cannot_shrink_is_used_nevertheless(tmp_path, monkeypatch):
     path = tmp_path / "restored.db"
-    monkeypatch.setattr("server.stores.sqlite.file.FREE_PAGES", 10)
+    monkeypatch.setattr("server.features.sqlite.file.FREE_PAGES", 10)
     store = open_store(f"sqlite:///{path}")
     kept = session()
     store.create([kept], {"bank": "b"}, {"b": bytes(4_000_000)})

@@ -9,10 +9,8 @@ from itertools import accumulate
 
 import orjson
 
-from server.base.errors import MissingBlobError, SessionNotFoundError
-from server.stores.base import History, StoredSession
-from server.stores.outside import size_of
-from server.stores.sqlite import statements as sql
+from server.features.api_stores import History, MissingBlobError, SessionNotFoundError, StoredSession, size_of
+from server.features.sqlite import statements as sql
 
 
 def session_row(session: StoredSession, digest: bytes) -> tuple[object, ...]:

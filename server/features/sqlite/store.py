@@ -12,28 +12,35 @@ from typing import Any
 
 import orjson
 
-from server.base.cache import BoundedCache
-from server.base.errors import MissingBlobError, RowGoneError, SessionNotFoundError, VersionNotRetainedError
-from server.stores.base import (
+from server.features.api_stores import (
     NO_HISTORY,
+    RECIPE_CACHE_BYTES,
+    BoundedCache,
+    Change,
     Commit,
     Counted,
     ForkPoint,
     Head,
     History,
     Lease,
+    MissingBlobError,
     Record,
+    RowGoneError,
+    SessionNotFoundError,
     SessionQuery,
     StoredSession,
+    VersionNotRetainedError,
+    digest,
+    fitting,
+    load,
+    trim,
 )
-from server.stores.history import Change, fitting, trim
-from server.stores.rows import RECIPE_CACHE_BYTES, digest, load
-from server.stores.sqlite import deletion
-from server.stores.sqlite import statements as sql
-from server.stores.sqlite.commits import Commits
-from server.stores.sqlite.file import SqliteFile
-from server.stores.sqlite.listing import SqliteListing
-from server.stores.sqlite.rows import add_blob, add_history, check_parent, session_row
+from server.features.sqlite import deletion
+from server.features.sqlite import statements as sql
+from server.features.sqlite.commits import Commits
+from server.features.sqlite.file import SqliteFile
+from server.features.sqlite.listing import SqliteListing
+from server.features.sqlite.rows import add_blob, add_history, check_parent, session_row
 
 PAGE = 100  # sessions that `list` reads at a time, at least, if it looks for labels, which most may lack
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from server.stores.outside import DIGITS, MARK, MAX_STUB_BYTES
+from server.features.api_stores import DIGITS, MARK, MAX_STUB_BYTES
 
 SIZES = (64, 32, 16, 8, 4, 2, 1)  # rows in one statement
 

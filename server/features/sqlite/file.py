@@ -25,11 +25,12 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from server.base.errors import OverloadedError, SettingsError, StateDamagedError, StoreInUseError, shown
+from server.base.errors import shown
 from server.base.forked import descriptors_of, in_forked, let_go
 from server.base.store_url import SQLITE
-from server.stores.sqlite import statements as sql
-from server.stores.sqlite.checkpoints import OWN_CHECKPOINT_PAGES, Checkpoints, checkpoint
+from server.features.api_stores import OverloadedError, SettingsError, StateDamagedError, StoreInUseError
+from server.features.sqlite import statements as sql
+from server.features.sqlite.checkpoints import OWN_CHECKPOINT_PAGES, Checkpoints, checkpoint
 
 
 def lock(path: Path, *, exclusive: bool) -> FileIO:

@@ -6,11 +6,9 @@ The rule: a page is one statement that follows one index, so its time doesn't gr
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from server.base.errors import SessionNotFoundError
-from server.stores.base import SessionQuery
-from server.stores.rows import load
-from server.stores.sqlite import statements as sql
-from server.stores.sqlite.file import SqliteFile
+from server.features.api_stores import SessionNotFoundError, SessionQuery, load
+from server.features.sqlite import statements as sql
+from server.features.sqlite.file import SqliteFile
 
 
 class SqliteListing:

@@ -13,11 +13,9 @@ from typing import Any, TypeVar
 
 import orjson
 
-from server.base.errors import OverloadedError
-from server.stores.base import HELD_SECONDS, Counted
-from server.stores.history import fitting, to_note
-from server.stores.sqlite import statements as sql
-from server.stores.sqlite.file import SqliteFile
+from server.features.api_stores import HELD_SECONDS, Counted, OverloadedError, fitting, to_note
+from server.features.sqlite import statements as sql
+from server.features.sqlite.file import SqliteFile
 
 T = TypeVar("T")
 
