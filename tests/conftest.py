@@ -206,7 +206,8 @@ def stored_bench(request, store_url, make_bench):
 @pytest.fixture
 def clock(monkeypatch):
     """Stop the clock by which sessions live."""
-    modules = [sys.modules[name] for name in sys.modules if name.startswith(("server.sessions.", "server.stores."))]
+    of_stores = ("server.sessions.", "server.stores.", "server.features.sqlite.")
+    modules = [sys.modules[name] for name in sys.modules if name.startswith(of_stores)]
     return serving.Clock(monkeypatch, queues, session_clock, *(each for each in modules if hasattr(each, "time")))
 
 
