@@ -46,7 +46,6 @@ BEYOND_API = {
     "perturbations": 26,
     "receipts": 20,
     "replay": 62,
-    "sqlite": 5,
     "tasks": 65,
     "telemetry": 8,
 }
@@ -296,8 +295,12 @@ def test_a_choice_of_features_that_cannot_be_followed_is_refused(chosen, refusal
         load_features()
 
 
-def test_without_its_feature_the_default_store_is_none():
-    with pytest.raises(SettingsError, match=r"'sqlite…' names no store: use memory:, redis://…, rediss://…\."):
+def test_without_its_feature_the_default_store_is_refused_with_its_name():
+    refusal = (
+        r"^The feature 'sqlite', which has the default store, isn't there: install it or don't leave it out, or choose "
+        r"another --store: memory:, redis://…, rediss://…\.$"
+    )
+    with pytest.raises(SettingsError, match=refusal):
         open_store(Settings(data_dir=Path()).store_url, features=[RedisFeature])
 
 

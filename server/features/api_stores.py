@@ -13,7 +13,10 @@ from server.base.errors import (
     StateDamagedError,
     StoreInUseError,
     VersionNotRetainedError,
+    shown,
 )
+from server.base.forked import descriptors_of, in_forked, let_go
+from server.base.store_url import SQLITE
 from server.stores.base import (
     HELD_SECONDS,
     NO_HISTORY,
@@ -42,6 +45,7 @@ __all__ = [
     "NOTE_SECONDS",
     "NO_HISTORY",
     "RECIPE_CACHE_BYTES",
+    "SQLITE",
     "BoundedCache",
     "Change",
     "Commit",
@@ -63,13 +67,17 @@ __all__ = [
     "StoredSession",
     "Tip",
     "VersionNotRetainedError",
+    "descriptors_of",
     "digest",
     "family_of",
     "fitting",
     "follows",
+    "in_forked",
+    "let_go",
     "load",
     "name_of",
     "parts_at",
+    "shown",
     "size_of",
     "stub",
     "to_note",

@@ -25,6 +25,11 @@ def opener(url: str, features: Iterable[type[Feature]] | None = None) -> str:
     others = {each: path for feature in loaded for each, path in feature.stores.items()}
     if scheme not in others:
         also = "".join(f", {SQLITE}path" if each == "sqlite" else f", {each}://…" for each in sorted(others))
+        if scheme == "sqlite":
+            raise SettingsError(
+                "The feature 'sqlite', which has the default store, isn't there: install it or don't leave it out, or "
+                f"choose another --store: memory:{also}."
+            )
         (named,) = scheme.split(maxsplit=1)[:1] or [""]
         # What follows may have a password.
         raise SettingsError(f"'{named}…' names no store: use memory:{also}.")

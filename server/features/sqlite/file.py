@@ -25,10 +25,17 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from server.base.errors import shown
-from server.base.forked import descriptors_of, in_forked, let_go
-from server.base.store_url import SQLITE
-from server.features.api_stores import OverloadedError, SettingsError, StateDamagedError, StoreInUseError
+from server.features.api_stores import (
+    SQLITE,
+    OverloadedError,
+    SettingsError,
+    StateDamagedError,
+    StoreInUseError,
+    descriptors_of,
+    in_forked,
+    let_go,
+    shown,
+)
 from server.features.sqlite import statements as sql
 from server.features.sqlite.checkpoints import OWN_CHECKPOINT_PAGES, Checkpoints, checkpoint
 
