@@ -121,6 +121,16 @@ def test_nothing_but_a_known_token_is_let_in(tmp_path):
     assert owner(made, token) == "carol"
 
 
+@pytest.mark.parametrize("digit", [0, 31, -1])
+def test_a_hash_is_compared_whole(tmp_path, digit):
+    token, line = new_token("carol")
+    name, digits = line.split(":")
+    other = [*digits]
+    other[digit] = "1" if digits[digit] == "0" else "0"
+    with pytest.raises(HttpRefusedError):
+        owner(gate(tmp_path, f"{name}:{''.join(other)}"), token)
+
+
 def test_a_name_may_have_several_tokens_in_the_file(tmp_path):
     (one, first), (other, second) = new_token("carol"), new_token("carol")
     made = gate(tmp_path, f"{first}\r\n  # old\n{second}\n")
