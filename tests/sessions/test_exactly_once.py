@@ -42,23 +42,25 @@ def test_a_failed_call_is_recorded_too_and_a_retry_may_choose_raise_on_error(sto
     assert again.value.code == -32004
 
 
-@pytest.mark.parametrize(
-    ("function", "kwargs"),
-    [
-        ("add", {"amount": 2}),
-        ("add", {}),
-        ("total", {"amount": 1}),
-        ("add", {"amount": 1.0}),
-        ("add", {"amount": True}),
-    ],
-)
-def test_a_call_id_of_another_call_is_refused(bench, function, kwargs):
+def test_a_call_id_of_another_call_is_refused(bench):
     session_id = bench.create()
     sent(bench, session_id)
-    with pytest.raises(RpcError) as refused:
-        sent(bench, session_id, function, kwargs=kwargs)
-    assert (refused.value.code, refused.value.data["type"]) == (-32009, "CallIdReusedError")
+    others = [("add", {"amount": 2}), ("add", {}), ("total", {"amount": 1})]
+    for function, kwargs in [*others, ("add", {"amount": 1.0}), ("add", {"amount": True})]:
+        with pytest.raises(RpcError) as refused:
+            sent(bench, session_id, function, kwargs=kwargs)
+        got = refused.value.code, refused.value.data["type"]
+        assert got == (-32009, "CallIdReusedError"), (function, kwargs)
     assert bench.version(session_id) == 1
+    assert len(bench.rpc("get_trace", session_id=session_id)) == 1
+
+
+def test_a_repeat_is_answered_that_runs_before_the_commit_of_the_first(bench):
+    session_id = bench.create()
+    request = {"session_id": session_id, "function": "add", "kwargs": {"amount": 1}, "call_id": "first"}
+    with bench.paused():
+        calls = [bench.later("run_function", **request) for _ in range(3)]
+    assert [call.result(serving.PATIENCE) for call in calls] == [{"result": 1, "error": None}] * 3
     assert len(bench.rpc("get_trace", session_id=session_id)) == 1
 
 
