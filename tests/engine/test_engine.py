@@ -122,6 +122,16 @@ def test_jobs_that_leave_the_reserve_take_no_place_of_others():
     assert lane.leave(his[0]) == [his[3]]
 
 
+def test_others_have_the_place_of_one_that_is_left_behind_and_its_owner_has_not():
+    lane = Lane(1, 1, Backlog())
+    stuck, hers, his = Submitted("ann"), Submitted("ann"), Submitted("bob")
+    assert [lane.enter(job) for job in (stuck, hers, his)] == [True, False, False]
+    assert lane.leave_behind(stuck) == [his]
+    assert lane.leave_behind(stuck) == []  # it has no other
+    assert lane.leave(his) == []
+    assert lane.leave(stuck) == [hers]
+
+
 # Pace
 
 
