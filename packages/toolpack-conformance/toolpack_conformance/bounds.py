@@ -72,7 +72,9 @@ class _BoundedBackend(httpcore.NetworkBackend):
 
 
 def bounded_transport() -> httpx.BaseTransport:
-    """Get a transport for requests that are sent `within` a time."""
-    transport = httpx.HTTPTransport()
+    """Get a transport for requests that are sent `within` a time, by several threads."""
+    # It closes idle connections neither for their age nor their number: one that a thread has just been given is idle
+    # until its request begins, and another thread may close it just then ("Bad file descriptor").
+    transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=100, keepalive_expiry=None))
     transport._pool._network_backend = _BoundedBackend()  # noqa: SLF001 - there is no other way
     return transport
