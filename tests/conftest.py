@@ -38,7 +38,7 @@ else:
 TESTS = Path(__file__).parent
 sys.path[:0] = sorted({str(path.parent) for path in TESTS.rglob("test_*.py")})
 
-HEAVY = "heavy"  # what `-m` is given for the heavy tests
+HEAVY = "heavy and not long"  # what `-m heavy` stands for
 
 gc.disable()  # until the tests are collected: while modules are imported there is nothing to collect
 
@@ -58,8 +58,8 @@ def pytest_cmdline_main(config):
     heavy = bool(config.option.markexpr)
     if not named and not heavy:
         config.option.markexpr = "not heavy and not long"
-    elif config.option.markexpr == HEAVY:
-        config.option.markexpr += " and not long"
+    elif config.option.markexpr == "heavy":
+        config.option.markexpr = HEAVY
     chosen = config.getoption("numprocesses", 0)  # 0: there is no pytest-xdist, so tests run in this process
     if chosen is None and not (named or config.option.usepdb or hasattr(config, "workerinput")):
         cores = os.cpu_count() or 1
@@ -72,7 +72,7 @@ def pytest_configure(config):
 
     Let each of several processes begin with other files, too: what one has compiled, the others needn't.
     """
-    if hypothesis and config.option.markexpr.startswith(HEAVY):
+    if hypothesis and config.option.markexpr == HEAVY:
         hypothesis.settings.load_profile("heavy")
     if hasattr(config, "workerinput"):
         files = sorted(path.stem for path in TESTS.rglob("test_*.py"))
@@ -84,7 +84,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     """Have heavy tests run apart: those in a browser, and properties once more, with three times as many examples."""
-    with_many = hypothesis and config.option.markexpr.startswith(HEAVY)
+    with_many = hypothesis and config.option.markexpr == HEAVY
     for item in items:
         is_property = with_many and hypothesis.is_hypothesis_test(getattr(item, "obj", None))
         if (is_property and _has_more_examples(item)) or "window" in item.fixturenames:

@@ -7,11 +7,13 @@ in which each call has run once, and whose reward is 1.0 and comes once.
 import functools
 
 import httpx
+import pytest
 import serving
 from faults.world import Server
 from patience import PATIENCE
 
 TOKEN = "token-of-ann"
+STORES = ["sqlite", pytest.param("redis", marks=pytest.mark.long)]
 
 
 def asked(url, method, **params):

@@ -1,7 +1,7 @@
 """AgentDojo's ground truths on a server and in AgentDojo's own runtime: the same results, environments and judgements.
 
 All tasks of the newest benchmark version run in this process first, recorded call by call; then over HTTP, through
-`RemoteRuntime`, and every fourth on a server that is restarted before every request.
+`RemoteRuntime`, and on a server that is restarted before every request: every fourth, or all if that may take long.
 The clock stands still, because emails and files contain the time of their creation.
 """
 
@@ -220,8 +220,9 @@ def test_every_ground_truth_gives_the_same_over_http(client, name):
     compare_over_the_wire(client, name, lambda: client.create_session([f"agentdojo-{name}"]))
 
 
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", SUITES)
-def test_ground_truths_give_the_same_with_a_restart_before_every_request(restarting, name):
+def test_ground_truths_give_the_same_with_a_restart_before_every_request(restarting, name, step):
     # A restarted server builds every environment again, so all but the first session are forks.
     first = restarting.create_session([f"agentdojo-{name}"])
 
@@ -229,7 +230,7 @@ def test_ground_truths_give_the_same_with_a_restart_before_every_request(restart
         return restarting.fork_session(first["session_id"])[0]
 
     # Equal environments are judged over HTTP.
-    compare_over_the_wire(restarting, name, fork, step=4, judging=False)
+    compare_over_the_wire(restarting, name, fork, step=step, judging=False)
 
 
 @pytest.mark.parametrize("name", SUITES)

@@ -101,7 +101,7 @@ def test_values_and_advantages_are_those_of_enumeration(url):
 @pytest.mark.long
 def test_of_many_values_99_of_100_are_within_three_standard_errors(url):
     chances = [0.35 + number / 40 for number in range(15)]
-    near = are_near(in_async_code(url, lambda client: estimates(client, chances, 40)))
+    near = are_near(in_async_code(url, lambda client: estimates(client, chances, 100)))
     assert len(near) == 105
     assert sum(near) >= 0.99 * len(near)
 

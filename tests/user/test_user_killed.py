@@ -64,8 +64,8 @@ def test_it_is_killed_while_it_plays_many_sessions(faulty, tmp_path, count):
             process.communicate()
             process = started(url, faulty)
         # What is left of 200 sessions takes a busy machine minutes.
-        ended = f"{count} sessions played: {count} answered.\n"
-        assert (process.communicate(timeout=5 * PATIENCE)[0], process.returncode) == (ended, 0)
+        all_played = f"{count} sessions played: {count} answered.\n"
+        assert (process.communicate(timeout=5 * PATIENCE)[0], process.returncode) == (all_played, 0)
         agents.join(PATIENCE)
         found = client.summarize_sessions(labels=RUN, evaluate=True)["sessions"]
         while len(found) < count:

@@ -223,7 +223,7 @@ async def in_a_session_of_a_name(address, name, episode, kill, start):
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("default")  # of the clients'
 @pytest.mark.parametrize("played", [in_a_session_of_its_own, in_a_session_of_a_name])
-@pytest.mark.parametrize("store", ["sqlite", pytest.param("redis", marks=pytest.mark.long)])
+@pytest.mark.parametrize("store", killed_episodes.STORES)
 def test_a_client_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, played, request):
     def play(url, episodes, kill, start):
         for episode in episodes:

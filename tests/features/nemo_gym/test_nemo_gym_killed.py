@@ -7,7 +7,7 @@ import uuid
 
 import httpx
 import pytest
-from killed_episodes import TOKEN, plays_on
+from killed_episodes import STORES, TOKEN, plays_on
 from patience import PATIENCE
 
 pytestmark = pytest.mark.heavy
@@ -48,6 +48,6 @@ def play(url, episodes, kill, start):
         thread.join(PATIENCE)
 
 
-@pytest.mark.parametrize("store", ["sqlite", pytest.param("redis", marks=pytest.mark.long)])
+@pytest.mark.parametrize("store", STORES)
 def test_an_agent_plays_on_when_the_server_is_killed_amid_each_tenth_episode(tmp_path, store, request):
     plays_on(tmp_path, store, request, "nemo_gym", play)
