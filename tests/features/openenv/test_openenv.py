@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 
 import httpx
 import pytest
@@ -9,8 +10,12 @@ import server_process
 import serving
 from raw_websocket import RawWebSocket, frame
 
-from server.features.api import ReplyError
+from server import Task, TaskEnvironment, Toolpack
+from server.features.api import Caller, ReplyError
+from server.features.openenv.episodes import OpenEnvEpisodes
+from server.features.openenv.messages import AnswerAction, CallTool, ResetData
 from server.features.task_episodes import failure_text
+from server.packs.catalog import Catalog
 
 TOKENS = {"TOOLPACK_TOKENS": "ann:token-of-ann,bob:token-of-bob"}
 DISHES = "chores/dishes"  # three calls at most
@@ -182,6 +187,30 @@ def test_an_invalid_verdict_is_no_reward(cook, failure):
     done = cook.answer()
     assert (done["reward"], done["done"], done["metadata"]["valid"]) == (None, True, False)
     assert done["metadata"].get("failure").keys() == {"kind", "type", "message"}
+
+
+def test_a_reward_after_a_call_that_the_machine_has_ended_is_none(make_bench):
+    pack = Toolpack("shaky", TaskEnvironment)
+
+    @pack.function(timeout_seconds=0.1)
+    def spin() -> None:
+        """Take too long."""
+        while True:
+            time.sleep(0.001)
+
+    pack.add_task(Task("any", "Do anything.", lambda _rollout: True))
+    bench = make_bench(Catalog({"shaky": pack}))
+    episodes, caller = bench.service.feature(OpenEnvEpisodes), Caller("")
+
+    async def play():
+        episode, _ = await episodes.reset(caller, "shaky", ResetData(task="shaky/any"))
+        await episodes.step(caller, episode, CallTool(type="call_tool", tool_name="spin"), None)
+        done = await episodes.step(caller, episode, AnswerAction(type="submit_answer", answer="x"), None)
+        return done, await episodes.state(caller, episode)
+
+    done, state = bench._run(play())
+    assert (done["metadata"]["passed"], done["metadata"]["failure"]["kind"]) == (True, "infrastructure")
+    assert (done["done"], done["reward"], state["done"], state["reward"]) == (True, None, True, None)
 
 
 def test_a_function_that_fails_is_a_result_and_one_that_was_not_called_an_error(cook):

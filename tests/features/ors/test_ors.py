@@ -377,6 +377,10 @@ def test_an_episode_that_is_gone_is_said_in_the_stream_and_then_not_found(server
     sid = player.begin("bank/save-300")
     server.rpc("close_session", labels={"ors": sid})
     assert detail(player.get("/prompt", sid), 404)
+    sid = player.begin("bank/save-300")
+    server.rpc("close_session", labels={"ors": sid})
+    for path, body in [("/ping", None), ("/call", {"name": "get_balance", "input": {}})]:
+        assert detail(player.post(path, body, sid), 404)
 
 
 def test_tokens_and_owners(tmp_path):

@@ -329,6 +329,15 @@ def _rights(**changed):
     return change
 
 
+def _without_agent(lines):
+    del lines[0]["head"]["kept"]["participants"]["agent"]
+
+
+def _agent_last(lines):
+    participants = lines[0]["head"]["kept"]["participants"]
+    participants["agent"] = participants.pop("agent")
+
+
 def _first_record(**changed):
     def change(lines):
         record = next(line["record"] for line in lines if "record" in line)
@@ -347,6 +356,8 @@ WHOLE = {"functions": None, "max_calls": None, "prompt": None, "answers": True}
         (_rights(buyer={**WHOLE, "functions": ["steal"]}), "Participant 'buyer': the session has no function 'steal'."),
         (_rights(buyer={**WHOLE, "max_calls": "many"}), "Participant 'buyer': max_calls is no number of calls."),
         (_rights(buyer={}), "The participants aren't written out as a session keeps them."),
+        (_without_agent, "The participants aren't written out as a session keeps them."),
+        (_agent_last, "The participants aren't written out as a session keeps them."),
         (_rights(**{f"p{n}": WHOLE for n in range(14)}), "A session has at most 16 participants"),
         (_first_record(private={"progress": [{"buyer": 0}, None]}), "Record 0 of the bundle says something else"),
         (_first_record(private={"progress": [7, None]}), "Record 0 of the bundle says something else"),
@@ -356,7 +367,7 @@ WHOLE = {"functions": None, "max_calls": None, "prompt": None, "answers": True}
         (_first_record(shown={"by": "thief"}), "Record 0 of the bundle is of nobody in its session."),
         (_first_record(shown={"call_id": "seller/x"}), "Record 0 of the bundle is of nobody in its session."),
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_a_bundle_is_checked_again_whoever_has_sealed_it(market, change, problem):
     played = play(market)

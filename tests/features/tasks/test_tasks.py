@@ -4,6 +4,7 @@ import contextlib
 import json
 import sqlite3
 import sys
+import threading
 from typing import Any
 
 import http_endpoint
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from serving import PACKS, Bench, refused
 
 from server import Toolpack
-from server.base.errors import RegistrationError
+from server.base.errors import Interrupted, RegistrationError
 from server.features.mcp.protocol import Mcp
 from server.features.tasks.evaluation import seen
 from server.features.tasks.task import Task
@@ -544,6 +545,29 @@ def test_an_evaluator_that_takes_too_long_is_given_up_and_ended_and_not_blamed_f
     assert anywhere.result(session_id, "do", **DO) == 1
     serving.wait_until(lambda: not anywhere.sessions.queues.threads._stuck, "the end of the evaluator")
     assert "failed" not in caplog.text
+
+
+def test_data_whose_copy_for_an_evaluation_takes_too_long_is_given_up_and_ended(quick, monkeypatch):
+    is_over, ended = threading.Event(), []
+
+    class Endless:
+        def __deepcopy__(self, memo):
+            try:
+                while not is_over.wait(0.001):
+                    pass
+            except BaseException as error:
+                ended.append(type(error))
+                raise
+
+    pack = Toolpack("chores", chores.chores)
+    pack.add_task(Task("endless", "Anything.", lambda _: True, data=Endless(), timeout_seconds=0.2))
+    monkeypatch.setitem(CATALOG.toolpacks, "chores", pack)
+    session_id, _ = begin(quick, "chores/endless")
+    try:
+        refused(-32010, verdict, quick, session_id)
+        serving.wait_until(lambda: ended == [Interrupted], "the end of the copy")
+    finally:
+        is_over.set()
 
 
 def test_an_evaluator_sees_all_that_was_done_and_changes_nothing(bench):
