@@ -95,17 +95,7 @@ class ResultError(CallError):
 
 
 class ReadOnlyError(CallError):
-    """A function promised `read_only=True`, but changed the environment.
-
-    Attributes:
-        change: The path of the first change in the toolpack's environment, and what differs there.
-    """
-
-    def __init__(self, message: str, toolpack: str = "", function: str = "", change: str = "") -> None:
-        super().__init__(message)
-        self.toolpack = toolpack
-        self.function = function
-        self.change = change
+    """A function promised `read_only=True`, but changed the environment."""
 
 
 class TooLargeError(CallError):
@@ -203,12 +193,6 @@ class AnsweredError(RequestError):
     """Another answer was submitted before, on the same path."""
 
 
-class RewardError(ToolpackServerError, ValueError):
-    """The reward of an evaluator is infinite, or not a number; clients are told of a `ValueError`."""
-
-    kind = ValueError.__name__
-
-
 class InternalError(ToolpackServerError):
     """A fault of the server; the log has the details, the caller gets this sentence."""
 
@@ -301,10 +285,6 @@ class HeavyReadError(InternalSignal):
 
 class MissingBlobError(InternalSignal, LookupError):
     """A blob that was referred to isn't in the store, or no longer."""
-
-
-class RowGoneError(InternalSignal, LookupError):
-    """A session was deleted between two reads."""
 
 
 class Interrupted(BaseException):

@@ -62,10 +62,10 @@ class Threads:
         self._process = os.getpid()
         self._driver: LoopDriver | None = None
         self._alone = 0  # how many jobs in a row have come alone
-        self._calls = Waiting(self._settled, self._pace)
         self._look_for_cancelled = False
         self._idle = 0  # threads that wait to lead
         self._ready: SimpleQueue[Job | None] = SimpleQueue()  # None only wakes the leader up
+        self._calls = Waiting(self._ready.put, self._pace)
         self._done: list[Job] = []
         self._leader: PoolThread | None = None
         self._threads: set[PoolThread] = set()  # the loop's driver adds to it without the lock: copy it in one step
@@ -89,9 +89,8 @@ class Threads:
         self._alone = self._alone + 1 if alone else 0
         if self._alone > MANY and jobs and self._driver is not None and self._pace.is_quick(jobs[0].kind):
             self._driver.run_next(jobs[0])
-            return
-        for job in jobs:
-            self._ready.put(job)
+        else:
+            self._start(jobs)
 
     def stop(self) -> list[Job]:
         """Let the threads end once they are idle; get the jobs that will never be finished, some of which still run."""
@@ -252,9 +251,6 @@ class Threads:
         job.drop()
         return False
 
-    def _settled(self, job: Job) -> None:
-        self._ready.put(job)
-
     def _let_wait(self, thread: PoolThread, job: Job) -> bool:
         """Let a job wait for its coroutine, unless its deadline was faster; say whether this thread goes on."""
         with self.lock:
@@ -373,7 +369,7 @@ class Threads:
 
     # What both do, under the lock
 
-    def _start(self, jobs: list[Job]) -> None:
+    def _start(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             self._ready.put(job)
 

@@ -66,10 +66,6 @@ class PlainCodec:
         except SnapshotError:
             return None
 
-    def write(self, toolpack: str, environment: BaseModel) -> dict[str, tuple[str, bytes]]:
-        """Divide a whole environment, and get the new id and the bytes of each part; raises as `encode`."""
-        return self.seal_all(self.freeze_parts(toolpack, environment))
-
     def freeze_parts(self, toolpack: str, environment: BaseModel) -> dict[str, bytes]:
         """Divide a whole environment, out of which its volumes are taken, and freeze each part; raises as `encode`."""
         pack = self.catalog.toolpacks[toolpack]

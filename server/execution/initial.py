@@ -44,7 +44,7 @@ def parse(codec: PlainCodec, toolpack: str, environment: Any, conditions: Condit
     """Build a toolpack's environment from JSON; raises as `build`."""
     with held(conditions):
         parsed = codec.catalog.toolpacks[toolpack].parse(environment)
-    return codec.write(toolpack, parsed)
+    return codec.seal_all(codec.freeze_parts(toolpack, parsed))
 
 
 class InitialEnvironments:

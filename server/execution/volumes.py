@@ -88,21 +88,19 @@ class Volumes:
     Args:
         read_only: Why nothing may be written; "" if it may.
         conditions: Under which the call runs.
+
+    Attributes:
+        bound: The volumes by name.
     """
 
     def __init__(self, codec: PlainCodec, *, read_only: str, conditions: Conditions | None = None) -> None:
         self._codec = codec
         self._read_only = read_only
         self._conditions = conditions
-        self._bound: dict[str, Volume] = {}
+        self.bound: dict[str, Volume] = {}
         self._stored: dict[str, Stored] = {}
         self._inside: list[tuple[str, BaseModel, dict[str, Volume]]] = []
         self._asked_to_finish = False  # from then on no working copy is known to be as it was
-
-    @property
-    def bound(self) -> dict[str, Volume]:
-        """The volumes by name."""
-        return self._bound
 
     def bind(self, toolpack: str, environment: BaseModel | None, snapshot: Any) -> None:
         """Get the volumes of a session's toolpack, and put them into its environment, if there is one."""
@@ -110,7 +108,7 @@ class Volumes:
         placed: dict[str, Volume] = {}
         for stored in stored_volumes(tuple(snapshot.parts), toolpack):
             kind = means.kinds[stored.kind]
-            volume = self._bound.get(stored.name)
+            volume = self.bound.get(stored.name)
             if volume is None:
                 chain = Chain(
                     stored.name,
@@ -119,7 +117,7 @@ class Volumes:
                     [snapshot.parts[part] for part in stored.parts],
                     partial(_payload, self._codec, snapshot),
                 )
-                volume = self._bound[stored.name] = kind.__new__(kind)
+                volume = self.bound[stored.name] = kind.__new__(kind)
                 place = snapshot.live.pop(stored.live, None)
                 volume.use = Use(chain, kind, means, self._read_only, self._conditions is not None, place)
                 self._stored[stored.name] = stored
@@ -170,21 +168,21 @@ class Volumes:
             raise self.failed
         self._asked_to_finish = True
         finished: dict[str, Mapping[Any, int]] = {}
-        for name, volume in self._bound.items():
+        for name, volume in self.bound.items():
             if volume.use and volume.use.copied is not None and not volume.use.read_only:
                 finished[name] = volume.finish()
         # All have finished; what follows makes the pieces, and as long as one is missing nothing is kept either.
         changes = Changes({}, {}, {}, {})
         keys: dict[str, tuple[str, ...] | None] = {}
         for name, changed in finished.items():
-            volume = self._bound[name]
+            volume = self.bound[name]
             keys[name] = self._add(changes, self._stored[name], volume, changed) if changed else _use(volume).chain.key
         kept: dict[str, Any] = {}
         for name, key in keys.items():
-            use = _use(self._bound[name])
+            use = _use(self.bound[name])
             copied, origin, use.copied, use.place = use.copied, use.place, None, None
             kept[self._stored[name].live] = use.means.scratch.put(key, copied, origin)
-        for name in [*self._bound]:
+        for name in [*self.bound]:
             self._end(changes.live, name, keep=False)
         changes.live.update(kept)
         return changes
@@ -196,7 +194,7 @@ class Volumes:
             keep: Keep those that can be changed, as far as they are as they were; nobody else will know their places.
         """
         live: dict[str, Any] = {}
-        for name in [*self._bound]:
+        for name in [*self.bound]:
             self._end(live, name, keep=keep and not self._asked_to_finish)
         return {} if self._asked_to_finish else live
 
@@ -205,14 +203,14 @@ class Volumes:
         failed = self.failed
         if failed is not None:
             return failed
-        for volume in self._bound.values():
+        for volume in self.bound.values():
             error = volume.explain(error)
         return error
 
     @property
     def failed(self) -> Exception | None:
         """Why one of them can't be used."""
-        return next((volume.use.failed for volume in self._bound.values() if volume.use and volume.use.failed), None)
+        return next((volume.use.failed for volume in self.bound.values() if volume.use and volume.use.failed), None)
 
     @property
     def _means(self) -> VolumeMeans:
@@ -241,7 +239,7 @@ class Volumes:
 
     def _end(self, live: dict[str, Any], name: str, *, keep: bool) -> None:
         """End the use of a volume; its working copy, if it could be changed, is kept if it proves to be as it was."""
-        volume = self._bound[name]
+        volume = self.bound[name]
         use = _use(volume)
         use.ended = True
         if use.copied is not None:
@@ -258,7 +256,7 @@ class Volumes:
                 copied.discard()
         if use.place is not None:
             live[self._stored[name].live] = use.place
-        del self._bound[name]
+        del self.bound[name]
 
 
 def _payload(codec: PlainCodec, snapshot: Any, part: str) -> bytes:

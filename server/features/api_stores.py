@@ -7,7 +7,6 @@ from server.base.cache import BoundedCache
 from server.base.errors import (
     MissingBlobError,
     OverloadedError,
-    RowGoneError,
     SessionNotFoundError,
     SettingsError,
     StateDamagedError,
@@ -57,7 +56,6 @@ __all__ = [
     "MissingBlobError",
     "OverloadedError",
     "Record",
-    "RowGoneError",
     "SessionNotFoundError",
     "SessionQuery",
     "SettingsError",

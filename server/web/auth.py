@@ -46,16 +46,12 @@ def new_token(name: str) -> tuple[str, str]:
     return token, f"{name}:{_digest(token).hex()}"
 
 
-def _hashed_tokens(settings: Settings) -> dict[bytes, str]:
-    """Get the owners by the hashes of their tokens."""
-    return {digest: _owner(name) for digest, name in _names(settings).items()}
-
-
 def _owner(name: str) -> str:
     return "" if name == NOBODY else name
 
 
 def _names(settings: Settings) -> dict[bytes, str]:
+    """Get the names by the hashes of their tokens."""
     names = {_digest(token.get_secret_value()): name for name, token in settings.tokens.items()}
     if settings.tokens_file is None:
         return names
@@ -81,7 +77,7 @@ class TokenGate:
     """Accepts or refuses requests by their headers; an invalid tokens file is a `SettingsError`."""
 
     def __init__(self, settings: Settings) -> None:
-        self._owners = _hashed_tokens(settings)
+        self._owners = {digest: _owner(name) for digest, name in _names(settings).items()}
         self._metrics_owners = frozenset(map(_owner, settings.metrics_owners))
         only_local, names = is_loopback(settings.host), frozenset(map(str.lower, settings.host_names))
         # Nearly all requests carry the same Host header.

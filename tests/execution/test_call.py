@@ -22,7 +22,11 @@ def snapshot(entries=(5,), *, live=False):
     """A ledger and a vault as bytes, and with `live` as objects too."""
     built = {"ledger": ledger.LedgerEnvironment(), "vault": CATALOG.toolpacks["vault"].build({})}
     built["ledger"].ledger.entries.extend(entries)
-    written = {part: blob for toolpack, held in built.items() for part, blob in CODEC.write(toolpack, held).items()}
+    written = {
+        part: blob
+        for toolpack, held in built.items()
+        for part, blob in CODEC.seal_all(CODEC.freeze_parts(toolpack, held)).items()
+    }
     objects = {part: CODEC.decode(part, *blob) for part, blob in written.items()} if live else {}
     ids, blobs = ({part: blob[place] for part, blob in written.items()} for place in (0, 1))
     return Snapshot(ids, blobs, objects)

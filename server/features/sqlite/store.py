@@ -25,7 +25,6 @@ from server.features.api_stores import (
     Lease,
     MissingBlobError,
     Record,
-    RowGoneError,
     SessionNotFoundError,
     SessionQuery,
     StoredSession,
@@ -43,6 +42,10 @@ from server.features.sqlite.listing import SqliteListing
 from server.features.sqlite.rows import add_blob, add_history, check_parent, session_row
 
 PAGE = 100  # sessions that `list` reads at a time, at least, if it looks for labels, which most may lack
+
+
+class RowGoneError(Exception):
+    """A session was deleted between two reads."""
 
 
 class SqliteStore:

@@ -20,7 +20,6 @@ from server.base.errors import (
     InvalidParamsError,
     MissingBlobError,
     RequestError,
-    RewardError,
     ToolpackServerError,
 )
 from server.execution.views import thawed
@@ -28,7 +27,7 @@ from server.execution.volumes import READING, Volumes
 from server.features.api_runners import Means, SessionRuntime, Snapshot, Versions, call, is_piece
 from server.features.tasks.finding import find_task
 from server.features.tasks.results import Solution, Verdict
-from server.features.tasks.rollouts import Rollout, RolloutCall, RolloutMessage, Worlds, verdict
+from server.features.tasks.rollouts import RewardError, Rollout, RolloutCall, RolloutMessage, Worlds, verdict
 from server.features.tasks.solutions import check_callers, plain_calls, reached_solution, solution_calls
 from server.features.tasks.task import Task
 from server.functions.coroutines import run_coroutine

@@ -12,7 +12,7 @@ from functools import cached_property
 from numbers import Number
 from typing import Any, Generic, TypeVar
 
-from server.base.errors import RewardError
+from server.base.errors import ToolpackServerError
 from server.features.tasks.results import TaskCheck, Verdict
 from server.jsonio.strict import loads
 from server.jsonio.view import to_json
@@ -22,6 +22,12 @@ from server.protocol.rights import CLIENT
 E = TypeVar("E")
 
 PASSED = 1.0  # this reward, and any above it, has passed
+
+
+class RewardError(ToolpackServerError, ValueError):
+    """The reward of an evaluator is infinite, or not a number; clients are told of a `ValueError`."""
+
+    kind = ValueError.__name__
 
 
 @dataclass(frozen=True, slots=True)
