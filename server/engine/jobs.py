@@ -6,11 +6,13 @@ therefore no longer change an answer.
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, Literal, Protocol
 
+from server.base.doing import done_by
 from server.base.errors import (
     CallError,
     DeadlineError,
@@ -98,7 +100,6 @@ class Job:
     waits_for = "a thread"
     context: Context | None = None  # in which it runs; None: in the thread's, and a coroutine in an empty one
     left_behind: bool = False  # it has passed its deadline and still runs
-    what: str = ""  # what runs now, at the beginning of a sentence; "" if nobody has said that
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -209,7 +210,7 @@ class Errand(Job):
     """Work on the store or on an environment that has no turn in a session's queue.
 
     Args:
-        what: What runs, at the beginning of a sentence.
+        what: What runs, at the beginning of a sentence, unless its thread says that.
         known: What is known when it has missed its deadline, at the end of one.
     """
 
@@ -227,17 +228,19 @@ class Errand(Job):
         self.lane, self.kind, self.owner = lane, kind, owner
         self._work = work
         self._timeout_seconds = timeout_seconds
-        self.what = what
+        self._what = what or "The request"
+        self._thread = 0
         self._known = known
 
     def work(self) -> Any:
+        self._thread = threading.get_ident()
         # Without a lane it only asks the store, and what keeps that waiting isn't this worker's thread.
         self.start_clock(self._timeout_seconds, self._timeout_seconds if self.lane else float("inf"))
         return self._work()
 
     def complete(self, *, timed_out: bool) -> bool:
         if timed_out:
-            what = self.what or "The request"
+            what = done_by(self._thread) or self._what
             self.error = DeadlineError(
                 f"{what} took longer than {self._timeout_seconds:g} s and was given up; {self._known}."
             )

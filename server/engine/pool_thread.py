@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from server.base.doing import keep_in
 from server.base.errors import Interrupted
 from server.engine.interruption import Interruptible
 from server.engine.jobs import Job
@@ -44,7 +43,6 @@ class PoolThread:
 
     def _run(self, work: Callable[["PoolThread"], None], ended: Callable[["PoolThread"], None]) -> None:
         here.block = self.interruptible
-        keep_in(self)
         try:
             work(self)
         except Interrupted:
@@ -65,16 +63,6 @@ class PoolThread:
     def used_processor(self) -> float:
         """Get how long, in seconds, the job has computed, and at most `CLOCK_SECONDS` more; asked on its thread."""
         return time.thread_time() - self._used_before
-
-    @property
-    def what(self) -> str:
-        """What its job is doing; see `doing`."""
-        return self.job.what if self.job else ""
-
-    @what.setter
-    def what(self, what: str) -> None:
-        if self.job:
-            self.job.what = what
 
     def is_stuck(self, now: float) -> bool:
         """Whether its job has passed its deadline by more than callers can bring about."""

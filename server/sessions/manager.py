@@ -202,7 +202,7 @@ class SessionManager:
         Args:
             kind: Work of one kind takes about the same time.
             timeout_seconds: Its deadline; None: that of a call.
-            what: What runs, until that says more: the beginning of a sentence about a missed deadline.
+            what: What runs, unless that says more: the beginning of a sentence about a missed deadline.
             known: What is known then: its end.
         """
         seconds = self._settings.timeout_seconds if timeout_seconds is None else timeout_seconds
