@@ -27,8 +27,7 @@ from server.rpc.method import App, Method
 from server.rpc.methods import CreateSession, ForkSession, ListSessions
 from server.sessions.addresses import Address, NamedAddresses
 from server.sessions.context import SessionContext
-from server.sessions.creation_hooks import CreationHook
-from server.sessions.filters import SessionFilter
+from server.sessions.hooks import CreationHook, SessionFilter
 from server.sessions.operation import OperationHook, SessionOperation
 from server.sessions.recipes import details_of
 from server.sessions.record_kinds import RecordKind, Shown

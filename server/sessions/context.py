@@ -24,8 +24,7 @@ from server.packs.catalog import Catalog
 from server.packs.registration import place
 from server.protocol.parameters import SessionRequest
 from server.sessions.addresses import Addresses
-from server.sessions.creation_hooks import CreationHook
-from server.sessions.filters import SessionFilter
+from server.sessions.hooks import CreationHook, SessionFilter
 from server.sessions.identity import Identities
 from server.sessions.paths import Paths
 from server.sessions.quotas import Quotas

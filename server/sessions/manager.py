@@ -32,12 +32,12 @@ from server.sessions.addresses import Address
 from server.sessions.calls import CallOperation, CallRequest
 from server.sessions.context import SessionContext
 from server.sessions.factory import NewSession, SessionFactory, check_recipe
+from server.sessions.hooks import Watcher
 from server.sessions.identity import Creation
 from server.sessions.operation import SessionOperation
 from server.sessions.reader import SessionReader
 from server.sessions.recipes import Recipe
 from server.sessions.resets import ResetOperation
-from server.sessions.watching import Watcher
 from server.stores.base import SessionQuery, StoredSession
 
 T = TypeVar("T")

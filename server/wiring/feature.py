@@ -14,8 +14,7 @@ from server.observability.metrics import MetricFamily
 from server.protocol.parameters import Parameters
 from server.rpc.method import App, Method
 from server.sessions.context import SessionContext
-from server.sessions.creation_hooks import CreationHook
-from server.sessions.filters import SessionFilter
+from server.sessions.hooks import CreationHook, SessionFilter
 from server.sessions.operation import OperationHook
 from server.sessions.record_kinds import RecordKind
 from server.stores.base import SessionStore

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from typing_extensions import override
 
-from server.sessions.watching import Watcher
+from server.sessions.hooks import Watcher
 
 
 class Wait:

@@ -1,14 +1,14 @@
-"""What features have to do with new sessions.
+"""What features have to do with sessions besides their operations (`OperationHook`): new ones, lists, what happens.
 
 The rule: a feature changes what is asked for before anything is built; the core doesn't look at what it keeps. Features
-change a request one after the other, in the order of their parameters.
+change a request one after the other, in the order of their parameters. What a request doesn't ask for costs nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from server.execution.conditions import Conditions
-from server.protocol.parameters import ForkRequest, SessionRequest
+from server.protocol.parameters import ForkRequest, Parameters, SessionRequest
 from server.stores.base import Head, StoredSession
 
 
@@ -59,3 +59,24 @@ class CreationHook:
         """Get those under which the environments of a session with these details are built; None if there are none."""
         del details
         return None
+
+
+class SessionFilter:
+    """Leaves sessions out of lists, by the parameters that its feature has added to the request."""
+
+    def wanted(self, request: Parameters) -> Callable[[StoredSession], bool] | None:
+        """Get what says whether a session is wanted, which may block; None if the request asks for nothing of it."""
+        raise NotImplementedError
+
+
+class Watcher:
+    """Is told on the event loop what has happened in a worker's sessions; a subclass overrides what it needs.
+
+    It looks itself at what it is about.
+    """
+
+    def changed(self, session_id: str) -> None:
+        """A record that isn't a call's may have been made in a session, or it has ended."""
+
+    def draining(self) -> None:
+        """This worker is about to stop: whatever waits for something to happen should end."""
