@@ -6,6 +6,7 @@ same without it. It gets neither batches, which it would run concurrently, nor e
 """
 
 import inspect
+import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
@@ -13,13 +14,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from server.base import errors
-from server.base.errors import StartError
 from server.jsonio.strict import dumps
+from server.observability.log import event, shown_id
 from server.observability.tracing import AskedBy, asked_by
 from server.protocol.omission import Omit, omission
 from server.rpc.caller import Caller
 from server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, describe, error_reply, standard
-from server.rpc.events import handle_and_log
 from server.rpc.method import App, Method
 from server.rpc.parsing import Parser
 
@@ -66,7 +66,7 @@ class JsonRpc:
         for method in methods:
             name = method.declared.name
             if name in self._begin:
-                raise StartError(f"There are two methods {name}: rename one of them.")
+                raise errors.StartError(f"There are two methods {name}: rename one of them.")
             self._begin[name] = _beginning(method, app)
         self._found = {name: _found(begin) for name, begin in self._begin.items()}
         self._app = app
@@ -175,7 +175,7 @@ def _beginning(method: type[Method], app: App) -> Begin:
     names = method.names()
     implied = "session_id" in method.__class_vars__  # at an agent's address
     has_log_line = method.log_fields is not Method.log_fields
-    handle: Handle = handle_and_log if has_log_line else method.handle
+    handle: Handle = _handle_and_log if has_log_line else method.handle
     omit = omission(method.declared.result)
     if omit is not None:
         handle = _omitting(handle, omit)
@@ -187,6 +187,23 @@ def _beginning(method: type[Method], app: App) -> Begin:
         return handle(request, caller, app)
 
     return begin
+
+
+async def _handle_and_log(request: Method, caller: Caller, app: App) -> Any:
+    """Answer a request, and log who did what to which session, and how it ended."""
+    began = time.perf_counter()
+    fields: dict[str, Any] = {"outcome": "refused"}
+    try:
+        result = await request.handle(caller, app)
+        fields = {"outcome": "ok", **request.log_fields(result)}
+    except errors.ToolpackServerError as error:
+        fields["error"] = type(error).__name__
+        raise
+    finally:
+        session = getattr(request, "session_id", None)
+        about = {"owner": caller.owner, **({"session": shown_id(session)} if session else {}), **fields}
+        event(request.declared.name, **about, duration_ms=round((time.perf_counter() - began) * 1000, 3))
+    return result
 
 
 def _omitting(handle: Handle, omit: Omit) -> Handle:
