@@ -98,7 +98,11 @@ class Effect:
 
 
 class SessionState:
-    """What is known of one session."""
+    """What is known of one session.
+
+    An operation may read it: `session` is how it was created, `version` its current version, and `index` that of its
+    last record. What the operation changes is its `Effect`.
+    """
 
     __slots__ = (
         *("session", "expires_at", "index", "version", "parts", "epoch", "holder", "last", "stored", "untrimmed"),

@@ -33,6 +33,8 @@ class SessionOperation:
 
     Attributes:
         method: The method of JSON-RPC that asks for it.
+        kind: Operations of one kind take about the same time; by default those of one method.
+        record_kind: The name of the kind of its record.
         starts_clock: It starts its clock itself, later than others do.
         by: Whose address it came to, or `client`.
         trace: What is noted of it; None if nobody wants to know.
@@ -63,6 +65,9 @@ class SessionOperation:
         self._started_at = 0.0
         self._digest: str | None = None
 
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.kind or cls.method
+
     # What a subclass says
 
     def prepare(self, state: SessionState) -> float:  # noqa: ARG002 - a subclass uses it
@@ -74,7 +79,12 @@ class SessionOperation:
         raise NotImplementedError
 
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> Any:
-        """Get the answer from the record of the same request."""
+        """Get the answer from the record of the same request.
+
+        Args:
+            shown: What clients see of the record.
+            private: What only the server reads of it, `kept` included.
+        """
         raise NotImplementedError
 
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:

@@ -24,7 +24,9 @@ class RecordKind:
     """A kind of record; what is here fits a note that changes nothing.
 
     Attributes:
-        shape: A `TypedDict`, what clients see of such a record; one in a bundle must have this form.
+        name: Its name, the `kind` of such a record.
+        shape: A `TypedDict`, what clients see of such a record; one in a bundle must have this form. Members that all
+            records have may be left out.
         inherited: A fork's path has such records of its ancestors, too.
         title: What the console calls such a record; members of the record stand in braces.
         content: The member with its text, which the console shows; "" if there is none.

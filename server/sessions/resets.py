@@ -22,7 +22,7 @@ from server.volumes.volume import VOID, is_piece
 class ResetOperation(SessionOperation):
     after_commits = True
     is_told = True
-    kind = method = "reset_session"
+    method = "reset_session"
     record_kind = "reset"
     late = "The reset took longer than {:g} s; nothing has changed."
 

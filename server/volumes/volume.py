@@ -144,6 +144,9 @@ class WorkingCopy(ABC):
 class Volume(ABC):
     """What an author puts into an environment; a kind of volume derives from it.
 
+    A kind must have `kind`, and what is abstract here: `__deepcopy__`, `build`, `parse`, `load`, `sizes`, `finish`,
+    `body`, `abandon`, `view`, `patch` and `export`.
+
     An object is in one of two states. An author has made it: then it works on its own, without a server, and `build`
     gets what it holds. Or it was given to a call: then `use` says how it may be used, and the rest is done with the
     working copy, `use.copy()`, which is made, or taken from the scratch folder, when it is first asked for.
@@ -201,9 +204,9 @@ class Volume(ABC):
         """Take over, after `parse`, what the default of the same field says besides its content."""
 
     @classmethod
-    @abstractmethod
-    def json_schema(cls, default: "Volume | None") -> Mapping[str, Any]:
+    def json_schema(cls, default: "Volume | None") -> Mapping[str, Any]:  # noqa: ARG003 - kinds use it
         """Get what `list_toolpacks` says of it besides its type."""
+        return {}
 
     @classmethod
     @abstractmethod
@@ -217,7 +220,7 @@ class Volume(ABC):
     @classmethod
     @abstractmethod
     def sizes(cls, body: Body) -> Mapping[Key, int]:
-        """Get the bytes of each key that a piece holds which isn't the first."""
+        """Get the bytes of each key that a piece holds which isn't the first, as `finish` has said."""
 
     @abstractmethod
     def finish(self) -> Mapping[Key, int]:
@@ -268,6 +271,8 @@ class Volume(ABC):
 
     def at(self, steps: Sequence[str], after: str | None, limit: int | None) -> Any:  # noqa: ARG002 - kinds use them
         """Get the JSON value to which the steps of a pointer lead in its view, reading no more than that needs.
+
+        By default it is taken from the whole view, and all of it.
 
         Args:
             after: Begin after this key of an object; None: with the first one.

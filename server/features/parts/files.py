@@ -281,10 +281,6 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         return made
 
     @classmethod
-    def json_schema(cls, default: Volume | None) -> Mapping[str, Any]:  # noqa: ARG003 - it is the same for all
-        return {}
-
-    @classmethod
     def load(cls, bodies: Sequence[Body], means: VolumeMeans) -> FilesCopy:
         def new_folder() -> RealPath:
             made: RealPath = means.scratch.new_path()
