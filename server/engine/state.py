@@ -34,6 +34,7 @@ What never changes needs no notice: what a session is made of, its addresses, an
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any
@@ -51,50 +52,23 @@ CLOSED = "The session was closed meanwhile."
 NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
+@dataclass(slots=True)
 class Effect:
-    """What an operation has done to a session.
+    """What an operation has done to a session."""
 
-    Attributes:
-        answer: What the caller gets. Whoever is around the operation may replace it; the record stays as it is.
-        members: The members of the record that are the kind's own; None if nothing is to be recorded.
-        versions: By how much the session's version increases.
-        seconds: How long it took.
-        private: What only the server reads of the record.
-        record: The record to commit, once it is written; None if there is nothing to commit.
-        parts: The new blob id of each part that has changed.
-        new_blobs: The bytes of those blobs that the store doesn't have yet, by id.
-        blobs: The current bytes of parts, as far as they are known.
-        live: The live environments that equal those bytes.
-        memo: What each of those around the operation remembers of the session as of this record.
-    """
-
-    __slots__ = (
-        *("answer", "members", "versions", "seconds", "private", "record"),
-        *("parts", "new_blobs", "blobs", "live", "memo"),
-    )
-
-    def __init__(
-        self,
-        answer: Any,
-        members: dict[str, Any] | None = None,
-        versions: int = 0,
-        seconds: float = 0.0,
-        *,
-        parts: Mapping[str, str] = NONE,
-        new_blobs: Mapping[str, bytes] = NONE,
-        blobs: Mapping[str, bytes] = NONE,
-    ) -> None:
-        self.answer = answer
-        self.members = members
-        self.versions = versions
-        self.seconds = seconds
-        self.private: dict[str, Any] = {}
-        self.record: Record | None = None
-        self.parts = parts
-        self.new_blobs = new_blobs
-        self.blobs = blobs
-        self.live: Mapping[str, BaseModel] = NONE
-        self.memo: dict[Any, Any] = {}
+    answer: Any  # what the caller gets; whoever is around the operation may replace it, the record stays as it is
+    members: dict[str, Any] | None = None  # the record's that are the kind's own; None if nothing is to be recorded
+    versions: int = 0  # by how much the session's version increases
+    seconds: float = 0.0  # how long it took
+    parts: Mapping[str, str] = field(default_factory=dict)  # the new blob id of each part that has changed
+    # The bytes of those blobs that the store doesn't have yet, by id.
+    new_blobs: Mapping[str, bytes] = field(default_factory=dict)
+    blobs: Mapping[str, bytes] = field(default_factory=dict)  # the current bytes of parts, as far as they are known
+    live: Mapping[str, BaseModel] = field(default_factory=dict)  # the live environments that equal those bytes
+    private: dict[str, Any] = field(default_factory=dict)  # what only the server reads of the record
+    record: Record | None = None  # the one to commit, once it is written; None if there is nothing to commit
+    # What each of those around the operation remembers of the session as of this record.
+    memo: dict[Any, Any] = field(default_factory=dict)
 
 
 class SessionState:

@@ -10,7 +10,7 @@ The rule: a recipe is read only after the session's agent key was checked.
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from server.jsonio.strict import dumps, loads
 from server.stores.base import StoredSession
@@ -21,7 +21,7 @@ REMEMBERED, LONG_REMEMBERED = 1000, 50  # first lines
 SHORT_BYTES = 4096
 
 
-class Recipe:
+class Recipe(NamedTuple):
     """What a session is made from.
 
     Attributes:
@@ -29,15 +29,10 @@ class Recipe:
         versions: Those of the distributions that the toolpacks came with, by toolpack.
     """
 
-    __slots__ = ("kept", "stored", "toolpacks", "versions")
-
-    def __init__(
-        self, toolpacks: tuple[str, ...], kept: Mapping[str, Any], versions: Mapping[str, str], stored: bytes
-    ) -> None:
-        self.toolpacks = toolpacks
-        self.kept = kept
-        self.versions = versions
-        self.stored = stored
+    toolpacks: tuple[str, ...]
+    kept: Mapping[str, Any]
+    versions: Mapping[str, str]
+    stored: bytes
 
     @classmethod
     def new(
