@@ -68,17 +68,13 @@ def _stored(
     store: str | None, data_dir: Path | None, pack_dir: tuple[Path, ...] | None, packs: str | None
 ) -> Iterator["Service"]:
     from server.packs.catalog import Catalog  # noqa: PLC0415 - imports the whole server
-    from server.packs.loading import load_catalog  # noqa: PLC0415 - likewise
+    from server.packs.loading import catalog_of  # noqa: PLC0415 - likewise
     from server.wiring.service import Service  # noqa: PLC0415 - likewise
 
     settings = _settings(
         store=store, data_dir=data_dir, pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning"
     )
-    catalog = (
-        Catalog({})
-        if pack_dir is None
-        else load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
-    )
+    catalog = Catalog({}) if pack_dir is None else catalog_of(settings)
     with _opened(settings) as opened:
         yield Service(settings, catalog, store=opened)
 

@@ -14,7 +14,7 @@ from server.base.terminal import echo
 from server.cli.options import packs_options, server_options
 from server.cli.send import Send, remote
 from server.packs.formats import native
-from server.packs.loading import load_catalog
+from server.packs.loading import catalog_of
 
 
 @click.command("list")
@@ -26,7 +26,7 @@ def list_toolpacks(pack_dir: tuple[Path, ...], packs: str | None, url: str | Non
         asyncio.run(_list_remote(remote(url, token)))
         return
     settings = load_settings(pack_dir=pack_dir or None, packs=packs)
-    catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
+    catalog = catalog_of(settings)
     for pack in catalog.toolpacks.values():
         source = catalog.sources[pack.name]
         _show(pack.name, [*map(native, pack.functions.values())], str(source), opt_in=pack.opt_in)

@@ -42,7 +42,7 @@ from server.functions.tracebacks import leave_out
 from server.jsonio.strict import dumps, loads
 from server.packs.catalog import Catalog
 from server.packs.formats import native
-from server.packs.loading import load_catalog
+from server.packs.loading import catalog_of
 from server.packs.pack_function import PackFunction, is_offered
 from server.packs.registration import place, qualified_name
 from server.packs.toolpack import Toolpack, as_made

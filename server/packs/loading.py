@@ -20,6 +20,7 @@ from typing import NoReturn
 from pydantic.errors import PydanticSchemaGenerationError
 
 from server.base.errors import RegistrationError, ToolpackUnavailable
+from server.base.settings import Settings
 from server.functions_runtime import error_text
 from server.packs.catalog import Catalog, ambiguous
 from server.packs.checks import initial_problem
@@ -53,6 +54,11 @@ def load_catalog(
         raise RegistrationError(f"{problems[0]}{more}")
     assert catalog is not None  # noqa: S101 - it is None only if there are problems
     return catalog
+
+
+def catalog_of(settings: Settings, *, build: bool = True) -> Catalog:
+    """Load the toolpacks of a server with these settings; the rest is as in `load_catalog`."""
+    return load_catalog(settings.pack_dir, settings.packs, build=build, import_seconds=settings.import_seconds)
 
 
 def inspect_toolpacks(

@@ -17,7 +17,7 @@ from server.base.errors import RegistrationError, StartError
 from server.base.settings import Settings
 from server.packs.catalog import Catalog
 from server.packs.inventory import Inventory
-from server.packs.loading import load_catalog
+from server.packs.loading import catalog_of
 from server.processes.child import Child, follow, handle_stop
 
 
@@ -34,16 +34,12 @@ def load(settings: Settings) -> Loaded:
         StartError: Loading them has ended the process.
     """
     if not settings.store_url.persistent:
-        catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
+        catalog = catalog_of(settings)
         return Loaded(catalog.inventory(), catalog)
 
     def find() -> Any:
         try:
-            return {
-                "inventory": load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
-                .inventory()
-                .to_json()
-            }
+            return {"inventory": catalog_of(settings).inventory().to_json()}
         except RegistrationError as error:
             return {"problem": str(error)}
 

@@ -19,7 +19,7 @@ from server.base.errors import StartError
 from server.base.settings import Settings
 from server.observability.metrics import Metrics
 from server.packs.inventory import Inventory
-from server.packs.loading import load_catalog
+from server.packs.loading import catalog_of
 from server.packs.spawned import let_spawned_import
 from server.processes.child import follow
 from server.processes.draining import DrainingServer
@@ -102,7 +102,7 @@ def supervised_worker(
     follow(supervisor)
     supervisor_pipe = SupervisorPipe(pipe)
     try:
-        catalog = load_catalog(settings.pack_dir, settings.packs, build=False, import_seconds=settings.import_seconds)
+        catalog = catalog_of(settings, build=False)
         if (other := inventory.difference(catalog.inventory())) is not None:
             supervisor_pipe.fail(
                 f"the toolpack {other!r} has other classes or functions than when the server was started: start the "

@@ -31,7 +31,7 @@ from server.observability.trace_context import trace_context
 from server.observability.tracing import Tracer
 from server.packs.catalog import Catalog
 from server.packs.inventory import Inventory
-from server.packs.loading import load_catalog
+from server.packs.loading import catalog_of
 from server.protocol.extended import ExtendedTypes
 from server.protocol.results import Session
 from server.rpc.caller import Caller
@@ -195,10 +195,8 @@ class Service:
         from server.rpc.jsonrpc import JsonRpc  # noqa: PLC0415
 
         self.settings = settings
-        if catalog is None:
-            catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
-        if key is None:
-            key = secret_key(settings)
+        catalog = catalog or catalog_of(settings)
+        self.key = key = key or secret_key(settings)
         self.features = loaded = load_features(settings.features) if features is None else in_order(features)
         self.metrics = metrics or create_metrics(catalog.inventory(), loaded)
         self._store = store or open_store_of(settings, loaded)
@@ -207,7 +205,6 @@ class Service:
         volumes = VolumeMeans(kinds, self.scratch, Limits.of(settings))
         self.codec = Codec(catalog, key, settings.max_environment_bytes, volumes)
         self.runner = create_runner(settings, self.codec, self.metrics, loaded)
-        self.key = key
         self.context = SessionContext(
             catalog,
             self._store,

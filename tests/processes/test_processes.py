@@ -674,7 +674,7 @@ def forked(monkeypatch, run, supervisor_pid=None):
     """Be a supervised worker that runs this, in a process of its own; get its exit status."""
     monkeypatch.setattr(worker, "run_worker", run)
     monkeypatch.setattr(worker, "Service", lambda settings, *_, **__: SimpleNamespace(settings=settings))
-    monkeypatch.setattr(worker, "load_catalog", lambda *_, **__: Catalog({}))
+    monkeypatch.setattr(worker, "catalog_of", lambda *_, **__: Catalog({}))
     pid = os.getpid() if supervisor_pid is None else supervisor_pid
     process = Child(lambda pipe: worker.supervised_worker(Settings(), Inventory({}), None, b"", None, pipe, pid))
     try:

@@ -9,6 +9,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import astuple
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from server.features.checking.notes import notes_on
 from server.features.checking.writes import writes
 from server.features.tasks.checks import check_tasks
 from server.packs.catalog import Catalog
-from server.packs.loading import inspect_toolpacks, load_catalog
+from server.packs.loading import catalog_of, inspect_toolpacks
 from server.packs.registration import place, qualified_name
 from server.processes.apart import run_apart
 from server.wiring.installed import feature_variables
@@ -60,6 +61,7 @@ def check(
         and click.get_current_context().get_parameter_source("calls") is ParameterSource.COMMANDLINE
     ):
         raise click.UsageError(NOT_CALLED)
+    load = partial(catalog_of, settings, build=False)
     looked = _Looked(**run_apart(lambda: _look(settings)._asdict()))
     problems = looked.problems
     notes = [*unknown_variables(feature_variables()), *shadowing_files([Path.cwd(), *settings.pack_dir]), *looked.notes]
@@ -67,14 +69,14 @@ def check(
     if calls and not problems:
         written = {(finding.function, finding.subject) for finding in found}
         functions = [Tried(*function) for function in looked.functions]
-        tried = [finding for point in deeper for finding in point.load()(lambda: _load(settings), functions)]
+        tried = [finding for point in deeper for finding in point.load()(load, functions)]
         found += [each for each in tried if (each.function, each.subject) not in written]
     notes += [str(finding) for finding in found if not finding.is_problem]
     problems += [str(finding) for finding in found if finding.is_problem]
     checked = ""
     if (tasks or names) and not problems:
         number, problems = run_apart(
-            lambda: asyncio.run(check_tasks(settings.model_copy(update=IN_MEMORY), _load(settings), names))
+            lambda: asyncio.run(check_tasks(settings.model_copy(update=IN_MEMORY), load(), names))
         )
         checked = f" and {number} task{'' if number == 1 else 's'}"
     for note in notes:
@@ -99,10 +101,6 @@ class _Looked(NamedTuple):
     findings: list[tuple[Any, ...]]
     functions: Sequence[tuple[str, str, str]]
     toolpacks: int
-
-
-def _load(settings: Settings) -> Catalog:
-    return load_catalog(settings.pack_dir, settings.packs, build=False, import_seconds=settings.import_seconds)
 
 
 def _look(settings: Settings) -> _Looked:

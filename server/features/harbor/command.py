@@ -19,7 +19,7 @@ from server.cli.local import memory_settings
 from server.cli.send import Send, local
 from server.features.api import Caller
 from server.features.api_commands import echo, packs_options
-from server.packs.loading import load_catalog
+from server.packs.loading import catalog_of
 from server.wiring.service import Service
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -51,7 +51,7 @@ def _toml(text: str) -> str:
 def tasks(pack_dir: tuple[Path, ...], packs: str | None, harbor: Path, wanted: tuple[str, ...], image: str) -> None:
     """Write each task as a folder that Harbor runs: its tools over MCP, its solution and its verifier."""
     settings = memory_settings(pack_dir, packs)
-    service = Service(settings, load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds))
+    service = Service(settings, catalog_of(settings))
 
     async def write() -> None:
         async with service.running():

@@ -16,7 +16,7 @@ from server.features.mcp.stdio.bridge import carry
 from server.features.mcp.stdio.lines import take_standard_streams
 from server.features.mcp.stdio.local import converse
 from server.observability.log import configure_logging
-from server.packs.loading import load_catalog
+from server.packs.loading import catalog_of
 
 
 @click.command()
@@ -32,7 +32,7 @@ def mcp(pack_dir: tuple[Path, ...], packs: str | None, url: str | None) -> None:
     if url:
         asyncio.run(carry(settings, url, source, sink))
     else:
-        catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
+        catalog = catalog_of(settings)
         asyncio.run(converse(settings, catalog, source, sink))
     sys.stdout.flush()
     os._exit(0)  # without waiting for threads that still read, or are stuck in a function

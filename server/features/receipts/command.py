@@ -32,7 +32,7 @@ from server.features.replay.methods import run_again
 from server.features.tasks.pass_rates import rates, table
 from server.features.tasks.report import RunsPage
 from server.packs.catalog import Catalog
-from server.packs.loading import load_catalog
+from server.packs.loading import catalog_of
 from server.wiring.service import Service
 
 LIMIT = 100_000  # records of a session
@@ -70,7 +70,7 @@ def verify(
         check_installed()
         receipt = read(file, key and public_key(key))
         settings = _settings(pack_dir, packs, sandbox=not no_sandbox)
-        catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
+        catalog = catalog_of(settings)
         others = _other_code(catalog, receipt)
         if others and not other_code:
             raise Refused(

@@ -32,8 +32,8 @@ from server.features.api_trials import (
     Settings,
     StartError,
     all_tasks,
+    catalog_of,
     follow,
-    load_catalog,
     load_settings,
     run_apart,
 )
@@ -76,7 +76,7 @@ def task_names(settings: Settings) -> list[str]:
 
 def _names(settings: Settings) -> dict[str, Any]:
     try:
-        catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
+        catalog = catalog_of(settings)
         return {"names": [f"{pack.name}{SEPARATOR}{task.name}" for pack, task in all_tasks(catalog)]}
     except (StartError, EvaluationError) as error:
         return {"problem": str(error)}
@@ -143,7 +143,7 @@ def _work(
     follow(parent)
     _be_quiet()
     try:
-        catalog = load_catalog(settings.pack_dir, settings.packs, import_seconds=settings.import_seconds)
+        catalog = catalog_of(settings)
         _limit_memory(settings.of(AuditSettings).memory_bytes)
         service = Service(settings.model_copy(update=IN_MEMORY), catalog)
     except Exception as error:  # noqa: BLE001 - this process says nothing else
