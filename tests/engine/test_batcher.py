@@ -193,6 +193,17 @@ def test_of_a_crowd_that_is_too_large_as_many_are_created_as_are_allowed(make_be
     assert bench.store.count() == 7
 
 
+def test_in_a_crowd_each_owners_limit_is_its_own(make_bench):
+    bench = make_bench(max_sessions=3)
+    for _ in range(3):
+        bench.create(owner="bob")
+    with bench.paused():
+        futures = [bench.later("create_session", owner=each, toolpacks=["ledger"]) for each in ("eve", "ann", "bob")]
+    *created, refused = ended(futures)
+    assert all(isinstance(each, dict) for each in created)
+    assert refused == -32006
+
+
 def test_each_hears_what_became_of_its_own_close(bench):
     own, twice, of_bob = bench.create(owner="ann"), bench.create(owner="ann"), bench.create(owner="bob")
     bench.rpc("run_function", owner="ann", session_id=own, function="add", kwargs={"amount": 1})

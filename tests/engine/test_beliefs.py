@@ -66,14 +66,16 @@ def test_a_session_that_another_worker_has_closed_is_gone(two):
         refused(-32001, first.rpc, method, session_id=session_id)
 
 
-def test_an_agents_key_of_a_session_that_is_gone_is_forgotten(two):
+@pytest.mark.parametrize("asked", [{"function": "total"}, {}, None], ids=["call", "list", "closed here"])
+def test_an_agents_key_of_a_session_that_is_gone_is_forgotten(two, asked):
     first, second = two
     session = first.rpc("create_session", toolpacks=["ledger"])
     key = session["agent_path"].removeprefix("/agents/")
     assert first.rpc("run_function", agent_key=key, function="total")["result"] == 0
     assert key in first.sessions._agents
-    second.rpc("close_session", session_id=session["session_id"])
-    refused(-32001, first.rpc, "run_function", agent_key=key, function="total")
+    (first if asked is None else second).rpc("close_session", session_id=session["session_id"])
+    if asked is not None:
+        refused(-32001, first.rpc, "run_function" if asked else "list_functions", agent_key=key, **asked)
     assert key not in first.sessions._agents
 
 

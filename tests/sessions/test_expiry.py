@@ -7,6 +7,7 @@ import pytest
 import serving
 from serving import RpcError, ledger, wait_until
 
+from server.base.errors import OverloadedError
 from server.sessions import manager
 from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.model import SharedMemory
@@ -19,7 +20,8 @@ def test_a_session_expires_its_ttl_after_it_was_created(stored_bench):
         ttl = 60 + number / 7
         created = stored_bench.rpc("create_session", toolpacks=["ledger"], ttl_seconds=ttl)
         (fork,) = stored_bench.rpc("fork_session", session_id=created["session_id"], ttl_seconds=ttl)
-        for session in (created, fork):
+        (heir,) = stored_bench.rpc("fork_session", session_id=created["session_id"])
+        for session in (created, fork, heir):
             lives = datetime.fromisoformat(session["expires_at"]) - datetime.fromisoformat(session["created_at"])
             assert abs(lives - timedelta(seconds=ttl)) <= timedelta(milliseconds=1)
         whole = stored_bench.rpc("create_session", toolpacks=["ledger"], ttl_seconds=60)
@@ -85,7 +87,7 @@ def test_a_clock_that_is_set_back_ends_no_session_in_which_a_call_runs(stored_be
     assert stored_bench.rpc("list_sessions") == []
 
 
-def test_a_replay_keeps_the_session_alive_that_it_repeats(make_bench, monkeypatch):
+def test_a_replay_keeps_the_session_alive_that_it_repeats_until_it_ends(make_bench, monkeypatch):
     monkeypatch.setattr(manager, "SWEEP_SECONDS", 0.01)
     bench = make_bench()
     session_id = bench.create(ttl_seconds=0.5)
@@ -93,14 +95,28 @@ def test_a_replay_keeps_the_session_alive_that_it_repeats(make_bench, monkeypatc
     gate.set()
     bench.result(session_id, "add_and_hold", name="replayed")
     gate.clear()
-    created = bench.store.get(session_id)[0]
+    get, failures = bench.store.get, [OverloadedError("The store is away.")]
+
+    def failing(asked):
+        if failures:
+            raise failures.pop()
+        return get(asked)
+
+    def wait_for_renewals(count):
+        before = get(session_id)[0].expires_at
+        wait_until(lambda: get(session_id)[0].expires_at > before + count * 0.5, "the renewals")
+
     with bench.sweeping():
         replay = bench.later("replay_session", session_id=session_id)
-        wait_until(lambda: bench.store.get(session_id)[0].expires_at > created.expires_at + 3 * 0.5, "the renewals")
+        wait_for_renewals(2)
+        monkeypatch.setattr(bench.store, "get", failing)
+        wait_until(lambda: not failures, "a renewal that fails")
+        wait_for_renewals(2)
         assert not replay.done()
         gate.set()
         assert replay.result(serving.PATIENCE)["complete"] is True
         assert len(bench.rpc("get_trace", session_id=session_id)) == 1
+        wait_until(lambda: get(session_id) is None, "the end of the session")
 
 
 def test_a_repeated_replay_answers_as_the_first_time(stored_bench, clock):

@@ -234,6 +234,29 @@ def test_read_only_calls_are_never_compared(bench):
     assert bench.version(session_id) == 0
 
 
+@pytest.mark.parametrize(
+    ("toolpack", "rule"),
+    [
+        ("dice", {"rename": {"throw": "roll"}}),
+        ("dice", {"hide": True, "functions": "fail"}),
+        ("liars", {"rename": {"search": "find"}}),
+        ("liars", {"hide": True, "functions": "see"}),
+    ],
+    ids=str,
+)
+def test_it_is_as_pinned_where_functions_have_other_names_or_are_hidden(bench, toolpack, rule):
+    plain = bench.create(toolpack, **PINNED)
+    session = bench.rpc("create_session", toolpacks=[toolpack], perturbations={"rules": [rule]}, **PINNED)
+    key = session["agent_path"].removeprefix("/agents/")
+    function, kwargs = ("throw", {"sides": 10**9}) if toolpack == "dice" else ("search", {"word": "a"})
+    named = rule.get("rename", {}).get(function, function)
+    for _ in range(2 * FIRST_CALLS):
+        told = bench.rpc("run_function", agent_key=key, function=named, kwargs=kwargs)
+        assert told == bench.call(plain, function, **kwargs)
+        assert told["error"] is None
+    assert states(bench, session["session_id"]) == states(bench, plain)
+
+
 def test_a_world_that_refers_to_itself_has_no_digest(bench):
     session_id = bench.create("dice", **PINNED)
     bench.call(session_id, "throw")
