@@ -13,7 +13,7 @@ from server.execution.failure import CallFailure, Failure
 from server.execution.machine import machine_trouble
 from server.execution.plan import Plan
 from server.execution.volumes import Volumes
-from server.execution.world import Means, PromiseCheck, Snapshot, World
+from server.execution.world import ExecutionContext, PromiseCheck, Snapshot, World
 from server.functions.content import check_content
 from server.functions.steps import Passed, Steps, run_steps
 from server.jsonio.view import to_json
@@ -41,19 +41,19 @@ class Outcome:
     changed: Mapping[str, int] | None = None  # for each volume that it has changed, how many pages or files
 
 
-def call(plan: Plan, snapshot: Snapshot, means: Means) -> Outcome:
+def call(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Outcome:
     """Run a function on this thread and freeze the parts that it may have changed.
 
     Raises:
         RequestError: The stored environment can't be used; the call had no effect.
         MissingBlobError: A part of it is missing from the store; likewise.
     """
-    return run_steps(call_steps(plan, snapshot, means), means.interruptible)
+    return run_steps(call_steps(plan, snapshot, context), context.interruptible)
 
 
-def call_steps(plan: Plan, snapshot: Snapshot, means: Means) -> Steps[Outcome]:
+def call_steps(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Steps[Outcome]:
     """Do what `call` does, but let somebody else await the coroutines, unless it runs under conditions."""
-    world = World(plan, snapshot, means, PromiseCheck() if plan.compares else None, means.max_result_bytes)
+    world = World(plan, snapshot, context, PromiseCheck() if plan.compares else None, context.max_result_bytes)
     live: dict[str, Any] = {}
     try:
         if plan.conditions is None:
@@ -67,7 +67,7 @@ def call_steps(plan: Plan, snapshot: Snapshot, means: Means) -> Steps[Outcome]:
         if world.volumes is not None:
             world.volumes.abandon(keep=False)  # where it was given up or refused; else nothing is left to do
     if plan.conditions is not None and outcome.failure is None:
-        classes = means.codec.catalog.classes
+        classes = context.codec.catalog.classes
         outcome.found |= {part: plan.conditions.find(outcome.live[part], classes) for part in world.dirty}
         outcome.live = {}  # the next call reads everything anew: the order of a set depends on how it was filled
     if live:
@@ -78,7 +78,7 @@ def call_steps(plan: Plan, snapshot: Snapshot, means: Means) -> Steps[Outcome]:
 
 
 def _run(world: World) -> Steps[Outcome]:
-    plan, codec, most = world.plan, world.means.codec, world.means.max_result_bytes
+    plan, codec, most = world.plan, world.context.codec, world.context.max_result_bytes
     try:
         value = yield from plan.runtime.steps(world, plan.function, plan.arguments)
         result = to_json(value, codec.catalog.plain)
@@ -128,7 +128,7 @@ def _end_volumes(volumes: Volumes, outcome: Outcome, world: World) -> dict[str, 
         if explained is not error or volumes.failed is not None:
             raise explained from None
         _check_machine(error)
-        most, keep = world.means.max_result_bytes, world.plan.tracebacks
+        most, keep = world.context.max_result_bytes, world.plan.tracebacks
         outcome.failure = CallFailure.of(error, Failure.RAISED, most, keep_cause=keep)
         outcome.result, outcome.changes, outcome.blobs, outcome.live = None, False, {}, {}
     return volumes.abandon()

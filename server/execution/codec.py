@@ -18,7 +18,7 @@ from server.execution.parts import divide, toolpack_of
 from server.packs.catalog import Catalog
 from server.snapshots.pickling import freeze, thaw
 from server.snapshots.seal import seal, unseal
-from server.volumes.volume import Limits, VolumeMeans, first_piece, part_name, take_out
+from server.volumes.volume import Limits, VolumeContext, first_piece, part_name, take_out
 
 KNOWN_EXACT = 256
 
@@ -26,7 +26,7 @@ KNOWN_EXACT = 256
 class PlainCodec:
     """Converts environments of the loaded toolpacks to blobs without a seal, and back."""
 
-    def __init__(self, catalog: Catalog, max_bytes: int, volumes: VolumeMeans | None = None) -> None:
+    def __init__(self, catalog: Catalog, max_bytes: int, volumes: VolumeContext | None = None) -> None:
         self.catalog = catalog
         self.max_bytes = max_bytes
         self.volumes = volumes
@@ -104,7 +104,7 @@ class PlainCodec:
 class Codec(PlainCodec):
     """Converts environments of the loaded toolpacks to sealed blobs and back."""
 
-    def __init__(self, catalog: Catalog, key: bytes, max_bytes: int, volumes: VolumeMeans | None = None) -> None:
+    def __init__(self, catalog: Catalog, key: bytes, max_bytes: int, volumes: VolumeContext | None = None) -> None:
         super().__init__(catalog, max_bytes, volumes)
         self._key = key
         # Created here, not on import: workers are forked after that and must not share it.

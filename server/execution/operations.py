@@ -19,7 +19,7 @@ from server.execution.initial import Built, build, parse
 from server.execution.plan import Plan
 from server.execution.runner import RunnerOperation
 from server.execution.views import Pointed, contents, export, patch, pointed, view, view_without_volumes
-from server.execution.world import Means, Snapshot
+from server.execution.world import ExecutionContext, Snapshot
 from server.functions.leftovers import Watch
 from server.functions.steps import Steps, run_steps
 from server.jsonio.strict import dumps, loads
@@ -43,15 +43,15 @@ class RunCall(RunnerOperation[Outcome]):
         self.who = f"`{plan.function}`"
 
     @override
-    def run(self, means: Means) -> Outcome:
-        return run_steps(self.steps(means), means.interruptible)
+    def run(self, context: ExecutionContext) -> Outcome:
+        return run_steps(self.steps(context), context.interruptible)
 
     @override
-    def steps(self, means: Means) -> Steps[Outcome]:
+    def steps(self, context: ExecutionContext) -> Steps[Outcome]:
         plan = self.plan
         self.start()
         watch = Watch()
-        outcome = yield from call_steps(plan, self.snapshot, means)
+        outcome = yield from call_steps(plan, self.snapshot, context)
         if watch.leaves_work(plan.footprint):
             outcome.live = {}
         return outcome
@@ -75,8 +75,8 @@ class MakeEnvironment(RunnerOperation[Built]):
         self.who = f"{self._author} of toolpack {self.toolpack!r}"
 
     @override
-    def run(self, means: Means) -> Built:
-        return self._make(means.codec, self.toolpack, self.source, self.conditions)
+    def run(self, context: ExecutionContext) -> Built:
+        return self._make(context.codec, self.toolpack, self.source, self.conditions)
 
 
 @dataclass(eq=False)
@@ -105,8 +105,8 @@ class ExportEnvironments(RunnerOperation[bytes]):
     name = "export"
 
     @override
-    def run(self, means: Means) -> bytes:
-        return export(means.codec, self.snapshot)
+    def run(self, context: ExecutionContext) -> bytes:
+        return export(context.codec, self.snapshot)
 
 
 class _JsonText(RunnerOperation[bytes]):
@@ -124,8 +124,8 @@ class ViewEnvironments(_JsonText):
     name = "view"
 
     @override
-    def run(self, means: Means) -> bytes:
-        return view(means.codec, self.snapshot)
+    def run(self, context: ExecutionContext) -> bytes:
+        return view(context.codec, self.snapshot)
 
 
 @dataclass(eq=False)
@@ -136,8 +136,8 @@ class ViewWithoutVolumes(_JsonText):
     name = "view-rest"
 
     @override
-    def run(self, means: Means) -> bytes:
-        return view_without_volumes(means.codec, self.snapshot)
+    def run(self, context: ExecutionContext) -> bytes:
+        return view_without_volumes(context.codec, self.snapshot)
 
 
 @dataclass(eq=False)
@@ -149,9 +149,9 @@ class ViewVolume(_JsonText):
     name = "view-volume"
 
     @override
-    def run(self, means: Means) -> bytes:
+    def run(self, context: ExecutionContext) -> bytes:
         try:
-            return dumps(pointed(means.codec, self.snapshot, self.wanted))
+            return dumps(pointed(context.codec, self.snapshot, self.wanted))
         except LookupError:
             return b""
 
@@ -169,8 +169,8 @@ class ExportVolumes(RunnerOperation[dict[str, str]]):
     shape = TypeAdapter(dict[str, str])
 
     @override
-    def run(self, means: Means) -> dict[str, str]:
-        return contents(means.codec, self.snapshot)
+    def run(self, context: ExecutionContext) -> dict[str, str]:
+        return contents(context.codec, self.snapshot)
 
 
 @dataclass(eq=False)
@@ -188,8 +188,8 @@ class PatchVolumes(RunnerOperation[list[dict[str, Any]]]):
         self.before, self.after = map(_pieces, (self.before, self.after))
 
     @override
-    def run(self, means: Means) -> list[dict[str, Any]]:
-        return patch(means.codec, self.before, self.after, self.paths, text_diffs=self.text_diffs)
+    def run(self, context: ExecutionContext) -> list[dict[str, Any]]:
+        return patch(context.codec, self.before, self.after, self.paths, text_diffs=self.text_diffs)
 
 
 OPERATIONS: tuple[type[RunnerOperation[Any]], ...] = (

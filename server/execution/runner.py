@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from pydantic import TypeAdapter
 
 from server.base.errors import CrashedError
-from server.execution.world import Means
+from server.execution.world import ExecutionContext
 from server.functions.steps import Steps
 
 T = TypeVar("T")
@@ -33,13 +33,13 @@ class RunnerOperation(Generic[T_co]):
     leaves_traces: ClassVar[bool] = False
     who = "A toolpack"  # whose code it runs, at the beginning of an error's text
 
-    def run(self, means: Means) -> T_co:
+    def run(self, context: ExecutionContext) -> T_co:
         """Do it in this process, on the thread that asks."""
         raise NotImplementedError
 
-    def steps(self, means: Means) -> Steps[T_co]:
+    def steps(self, context: ExecutionContext) -> Steps[T_co]:
         """Do what `run` does, but let somebody else await the coroutines."""
-        return self.run(means)
+        return self.run(context)
         yield  # which makes it a generator
 
     def fits(self, result: Any) -> bool:
@@ -84,14 +84,14 @@ class Runner(Protocol):
 class LocalRunner:
     """Runs operations in this process, on the thread that asks."""
 
-    means: Means
+    context: ExecutionContext
     places: None = None
 
     def run(self, operation: RunnerOperation[T]) -> T:
-        return operation.run(self.means)
+        return operation.run(self.context)
 
     def steps(self, operation: RunnerOperation[T]) -> Steps[T]:
-        return operation.steps(self.means)
+        return operation.steps(self.context)
 
     def end_unused(self) -> None:
         pass  # it starts nothing

@@ -140,7 +140,7 @@ class SessionRuntime(FunctionsRuntime):
             before = env.copy(toolpack) if env.is_dirty(toolpack) else None
             compared.seconds += time.perf_counter() - began
         try:
-            with env.means.interruptible:
+            with env.context.interruptible:
                 result = function.run(**arguments)
         except BaseException as error:
             env.raised = True

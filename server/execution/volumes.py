@@ -18,9 +18,9 @@ from server.execution.conditions import Conditions
 from server.volumes.volume import (
     SLOTS,
     Chain,
-    Use,
+    Mount,
     Volume,
-    VolumeMeans,
+    VolumeContext,
     added_pieces,
     is_piece,
     kind_of,
@@ -104,10 +104,10 @@ class Volumes:
 
     def bind(self, toolpack: str, environment: BaseModel | None, snapshot: Any) -> None:
         """Get the volumes of a session's toolpack, and put them into its environment, if there is one."""
-        means, of_instances = self._means, self._codec.catalog.toolpacks[toolpack].holds_instances
+        context, of_instances = self._context, self._codec.catalog.toolpacks[toolpack].holds_instances
         placed: dict[str, Volume] = {}
         for stored in stored_volumes(tuple(snapshot.parts), toolpack):
-            kind = means.kinds[stored.kind]
+            kind = context.kinds[stored.kind]
             volume = self.bound.get(stored.name)
             if volume is None:
                 chain = Chain(
@@ -119,7 +119,7 @@ class Volumes:
                 )
                 volume = self.bound[stored.name] = kind.__new__(kind)
                 place = snapshot.live.pop(stored.live, None)
-                volume.use = Use(chain, kind, means, self._read_only, self._conditions is not None, place)
+                volume.mount = Mount(chain, kind, context, self._read_only, self._conditions is not None, place)
                 self._stored[stored.name] = stored
             if environment is not None and put_in(environment, stored.path, volume, of_instances=of_instances):
                 placed[stored.path] = volume
@@ -169,19 +169,21 @@ class Volumes:
         self._asked_to_finish = True
         finished: dict[str, Mapping[Any, int]] = {}
         for name, volume in self.bound.items():
-            if volume.use and volume.use.copied is not None and not volume.use.read_only:
+            if volume.mount and volume.mount.copied is not None and not volume.mount.read_only:
                 finished[name] = volume.finish()
         # All have finished; what follows makes the pieces, and as long as one is missing nothing is kept either.
         changes = Changes({}, {}, {}, {})
         keys: dict[str, tuple[str, ...] | None] = {}
         for name, changed in finished.items():
             volume = self.bound[name]
-            keys[name] = self._add(changes, self._stored[name], volume, changed) if changed else _use(volume).chain.key
+            keys[name] = (
+                self._add(changes, self._stored[name], volume, changed) if changed else _mount(volume).chain.key
+            )
         kept: dict[str, Any] = {}
         for name, key in keys.items():
-            use = _use(self.bound[name])
-            copied, origin, use.copied, use.place = use.copied, use.place, None, None
-            kept[self._stored[name].live] = use.means.scratch.put(key, copied, origin)
+            mount = _mount(self.bound[name])
+            copied, origin, mount.copied, mount.place = mount.copied, mount.place, None, None
+            kept[self._stored[name].live] = mount.context.scratch.put(key, copied, origin)
         for name in [*self.bound]:
             self._end(changes.live, name, keep=False)
         changes.live.update(kept)
@@ -210,29 +212,31 @@ class Volumes:
     @property
     def failed(self) -> Exception | None:
         """Why one of them can't be used."""
-        return next((volume.use.failed for volume in self.bound.values() if volume.use and volume.use.failed), None)
+        return next(
+            (volume.mount.failed for volume in self.bound.values() if volume.mount and volume.mount.failed), None
+        )
 
     @property
-    def _means(self) -> VolumeMeans:
-        means = self._codec.volumes
-        if means is None:
+    def _context(self) -> VolumeContext:
+        context = self._codec.volumes
+        if context is None:
             raise SnapshotError("this process has no means to use volumes.")
-        return means
+        return context
 
     def _add(
         self, changes: Changes, stored: Stored, volume: Volume, changed: Mapping[Any, int]
     ) -> tuple[str, ...] | None:
         """Add what a volume has changed; get the key of its working copy, if that is known."""
-        use, codec = _use(volume), self._codec
-        copied = use.copy()
-        payloads, copied.shape = added_pieces(use.chain, volume, copied.shape, changed)
+        mount, codec = _mount(volume), self._codec
+        copied = mount.copy()
+        payloads, copied.shape = added_pieces(mount.chain, volume, copied.shape, changed)
         sealed = {part: codec.seal(part, payload) for part, payload in payloads.items()}
         changes.blobs.update(sealed)
         changes.counts[stored.name] = len(changed)
         if self._conditions is not None:
-            find, means = self._conditions.find_in_piece, self._means
-            changes.found.update({part: find(part, payload, means) for part, payload in payloads.items()})
-        ids = {} if use.chain.key is None else dict(zip(stored.parts, use.chain.key[1:], strict=True))
+            find, context = self._conditions.find_in_piece, self._context
+            changes.found.update({part: find(part, payload, context) for part, payload in payloads.items()})
+        ids = {} if mount.chain.key is None else dict(zip(stored.parts, mount.chain.key[1:], strict=True))
         ids |= {part: blob_id for part, (blob_id, _) in sealed.items()}
         known = len(ids) >= len(stored.parts) and all(ids.values())
         return (stored.name, *map(ids.__getitem__, sorted(ids))) if known else None
@@ -240,22 +244,22 @@ class Volumes:
     def _end(self, live: dict[str, Any], name: str, *, keep: bool) -> None:
         """End the use of a volume; its working copy, if it could be changed, is kept if it proves to be as it was."""
         volume = self.bound[name]
-        use = _use(volume)
-        use.ended = True
-        if use.copied is not None:
+        mount = _mount(volume)
+        mount.ended = True
+        if mount.copied is not None:
             unchanged = False
             with suppress(Exception):
                 unchanged = volume.abandon()
-            copied, place, use.copied, use.place = use.copied, use.place, None, None
-            if use.read_only:
-                use.means.scratch.release(place)
-                use.place = place
+            copied, place, mount.copied, mount.place = mount.copied, mount.place, None, None
+            if mount.read_only:
+                mount.context.scratch.release(place)
+                mount.place = place
             elif unchanged and keep:
-                use.place = use.means.scratch.put(use.chain.key, copied, place)
+                mount.place = mount.context.scratch.put(mount.chain.key, copied, place)
             else:
                 copied.discard()
-        if use.place is not None:
-            live[self._stored[name].live] = use.place
+        if mount.place is not None:
+            live[self._stored[name].live] = mount.place
         del self.bound[name]
 
 
@@ -263,10 +267,10 @@ def _payload(codec: PlainCodec, snapshot: Any, part: str) -> bytes:
     return codec.unseal(part, snapshot.parts[part], snapshot.blobs[part])
 
 
-def _use(volume: Volume) -> Use:
-    if volume.use is None:
+def _mount(volume: Volume) -> Mount:
+    if volume.mount is None:
         raise TypeError("a volume that nobody has given to a call")
-    return volume.use
+    return volume.mount
 
 
 def _kind_name(volume: Volume) -> str:

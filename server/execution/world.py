@@ -37,7 +37,7 @@ Versions = Callable[[int], Snapshot]
 
 
 @dataclass(slots=True)
-class Means:
+class ExecutionContext:
     """What a call, or another operation, needs in the process where it runs."""
 
     codec: PlainCodec
@@ -60,7 +60,7 @@ class World:
 
     plan: Plan
     snapshot: Snapshot
-    means: Means
+    context: ExecutionContext
     comparison: PromiseCheck | None  # what came out of comparing; None if nothing is compared
     room: int  # how many bytes the results of nested calls may have as JSON; what is longer is cut
     touched: dict[str, BaseModel] = field(default_factory=dict)  # the parts that the call has used
@@ -87,7 +87,7 @@ class World:
         try:
             if isinstance(result, Iterator):  # to show what it gives would use it up
                 raise ResultError
-            text = to_json(result, self.means.codec.catalog.plain)
+            text = to_json(result, self.context.codec.catalog.plain)
         except ResultError:
             text = dumps(without_json(result))
         self.nested.append(cut_if_longer(text, self.room))
@@ -101,7 +101,7 @@ class World:
         environment = self._loaded[toolpack][0]
         try:
             with self._without_volumes(environment):
-                return self.means.codec.copy(environment)
+                return self.context.codec.copy(environment)
         except SnapshotError:
             return None
 
@@ -118,19 +118,19 @@ class World:
     def _changed(
         self, environment: BaseModel, parts: Sequence[str], before: BaseModel | None
     ) -> tuple[str, str] | None:
-        now = self.means.codec.frozen(environment)
+        now = self.context.codec.frozen(environment)
         if before is None:
             if not self.dirty.isdisjoint(parts) or (now is not None and self._is_as_it_was(parts, now)):
                 return None
             before = merge(self._decode(part) for part in parts)
-        was = self.means.codec.frozen(before)
+        was = self.context.codec.frozen(before)
         if now is None or was is None:
             found = first_difference(before, environment)
         elif now == was:
             return None
         else:
             # Only a snapshot of it shows what a snapshot would lose anyway: nobody is accused of that.
-            found = first_difference(self.means.codec.thawed(was), self.means.codec.thawed(now))
+            found = first_difference(self.context.codec.thawed(was), self.context.codec.thawed(now))
         if found and isinstance(environment, RootModel):  # its only field is all of the environment
             found = found[0].removeprefix("root").removeprefix("."), found[1]
         return found
@@ -144,13 +144,13 @@ class World:
             return self._load_parts(toolpack, names, footprint)
         rest = footprint and besides_volumes(names, toolpack, footprint)
         if footprint and not rest:
-            environment: BaseModel = emptied(self.means.codec.catalog.toolpacks[toolpack].environment_class)
+            environment: BaseModel = emptied(self.context.codec.catalog.toolpacks[toolpack].environment_class)
             parts: Sequence[str] = ()
         else:
             environment, parts = self._load_parts(toolpack, names, rest)
         if self.volumes is None:
             self.volumes = Volumes(
-                self.means.codec,
+                self.context.codec,
                 read_only=READ_ONLY if self.plan.read_only else "",
                 conditions=self.plan.conditions,
             )
@@ -187,7 +187,7 @@ class World:
     def _note_restored(self, part: str, environment: BaseModel, comparison: PromiseCheck) -> None:
         """Note which bytes a part that was restored would be stored as: the order of its sets may be another one."""
         began = time.perf_counter()
-        self._restored[part] = self.means.codec.frozen(environment)
+        self._restored[part] = self.context.codec.frozen(environment)
         comparison.seconds += time.perf_counter() - began
 
     def _is_as_it_was(self, parts: Sequence[str], now: bytes) -> bool:
@@ -197,8 +197,8 @@ class World:
         snapshot, part = self.snapshot, parts[0]
         if self._restored.get(part) == now:
             return True
-        return now == self.means.codec.unseal(part, snapshot.parts[part], snapshot.blobs[part])
+        return now == self.context.codec.unseal(part, snapshot.parts[part], snapshot.blobs[part])
 
     def _decode(self, part: str) -> BaseModel:
         snapshot = self.snapshot
-        return self.means.codec.decode(part, snapshot.parts[part], snapshot.blobs[part])
+        return self.context.codec.decode(part, snapshot.parts[part], snapshot.blobs[part])

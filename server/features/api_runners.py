@@ -21,7 +21,7 @@ from server.execution.plan import Plan
 from server.execution.runner import Runner, RunnerOperation
 from server.execution.runtime import SessionRuntime
 from server.execution.volumes import Stored, stored_volumes
-from server.execution.world import Means, PromiseCheck, Snapshot, Versions
+from server.execution.world import ExecutionContext, PromiseCheck, Snapshot, Versions
 from server.functions.content import check_content
 from server.functions.steps import Steps
 from server.functions.tracebacks import MAX_CHARACTERS

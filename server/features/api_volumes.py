@@ -3,6 +3,6 @@
 The rule: nothing is defined here.
 """
 
-from server.volumes.volume import Body, Key, Limits, Volume, VolumeMeans, WorkingCopy
+from server.volumes.volume import Body, Key, Limits, Mount, Volume, VolumeContext, WorkingCopy
 
-__all__ = ["Body", "Key", "Limits", "Volume", "VolumeMeans", "WorkingCopy"]
+__all__ = ["Body", "Key", "Limits", "Mount", "Volume", "VolumeContext", "WorkingCopy"]

@@ -62,8 +62,8 @@ class Parameters(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
 
-class Beginning(Parameters):
-    """What sessions are asked for with."""
+class CreationRequest(Parameters):
+    """A request for new sessions, of their own or forks."""
 
     _resolved: bool = PrivateAttr(False)
 
@@ -77,7 +77,7 @@ class Beginning(Parameters):
         return self
 
 
-class SessionRequest(Beginning):
+class SessionRequest(CreationRequest):
     """What a client asks for with a new session."""
 
     toolpacks: list[str] | None = Field(None, description="Names of toolpacks; default: all that are not opt_in.")
@@ -90,7 +90,7 @@ class SessionRequest(Beginning):
     call_id: CallId
 
 
-class ForkRequest(Beginning):
+class ForkRequest(CreationRequest):
     """What a client asks for with forks of a session."""
 
     session_id: SessionId

@@ -148,8 +148,8 @@ class Volume(ABC):
     `body`, `abandon`, `view`, `patch` and `export`.
 
     An object is in one of two states. An author has made it: then it works on its own, without a server, and `build`
-    gets what it holds. Or it was given to a call: then `use` says how it may be used, and the rest is done with the
-    working copy, `use.copy()`, which is made, or taken from the scratch folder, when it is first asked for.
+    gets what it holds. Or it was given to a call: then `mount` says how it may be used, and the rest is done with the
+    working copy, `mount.copy()`, which is made, or taken from the scratch folder, when it is first asked for.
 
     Attributes:
         kind: A word that stands for the class in the names of parts and in schemas.
@@ -157,13 +157,13 @@ class Volume(ABC):
             gives that.
         written_by: What lays out its bytes, with its version, if another version may lay out the same content in
             another way; else "".
-        use: How a call may use it; None if an author has made it.
+        mount: How a call may use it; None if an author has made it.
     """
 
     kind: ClassVar[str]
     given_as: ClassVar[Mapping[type, str]] = {}
     written_by: ClassVar[str] = ""
-    use: "Use | None" = None
+    mount: "Mount | None" = None
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> CoreSchema:
@@ -210,7 +210,7 @@ class Volume(ABC):
 
     @classmethod
     @abstractmethod
-    def load(cls, bodies: Sequence[Body], means: "VolumeMeans") -> WorkingCopy:
+    def load(cls, bodies: Sequence[Body], context: "VolumeContext") -> WorkingCopy:
         """Make a working copy from the pieces of a chain, the first one first.
 
         Raises:
@@ -226,7 +226,7 @@ class Volume(ABC):
     def finish(self) -> Mapping[Key, int]:
         """End the use by a function that has returned: get the bytes of each key that it has changed.
 
-        Nothing of it can be used any more afterwards, but `body`, and `use.copy()` equals what it holds now. Only
+        Nothing of it can be used any more afterwards, but `body`, and `mount.copy()` equals what it holds now. Only
         called if the working copy was used, and never if the call is read-only.
 
         Raises:
@@ -321,7 +321,7 @@ class VolumeKinds(dict[str, type[Volume]]):
 
 
 @dataclass(frozen=True, slots=True)
-class VolumeMeans:
+class VolumeContext:
     """What volumes need in the process where they are used."""
 
     kinds: Mapping[str, type[Volume]]
@@ -379,8 +379,8 @@ class Chain:
 
 
 @dataclass(slots=True)
-class Use:
-    """How one call uses one volume.
+class Mount:
+    """One volume as it was given to one call, or to one reader.
 
     Attributes:
         read_only: Why nothing may be written; "" if it may.
@@ -389,7 +389,7 @@ class Use:
 
     chain: Chain
     volume: type[Volume]
-    means: VolumeMeans
+    context: VolumeContext
     read_only: str = ""
     pinned: bool = False
     place: Any = None  # where the last call of the session has left its working copy; see `scratch.Place`
@@ -406,7 +406,7 @@ class Use:
         if self.copied is None:
             if self.ended:
                 raise self.too_late()
-            scratch, key = self.means.scratch, self.chain.key
+            scratch, key = self.context.scratch, self.chain.key
             try:
                 if self.read_only:
                     self.place = scratch.share(key, self.place, self._load)
@@ -426,7 +426,7 @@ class Use:
     def _load(self) -> WorkingCopy:
         bodies, shape = self.chain.bodies(self.volume)
         try:
-            loaded = self.volume.load(bodies, self.means)
+            loaded = self.volume.load(bodies, self.context)
         except ValueError as error:
             raise _damaged(self.chain.name) from error
         loaded.shape = shape

@@ -22,7 +22,7 @@ from server.execution.codec import Codec
 from server.execution.failure import Failure
 from server.execution.operations import OPERATIONS
 from server.execution.runner import LocalRunner, Runner
-from server.execution.world import Means
+from server.execution.world import ExecutionContext
 from server.jsonio.strict import Fragment, dumps, loads
 from server.observability.log import CallLog, EndedCall
 from server.observability.metrics import Metrics
@@ -47,7 +47,7 @@ from server.sessions.manager import SessionManager
 from server.sessions.record_kinds import RecordKinds
 from server.sessions.resets import ResetKind
 from server.stores.base import SessionStore
-from server.volumes.volume import Limits, VolumeKinds, VolumeMeans
+from server.volumes.volume import Limits, VolumeContext, VolumeKinds
 from server.wiring.feature import Feature
 from server.wiring.installed import described, in_order, load_features
 from server.wiring.stores import open_store_of
@@ -141,7 +141,7 @@ def create_runner(settings: Settings, codec: Codec, metrics: Metrics, features: 
     check_settings(settings, features)
     start = isolation(settings, features)
     if start is None:
-        return LocalRunner(Means(codec, settings.max_result_bytes, here))
+        return LocalRunner(ExecutionContext(codec, settings.max_result_bytes, here))
     operations = [*OPERATIONS, *(operation for feature in features for operation in feature.operations)]
     conditions = [each for feature in features for each in feature.conditions]
     runner: Runner = resolve_name(start)(settings, codec, metrics, interruptible, operations, conditions)
@@ -202,7 +202,7 @@ class Service:
         self._store = store or open_store_of(settings, loaded)
         kinds = VolumeKinds(kind for feature in loaded for kind in feature.volumes)
         self.scratch = create_scratch(settings, kinds, loaded)
-        volumes = VolumeMeans(kinds, self.scratch, Limits.of(settings))
+        volumes = VolumeContext(kinds, self.scratch, Limits.of(settings))
         self.codec = Codec(catalog, key, settings.max_environment_bytes, volumes)
         self.runner = create_runner(settings, self.codec, self.metrics, loaded)
         self.context = SessionContext(

@@ -11,7 +11,7 @@ from server.execution.call import call
 from server.execution.codec import Codec
 from server.execution.failure import Failure
 from server.execution.runtime import SessionRuntime
-from server.execution.world import Means, Snapshot
+from server.execution.world import ExecutionContext, Snapshot
 
 CODEC = Codec(CATALOG, serving.KEY, 2**20)
 PACKS = ("ledger", "vault")
@@ -34,7 +34,9 @@ def snapshot(entries=(5,), *, live=False):
 
 def ran(function, at=None, most=2**20, interruptible=None, codec=CODEC, **kwargs):
     return call(
-        RUNTIME.plan(function, kwargs), at or snapshot(), Means(codec, most, interruptible or contextlib.nullcontext())
+        RUNTIME.plan(function, kwargs),
+        at or snapshot(),
+        ExecutionContext(codec, most, interruptible or contextlib.nullcontext()),
     )
 
 

@@ -14,7 +14,7 @@ from server.execution.call import call
 from server.execution.codec import Codec
 from server.execution.parts import divide, environments, holds, toolpack_of
 from server.execution.runtime import SessionRuntime
-from server.execution.world import Means, Snapshot
+from server.execution.world import ExecutionContext, Snapshot
 from server.packs.catalog import Catalog
 from server.snapshots.comparison import difference
 from server.snapshots.pickling import freeze, thaw
@@ -384,7 +384,7 @@ def test_the_objects_that_a_call_leaves_equal_their_bytes_whatever_was_put_toget
     assert len(blobs) == 4
     plan = SessionRuntime(catalog.functions(("desk", "other")), 30).plan(function, kwargs)
     ids, held_bytes = ({part: blob[place] for part, blob in blobs.items()} for place in (0, 1))
-    outcome = call(plan, Snapshot(ids, held_bytes), Means(codec, 2**20))
+    outcome = call(plan, Snapshot(ids, held_bytes), ExecutionContext(codec, 2**20))
     assert outcome.failure is None
     assert outcome.live
     for part, held in outcome.live.items():

@@ -243,7 +243,7 @@ def failures_are_kept(patch, *, version):
         outcome = yield from _run(world)
         if outcome.failure is not None and not world.plan.read_only:
             world.may_change("conform")
-            outcome.blobs = {part: world.means.codec.encode(part, world.touched[part]) for part in world.dirty}
+            outcome.blobs = {part: world.context.codec.encode(part, world.touched[part]) for part in world.dirty}
             outcome.live, outcome.changes = world.touched, version
         return outcome
 

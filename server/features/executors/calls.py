@@ -23,9 +23,9 @@ from server.features.api_runners import (
     BuildEnvironment,
     Codec,
     Conditions,
+    ExecutionContext,
     ExportVolumes,
     Failure,
-    Means,
     Outcome,
     ParseEnvironment,
     PatchVolumes,
@@ -141,16 +141,18 @@ class CallTransport(Transport[Outcome]):
         return Frame({}, [opened(codec, self._snapshot, need)])
 
     @override
-    def allows(self, sizes: Sequence[int], means: Means) -> bool:
+    def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:
         nested, parts = len(self._plan.nested), 0 if self._plan.read_only else len(self._parts)
-        texts = 2 * means.max_result_bytes + nested * CUT_BYTES  # the result, and those of the nested calls together
+        texts = 2 * context.max_result_bytes + nested * CUT_BYTES  # the result, and those of the nested calls together
         pieces, most = 0, 0
         if self._volumes and not self._plan.read_only:
-            pieces, most = SLOTS * len(self._volumes), len(self._volumes) * largest_piece(means.codec)
-        return len(sizes) <= 1 + nested + parts + pieces and sum(sizes) <= texts + parts * means.codec.max_bytes + most
+            pieces, most = SLOTS * len(self._volumes), len(self._volumes) * largest_piece(context.codec)
+        return (
+            len(sizes) <= 1 + nested + parts + pieces and sum(sizes) <= texts + parts * context.codec.max_bytes + most
+        )
 
     @override
-    def read(self, answer: Frame, means: Means, process: int) -> Outcome:
+    def read(self, answer: Frame, context: ExecutionContext, process: int) -> Outcome:
         plan, head = self._plan, answer.head
         changed, live, returned = head["blobs"], head["live"], head["nested"]
         volumes = {stored.live: stored for stored in self._volumes}
@@ -159,11 +161,11 @@ class CallTransport(Transport[Outcome]):
         check_answer(returned in range(len(plan.nested) + 1))
         result, nested = answer.pieces[0], answer.pieces[1 : 1 + returned]
         payloads = answer.pieces[1 + returned :]
-        check_answer(len(result) <= means.max_result_bytes)
-        check_answer(sum(map(len, nested)) <= means.max_result_bytes + returned * CUT_BYTES)
+        check_answer(len(result) <= context.max_result_bytes)
+        check_answer(sum(map(len, nested)) <= context.max_result_bytes + returned * CUT_BYTES)
         check_answer(
             all(
-                len(payload) <= (largest_piece(means.codec) if is_piece(part) else means.codec.max_bytes)
+                len(payload) <= (largest_piece(context.codec) if is_piece(part) else context.codec.max_bytes)
                 for part, payload in zip(changed, payloads, strict=True)
             )
         )
@@ -174,13 +176,13 @@ class CallTransport(Transport[Outcome]):
             _check_result(result, content=plan.content)
             outcome.result, outcome.changes = result, not plan.read_only
             sealed = zip(changed, payloads, strict=True)
-            outcome.blobs = {part: means.codec.seal(part, payload) for part, payload in sealed}
+            outcome.blobs = {part: context.codec.seal(part, payload) for part, payload in sealed}
             outcome.live = dict.fromkeys(live, ProcessReference(process, self._tag))
             if plan.conditions is not None:
                 outcome.found = _found(head["found"], changed, plan.conditions)
             outcome.changed = _counts(head["changed"], self._volumes)
         else:
-            outcome.failure = _failure(head, plan, means.max_result_bytes)
+            outcome.failure = _failure(head, plan, context.max_result_bytes)
         now = {**self._snapshot.parts, **{part: blob_id for part, (blob_id, _) in outcome.blobs.items()}}
         for name in {*live} & volumes.keys():
             pieces = tuple(now[part] for part in volumes[name].possible if part in now)
@@ -201,9 +203,11 @@ class CallTransport(Transport[Outcome]):
 
     @classmethod
     @override
-    def serving(cls, kind: type[RunnerOperation[Outcome]], means: Means, ask: Ask) -> Callable[[Frame], Frame]:
+    def serving(
+        cls, kind: type[RunnerOperation[Outcome]], context: ExecutionContext, ask: Ask
+    ) -> Callable[[Frame], Frame]:
         del kind
-        return _Calls(means, ask).serve
+        return _Calls(context, ask).serve
 
 
 class _Calls:
@@ -212,14 +216,14 @@ class _Calls:
     They are a cache: the worker says which it believes to be here, and is asked for those that aren't.
     """
 
-    def __init__(self, means: Means, ask: Ask) -> None:
-        self._means = means
+    def __init__(self, context: ExecutionContext, ask: Ask) -> None:
+        self._context = context
         self._ask = ask
         self._live = BoundedCache[tuple[int, str], tuple[Any, int]](LIVE_BYTES, lambda live: live[1])
         self._runtime = lru_cache(maxsize=RUNTIMES)(self._make_runtime)
 
     def serve(self, request: Frame) -> Frame:
-        head, means = request.head, self._means
+        head, context = request.head, self._context
         offered = None if head["offered"] is None else frozenset(head["offered"])
         plan = self._runtime(tuple(head["toolpacks"]), offered).plan(head["function"], head["kwargs"])
         # The worker knows what has been seen of the functions in all executors.
@@ -234,7 +238,7 @@ class _Calls:
             live = self._live.pop((tag, part))
             if live is not None:
                 snapshot.live[part], sizes[part] = live
-        outcome = call(plan, snapshot, means)
+        outcome = call(plan, snapshot, context)
         sizes.update({part: len(blob) for part, blob in snapshot.blobs.items()})
         sizes.update({part: len(blob) for part, (_, blob) in outcome.blobs.items()})
         unused = {(head["held"][part], part): (live, sizes[part]) for part, live in snapshot.live.items()}
@@ -257,7 +261,7 @@ class _Calls:
         self._ask(COMPARING)
 
     def _make_runtime(self, toolpacks: tuple[str, ...], offered: frozenset[str] | None) -> SessionRuntime:
-        return SessionRuntime(self._means.codec.catalog.functions(toolpacks), timeout_seconds=0, offered=offered)
+        return SessionRuntime(self._context.codec.catalog.functions(toolpacks), timeout_seconds=0, offered=offered)
 
 
 def _found(found: Any, parts: Iterable[str], conditions: Conditions) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from server.base.errors import StartError, TooLargeError
 from server.base.forked import in_forked
 from server.features.api_runners import Catalog, PlainCodec, RunnerOperation, VolumeKinds
-from server.features.api_volumes import Limits, Volume, VolumeMeans
+from server.features.api_volumes import Limits, Volume, VolumeContext
 from server.features.executors import system
 from server.features.executors.channel import MAX_HEAD_BYTES, Channel, ExecutorGoneError
 from server.features.executors.sandbox import Sandbox
@@ -97,7 +97,7 @@ def run_executor(
     _draw_other_numbers()
     keep_main_loop()
     channel.send(greeting)
-    codec = PlainCodec(catalog, configuration.max_environment_bytes, _volume_means(configuration, own))
+    codec = PlainCodec(catalog, configuration.max_environment_bytes, _volume_context(configuration, own))
     work = Work(channel, codec, operations, configuration.max_result_bytes)
     executor, folder = os.getpid(), os.getcwd()  # noqa: PTH109 - asked after every call
     while True:
@@ -130,10 +130,10 @@ def _confine(sandbox: Sandbox, configuration: Configuration, folder: Path) -> No
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # the only place where temporary files can be
 
 
-def _volume_means(configuration: Configuration, folder: Path) -> VolumeMeans:
+def _volume_context(configuration: Configuration, folder: Path) -> VolumeContext:
     kinds: list[type[Volume]] = [pkgutil.resolve_name(path) for path in configuration.volumes]
     scratch = Scratch(None, configuration.scratch_bytes, own=folder)
-    return VolumeMeans(VolumeKinds(kinds), scratch, Limits(*configuration.limits))
+    return VolumeContext(VolumeKinds(kinds), scratch, Limits(*configuration.limits))
 
 
 def _has_leftovers(watch: Watch, toolpacks: Iterable[str], folder: str) -> bool:

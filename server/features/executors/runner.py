@@ -16,7 +16,7 @@ from server.base.errors import CrashedError, shown
 from server.base.settings import Settings
 from server.base.terminal import printable
 from server.features.api import InternalError, OverloadedError
-from server.features.api_runners import Codec, Conditions, Means, RunnerOperation, Steps
+from server.features.api_runners import Codec, Conditions, ExecutionContext, RunnerOperation, Steps
 from server.features.api_volumes import Limits
 from server.features.executors.calls import TRANSPORTS
 from server.features.executors.channel import ExecutorGoneError, Frame
@@ -76,15 +76,20 @@ def start_executors(
         memory_bytes=own.memory_bytes,
     )
     pool = Pool(Zygote(configuration, codec.catalog.inventory()), settings, metrics)
-    return ExecutorRunner(Means(codec, settings.max_result_bytes), codec, pool, interruptible, own.most)
+    return ExecutorRunner(ExecutionContext(codec, settings.max_result_bytes), codec, pool, interruptible, own.most)
 
 
 class ExecutorRunner:
     def __init__(
-        self, means: Means, codec: Codec, pool: Pool, interruptible: Callable[[], InterruptibleBlock], most: int
+        self,
+        context: ExecutionContext,
+        codec: Codec,
+        pool: Pool,
+        interruptible: Callable[[], InterruptibleBlock],
+        most: int,
     ) -> None:
         self.places = most
-        self._means = means
+        self._context = context
         self._codec = codec
         self._pool = pool
         self._interruptible = interruptible
@@ -106,7 +111,7 @@ class ExecutorRunner:
                         lacks = answer.head.get("refused") == OverloadedError.__name__
                         child.retired = answer.head.get("retire") is not False or "fault" in answer.head or lacks
                         _raise_refusal(answer)
-                        return transport.read(answer, self._means, child.number)
+                        return transport.read(answer, self._context, child.number)
                     except ExecutorGoneError as gone:
                         how = None if gone.unread else child.how_it_ended()
                         if how is not None:
@@ -129,7 +134,7 @@ class ExecutorRunner:
 
     def _answer(self, child: ExecutorProcess, operation: RunnerOperation[T], transport: Transport[T]) -> Frame:
         request = transport.write(self._codec, child.number)
-        allows = partial(transport.allows, means=self._means)
+        allows = partial(transport.allows, context=self._context)
         trace = running_trace()
         more = {"trace": trace.told} if trace is not None and trace.told is not None else {}
         try:

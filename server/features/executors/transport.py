@@ -23,8 +23,8 @@ from server.features.api_runners import (
     Built,
     Codec,
     Conditions,
+    ExecutionContext,
     MakeEnvironment,
-    Means,
     PlainCodec,
     RunnerOperation,
     Snapshot,
@@ -100,11 +100,11 @@ class Transport(Generic[T]):
         except RequestError as error:
             return Frame(write_refusal(error), [])
 
-    def allows(self, sizes: Sequence[int], means: Means) -> bool:  # noqa: ARG002 - of others it depends on the means
+    def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:  # noqa: ARG002 - of others it depends on it
         """Whether an answer may have pieces of these sizes; others aren't even received."""
         return len(sizes) <= self.most_pieces
 
-    def read(self, answer: Frame, means: Means, process: int) -> T:  # noqa: ARG002 - as above
+    def read(self, answer: Frame, context: ExecutionContext, process: int) -> T:  # noqa: ARG002 - as above
         """Check and read the answer, with the codec that seals.
 
         Raises:
@@ -119,12 +119,12 @@ class Transport(Generic[T]):
         return answer.head["result"]
 
     @classmethod
-    def serving(cls, kind: type[RunnerOperation[T]], means: Means, ask: Ask) -> Callable[[Frame], Frame]:
+    def serving(cls, kind: type[RunnerOperation[T]], context: ExecutionContext, ask: Ask) -> Callable[[Frame], Frame]:
         """Get the function that turns requests into answers, in an executor. Called once per executor."""
 
         def serve(request: Frame) -> Frame:
             operation = _restored("", kind, request.head["fields"], iter(request.pieces), ask)
-            return cls.answer(operation.run(means))
+            return cls.answer(operation.run(context))
 
         return serve
 
@@ -168,8 +168,8 @@ class LongTransport(Transport[T]):
 
 class ExportTransport(LongTransport[dict[str, str]]):
     @override
-    def allows(self, sizes: Sequence[int], means: Means) -> bool:
-        return super().allows(sizes, means) and sum(sizes) <= 2 * MAX_VOLUMES * largest_piece(means.codec)
+    def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:
+        return super().allows(sizes, context) and sum(sizes) <= 2 * MAX_VOLUMES * largest_piece(context.codec)
 
 
 class MakingTransport(Transport[Built]):
@@ -181,18 +181,18 @@ class MakingTransport(Transport[Built]):
         return Frame({"parts": [*result]}, [blob for _, blob in result.values()])
 
     @override
-    def allows(self, sizes: Sequence[int], means: Means) -> bool:
-        functions = means.codec.catalog.toolpacks[self._operation.toolpack].functions.values()
+    def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:
+        functions = context.codec.catalog.toolpacks[self._operation.toolpack].functions.values()
         # One part for each attribute that a function uses, if it uses no other, one for the rest, and for each volume.
         parts = 1 + sum(len(function.function.dependencies) for function in functions) + MAX_VOLUMES
-        most = max(means.codec.max_bytes, largest_piece(means.codec))
+        most = max(context.codec.max_bytes, largest_piece(context.codec))
         return len(sizes) <= parts and all(size <= most for size in sizes)
 
     @override
-    def read(self, answer: Frame, means: Means, process: int) -> Built:
+    def read(self, answer: Frame, context: ExecutionContext, process: int) -> Built:
         payloads = dict(zip(answer.head["parts"], answer.pieces, strict=True))
         check_answer(payloads and all(toolpack_of(part) == self._operation.toolpack for part in payloads))
-        return {part: means.codec.seal(part, payload) for part, payload in payloads.items()}
+        return {part: context.codec.seal(part, payload) for part, payload in payloads.items()}
 
 
 def check_answer(holds: object) -> None:

@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from server.base.errors import CallError, RequestError
-from server.features.api_runners import Means, PlainCodec, RunnerOperation
+from server.features.api_runners import ExecutionContext, PlainCodec, RunnerOperation
 from server.features.executors.calls import TRANSPORTS
 from server.features.executors.channel import Channel, Frame
 from server.features.executors.refusals import write_refusal
@@ -28,8 +28,8 @@ class Work:
         max_result_bytes: int,
     ) -> None:
         self._channel = channel
-        means = Means(codec, max_result_bytes)
-        self._operations = {kind.name: TRANSPORTS[kind].serving(kind, means, self._ask) for kind in operations}
+        context = ExecutionContext(codec, max_result_bytes)
+        self._operations = {kind.name: TRANSPORTS[kind].serving(kind, context, self._ask) for kind in operations}
 
     def do(self, request: Frame) -> Frame:
         """Run the requested operation, and get the answer."""

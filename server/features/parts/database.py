@@ -20,7 +20,7 @@ import orjson
 from typing_extensions import override
 
 from server.base.errors import InvalidParamsError, ResultError, shown
-from server.features.api_volumes import Body, Key, Limits, Volume, VolumeMeans
+from server.features.api_volumes import Body, Key, Limits, Volume, VolumeContext
 from server.features.parts import database_views
 from server.features.parts.beside import beside_caller
 from server.features.parts.database_connection import FULL, READ_ONLY, SessionConnection, explained, open_connection
@@ -81,11 +81,11 @@ class Database(Volume):
         Raises:
             sqlite3.OperationalError: The call has a connection, too.
         """
-        if self.use is None:
+        if self.mount is None:
             self._close()
         elif self._connection is not None:
             raise sqlite3.OperationalError(_BOTH)
-        self._by_path = self.use is not None
+        self._by_path = self.mount is not None
         file = self._file()
         path = file.clone().path
         try:
@@ -105,13 +105,13 @@ class Database(Volume):
     def __deepcopy__(self, memo: Any) -> Self:
         made = type(self)(None, fill=self._fill, foreign_keys=self._foreign_keys)
         vars(made).update(_schema=self._schema, _pages=self._pages)
-        if self._own is not None or self.use is not None:
+        if self._own is not None or self.mount is not None:
             vars(made).update(_fill=None, _pages=bytes(self.build(Limits()).data))
         return made
 
     @override
     def build(self, limits: Limits) -> Body:
-        if self.use is not None:
+        if self.mount is not None:
             self._close()
             return self._file().body(None)
         most = limits.max_bytes
@@ -172,8 +172,8 @@ class Database(Volume):
 
     @classmethod
     @override
-    def load(cls, bodies: Sequence[Body], means: VolumeMeans) -> DatabaseFile:
-        return DatabaseFile.written(means.scratch, bodies)
+    def load(cls, bodies: Sequence[Body], context: VolumeContext) -> DatabaseFile:
+        return DatabaseFile.written(context.scratch, bodies)
 
     @classmethod
     @override
@@ -197,11 +197,11 @@ class Database(Volume):
 
     @override
     def explain(self, error: BaseException) -> BaseException:
-        use, rules = self.use, self._connection.rules if self._connection else None
-        if use is None:
+        mount, rules = self.mount, self._connection.rules if self._connection else None
+        if mount is None:
             return error
-        file = use.copied if isinstance(use.copied, DatabaseFile) else None
-        return explained(error, rules, file, use.read_only, use.means.limits.max_bytes)
+        file = mount.copied if isinstance(mount.copied, DatabaseFile) else None
+        return explained(error, rules, file, mount.read_only, mount.context.limits.max_bytes)
 
     @override
     def view(self) -> Any:
@@ -233,12 +233,12 @@ class Database(Volume):
 
     @property
     def _limits(self) -> Limits:
-        return Limits() if self.use is None else self.use.means.limits
+        return Limits() if self.mount is None else self.mount.context.limits
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Reading]:
         """Have it read for a view: whoever has made its schema has decided what SQLite does meanwhile."""
-        limits, name = self._limits, "" if self.use is None else f" {self.use.chain.name!r}"
+        limits, name = self._limits, "" if self.mount is None else f" {self.mount.chain.name!r}"
         reading = None
         try:
             connection = self._connected()
@@ -286,8 +286,8 @@ class Database(Volume):
 
     def _file(self) -> DatabaseFile:
         """Get the file: the call's, or an own one, which is there as long as this object."""
-        if self.use is not None:
-            copy: Any = self.use.copy()
+        if self.mount is not None:
+            copy: Any = self.mount.copy()
             return cast("DatabaseFile", copy)
         if self._own is None:
             folder = tempfile.mkdtemp(prefix="toolpack-database-")
@@ -298,17 +298,19 @@ class Database(Volume):
     def _connected(self) -> SessionConnection:
         connection = self._connection
         if connection is None or connection.ended is None:
-            if self.use is not None and self.use.ended:
-                raise self.use.too_late()
+            if self.mount is not None and self.mount.ended:
+                raise self.mount.too_late()
             if self._by_path:
                 raise sqlite3.OperationalError(_BOTH)
             connection = self._connection = self._open()
         return connection
 
     def _open(self) -> SessionConnection:
-        use, file = self.use, self._file()
+        mount, file = self.mount, self._file()
         limit, read_only, pinned = (
-            (_OWN_BYTES, False, False) if use is None else (use.means.limits.max_bytes, bool(use.read_only), use.pinned)
+            (_OWN_BYTES, False, False)
+            if mount is None
+            else (mount.context.limits.max_bytes, bool(mount.read_only), mount.pinned)
         )
         connection = open_connection(file, limit, read_only=read_only, pinned=pinned)
         self._unread |= not read_only
@@ -325,7 +327,7 @@ class Database(Volume):
 
     def note_end(self, connection: SessionConnection | None) -> None:
         """Note what a connection has changed that somebody closes: what isn't committed is lost, as always."""
-        if connection is not None and (self.use is None or not self.use.read_only):
+        if connection is not None and (self.mount is None or not self.mount.read_only):
             self._note_commits(connection, commit=False)
 
     def _note_commits(self, connection: SessionConnection, *, commit: bool) -> None:
@@ -351,7 +353,7 @@ class Database(Volume):
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        may_write = self.use is None or not self.use.read_only
+        may_write = self.mount is None or not self.mount.read_only
         try:
             if connection.ended is not None:
                 connection.ended = None
@@ -380,9 +382,9 @@ class Database(Volume):
         differing = file.differing(path)
         if not differing and taken.pages == file.pages:
             return
-        if self.use is not None and self.use.read_only:
+        if self.mount is not None and self.mount.read_only:
             raise sqlite3.OperationalError(READ_ONLY)
-        if self.use is not None and taken.size > self.use.means.limits.max_bytes:
+        if self.mount is not None and taken.size > self.mount.context.limits.max_bytes:
             raise sqlite3.OperationalError(FULL)
         self._written = True
         file.take_over(taken, differing | {1})

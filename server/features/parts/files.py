@@ -17,7 +17,7 @@ from pathlib import Path as RealPath
 from typing import Any, ClassVar, Self
 
 from server.base.errors import InvalidParamsError, OverloadedError, RegistrationError, shown
-from server.features.api_volumes import Body, Key, Limits, Volume, VolumeMeans
+from server.features.api_volumes import Body, Key, Limits, Volume, VolumeContext
 from server.features.parts import files_json, files_pieces
 from server.features.parts.beside import beside_caller
 from server.features.parts.files_directory import Directory, read_folder
@@ -228,12 +228,12 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
             PermissionError: It has changed, in a function that is registered with read_only=True.
         """
         root, size = self._state
-        working = FilesCopy(root, _temporary_folder, size) if self.use is None else self._working(self.use)
-        now_ns = time.time_ns() if self.use is not None and self.use.pinned else None
+        working = FilesCopy(root, _temporary_folder, size) if self.mount is None else self._working(self.mount)
+        now_ns = time.time_ns() if self.mount is not None and self.mount.pinned else None
         try:
             with working.directory(self._limits) as directory:
                 self._lay_out(directory, root, now_ns)
-                self._lent, self._folder = True, directory.folder if self.use else None
+                self._lent, self._folder = True, directory.folder if self.mount else None
                 try:
                     yield directory.folder
                 except Exception:
@@ -244,7 +244,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
                 finally:
                     self._lent = False
         finally:
-            if self.use is None:
+            if self.mount is None:
                 working.discard()
 
     def __eq__(self, other: object) -> bool:
@@ -281,9 +281,9 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         return made
 
     @classmethod
-    def load(cls, bodies: Sequence[Body], means: VolumeMeans) -> FilesCopy:
+    def load(cls, bodies: Sequence[Body], context: VolumeContext) -> FilesCopy:
         def new_folder() -> RealPath:
-            made: RealPath = means.scratch.new_path()
+            made: RealPath = context.scratch.new_path()
             made.mkdir(mode=0o700)
             return made
 
@@ -295,7 +295,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
 
     def finish(self) -> Mapping[Key, int]:
         root, size = self._state
-        working = self._working(self.use)
+        working = self._working(self.mount)
         changed = files_pieces.changed_paths(working.root, root)
         working.changed_to(root, size)
         return changed
@@ -326,14 +326,14 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
     @property
     def _state(self) -> tuple[FolderNode, Size]:
         """The tree, and how large it is."""
-        if self.use is not None and self.use.ended:
-            raise self.use.too_late()
+        if self.mount is not None and self.mount.ended:
+            raise self.mount.too_late()
         if self._lent:
             raise OSError(
                 errno.EBUSY, "until the block of materialize() ends, the files can only be used in its folder"
             )
         if self._tree is None:
-            working = self._working(self.use)
+            working = self._working(self.mount)
             self._tree = working.root, working.tree_size
         return self._tree
 
@@ -343,11 +343,11 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
 
     @property
     def _limits(self) -> Limits:
-        return Limits() if self.use is None else self.use.means.limits
+        return Limits() if self.mount is None else self.mount.context.limits
 
     @staticmethod
-    def _working(use: Any) -> FilesCopy:
-        working: FilesCopy = use.copy()
+    def _working(mount: Any) -> FilesCopy:
+        working: FilesCopy = mount.copy()
         return working
 
     def _find(self, path: Path, *, follow: bool = True) -> FoundEntry:
@@ -367,7 +367,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
     @contextmanager
     def _changing(self, path: str) -> Iterator[None]:
         """Let nobody else change the files in the block, so that none of two changes is lost."""
-        if self.use is not None and self.use.read_only:
+        if self.mount is not None and self.mount.read_only:
             raise self._read_only_error(path)
         with self._writing:
             yield
@@ -411,27 +411,27 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
             directory.lay_out(root, now_ns)
         except OSError as error:
             directory.clear()  # what there was no room for takes none
-            if error.errno in _NO_ROOM and self.use is not None:
+            if error.errno in _NO_ROOM and self.mount is not None:
                 # It refuses the request, whatever the function makes of it.
-                self.use.failed = OverloadedError(FULL_TEXT)
-                raise self.use.failed from error
+                self.mount.failed = OverloadedError(FULL_TEXT)
+                raise self.mount.failed from error
             raise
 
     def _take_over(self, root: FolderNode) -> None:
         """Keep what a directory holds at the end of its block."""
-        if self.use is not None and self.use.ended:
-            raise self.use.too_late()
+        if self.mount is not None and self.mount.ended:
+            raise self.mount.too_late()
         assert self._tree is not None  # noqa: S101 - the block has begun with it
         before = self._tree[0]
         if root is before:
             return
-        if self.use is not None and self.use.read_only:
+        if self.mount is not None and self.mount.read_only:
             for path, _, _ in changes(before, root):
                 raise self._read_only_error(path)
         self._tree = root, size_of(root)
 
     def _read_only_error(self, path: str) -> OSError:
-        why = "" if self.use is None else self.use.read_only
+        why = "" if self.mount is None else self.mount.read_only
         return failure(errno.EACCES, path, why=f"attempt to write readonly files: {why}")
 
 

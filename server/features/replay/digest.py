@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from server.features.api_volumes import VolumeMeans
+from server.features.api_volumes import VolumeContext
 from server.jsonio.strict import dumps
 from server.snapshots.classes import ClassTable
 from server.snapshots.layouts import UNSET, Layout
@@ -57,14 +57,14 @@ def part_entries(part: BaseModel, classes: ClassTable, max_bytes: int = MAX_BYTE
     return tuple(entries)
 
 
-def piece_entries(part: str, payload: bytes, means: VolumeMeans | None) -> Entries | None:
+def piece_entries(part: str, payload: bytes, context: VolumeContext | None) -> Entries | None:
     """Get what a piece of a volume holds."""
-    if means is None:
+    if context is None:
         return None
     if is_void(payload):
         return ()
     name, kind, slot = part.split(SEPARATOR)
-    return (f"volume {name.partition('/')[2]} {slot} {means.kinds[kind].digest(read_piece(payload))}",)
+    return (f"volume {name.partition('/')[2]} {slot} {context.kinds[kind].digest(read_piece(payload))}",)
 
 
 def world_digest(parts: Iterable[tuple[str, Entries | None]]) -> str | None:

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from server.base.cache import BoundedCache
 from server.features.api import SessionStore
-from server.features.api_runners import Means, Runner, RunnerOperation, Snapshot, is_piece, toolpack_of
+from server.features.api_runners import ExecutionContext, Runner, RunnerOperation, Snapshot, is_piece, toolpack_of
 from server.features.replay.digest import Entries, part_entries, piece_entries, world_digest
 from server.sessions.part_bytes import PartBytes
 
@@ -27,8 +27,8 @@ class ReadEntries(RunnerOperation[dict[str, Entries | None]]):
     shape = TypeAdapter(dict[str, Entries | None])
 
     @override
-    def run(self, means: Means) -> dict[str, Entries | None]:
-        codec, snapshot = means.codec, self.snapshot
+    def run(self, context: ExecutionContext) -> dict[str, Entries | None]:
+        codec, snapshot = context.codec, self.snapshot
         found: dict[str, Entries | None] = {}
         for part, blob_id in snapshot.parts.items():
             if is_piece(part):

@@ -24,7 +24,7 @@ from pydantic import BaseModel, TypeAdapter
 from typing_extensions import override
 
 from server.features.api_runners import Conditions
-from server.features.api_volumes import VolumeMeans
+from server.features.api_volumes import VolumeContext
 from server.features.replay.digest import Entries, part_entries, piece_entries
 from server.snapshots.classes import ClassTable
 
@@ -72,8 +72,8 @@ class Pin(Conditions):
         return part_entries(environment, classes)
 
     @override
-    def find_in_piece(self, part: str, payload: bytes, means: VolumeMeans | None) -> Entries | None:
-        return piece_entries(part, payload, means)
+    def find_in_piece(self, part: str, payload: bytes, context: VolumeContext | None) -> Entries | None:
+        return piece_entries(part, payload, context)
 
 
 def start_ns(clock: datetime, step_seconds: float, tick: int) -> int:

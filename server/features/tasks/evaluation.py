@@ -24,7 +24,7 @@ from server.base.errors import (
 )
 from server.execution.views import thawed
 from server.execution.volumes import READING, Volumes
-from server.features.api_runners import Means, SessionRuntime, Snapshot, Versions, call, is_piece
+from server.features.api_runners import ExecutionContext, SessionRuntime, Snapshot, Versions, call, is_piece
 from server.features.tasks.finding import find_task
 from server.features.tasks.results import Solution, Verdict
 from server.features.tasks.rollouts import RewardError, Rollout, RolloutCall, RolloutMessage, Worlds, verdict
@@ -89,23 +89,23 @@ class Evidence:
     at: Versions  # gets the environments of another version
 
 
-def evaluate(name: str, evidence: Evidence, means: Means) -> Verdict:
+def evaluate(name: str, evidence: Evidence, context: ExecutionContext) -> Verdict:
     """Get the verdict on a task by its evaluator.
 
     Raises:
         EvaluationError: The evaluator, or the solution, failed.
         RequestError: The stored environments can't be used, or a version that it asks for is no longer kept.
     """
-    pack, task = find_task(means.codec.catalog, name)
-    worlds = _Thawed(evidence, means)
+    pack, task = find_task(context.codec.catalog, name)
+    worlds = _Thawed(evidence, context)
     evaluator = task.evaluate or (reached_solution() if task.solution is not None else None)
     with _faults(f"The evaluator of {name!r}"), closing(worlds):
         if evaluator is None:
             raise TypeError("the task has neither an evaluator nor a solution")
-        with means.interruptible:
+        with context.interruptible:
             rollout = _rollout(pack.name, task.own(), evidence, worlds)
         try:
-            with means.interruptible:
+            with context.interruptible:
                 returned = evaluator(rollout)
                 if inspect.isawaitable(returned):
                     returned = run_coroutine(_awaited(returned))
@@ -119,7 +119,7 @@ def evaluate(name: str, evidence: Evidence, means: Means) -> Verdict:
         return verdict(name, evidence.version, returned, rollout.checks)
 
 
-def solve(name: str, evidence: Evidence, means: Means) -> Solution:
+def solve(name: str, evidence: Evidence, context: ExecutionContext) -> Solution:
     """Get a task's solution in the environment with which a session began.
 
     Raises:
@@ -127,10 +127,10 @@ def solve(name: str, evidence: Evidence, means: Means) -> Solution:
         EvaluationError: The solution failed.
         RequestError: The stored environments can't be used.
     """
-    pack, task = find_task(means.codec.catalog, name)
+    pack, task = find_task(context.codec.catalog, name)
     if task.solution is None:
         raise InvalidParamsError(f"The task {name!r} has no solution.")
-    with closing(_Thawed(evidence, means)) as worlds, _faults(f"The solution of {name!r}"), means.interruptible:
+    with closing(_Thawed(evidence, context)) as worlds, _faults(f"The solution of {name!r}"), context.interruptible:
         calls = solution_calls(task, worlds.initial()[pack.name])
         try:
             check_callers(calls, task.participants)
@@ -208,10 +208,10 @@ def _calls(index: int, version: int | None, *, nested: Sequence[Any] = (), **cal
 class _Thawed(Worlds):
     """While it reads and writes bytes, a passed deadline interrupts nothing."""
 
-    def __init__(self, evidence: Evidence, means: Means) -> None:
+    def __init__(self, evidence: Evidence, context: ExecutionContext) -> None:
         self._evidence = evidence
-        self._means = means
-        self.plain = means.codec.catalog.plain
+        self._context = context
+        self.plain = context.codec.catalog.plain
         self._opened: list[Volumes] = []
 
     def close(self) -> None:
@@ -230,9 +230,9 @@ class _Thawed(Worlds):
             return self._thawed(self._evidence.initial)
 
     def _thawed(self, snapshot: Snapshot) -> dict[str, Any]:
-        volumes = Volumes(self._means.codec, read_only=READING)
+        volumes = Volumes(self._context.codec, read_only=READING)
         self._opened.append(volumes)
-        return as_made(thawed(self._means.codec, snapshot, volumes))
+        return as_made(thawed(self._context.codec, snapshot, volumes))
 
     def at(self, version: int | None) -> dict[str, Any]:
         evidence = self._evidence
@@ -242,17 +242,17 @@ class _Thawed(Worlds):
             return self._thawed(evidence.at(version))
 
     def replay(self, calls: Sequence[Any], *, raise_on_error: bool) -> dict[str, Any]:
-        means, initial = self._means, self._evidence.initial
+        context, initial = self._context, self._evidence.initial
         plain = plain_calls(calls)
         with self._uninterrupted():
             # No deadline of their own: that of the evaluator holds for all of them together.
-            runtime = SessionRuntime(means.codec.catalog.functions(self._evidence.toolpacks), float("inf"))
+            runtime = SessionRuntime(context.codec.catalog.functions(self._evidence.toolpacks), float("inf"))
             snapshot = Snapshot(dict(initial.parts), initial.blobs)
             blobs: dict[str, bytes] = {}
             initial_blobs: Any = initial.blobs  # some of which are read when they are needed
             for function, kwargs, _ in plain:
                 plan = runtime.plan(function, kwargs)
-                outcome = call(plan, snapshot, means)
+                outcome = call(plan, snapshot, context)
                 if outcome.failure is not None and raise_on_error:
                     raise ReplayError(function, outcome.failure.kind, outcome.failure.text)
                 parts = {**snapshot.parts, **{part: blob_id for part, (blob_id, _) in outcome.blobs.items()}}
@@ -264,7 +264,7 @@ class _Thawed(Worlds):
     @contextmanager
     def _uninterrupted(self) -> Iterator[None]:
         """Leave the author's code for a while."""
-        interruptible = self._means.interruptible
+        interruptible = self._context.interruptible
         interruptible.__exit__(None, None, None)
         try:
             yield

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from typing_extensions import override
 
-from server.features.api_runners import Means, RunnerOperation
+from server.features.api_runners import ExecutionContext, RunnerOperation
 from server.features.tasks.evaluation import Evidence, evaluate, solve
 from server.features.tasks.results import Solution, Verdict
 
@@ -25,8 +25,8 @@ class EvaluateTask(RunnerOperation[Verdict]):
         self.who = f"The evaluator of {self.task!r}"
 
     @override
-    def run(self, means: Means) -> Verdict:
-        return evaluate(self.task, self.evidence, means)
+    def run(self, context: ExecutionContext) -> Verdict:
+        return evaluate(self.task, self.evidence, context)
 
     @override
     def fits(self, result: Verdict) -> bool:
@@ -45,8 +45,8 @@ class SolveTask(RunnerOperation[Solution]):
         self.who = f"The solution of {self.task!r}"
 
     @override
-    def run(self, means: Means) -> Solution:
-        return solve(self.task, self.evidence, means)
+    def run(self, context: ExecutionContext) -> Solution:
+        return solve(self.task, self.evidence, context)
 
 
 OPERATIONS: tuple[type[RunnerOperation[Any]], ...] = (EvaluateTask, SolveTask)

@@ -533,7 +533,7 @@ def test_whoever_keeps_a_connection_keeps_nothing_else(tmp_path):
             assert (error(bench, session, "keep", fails=number % 2 == 0) is None) == (number % 2 == 1)
         gc.collect()
         assert len(copies(tmp_path)) <= 2
-        used = [each for each in gc.get_objects() if isinstance(each, Database) and each.use is not None]
+        used = [each for each in gc.get_objects() if isinstance(each, Database) and each.mount is not None]
         assert len(used) <= 1  # the thread that made the last call may still know it
     for each in kept:
         with pytest.raises(sqlite3.ProgrammingError):

@@ -149,8 +149,8 @@ def test_a_folder_to_begin_with_is_looked_for_beside_the_module(tmp_path, monkey
 
 def test_limits_hold_for_bytes_and_for_files_folders_and_links():
     files = Files({"a": "12345678"})
-    files.use = SimpleNamespace(
-        read_only="", pinned=False, ended=False, means=SimpleNamespace(limits=Limits(max_bytes=10, max_entries=3))
+    files.mount = SimpleNamespace(
+        read_only="", pinned=False, ended=False, context=SimpleNamespace(limits=Limits(max_bytes=10, max_entries=3))
     )
     with pytest.raises(
         OSError, match=r"^\[Errno 28\] the files may have 10 bytes in all \(TOOLPACK_MAX_VOLUME_BYTES\)$"
@@ -172,8 +172,10 @@ def test_limits_hold_for_bytes_and_for_files_folders_and_links():
 def test_files_of_a_read_only_function_are_read_and_not_written():
     files = Files({"a": "1"})
     read_only = "the function is registered with read_only=True"
-    files.use = SimpleNamespace(read_only=read_only, pinned=False, ended=False, means=SimpleNamespace(limits=Limits()))
-    files.use.copy = lambda: pytest.fail("it has its tree")
+    files.mount = SimpleNamespace(
+        read_only=read_only, pinned=False, ended=False, context=SimpleNamespace(limits=Limits())
+    )
+    files.mount.copy = lambda: pytest.fail("it has its tree")
     assert files.read_text("a") == "1"
     for write in (
         lambda: files.write_text("a", "2"),
@@ -438,8 +440,8 @@ def test_files_are_exported_as_a_tar_file():
 def test_a_piece_holds_what_has_changed():
     files = Files({"a": "1" * 1000, "d/b": "2", "d/c": "3"})
     first = files.build(Limits())
-    files.use = SimpleNamespace(
-        copy=lambda: working, read_only="", pinned=False, ended=False, means=SimpleNamespace(limits=Limits())
+    files.mount = SimpleNamespace(
+        copy=lambda: working, read_only="", pinned=False, ended=False, context=SimpleNamespace(limits=Limits())
     )
     working = Files.load([first], None)
     files._tree = None
@@ -455,8 +457,8 @@ def test_a_piece_holds_what_has_changed():
 
 def test_a_write_of_the_same_content_is_no_change():
     files = Files({"a": "1"})
-    files.use = SimpleNamespace(
-        copy=lambda: working, read_only="", pinned=False, ended=False, means=SimpleNamespace(limits=Limits())
+    files.mount = SimpleNamespace(
+        copy=lambda: working, read_only="", pinned=False, ended=False, context=SimpleNamespace(limits=Limits())
     )
     working = Files.load([files.build(Limits())], None)
     files._tree = None

@@ -34,7 +34,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from server.features.parts.files import Files
 from server.features.parts.files_tree import FileNode, FolderNode, LinkNode, size_of, walk
 from server.packs.loading import load_catalog
-from server.volumes.volume import Limits, VolumeMeans
+from server.volumes.volume import Limits, VolumeContext
 
 load_catalog((serving.PACKS,), ("papers",))
 papers = sys.modules["toolpacks.papers"]
@@ -103,19 +103,19 @@ class Histories(RuleBasedStateMachine):
 
     def load(self):
         """Begin with what is stored, as after the loss of a worker."""
-        means = VolumeMeans({}, SimpleNamespace(new_path=self.new_path), Limits())
-        self.working = Files.load(self.bodies, means)
+        context = VolumeContext({}, SimpleNamespace(new_path=self.new_path), Limits())
+        self.working = Files.load(self.bodies, context)
         self.begin()
 
     def begin(self):
         """Begin a call."""
         self.files = Files.__new__(Files)
-        self.files.use = SimpleNamespace(
+        self.files.mount = SimpleNamespace(
             copy=lambda: self.working,
             read_only="",
             pinned=False,
             ended=False,
-            means=SimpleNamespace(limits=Limits()),
+            context=SimpleNamespace(limits=Limits()),
         )
 
     def save(self):

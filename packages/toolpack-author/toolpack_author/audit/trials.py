@@ -24,9 +24,9 @@ from server.features.api_trials import (
     Codec,
     EvaluationError,
     Evidence,
+    ExecutionContext,
     Failure,
     Interrupted,
-    Means,
     PackFunction,
     Pin,
     PlainCall,
@@ -171,7 +171,7 @@ class Trials:
         self._deadline = task.timeout_seconds or self._seconds
         limit = service.settings.max_environment_bytes
         self._codec = _TrialCodec(service.context.catalog, limit, service.codec.volumes)
-        self._means = Means(self._codec, service.settings.max_result_bytes)
+        self._context = ExecutionContext(self._codec, service.settings.max_result_bytes)
         self._worlds: dict[tuple[bytes, ...], Any] = {}
         self._pinned = False
         self._slow: set[str] = set()
@@ -243,7 +243,7 @@ class Trials:
         self.initial = self._world(self._start)
 
     def _solution(self) -> tuple[Calls, str]:
-        solution = solve(self.name, self._evidence, self._means)
+        solution = solve(self.name, self._evidence, self._context)
         calls = ((each["function"], each["kwargs"], _by(each, self._clients)) for each in solution["calls"])
         return tuple(calls), solution["answer"]
 
@@ -310,7 +310,7 @@ class Trials:
         )
         self._phase(f"the evaluator, after {what or 'the solution'}", self._deadline)
         with deadline(self._deadline):
-            return evaluate(self.name, evidence, self._means)
+            return evaluate(self.name, evidence, self._context)
 
     def minimal(self, results: Iterable[AttemptResult]) -> list[int]:
         """Get the places of the fewest calls of the solution, omitted one by one from the end, that still pass.
@@ -356,7 +356,7 @@ class Trials:
         plan.compares = False
         self._phase(f"`{function}`", plan.timeout_seconds)
         with deadline(plan.timeout_seconds) as watched:
-            outcome = call(plan, Snapshot(snapshot.parts, snapshot.blobs, live), self._means)
+            outcome = call(plan, Snapshot(snapshot.parts, snapshot.blobs, live), self._context)
         if watched.late:
             return replace(stage, refused=True, late=True)
         failure, results = outcome.failure, outcome.nested

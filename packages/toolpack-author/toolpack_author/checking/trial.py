@@ -19,8 +19,8 @@ from server.features.api_trials import (
     READ_ONLY,
     Built,
     Catalog,
+    ExecutionContext,
     Finding,
-    Means,
     Outcome,
     PackFunction,
     PlainCodec,
@@ -42,7 +42,7 @@ from server.features.api_trials import (
     place,
     qualified_name,
 )
-from server.features.api_volumes import Limits, Volume, VolumeMeans
+from server.features.api_volumes import Limits, Volume, VolumeContext
 from toolpack_author.checking.examples import example_arguments, example_options, known_values
 from toolpack_author.checking.shared_state import SharedState
 
@@ -82,7 +82,7 @@ class Trial:
         self._catalog = catalog
         self._called, self._returned = called, returned
         self._scratch = Scratch(None, MAX_BYTES)
-        volumes = VolumeMeans({kind.kind: kind for kind in Volume.__subclasses__()}, self._scratch, Limits())
+        volumes = VolumeContext({kind.kind: kind for kind in Volume.__subclasses__()}, self._scratch, Limits())
         self._codec = PlainCodec(catalog, MAX_BYTES, volumes)
         self._built: dict[str, Built | None] = {}
         self._known: dict[str, Mapping[str, list[Any]]] = {}
@@ -157,7 +157,7 @@ class Trial:
         plan.comparing = self._returned
         watch = Watch()
         self._called()
-        outcome = call(plan, snapshot, Means(self._codec, MAX_RESULT_BYTES))
+        outcome = call(plan, snapshot, ExecutionContext(self._codec, MAX_RESULT_BYTES))
         called = f" (called with {_shown(arguments)})"
         found = _failures(outcome, where, called, made_up=bool(arguments))
         failure = outcome.failure
