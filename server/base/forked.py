@@ -6,7 +6,6 @@ what must go on in this process alone, says so here. What a library forks in C w
 it starts another program, by which everything of ours is closed.
 """
 
-import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable
@@ -33,21 +32,6 @@ def let_go(descriptors: Iterable[int]) -> None:
         if descriptor >= 0:
             os.dup2(nothing, descriptor, inheritable=False)
     os.close(nothing)
-
-
-def descriptors_of(paths: Iterable[str]) -> list[int]:
-    """Get the descriptors that this process has of files; a library may have opened them."""
-    wanted, found = set(), []
-    for path in paths:
-        with contextlib.suppress(OSError):
-            status = os.stat(path)  # noqa: PTH116
-            wanted.add((status.st_dev, status.st_ino))
-    for name in os.listdir("/dev/fd"):  # noqa: PTH208 - numbers
-        with contextlib.suppress(OSError):  # that of the list itself is closed
-            status = os.fstat(int(name))
-            if (status.st_dev, status.st_ino) in wanted:
-                found.append(int(name))
-    return found
 
 
 def _act_all() -> None:

@@ -14,7 +14,7 @@ from server.base.errors import (
     VersionNotRetainedError,
     shown,
 )
-from server.base.forked import descriptors_of, in_forked, let_go
+from server.base.forked import in_forked, let_go
 from server.base.store_url import SQLITE
 from server.stores.base import (
     HELD_SECONDS,
@@ -65,7 +65,6 @@ __all__ = [
     "StoredSession",
     "Tip",
     "VersionNotRetainedError",
-    "descriptors_of",
     "digest",
     "family_of",
     "fitting",

@@ -5,12 +5,11 @@ The rule: everything here is fixed before the first request, and never changes a
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from pydantic import BaseModel
 
 from server.base.errors import InvalidParamsError, shown
-from server.packs.code import Codes
 from server.packs.inventory import Entry, Inventory
 from server.packs.names import ambiguous_names, called_names, without_dots
 from server.packs.pack_function import PackFunction
@@ -57,11 +56,6 @@ class Catalog:
             for name, pack in self.toolpacks.items()
         }
         return Inventory(entries, self.notices)
-
-    @cached_property
-    def codes(self) -> Codes:
-        """Digests of the code, made when they are first asked for, as a server does when it starts."""
-        return Codes(self.sources, self.fingerprints)
 
     def versions(self, names: Iterable[str]) -> dict[str, str]:
         """Get the versions of the distributions that toolpacks came with, by toolpack."""

@@ -85,21 +85,6 @@ class ToolpackDescription(TypedDict):
     tasks: int
 
 
-class CodeOf(TypedDict):
-    """A digest of files of code, and the version of the distribution that they came with, if they did."""
-
-    version: NotRequired[str]
-    digest: str
-
-
-class Code(TypedDict):
-    """What runs here: Python's version without its last number, the server, and the toolpacks by name."""
-
-    python: str
-    server: CodeOf
-    toolpacks: dict[str, CodeOf]
-
-
 class FunctionList(TypedDict):
     """The functions in registration order, each in the format that was asked for."""
 

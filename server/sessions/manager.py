@@ -7,7 +7,7 @@ What is read is what is committed.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -38,12 +38,11 @@ from server.sessions.operation import SessionOperation
 from server.sessions.reader import SessionReader
 from server.sessions.recipes import Recipe
 from server.sessions.resets import ResetOperation
-from server.stores.base import SessionQuery, StoredSession
+from server.stores.base import SessionQuery
 
 T = TypeVar("T")
 
 SWEEP_SECONDS = 1.0
-KEEP_ALIVE = 4  # how often in its TTL a session is renewed that is to be kept alive
 PING_SECONDS = 1.0
 MAY_BE_CLOSED = "the session may still be closed"
 SWEEP_AT_ONCE = 200
@@ -255,22 +254,6 @@ class SessionManager:
     def _forget_agent(self, session_id: str) -> None:
         for agent_key in self._agent_keys.pop(session_id, ()):
             self._agents.pop(agent_key, None)
-
-    @contextlib.asynccontextmanager
-    async def keeping_alive(self, session: StoredSession) -> AsyncIterator[None]:
-        """Keep a session alive for the block, though nobody calls it meanwhile."""
-
-        async def renew() -> None:
-            while True:
-                await asyncio.sleep(session.ttl_seconds / KEEP_ALIVE)
-                with contextlib.suppress(RequestError, InternalError):
-                    await self.read(lambda reader: reader.find(session.id, session.owner))
-
-        renewing = asyncio.create_task(renew())
-        try:
-            yield
-        finally:
-            renewing.cancel()
 
     # Ending sessions
 

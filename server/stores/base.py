@@ -23,22 +23,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-__all__ = [
-    "NO_HISTORY",
-    "Commit",
-    "Counted",
-    "ForkPoint",
-    "Head",
-    "History",
-    "Lease",
-    "Record",
-    "SessionQuery",
-    "SessionStore",
-    "SharedStore",
-    "StoredSession",
-    "family_of",
-]
-
 # A generator of its own, seeded by the system: to ask that for each id takes longer. Nobody has to be unable to guess
 # them. Another process that begins as a copy of this one gets others.
 _ids = random.Random()  # noqa: S311 - see above

@@ -16,9 +16,9 @@ from server.cli.send import Send
 from server.features.episodes.rights import PARTICIPANTS
 from server.features.receipts.receipt import ReceiptEntry, ReceiptPart, Times
 from server.features.replay.bundle_format import BundleHead, Line, is_blob, pack, read_line, sealed, unpack
+from server.features.replay.results import Code
 from server.features.replay.writers import WRITTEN_BY
 from server.jsonio.strict import dumps
-from server.protocol.results import Code
 from server.snapshots.seal import KeyedHash
 
 UNPACKED_BYTES = 2**30  # of a bundle that the server has made, which was asked for

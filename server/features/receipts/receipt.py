@@ -17,8 +17,8 @@ import click
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from server.features.receipts.keys import PublicKey, SigningKey, verified
+from server.features.replay.results import Code
 from server.jsonio.strict import dumps, loads
-from server.protocol.results import Code
 from server.rpc.parsing import has_more_values, is_deeper
 
 FORMAT: Literal["toolpack-receipt-1"] = "toolpack-receipt-1"

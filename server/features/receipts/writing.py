@@ -17,7 +17,7 @@ from server.features.api_commands import echo
 from server.features.receipts.entries import entry_of
 from server.features.receipts.keys import SigningKey
 from server.features.receipts.receipt import MOST_BYTES, ReceiptEntry, Times, write
-from server.protocol.results import Code
+from server.features.replay.results import Code
 
 KEY_FILE = "receipt.key"  # in the data directory
 

@@ -17,6 +17,7 @@ from server.base.errors import ClassesChangedError
 from server.features.api import (
     CLIENT,
     ForkRequest,
+    InternalError,
     InvalidParamsError,
     OverloadedError,
     RequestError,
@@ -39,6 +40,7 @@ from server.sessions.manager import SessionManager
 from server.sessions.recipes import Recipe, began_as_fork
 from server.sessions.records import cut_error
 
+KEEP_ALIVE = 4  # how often in its TTL a session is renewed while it is replayed
 AT_ONCE = 2  # replays of one owner that a worker runs
 RECORDS_AT_ONCE = 100
 BYTES_AT_ONCE = 2**20
@@ -109,13 +111,29 @@ class Replays:
             begun, _ = await self._sessions.read(lambda reader: reader.find(new["session_id"], session.owner))
             count = details_of(begun)[REPLAYS]
         async with (
-            self._sessions.keeping_alive(session),
+            self._keeping_alive(session),
             contextlib.aclosing(self._records(session_id, count)) as records,
         ):
             details, versions = details_of(session), Recipe.of(session).versions
             return await self.run(
                 new, session.owner, details, versions, records, limit, repeatable=creation is not None
             )
+
+    @contextlib.asynccontextmanager
+    async def _keeping_alive(self, session: StoredSession) -> AsyncIterator[None]:
+        """Keep a session alive for the block, though nobody calls it meanwhile."""
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(session.ttl_seconds / KEEP_ALIVE)
+                with contextlib.suppress(RequestError, InternalError):
+                    await self._sessions.read(lambda reader: reader.find(session.id, session.owner))
+
+        renewing = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            renewing.cancel()
 
     async def _begin_again(
         self,

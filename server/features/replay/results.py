@@ -7,7 +7,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from server.protocol.results import Code, Session
+from server.protocol.results import Session
 
 
 class SessionSeeds(TypedDict):
@@ -46,6 +46,21 @@ class Replay(TypedDict):
     complete: bool
     diverged: NotRequired[Difference]
     other_versions: dict[str, Versions]
+
+
+class CodeOf(TypedDict):
+    """A digest of files of code, and the version of the distribution that they came with, if they did."""
+
+    version: NotRequired[str]
+    digest: str
+
+
+class Code(TypedDict):
+    """What runs here: Python's version without its last number, the server, and the toolpacks by name."""
+
+    python: str
+    server: CodeOf
+    toolpacks: dict[str, CodeOf]
 
 
 class Bundle(TypedDict):

@@ -19,7 +19,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from io import FileIO
 from pathlib import Path
@@ -31,7 +31,6 @@ from server.features.api_stores import (
     SettingsError,
     StateDamagedError,
     StoreInUseError,
-    descriptors_of,
     in_forked,
     let_go,
     shown,
@@ -384,7 +383,7 @@ class SqliteFile:
     def _let_go(self) -> None:
         """In a process that a function has forked, keep neither the lock nor the database."""
         if not self._lock_file.closed:
-            let_go([self._lock_file.fileno(), *descriptors_of(f"{self._path}{end}" for end in ("", "-wal", "-shm"))])
+            let_go([self._lock_file.fileno(), *_descriptors_of(f"{self._path}{end}" for end in ("", "-wal", "-shm"))])
 
     def _close_readers(self) -> None:
         with suppress(IndexError):
@@ -431,3 +430,18 @@ class SqliteFile:
                 time.sleep(OPEN_AGAIN_SECONDS)
             else:
                 return
+
+
+def _descriptors_of(paths: Iterable[str]) -> list[int]:
+    """Get the descriptors that this process has of files; a library may have opened them."""
+    wanted, found = set(), []
+    for path in paths:
+        with suppress(OSError):
+            status = os.stat(path)  # noqa: PTH116
+            wanted.add((status.st_dev, status.st_ino))
+    for name in os.listdir("/dev/fd"):  # noqa: PTH208 - numbers
+        with suppress(OSError):  # that of the list itself is closed
+            status = os.fstat(int(name))
+            if (status.st_dev, status.st_ino) in wanted:
+                found.append(int(name))
+    return found

@@ -7,35 +7,33 @@ import from elsewhere.
 
 import hashlib
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from server.packs.sources import OWN, Source
+from server.features.api_runners import Catalog
+from server.features.replay.results import Code, CodeOf
+from server.packs.sources import OWN
 
-SERVER = Path(__file__).parents[1]
+SERVER = Path(__file__).parents[2]
 
 
 class Codes:
-    """What is loaded here.
+    """The digests of what is loaded here."""
 
-    Args:
-        sources: Where toolpacks come from, by name.
-        fingerprints: Those of the classes of their environments.
-    """
+    def __init__(self, catalog: Catalog) -> None:
+        self._server: CodeOf = {"version": version(OWN), "digest": _server_digest()}
+        self._toolpacks: dict[str, CodeOf] = {}
+        for name, source in catalog.sources.items():
+            digest = digest_of(_files(source.module, source.path), catalog.fingerprints.get(name, ""))
+            self._toolpacks[name] = {"digest": digest}
+            if source.version:
+                self._toolpacks[name]["version"] = source.version
 
-    def __init__(self, sources: Mapping[str, Source], fingerprints: Mapping[str, str]) -> None:
-        self._server = {"version": version(OWN), "digest": _server_digest()}
-        self._toolpacks: dict[str, dict[str, str]] = {}
-        for name, source in sources.items():
-            digest = digest_of(_files(source), fingerprints.get(name, ""))
-            self._toolpacks[name] = {"digest": digest} | ({"version": source.version} if source.version else {})
-
-    def of(self, toolpacks: Iterable[str]) -> Any:
-        """Get a `protocol.results.Code` of the server and of these toolpacks; one that stands in no file has none."""
+    def of(self, toolpacks: Iterable[str]) -> Code:
+        """Get those of the server and of these toolpacks; one that stands in no file has none."""
         return {
             "python": ".".join(platform.python_version_tuple()[:2]),
             "server": self._server,
@@ -58,14 +56,14 @@ def _server_digest() -> str:
     return digest_of(_inside(SERVER, SERVER.parent, "*.py"))
 
 
-def _files(source: Source) -> Iterator[tuple[str, Path]]:
-    if source.path is not None:
-        folder = source.path.parent
-        yield from _inside(source.path, folder)
-        for path in folder.glob("_*"):
-            yield from _inside(path, folder)
+def _files(module: str, path: Path | None) -> Iterator[tuple[str, Path]]:
+    if path is not None:
+        folder = path.parent
+        yield from _inside(path, folder)
+        for beside in folder.glob("_*"):
+            yield from _inside(beside, folder)
         return
-    spec = find_spec(source.module.partition(".")[0])
+    spec = find_spec(module.partition(".")[0])
     places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""][:1]
     for place in filter(None, places):
         yield from _inside(Path(place), Path(place).parent)
