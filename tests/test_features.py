@@ -25,7 +25,7 @@ from server.features.tasks.results import SessionTask
 from server.protocol.results import Session
 from server.rpc.method import agents_methods, clients_methods
 from server.sessions.record_kinds import RecordKind, RecordKinds
-from server.volumes.volume import VolumeKinds
+from server.volumes.volume import Volume, VolumeKinds
 from server.web.app import create_app
 from server.web.console import console_files
 from server.wiring import installed
@@ -203,6 +203,11 @@ def settings(feature, name):
             "^The features 'a' and 'b' both add 'Session.task' to results: leave one of them out",
         ),
         ([made("My Weather")], "^The feature 'My Weather' needs another name: a word of lower-case letters.$"),
+        (
+            [made("a", record_kinds=[type("SkyKind", (RecordKind,), {})])],
+            "^SkyKind of the feature 'a' needs a `name`: a word.$",
+        ),
+        ([made("a", volumes=[type("Sky", (Volume,), {})])], "^Sky of the feature 'a' needs a `kind`: a word.$"),
     ],
 )
 def test_features_that_cannot_be_used_are_refused(features, refusal):

@@ -296,7 +296,10 @@ class Volume(ABC):
 
     @classmethod
     def imported(cls, exported: bytes) -> Self | None:  # noqa: ARG003 - kinds use it
-        """Make one, as an author does, of what `export` has given; None if that is another kind's."""
+        """Make one, as an author does, of what `export` has given; None if that is another kind's.
+
+        By default it is: then environments in the tests of toolpacks lack it.
+        """
         return None
 
     @classmethod
@@ -383,7 +386,8 @@ class Mount:
     """One volume as it was given to one call, or to one reader.
 
     Attributes:
-        read_only: Why nothing may be written; "" if it may.
+        read_only: Why nothing may be written, which the kind must refuse: others read the same working copy. "" if it
+            may be written.
         pinned: Time and chance are pinned while the call runs.
     """
 

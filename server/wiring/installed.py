@@ -144,6 +144,10 @@ def _check(feature: type[Feature]) -> None:
         )
     if not _NAME.fullmatch(feature.name):
         raise StartError(f"The feature {feature.name!r} needs another name: a word of lower-case letters.")
+    for attribute, classes in (("name", feature.record_kinds), ("kind", feature.volumes)):
+        for each in classes:
+            if not getattr(each, attribute, ""):
+                raise StartError(f"{each.__qualname__} of the feature {feature.name!r} needs a `{attribute}`: a word.")
 
 
 def described(features: Iterable[type[Feature]]) -> list[dict[str, Any]]:
