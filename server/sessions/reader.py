@@ -196,11 +196,14 @@ class SessionReader:
         Raises:
             InvalidParamsError: The pointer names nothing, or a page is wanted of something that has none.
         """
+        snapshot = self._at(session_id, owner, version)
         if after is not None or limit is not None or pointer:
-            found = self._in_volume(session_id, owner, version, pointer, after, limit)
+            found = self._in_volume(snapshot, pointer, after, limit)
             if found is not None:
                 return Fragment(found)
-        text = self._view(session_id, owner, version)
+        if volume_pointers(snapshot.parts):
+            self._check_is_heavy()
+        text = self._runner.run(ViewEnvironments(snapshot))
         if not pointer:
             return Fragment(text)
         try:
@@ -211,17 +214,8 @@ class SessionReader:
             raise InvalidParamsError(f"The pointer {shown(pointer)!r} names the place after the last element.")
         return Fragment(dumps(found))
 
-    def _in_volume(
-        self,
-        session_id: str,
-        owner: str | None,
-        version: int | None,
-        pointer: str,
-        after: str | None,
-        limit: int | None,
-    ) -> bytes | None:
+    def _in_volume(self, snapshot: Snapshot, pointer: str, after: str | None, limit: int | None) -> bytes | None:
         """Get what a pointer names in a volume; None if it doesn't lead into one."""
-        snapshot = self._at(session_id, owner, version)
         for name, path in volume_pointers(snapshot.parts).items():
             if pointer == path or pointer.startswith(f"{path}/"):
                 self._check_is_heavy()
@@ -345,12 +339,6 @@ class SessionReader:
         if self._max_bytes is not None and sum(map(len, blobs.values())) > self._max_bytes:
             raise HeavyReadError
         return Snapshot(parts, PartBytes(self._store, parts, {part: blobs[parts[part]] for part in opened}))
-
-    def _view(self, session_id: str, owner: str | None, version: int | None) -> bytes:
-        snapshot = self._at(session_id, owner, version)
-        if volume_pointers(snapshot.parts):
-            self._check_is_heavy()
-        return self._runner.run(ViewEnvironments(snapshot))
 
     def _at(self, session_id: str, owner: str | None, version: int | None) -> Snapshot:
         _, head = self.find(session_id, owner)
