@@ -107,8 +107,7 @@ class Toolpack:
         """
 
         def register(plain: Plain) -> Plain:
-            self._add(plain, read_only=read_only, timeout_seconds=timeout_seconds)
-            return plain
+            return self.register_function(plain, read_only=read_only, timeout_seconds=timeout_seconds)
 
         if function is not None and not callable(function):
             with located(caller_place(self.name)):
@@ -124,19 +123,18 @@ class Toolpack:
         Raises:
             RegistrationError: The function can't be offered to agents; the text says what to change.
         """
-        self._add(function, read_only=read_only, timeout_seconds=timeout_seconds)
-        return function
-
-    def _add(self, function: Any, *, read_only: bool = False, timeout_seconds: float | None = None) -> None:
         with located(function if has_source(function) else caller_place(self.name)):
             check_function(function, timeout_seconds)
-            ready = function if is_ready(function) else make_function(function)
+            ready: Any = function
+            if not is_ready(ready):
+                ready = make_function(ready)
             if ready.name in self.functions:
                 raise RegistrationError(f"toolpack {self.name!r} has a function {ready.name!r} already: rename one.")
             for parameter, dependency in ready.dependencies.items():
                 check_dependency(self.environment_class, parameter, getattr(dependency, "env_dependency", None))
             marks = self.read_marks(ready.parameters.model_json_schema())
             self.functions[ready.name] = PackFunction(ready, self.name, read_only, timeout_seconds, marks)
+        return function
 
     def read_marks(self, schema: dict[str, Any]) -> Mapping[Any, str]:  # noqa: ARG002 - for those who override it
         """Get what a feature wants to keep of the JSON Schema of a function's parameters.

@@ -45,11 +45,6 @@ def origin(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 
-def chosen_features() -> Sequence[str]:
-    """Get what `TOOLPACK_FEATURES` says, for whoever has no settings."""
-    return split_list(os.environ.get(VARIABLE, ""), ",")
-
-
 def load_features(chosen: Sequence[str] | None = None) -> list[type[Feature]]:
     """Import the features that are installed, in the order in which they add to the server.
 
@@ -60,7 +55,7 @@ def load_features(chosen: Sequence[str] | None = None) -> list[type[Feature]]:
         StartError: A feature can't be imported, or can't be used.
     """
     points = installed_features()
-    for each in chosen_features() if chosen is None else chosen:
+    for each in split_list(os.environ.get(VARIABLE, ""), ",") if chosen is None else chosen:
         sign, name = each[:1], each[1:]
         if sign not in {"+", "-"} or not name:
             raise SettingsError(

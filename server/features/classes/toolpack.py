@@ -90,4 +90,4 @@ class ClassToolpacks(Toolpack):
         self.holds_instances = True
         self.source, self._build, self._options = source, world.build, world.options
         for function, read_only in world.functions:
-            self._add(function, read_only=read_only)
+            self.register_function(function, read_only=read_only)
