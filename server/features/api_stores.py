@@ -16,6 +16,7 @@ from server.base.errors import (
 )
 from server.base.forked import in_forked, let_go
 from server.base.store_url import SQLITE
+from server.features.store_rows import RECIPE_CACHE_BYTES, digest, load
 from server.stores.base import (
     HELD_SECONDS,
     NO_HISTORY,
@@ -33,7 +34,6 @@ from server.stores.base import (
 )
 from server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, Tip, fitting, follows, parts_at, to_note, trim
 from server.stores.outside import DIGITS, MARK, MAX_STUB_BYTES, name_of, size_of, stub
-from server.stores.rows import RECIPE_CACHE_BYTES, digest, load
 
 __all__ = [
     "DIGITS",

@@ -13,7 +13,7 @@ from server.stores.base import SessionStore
 from server.wiring.feature import Feature
 from server.wiring.installed import load_features
 
-MEMORY = "server.stores.memory.store:MemoryStore.from_url"
+MEMORY = "server.stores.memory:MemoryStore.from_url"
 
 
 def opener(url: str, features: Iterable[type[Feature]] | None = None) -> str:

@@ -9,7 +9,7 @@ import pytest
 import redis_server
 
 from server.base.errors import SettingsError
-from server.stores.memory.store import MemoryStore
+from server.stores.memory import MemoryStore
 from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract import *  # noqa: F403 - the tests
 from toolpack_server.testing.store_contract.comparison import compare

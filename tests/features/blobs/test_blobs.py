@@ -17,7 +17,7 @@ from server.features.blobs.bucket import Bucket
 from server.features.blobs.feature import outside
 from server.features.blobs.settings import BlobsSettings
 from server.features.blobs.store import UNNAMED_SECONDS, opened
-from server.stores.memory.store import MemoryStore
+from server.stores.memory import MemoryStore
 from server.stores.outside import MARK, name_of
 from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.samples import change, commit, fork_of, session

@@ -6,7 +6,7 @@ import pytest
 import redis_server
 
 from server.features.blobs.store import opened
-from server.stores.memory.store import MemoryStore
+from server.stores.memory import MemoryStore
 from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract import *  # noqa: F403 - the tests
 

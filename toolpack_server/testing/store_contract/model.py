@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from server.stores.base import Lease
-from server.stores.memory.store import MemoryStore
+from server.stores.memory import MemoryStore
 
 
 class SharedMemory(MemoryStore):

@@ -1,1 +1,0 @@
-"""The store in the memory of one process."""
