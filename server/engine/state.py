@@ -54,20 +54,32 @@ NONE: Mapping[Any, Any] = MappingProxyType({})
 
 @dataclass(slots=True)
 class Effect:
-    """What an operation has done to a session."""
+    """What an operation has done to a session.
 
-    answer: Any  # what the caller gets; whoever is around the operation may replace it, the record stays as it is
-    members: dict[str, Any] | None = None  # the record's that are the kind's own; None if nothing is to be recorded
-    versions: int = 0  # by how much the session's version increases
-    seconds: float = 0.0  # how long it took
-    parts: Mapping[str, str] = field(default_factory=dict)  # the new blob id of each part that has changed
-    # The bytes of those blobs that the store doesn't have yet, by id.
+    Attributes:
+        answer: What the caller gets. Whoever is around the operation may replace it; the record stays as it is.
+        members: The members of the record that are the kind's own; None if nothing is to be recorded.
+        versions: By how much the session's version increases.
+        seconds: How long it took.
+        parts: The new blob id of each part that has changed.
+        new_blobs: The bytes of those blobs that the store doesn't have yet, by id.
+        blobs: The current bytes of parts, as far as they are known.
+        live: The live environments that equal those bytes.
+        private: What only the server reads of the record.
+        record: The record to commit, once it is written; None if there is nothing to commit.
+        memo: What each of those around the operation remembers of the session as of this record.
+    """
+
+    answer: Any
+    members: dict[str, Any] | None = None
+    versions: int = 0
+    seconds: float = 0.0
+    parts: Mapping[str, str] = field(default_factory=dict)
     new_blobs: Mapping[str, bytes] = field(default_factory=dict)
-    blobs: Mapping[str, bytes] = field(default_factory=dict)  # the current bytes of parts, as far as they are known
-    live: Mapping[str, BaseModel] = field(default_factory=dict)  # the live environments that equal those bytes
-    private: dict[str, Any] = field(default_factory=dict)  # what only the server reads of the record
-    record: Record | None = None  # the one to commit, once it is written; None if there is nothing to commit
-    # What each of those around the operation remembers of the session as of this record.
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    live: Mapping[str, BaseModel] = field(default_factory=dict)
+    private: dict[str, Any] = field(default_factory=dict)
+    record: Record | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
 
