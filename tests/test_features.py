@@ -43,10 +43,10 @@ BEYOND_API = {
     "mcp": 59,
     "participants": 11,
     "parts": 5,
-    "perturbations": 26,
-    "receipts": 20,
-    "replay": 62,
-    "tasks": 65,
+    "perturbations": 21,
+    "receipts": 19,
+    "replay": 61,
+    "tasks": 64,
     "telemetry": 8,
 }
 """How many names a feature of ours imports of the core, past `server.features.api` and those beside it.

@@ -80,7 +80,8 @@ class CallFailure:
         elif why is Failure.ARGUMENTS and isinstance(error, ValidationError):
             errors = _argument_errors(error)
         if max_bytes is not None:
-            kind, message = _cut(kind, message, max_bytes)
+            kind = kind[:max_bytes]
+            message = cut_error(message, max(max_bytes - len(kind) - len(": "), 0))
             if errors and len(dumps(errors)) > max_bytes:
                 errors = []
         if not keep_cause:
@@ -107,12 +108,9 @@ class CallFailure:
         return cls(**{**members, "why": Failure(members["why"])})
 
 
-def _cut(kind: str, message: str, max_bytes: int) -> tuple[str, str]:
-    """Shorten a message if it makes the text too long."""
-    kind = kind[:max_bytes]
-    room = max(max_bytes - len(kind) - 2, 0)
-    over = len(message) - room
-    return (kind, message) if over <= 0 else (kind, f"{message[:room]}… ({over} more characters)")
+def cut_error(error: str, most: int) -> str:
+    """Get an error's text, cut after so many characters."""
+    return error if len(error) <= most else f"{error[:most]}… ({len(error) - most} more characters)"
 
 
 def _argument_errors(error: ValidationError) -> list[Json]:

@@ -3,6 +3,7 @@
 The rule: each is one class here and one entry of `OPERATIONS`; features add theirs.
 """
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,11 +19,12 @@ from server.execution.failure import CallFailure, Failure
 from server.execution.initial import Built, build, parse
 from server.execution.plan import Plan
 from server.execution.runner import RunnerOperation
-from server.execution.views import Pointed, contents, export, patch, pointed, view, view_without_volumes
+from server.execution.views import Pointed, as_json, bound, reading, same_chain, thawed, view
 from server.execution.world import ExecutionContext, Snapshot
 from server.functions.leftovers import Watch
 from server.functions.steps import Steps, run_steps
 from server.jsonio.strict import dumps, loads
+from server.snapshots.pickling import freeze
 from server.volumes.volume import is_piece
 
 
@@ -106,7 +108,7 @@ class ExportEnvironments(RunnerOperation[bytes]):
 
     @override
     def run(self, context: ExecutionContext) -> bytes:
-        return export(context.codec, self.snapshot)
+        return freeze(thawed(context.codec, self.snapshot), context.codec.catalog.classes)
 
 
 class _JsonText(RunnerOperation[bytes]):
@@ -137,7 +139,7 @@ class ViewWithoutVolumes(_JsonText):
 
     @override
     def run(self, context: ExecutionContext) -> bytes:
-        return view_without_volumes(context.codec, self.snapshot)
+        return as_json(context.codec, thawed(context.codec, self.snapshot))
 
 
 @dataclass(eq=False)
@@ -150,8 +152,10 @@ class ViewVolume(_JsonText):
 
     @override
     def run(self, context: ExecutionContext) -> bytes:
+        name, steps, after, limit = self.wanted
         try:
-            return dumps(pointed(context.codec, self.snapshot, self.wanted))
+            with reading(context.codec) as volumes:
+                return dumps(bound(self.snapshot, volumes)[name].at(steps, after, limit))
         except LookupError:
             return b""
 
@@ -170,16 +174,21 @@ class ExportVolumes(RunnerOperation[dict[str, str]]):
 
     @override
     def run(self, context: ExecutionContext) -> dict[str, str]:
-        return contents(context.codec, self.snapshot)
+        with reading(context.codec) as volumes:
+            found = bound(self.snapshot, volumes)
+            return {name: base64.b64encode(volume.export()).decode() for name, volume in found.items()}
 
 
 @dataclass(eq=False)
 class PatchVolumes(RunnerOperation[list[dict[str, Any]]]):
-    """Get the operations of a JSON Patch from the volumes of one snapshot to those of another, by their paths."""
+    """Get the operations of a JSON Patch from the volumes of one snapshot to those of another.
+
+    One that only the other has is added, or removed, as a whole.
+    """
 
     before: Snapshot
     after: Snapshot
-    paths: Mapping[str, str]
+    paths: Mapping[str, str]  # their JSON Pointers by name
     text_diffs: bool
     name = "patch-volumes"
     shape = TypeAdapter(list[dict[str, Any]])
@@ -189,7 +198,18 @@ class PatchVolumes(RunnerOperation[list[dict[str, Any]]]):
 
     @override
     def run(self, context: ExecutionContext) -> list[dict[str, Any]]:
-        return patch(context.codec, self.before, self.after, self.paths, text_diffs=self.text_diffs)
+        found: list[dict[str, Any]] = []
+        with reading(context.codec) as old, reading(context.codec) as new:
+            lefts, rights = bound(self.before, old), bound(self.after, new)
+            for name, path in self.paths.items():
+                left, right = lefts.get(name), rights.get(name)
+                if left is None and right is not None:
+                    found.append({"op": "add", "path": path, "value": right.view()})
+                elif right is None:
+                    found.append({"op": "remove", "path": path})
+                elif left is not None and not same_chain(self.before, self.after, name):
+                    found += left.patch(right, path, text_diffs=self.text_diffs)
+        return found
 
 
 OPERATIONS: tuple[type[RunnerOperation[Any]], ...] = (

@@ -6,7 +6,7 @@ The rule: nothing is defined here, and nothing is promised. Who imports this nee
 from server.execution.call import Outcome, call
 from server.execution.codec import Codec, PlainCodec
 from server.execution.conditions import Conditions
-from server.execution.failure import OF_CALLS, Failure
+from server.execution.failure import OF_CALLS, Failure, cut_error
 from server.execution.initial import Built
 from server.execution.operations import (
     BuildEnvironment,

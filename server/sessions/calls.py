@@ -15,7 +15,7 @@ from server.base.terminal import printable
 from server.engine.jobs import StartClock
 from server.engine.state import Effect, SessionState
 from server.execution.call import Outcome
-from server.execution.failure import CallFailure, Failure
+from server.execution.failure import CallFailure, Failure, cut_error
 from server.execution.nested import NestedCall
 from server.execution.operations import RunCall
 from server.execution.plan import Plan, SessionFunctions, uncompared
@@ -31,7 +31,7 @@ from server.sessions.operation import SessionOperation
 from server.sessions.part_bytes import PartBytes
 from server.sessions.recipes import Recipe
 from server.sessions.record_kinds import RecordKind, Shown, short
-from server.sessions.records import cut_arguments, cut_error
+from server.sessions.records import cut_arguments
 from server.stores.base import Record
 from server.volumes.volume import is_piece
 

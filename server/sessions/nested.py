@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.base.errors import MAX_SHOWN
+from server.execution.failure import cut_error
 from server.execution.nested import NestedCall
 from server.jsonio.strict import Fragment, cut_if_longer, dumps
-from server.sessions.records import SMALL_BYTES, cut_error
+from server.sessions.records import SMALL_BYTES
 
 MAX_NESTED_CALLS = 100
 

@@ -35,12 +35,6 @@ def stored_call_id(call_id: str, by: str) -> str:
     return _CLIENTS + call_id if call_id.startswith((_ADDRESSES, _CLIENTS)) else call_id
 
 
-def cut_error(error: str, max_bytes: int) -> str:
-    if len(error) <= max_bytes:
-        return error
-    return f"{error[:max_bytes]}… ({len(error) - max_bytes} more characters)"
-
-
 def cut_arguments(sent: bytes, kwargs: Mapping[str, Any], max_bytes: int) -> bytes:
     """Get the arguments of a call for the trace: the large ones are cut if all together are too long."""
     if len(sent) <= max_bytes:

@@ -15,9 +15,6 @@ from typing_extensions import override
 
 from server.base.errors import ResultError
 from server.engine.pool_thread import interruptible
-from server.execution.call import Outcome
-from server.execution.failure import Failure
-from server.execution.plan import Plan
 from server.features.api import (
     AGENT,
     CallFailure,
@@ -32,19 +29,19 @@ from server.features.api import (
     TooLargeError,
     details_of,
 )
+from server.features.api_runners import Failure, Outcome, Plan, check_content, cut_error
 from server.features.perturbations.altered import Chance, altered, too_large
 from server.features.perturbations.appearance import Appearance
 from server.features.perturbations.calls import heard
 from server.features.perturbations.counts import COUNTS, NAME, UNKNOWN, Counts, counts_at
 from server.features.perturbations.session_rules import Call, Decision, Functions, SessionRules
-from server.functions.content import check_content
 from server.functions_runtime import not_found
 from server.jsonio.strict import Fragment, cut_if_longer, dumps, loads
 from server.packs.names import without_dots
 from server.sessions.addresses import View
 from server.sessions.calls import CallOperation, CallRequest
 from server.sessions.recipes import Recipe
-from server.sessions.records import cut_arguments, cut_error
+from server.sessions.records import cut_arguments
 
 REMEMBERED = 1000  # sessions' rules
 RECENT = 100  # answers that a session remembers for rules that repeat them: more than wait for one commit

@@ -27,7 +27,7 @@ from server.features.api import (
     StoredSession,
     details_of,
 )
-from server.features.api_runners import Failure, Outcome, is_piece
+from server.features.api_runners import Failure, Outcome, cut_error, is_piece
 from server.features.replay.repeats import CopyOperation, Repeated, RepeatedCall, RepeatedReset, UnrunCall
 from server.features.replay.results import Difference, Replay, Versions
 from server.features.replay.seeds import REPLAYS
@@ -38,7 +38,6 @@ from server.sessions.calls import CallRequest
 from server.sessions.identity import Creation
 from server.sessions.manager import SessionManager
 from server.sessions.recipes import Recipe, began_as_fork
-from server.sessions.records import cut_error
 
 KEEP_ALIVE = 4  # how often in its TTL a session is renewed while it is replayed
 AT_ONCE = 2  # replays of one owner that a worker runs
