@@ -93,8 +93,6 @@ class NamedAddresses:
         Args:
             kept: What is kept with the session's recipe.
         """
-        del kept
-        return None
 
 
 Fill = Callable[[StoredSession, Address], Address]

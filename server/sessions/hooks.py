@@ -57,8 +57,6 @@ class CreationHook:
 
     def conditions(self, details: Mapping[str, Any]) -> Conditions | None:
         """Get those under which the environments of a session with these details are built; None if there are none."""
-        del details
-        return None
 
 
 class SessionFilter:

@@ -61,30 +61,21 @@ class RecordKind:
 
     def goes_back_to(self, shown: Shown) -> int | None:
         """Get the version to which the path goes back with this record; None if it goes on."""
-        del shown
-        return None
 
     def repeat(self, context: Any, session_id: str, owner: str, shown: Shown, call_id: str | None) -> Any:
         """Get the `SessionOperation` that makes such a record, as its method does, for a replay; None to copy it.
 
         A copy may say anything. Calls and what goes back on the path are repeated by the replay itself.
         """
-        del context, session_id, owner, shown, call_id
 
     def message(self, shown: Shown) -> SaidMessage | None:
         """Get the message of the conversation that it records; None if it records none."""
-        del shown
-        return None
 
     def answer(self, shown: Shown) -> str | None:
         """Get the answer that it records, which ends the agent's part; None if it records none."""
-        del shown
-        return None
 
     def failure(self, shown: Shown) -> PartFailure | None:
         """Get whose part has failed, if it records that: it ends the session for all, and no verdict is valid."""
-        del shown
-        return None
 
     def ends(self, shown: Shown) -> bool:
         """Whether it ends the session for all addresses: nothing is called or said after it."""
