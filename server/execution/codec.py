@@ -8,6 +8,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 from pydantic import BaseModel
 
@@ -66,8 +67,16 @@ class PlainCodec:
         except SnapshotError:
             return None
 
-    def freeze_parts(self, toolpack: str, environment: BaseModel) -> dict[str, bytes]:
-        """Divide a whole environment, out of which its volumes are taken, and freeze each part; raises as `encode`."""
+    def freeze_parts(
+        self,
+        toolpack: str,
+        environment: BaseModel,
+        interruptible: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - it holds nothing
+    ) -> dict[str, bytes]:
+        """Divide a whole environment, out of which its volumes are taken, and freeze each part; raises as `encode`.
+
+        To build a volume is `interruptible`: it may run an author's code, or a client's SQL.
+        """
         pack = self.catalog.toolpacks[toolpack]
         volumes = take_out(environment, of_instances=pack.holds_instances)
         parts = divide(pack, environment, frozenset(volumes))
@@ -77,7 +86,9 @@ class PlainCodec:
             if self.volumes is not None:
                 self.volumes.kinds[volume.kind]  # raises if nobody could read it again
             part = part_name(f"{toolpack}{PART_SEPARATOR}{path}", volume.kind, 0)
-            payloads[part] = first_piece(volume, volume.build(limits))
+            with interruptible:
+                body = volume.build(limits)
+            payloads[part] = first_piece(volume, body)
         return payloads
 
     def _freeze(self, part: str, environment: BaseModel) -> bytes:

@@ -6,6 +6,7 @@ builds them again and an edited toolpack never starts from old data.
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from server.base.cache import BoundedCache
@@ -23,11 +24,20 @@ Built = dict[str, tuple[str, bytes]]
 ENTRY_BYTES = 1024  # what a part takes in the cache besides its bytes
 
 
-def build(codec: PlainCodec, toolpack: str, options: Mapping[str, Any], conditions: Conditions | None = None) -> Built:
-    """Build a toolpack's initial environment, under conditions; raises as `Toolpack.build` and `encode`."""
-    with held(conditions):
+def build(
+    codec: PlainCodec,
+    toolpack: str,
+    options: Mapping[str, Any],
+    conditions: Conditions | None = None,
+    interruptible: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - it holds nothing
+) -> Built:
+    """Build a toolpack's initial environment, under conditions; raises as `Toolpack.build` and `encode`.
+
+    A passed deadline interrupts what is `interruptible`: the author's code, and the SQL of a database.
+    """
+    with held(conditions), interruptible:
         environment = codec.catalog.toolpacks[toolpack].build(options)
-    payloads = codec.freeze_parts(toolpack, environment)
+    payloads = codec.freeze_parts(toolpack, environment, interruptible)
     # Seeded sessions, whose environments are built anew for each of them, mostly start from the same bytes.
     frozen = {part: payload for part, payload in payloads.items() if not is_piece(part)}
     digests = tuple((part, hashlib.blake2b(payload).digest()) for part, payload in frozen.items())
@@ -40,11 +50,17 @@ def build(codec: PlainCodec, toolpack: str, options: Mapping[str, Any], conditio
     return codec.seal_all(payloads)
 
 
-def parse(codec: PlainCodec, toolpack: str, environment: Any, conditions: Conditions | None = None) -> Built:
+def parse(
+    codec: PlainCodec,
+    toolpack: str,
+    environment: Any,
+    conditions: Conditions | None = None,
+    interruptible: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - it holds nothing
+) -> Built:
     """Build a toolpack's environment from JSON; raises as `build`."""
-    with held(conditions):
+    with held(conditions), interruptible:
         parsed = codec.catalog.toolpacks[toolpack].parse(environment)
-    return codec.seal_all(codec.freeze_parts(toolpack, parsed))
+    return codec.seal_all(codec.freeze_parts(toolpack, parsed, interruptible))
 
 
 class InitialEnvironments:

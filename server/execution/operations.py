@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from server.base.errors import CrashedError
 from server.execution.call import Outcome, call_steps
-from server.execution.codec import PlainCodec
 from server.execution.conditions import Conditions
 from server.execution.failure import CallFailure, Failure
 from server.execution.initial import Built, build, parse
@@ -70,7 +69,7 @@ class MakeEnvironment(RunnerOperation[Built]):
     toolpack: str
     source: Any
     conditions: Conditions | None = None
-    _make: ClassVar["staticmethod[[PlainCodec, str, Any, Conditions | None], Built]"]
+    _make: ClassVar["staticmethod[..., Built]"]
     _author: ClassVar[str]  # whose code it is
 
     def __post_init__(self) -> None:
@@ -78,7 +77,7 @@ class MakeEnvironment(RunnerOperation[Built]):
 
     @override
     def run(self, context: ExecutionContext) -> Built:
-        return self._make(context.codec, self.toolpack, self.source, self.conditions)
+        return self._make(context.codec, self.toolpack, self.source, self.conditions, context.interruptible)
 
 
 @dataclass(eq=False)

@@ -5,6 +5,7 @@ result gives all members, and whoever reads one in this process finds them.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from typing_extensions import is_typeddict
@@ -47,6 +48,7 @@ def _of_any(objects: Sequence[tuple[frozenset[str], Omit | None]]) -> Omit:
     return omit
 
 
+@cache  # whoever makes a server asks for all results, twice: for owners and for agents
 def _of_object(kind: Any) -> Omit | None:
     optional = kind.__optional_keys__
     inner = {name: found for name, each in get_type_hints(kind).items() if (found := omission(each))}

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import sqlite3
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -354,8 +355,15 @@ def test_a_client_gives_no_bytes(bench):
     text = "db: Value error, a database is given as SQL, which is run in a new one."
     assert text in detail(-32602, bench.create, "stall", environment={"stall": {"db": {"$base64": ""}}})
     endless = "CREATE TABLE x AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+    before = calling()
     with make("thread", timeout_seconds=0.5) as quick:
         refused(-32010, quick.create, "stall", environment={"stall": {"db": endless}})
+        quick.create("stall")
+    wait_until(lambda: calling() <= before, "the end of a client's SQL")
+
+
+def calling():
+    return {thread for thread in threading.enumerate() if thread.name == "calls"}
 
 
 def test_a_toolpack_shows_its_tables(bench):
