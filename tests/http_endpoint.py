@@ -8,7 +8,6 @@ import socket
 import threading
 from unittest import mock
 
-import httpx
 import serving
 import uvicorn
 from http_server import Listening
@@ -52,7 +51,7 @@ class Endpoint:
     def __init__(self, server, app, protocol, port):
         self._server, self.app, self.port = server, app, port
         self._protocol = protocol
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=serving.PATIENCE)
+        self.http = serving.http_client(f"http://127.0.0.1:{port}")
 
     def rpc(self, method, **params):
         return result_of(self.http.post("/rpc", json=request(method, **params)).content)

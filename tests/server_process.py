@@ -41,7 +41,7 @@ class Served:
 
     def __init__(self, process: subprocess.Popen[str], banner: str, url: str) -> None:
         self.process, self.banner, self.url = process, banner, url
-        self.http = httpx.Client(base_url=url, timeout=serving.PATIENCE)
+        self.http = serving.http_client(url)
 
     def rpc(self, method: str, /, **params: Any) -> Any:
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}

@@ -25,11 +25,11 @@ from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
 from server.rpc.codes import describe, error_reply
 from server.rpc.method import agents_methods, clients_methods
-from server.stores.base import Counted
+from server.stores.base import Counted, SessionStore
+from server.wiring import stores
 from server.wiring.feature import Feature
 from server.wiring.installed import load_features
 from server.wiring.service import Service, all_methods
-from server.wiring.stores import open_store
 
 PACKS = Path(__file__).parent / "fixtures" / "packs"
 FIXTURES = ("ledger", "vault", "nasty", "halves")
@@ -41,6 +41,18 @@ KEY = b"a key that only the tests know!!"
 CATALOG = load_catalog((PACKS,), FIXTURES)
 ledger: Any = sys.modules["toolpacks.ledger"]
 nasty: Any = sys.modules["toolpacks.nasty"]
+
+
+def open_store(url: str, **given: Any) -> SessionStore:
+    """Open a store of the features that are loaded: to look for installed ones takes longer than most tests."""
+    return stores.open_store(url, features=FEATURES, **given)
+
+
+def http_client(url: Any, **given: Any) -> Any:
+    """Make a client of plain HTTP: to read all certificates, for TLS, takes longer than most tests."""
+    import httpx  # noqa: PLC0415 - a test of one's own toolpack has none
+
+    return httpx.Client(base_url=url, verify=False, **{"timeout": PATIENCE, **given})
 
 
 def wait_until(condition: Callable[[], Any], what: str = "what the test waits for") -> Any:

@@ -11,13 +11,12 @@ import database_histories
 import pytest
 import serving
 import test_files_histories
-from serving import PACKS, Bench, ledger, refused, wait_until
+from serving import PACKS, Bench, ledger, open_store, refused, wait_until
 
 from server import Task, TaskEnvironment, Toolpack
 from server.packs.catalog import Catalog
 from server.packs.loading import load_catalog
 from server.stores.base import Lease
-from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.model import SharedMemory
 
 VOLUMES = ("stall", "papers")

@@ -4,11 +4,10 @@ import threading
 
 import pytest
 import serving
-from serving import RpcError, ledger, wait_until
+from serving import RpcError, ledger, open_store, wait_until
 
 from server.base.errors import OverloadedError
 from server.engine import commits, queues, session_clock
-from server.wiring.stores import open_store
 
 UNKNOWN = "It is not known whether the call was kept"
 FAILURES = {

@@ -6,14 +6,13 @@ import threading
 import pytest
 import redis_server
 import serving
-from serving import RpcError, ledger, wait_until
+from serving import RpcError, ledger, open_store, wait_until
 
 from server.base.errors import OverloadedError
 from server.engine import leases, queues
 from server.engine.leases import DEAD_SECONDS, HEARTBEAT_SECONDS, Leases
 from server.engine.state import SessionState
 from server.stores.base import Head, Lease, StoredSession
-from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.model import SharedMemory
 
 OTHER = "another worker"

@@ -8,7 +8,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 import serving
 from server_process import http_on, served
@@ -210,7 +209,7 @@ def test_a_real_server_answers_others_while_such_a_function_waits(tmp_path, prot
             assert server.call(session, "nap", file="/") == {"result": "woken", "error": None}
         with ThreadPoolExecutor(1) as pool:
             held = pool.submit(server.call, session, "nap", file=str(woken))
-            with httpx.Client(base_url=server.url, timeout=PATIENCE) as other:
+            with serving.http_client(server.url) as other:
                 for _ in range(20):
                     assert other.get("/healthz").status_code == 200
             assert not held.done()

@@ -5,10 +5,9 @@ from itertools import chain
 
 import pytest
 import serving
-from serving import RpcError, ledger, wait_until
+from serving import RpcError, ledger, open_store, wait_until
 
 from server.base.errors import OverloadedError
-from server.wiring.stores import open_store
 
 pytestmark = serving.IN_BOTH
 

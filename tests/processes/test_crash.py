@@ -39,7 +39,7 @@ class Client(threading.Thread):
         self.attempted = None
 
     def run(self):
-        with httpx.Client(base_url=self.url, timeout=serving.PATIENCE) as http:
+        with serving.http_client(self.url) as http:
             for i in range(1_000_000):
                 session_id = self.sessions[(i + self.number) % len(self.sessions)]
                 call_id = f"{self.number}-{i}"

@@ -259,7 +259,7 @@ class Waiting:
             server_process.command("serve", *arguments),
             env=server_process.environment(**settings), stdout=self.log, stderr=self.log, start_new_session=True,
         )  # fmt: skip
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=serving.PATIENCE)
+        self.http = serving.http_client(f"http://127.0.0.1:{self.port}")
         wait_until(lambda: self.status("/readyz") == 200, "the start")
         self.answer = None
 
@@ -278,7 +278,7 @@ class Waiting:
         session = self.rpc(self.http, "create_session")["session_id"]
 
         def call():
-            with httpx.Client(base_url=self.http.base_url, timeout=serving.PATIENCE) as http:
+            with serving.http_client(self.http.base_url) as http:
                 try:
                     self.answer = self.rpc(http, "run_function", session_id=session, function="wait_for",
                                            kwargs={"path": str(self.file)})  # fmt: skip
@@ -324,7 +324,7 @@ def test_a_server_that_leaves_is_not_ready_and_serves_on(tmp_path, flags):
     try:
         session = waiting.rpc(waiting.http, "create_session")["session_id"]  # on a connection that is kept
         waiting.process.send_signal(signal.SIGTERM)
-        with httpx.Client(base_url=waiting.http.base_url, timeout=serving.PATIENCE) as balancer:
+        with serving.http_client(waiting.http.base_url) as balancer:
             wait_until(lambda: balancer.get("/readyz").status_code == 503, "the word that it stops")
             assert balancer.get("/healthz").status_code == 200
         asked = {"jsonrpc": "2.0", "id": 1, "method": "get_session", "params": {"session_id": session}}

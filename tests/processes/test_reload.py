@@ -51,7 +51,7 @@ class Reloading:
         self.process, self.folder = process, folder
         self.packs, self.log = folder / "packs", folder / "output"
         self.url = wait_until(self._url, "the server")
-        self.http = httpx.Client(base_url=self.url, timeout=serving.PATIENCE)
+        self.http = serving.http_client(self.url)
 
     def _url(self):
         assert self.process.poll() is None, self.said()

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 from pydantic import BaseModel
-from serving import CATALOG
+from serving import CATALOG, open_store
 
 from server import TaskEnvironment, Toolpack
 from server.execution import initial
@@ -14,7 +14,6 @@ from server.execution.codec import PlainCodec
 from server.execution.initial import InitialEnvironments
 from server.jsonio.strict import dumps
 from server.packs.catalog import Catalog
-from server.wiring.stores import open_store
 
 MEGABYTE = 2**20
 

@@ -5,11 +5,10 @@ from datetime import datetime, timedelta
 
 import pytest
 import serving
-from serving import RpcError, ledger, wait_until
+from serving import RpcError, ledger, open_store, wait_until
 
 from server.base.errors import OverloadedError
 from server.sessions import manager
-from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.model import SharedMemory
 
 DAY = 86_400.0

@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import Bench, refused
+from serving import Bench, open_store, refused
 
 from server.jsonio.strict import dumps
 from server.sessions.histories import RecordTree
 from server.stores.base import Record
 from server.wiring.installed import load_features
 from server.wiring.service import all_record_kinds
-from server.wiring.stores import open_store
 
 KINDS = all_record_kinds(load_features())
 

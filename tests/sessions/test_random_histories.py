@@ -11,13 +11,13 @@ import serving
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+from serving import open_store
 
 from server.cli.send import local
 from server.features.tasks.atif import atif
 from server.features.tasks.export import told_to
 from server.protocol.rights import AGENT
 from server.rpc.caller import Caller
-from server.wiring.stores import open_store
 
 
 def inner(function, **args):

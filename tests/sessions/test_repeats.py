@@ -2,9 +2,7 @@
 
 import pytest
 import serving
-from serving import Bench, refused
-
-from server.wiring.stores import open_store
+from serving import Bench, open_store, refused
 
 CREATE = {"toolpacks": ["ledger"], "labels": {"run": "1"}, "ttl_seconds": 60}
 

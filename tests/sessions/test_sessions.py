@@ -12,7 +12,7 @@ from unittest import mock
 import jsonpatch
 import pytest
 import serving
-from serving import Bench, ledger, refused, wait_until
+from serving import Bench, ledger, open_store, refused, wait_until
 
 from server import Depends, TaskEnvironment, Toolpack
 from server.base.errors import MissingBlobError, OverloadedError, VersionNotRetainedError
@@ -20,7 +20,6 @@ from server.packs.catalog import Catalog
 from server.sessions import manager
 from server.sessions.views import json_patch
 from server.snapshots.pickling import thaw
-from server.wiring.stores import open_store
 
 
 def moment(text):

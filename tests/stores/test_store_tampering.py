@@ -4,9 +4,7 @@ import contextlib
 import sqlite3
 
 import pytest
-from serving import Bench, refused
-
-from server.wiring.stores import open_store
+from serving import Bench, open_store, refused
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from itertools import count, cycle
 import postgres_server
 import pytest
 import redis_server
+from serving import open_store
 
 from server.base.errors import SettingsError
 from server.stores.memory import MemoryStore
-from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract import *  # noqa: F403 - the tests
 from toolpack_server.testing.store_contract.comparison import compare
 from toolpack_server.testing.store_contract.model import SharedMemory

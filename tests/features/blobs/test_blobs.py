@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import invoke
-from serving import KEY, Bench, refused, wait_until
+from serving import KEY, Bench, open_store, refused, wait_until
 
 from server.base.errors import MissingBlobError, OverloadedError, SettingsError
 from server.base.settings import Settings
@@ -19,7 +19,6 @@ from server.features.blobs.settings import BlobsSettings
 from server.features.blobs.store import UNNAMED_SECONDS, opened
 from server.stores.memory import MemoryStore
 from server.stores.outside import MARK, name_of
-from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.samples import change, commit, fork_of, session
 
 LARGE = 1000

@@ -5,7 +5,6 @@ import contextlib
 import json
 from functools import reduce
 
-import httpx
 import pytest
 import server_process
 import serving
@@ -15,7 +14,7 @@ TOKENS = {"TOOLPACK_TOKENS": "ann:token-of-ann,bob:token-of-bob"}
 
 class Agent:
     def __init__(self, url, auth=None):
-        self.http = httpx.Client(base_url=url, timeout=serving.PATIENCE, auth=auth)
+        self.http = serving.http_client(url, auth=auth)
 
     def close(self):
         self.http.close()

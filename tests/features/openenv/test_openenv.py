@@ -4,7 +4,6 @@ import contextlib
 import json
 import time
 
-import httpx
 import pytest
 import server_process
 import serving
@@ -32,7 +31,7 @@ class Player:
             "content-type": "application/json",
             **({} if token is None else {"authorization": f"Bearer {token}"}),
         }
-        self.http = httpx.Client(base_url=url, headers=headers, timeout=serving.PATIENCE)
+        self.http = serving.http_client(url, headers=headers)
 
     def __enter__(self):
         return self

@@ -23,7 +23,7 @@ class Player:
 
     def __init__(self, url, token=None, transport=None):
         headers = {"content-type": "application/json", **({} if token is None else {"x-api-key": token})}
-        self.http = httpx.Client(base_url=url, headers=headers, timeout=serving.PATIENCE, transport=transport)
+        self.http = serving.http_client(url, headers=headers, transport=transport)
 
     def close(self):
         self.http.close()

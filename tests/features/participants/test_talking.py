@@ -9,7 +9,7 @@ import pytest
 import server_process
 import serving
 from market import CATALOG, Played, play
-from serving import Bench, refused, wait_until
+from serving import Bench, open_store, refused, wait_until
 
 from server import Toolpack
 from server.features.mcp.messages import CALL_ID_KEY
@@ -18,7 +18,6 @@ from server.features.participants.talking import Talking
 from server.features.participants.waiting import Waits
 from server.packs.catalog import Catalog
 from server.sessions import manager
-from server.wiring.stores import open_store
 from toolpack_server.client import AgentClient
 
 THREE = {"buyer": {"answers": True}, "seller": {}}

@@ -14,10 +14,10 @@ from pathlib import Path
 import postgres_server
 import pytest
 from patience import PATIENCE
+from serving import open_store
 
 from server.base.errors import OverloadedError, SettingsError
 from server.stores.base import Head, SessionQuery
-from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.samples import (
     change,
     claim,

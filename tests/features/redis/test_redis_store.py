@@ -12,13 +12,13 @@ import time
 import pytest
 import redis_server
 import serving
+from serving import open_store
 
 from server.base.errors import (
     OverloadedError,
     SettingsError,
 )
 from server.stores.base import Head
-from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.samples import change, record_id, session, use_and_delete
 
 

@@ -13,13 +13,12 @@ import redis_server
 import server_process
 import serving
 from command_line import invoke
-from serving import RpcError, wait_until
+from serving import RpcError, open_store, wait_until
 
 from server.base.errors import MissingBlobError, OverloadedError, SettingsError
 from server.features.blobs.store import opened as with_blobs_outside
 from server.stores.base import FAMILY, Counted, SessionQuery, family_of
 from server.stores.history import GAP_SECONDS
-from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.samples import change, claim, commit, fork_of, session, use_and_delete
 
 ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")

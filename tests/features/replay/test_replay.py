@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import pytest
 import redis_server
 import serving
-from serving import PATIENCE, Bench, refused, wait_until
+from serving import PATIENCE, Bench, open_store, refused, wait_until
 
 from server import Depends, TaskEnvironment, Toolpack
 from server.base.errors import OverloadedError
 from server.packs.catalog import Catalog
-from server.wiring.stores import open_store
 
 
 class World(TaskEnvironment):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import serving
 from patience import PATIENCE
+from serving import open_store
 
 from server.base.errors import (
     OverloadedError,
@@ -23,7 +24,6 @@ from server.base.errors import (
 from server.features.sqlite import checkpoints, deletion
 from server.features.sqlite.file import SqliteFile
 from server.stores.base import Head
-from server.wiring.stores import open_store
 from toolpack_server.testing.store_contract.samples import (
     change,
     claim,
@@ -147,7 +147,6 @@ def test_sqlite_is_closed_once_a_checkpoint_that_runs_has_ended(tmp_path, monkey
 COMMIT_UNTIL_KILLED = """
 import sys
 from server.stores.base import Commit, Record, StoredSession
-from server.wiring.stores import open_store
 store = open_store(sys.argv[1])
 kept = StoredSession("s", "k", "", b"", {}, 1.0, 0.0, 0.0)
 store.create([kept], {"bank": "b"}, {"b": b"x"})
