@@ -60,6 +60,17 @@ class SharedCall:
             task.cancel()
 
 
+def _refused(method: Callable[..., Any]) -> Any:
+    """Get a method of a loop that the code of a call can't use."""
+
+    def refusing(*args: Any, **named: Any) -> Any:
+        if _call.get() is not None:
+            raise RuntimeError(REFUSED)
+        return method(*args, **named)
+
+    return refusing
+
+
 class CallTask(asyncio.Task[Any]):
     call: SharedCall | None = None
 
@@ -278,38 +289,13 @@ class SharedLoop(CallLoop):
             executor = call.executor
         return super().run_in_executor(executor, func, *args)
 
-    def stop(self) -> None:
-        _refuse()
-        super().stop()
-
-    def close(self) -> None:
-        _refuse()
-        super().close()
-
-    def set_task_factory(self, factory: Any) -> None:
-        _refuse()
-        super().set_task_factory(factory)
-
-    def set_exception_handler(self, handler: Any) -> None:
-        _refuse()
-        super().set_exception_handler(handler)
-
-    def set_default_executor(self, executor: Any) -> None:
-        _refuse()
-        super().set_default_executor(executor)
-
-    async def shutdown_asyncgens(self) -> None:
-        _refuse()
-        await super().shutdown_asyncgens()
-
-    async def shutdown_default_executor(self, *given: Any, **named: Any) -> None:
-        _refuse()
-        await super().shutdown_default_executor(*given, **named)
-
-
-def _refuse() -> None:
-    if _call.get() is not None:
-        raise RuntimeError(REFUSED)
+    stop = _refused(CallLoop.stop)
+    close = _refused(CallLoop.close)
+    set_task_factory = _refused(CallLoop.set_task_factory)
+    set_exception_handler = _refused(CallLoop.set_exception_handler)
+    set_default_executor = _refused(CallLoop.set_default_executor)
+    shutdown_asyncgens = _refused(CallLoop.shutdown_asyncgens)
+    shutdown_default_executor = _refused(CallLoop.shutdown_default_executor)
 
 
 def _end_process(_timeout: float | None = None) -> NoReturn:

@@ -3,36 +3,21 @@
 The rule: an id that is given is taken only if it is safe to log.
 """
 
-import itertools
 import os
+import random
 import re
-import secrets
 from contextvars import ContextVar
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")  # printable ASCII without spaces
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
-
-class _Numbers:
-    """Numbers that no other process gives, also if it was forked from this one."""
-
-    def __init__(self) -> None:
-        self.begin()
-        os.register_at_fork(after_in_child=self.begin)
-
-    def begin(self) -> None:
-        self._count = itertools.count(secrets.randbits(64))
-
-    def next(self) -> int:
-        return next(self._count)
-
-
-_numbers = _Numbers()
+_ids = random.Random()  # noqa: S311 - nobody has to be unable to guess them
+os.register_at_fork(after_in_child=_ids.seed)  # or a forked process would give the same
 
 
 def accept_request_id(header: bytes | None) -> str:
     """Get the X-Request-Id header if it is safe to log, else a new id, and make it the current request's."""
-    accepted = header.decode("ascii") if header and REQUEST_ID.fullmatch(header) else f"{_numbers.next() % 2**64:016x}"
+    accepted = header.decode("ascii") if header and REQUEST_ID.fullmatch(header) else f"{_ids.getrandbits(64):016x}"
     request_id.set(accepted)
     return accepted
