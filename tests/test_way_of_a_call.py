@@ -37,20 +37,20 @@ WARM, REQUESTS = 100, 200
 ATTEMPTS = 4
 
 MOST = {
-    "read": 238,
-    "change": 267,
-    "read at an agent's address": 250,
-    "read over MCP": 288,
-    "change with a call_id": 278,
-    "read of a database": 316,
-    "change of a database": 403,
-    "read in an executor": 295,
-    "change in an executor": 312,
+    "read": 237,
+    "change": 266,
+    "read at an agent's address": 249,
+    "read over MCP": 287,
+    "change with a call_id": 277,
+    "read of a database": 315,
+    "change of a database": 402,
+    "read in an executor": 294,
+    "change in an executor": 311,
 }
 MOST_AT_DOORS = {
-    "episode of ORS": 2778,
-    "call of NeMo Gym": 349,
-    "call at /mcp": 338,
+    "episode of ORS": 2773,
+    "call of NeMo Gym": 348,
+    "call at /mcp": 337,
 }
 TASK, TOOL = "bank/save-300", "get_balance"
 MCP_VERSION = "2026-07-28"
