@@ -1,11 +1,13 @@
 """Calls that are arguments of other calls hide from nobody: each stands in the record, with what came of it."""
 
 import contextlib
+import json
 
 import pytest
 from serving import IN_BOTH, PACKS, gate, refused
 
 from server.base.errors import InvalidParamsError
+from server.execution.world import Means, Snapshot, World
 from server.features.replay.bundle_format import record_of
 from server.packs.loading import load_catalog
 from server.sessions.nested import MAX_NESTED_CALLS
@@ -107,6 +109,21 @@ def test_a_result_without_a_json_form_is_passed_on_and_shown_by_its_type(bench):
     assert bench.result(session_id, "echo", value=nested("add_and_return", what="none")) is None
     assert bench.call(session_id, "echo", value=nested("add_and_return", what="object"))["error"]
     assert of(last(bench, session_id)) == [("add_and_return", {"$type": "object"}, None, None)]
+
+
+def test_a_result_that_can_be_read_once_is_left_to_the_outer_function(bench):
+    session_id = bench.create()
+    assert bench.result(session_id, "echo", value=nested("add_and_return", what="iterator")) == [1_000_000]
+    assert of(last(bench, session_id)) == [("add_and_return", {"$type": "generator"}, None, None)]
+
+
+def test_results_take_no_more_memory_together_than_one_may(bench):
+    world = World(None, Snapshot({}, {}), Means(bench.service.codec, 100), None, room=100)
+    for _ in range(3):
+        world.returned("x" * 60)
+    whole, *others = map(json.loads, world.nested)
+    assert whole == "x" * 60
+    assert [each.keys() for each in others] == [{"$cut"}] * 2
 
 
 def test_too_many_nested_calls_are_refused_before_one_of_them_runs(bench):

@@ -5,6 +5,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 
 import mcp_clients
 import otlp_receiver
@@ -167,6 +168,16 @@ def test_an_evaluation_is_a_span_with_an_event(receiver, tmp_path):
         assert span.attributes["mcp.session.id"] == session_id
 
 
+@pytest.mark.parametrize(
+    ("passed", "valid", "label"), [(True, True, "pass"), (False, True, "fail"), (True, False, "invalid")]
+)
+def test_the_label_of_an_evaluation_says_whether_it_counts(receiver, bench, passed, valid, label):
+    verdict = {"reward": 1.0, "passed": passed, "valid": valid}
+    bench().service.tracer.evaluated("a" * 48, "bank/any", time.time_ns(), verdict, None)
+    (span,) = serving.wait_until(lambda: [*receiver.spans], "the span")
+    assert span.events[0][1]["gen_ai.evaluation.score.label"] == label
+
+
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_the_spans_of_a_toolpack_hang_below_its_calls(receiver, tmp_path, isolation):
     if isolation == "process" and sys.platform != "linux":
@@ -325,6 +336,11 @@ def test_the_variables_say_where_to():
     assert urls(**base, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="http://b/as/is")["TRACES"] == "http://b/as/is"
     assert urls(**base, OTEL_TRACES_EXPORTER="none") == {"METRICS": "http://a:4318/v1/metrics"}
     assert urls(**base, OTEL_SDK_DISABLED="true") == {}
+    keys = {"OTEL_EXPORTER_OTLP_HEADERS": "key=all", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "key=own"}
+    assert {signal: target.headers["key"] for signal, target in targets({**base, **keys}).items()} == {
+        "TRACES": "own",
+        "METRICS": "all",
+    }
     for wrong in ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, {"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             urls(**base, **wrong)
