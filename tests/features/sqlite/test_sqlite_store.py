@@ -147,6 +147,7 @@ def test_sqlite_is_closed_once_a_checkpoint_that_runs_has_ended(tmp_path, monkey
 COMMIT_UNTIL_KILLED = """
 import sys
 from server.stores.base import Commit, Record, StoredSession
+from server.wiring.stores import open_store
 store = open_store(sys.argv[1])
 kept = StoredSession("s", "k", "", b"", {}, 1.0, 0.0, 0.0)
 store.create([kept], {"bank": "b"}, {"b": b"x"})
