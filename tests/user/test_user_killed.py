@@ -47,7 +47,7 @@ def started(url, model_at):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.long)])
 def test_it_is_killed_while_it_plays_many_sessions(faulty, tmp_path, count):
     packs = ["--pack-dir", str(phone.PACKS), "--packs", "phone"]
     with server_process.served(tmp_path, *packs) as server, Client(server.url) as client:

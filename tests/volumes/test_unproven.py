@@ -1,7 +1,9 @@
 """Nothing is kept of databases and files that a failed call has changed, whatever breaks while it ends.
 
 The rule: what is looked at afterwards is what anybody could look at: the session, its forks, what the server shows,
-SQLite's own check, another worker, a server that has started again.
+SQLite's own check, another worker, a server that has started again. In threads each step of the end of a call is
+broken; of those in executors' processes, which cost several times as much, every fourth, and all of them if that may
+take long.
 """
 
 import asyncio
@@ -88,11 +90,18 @@ class World:
         self.bench.rpc("close_session", session_id=fork["session_id"])
 
 
+# With how many steps there are from one that is broken to the next.
+STRIDES = [("thread", 1), ("process", 4), pytest.param("process", 1, marks=pytest.mark.long)]
 WAYS = {"connect": 1, "closed": 3, "path": 3}
+in_strides = pytest.mark.parametrize(("isolation", "stride"), STRIDES, indirect=["isolation"])
 
 
-@pytest.mark.parametrize(("way", "stride"), WAYS.items())
-def test_whatever_step_of_the_end_of_a_call_breaks_it_is_kept_whole_or_not_at_all(isolation, tmp_path, way, stride):
+@in_strides
+@pytest.mark.parametrize(("way", "times"), WAYS.items())
+def test_whatever_step_of_the_end_of_a_call_breaks_it_is_kept_whole_or_not_at_all(
+    isolation, stride, tmp_path, way, times
+):
+    stride *= times
     url = f"sqlite:///{tmp_path / 'sessions.db'}"
     with contextlib.ExitStack() as closing:
         stores = [serving.open_store(url, exclusive=False) for _ in range(2)]
@@ -107,7 +116,7 @@ def test_whatever_step_of_the_end_of_a_call_breaks_it_is_kept_whole_or_not_at_al
         for step in range(1, steps + 1, stride):
             failed += not world.change(way, step=step)
             world.check()
-            if step % 20 == 0:
+            if step % 20 < stride:
                 assert world.change(way), world.why
                 world.check()
         assert failed > steps / stride / 2
@@ -123,8 +132,9 @@ def test_whatever_step_of_the_end_of_a_call_breaks_it_is_kept_whole_or_not_at_al
         world.is_shown(again, world.session)
 
 
+@in_strides
 @pytest.mark.parametrize("function", ["change", "write_nothing"])
-def test_whatever_step_of_the_end_of_a_failed_call_breaks_nothing_of_it_is_kept(isolation, function):
+def test_whatever_step_of_the_end_of_a_failed_call_breaks_nothing_of_it_is_kept(isolation, stride, function):
     with make(isolation, "memory:") as bench:
         world = World(bench, bench.create("breaking"))
         assert world.change("connect"), world.why
@@ -138,7 +148,7 @@ def test_whatever_step_of_the_end_of_a_failed_call_breaks_nothing_of_it_is_kept(
                 steps = bench.result(world.session, "counted")
                 assert steps > 20
             world.check()
-            step += 1
+            step += stride
         assert world.change("connect"), world.why
         world.check()
 

@@ -134,7 +134,7 @@ def receipt_on(folder, *flags, seeds=None, **variables):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("seeds", [None, SEEDS], ids=["unseeded", "seeded"])
+@pytest.mark.parametrize("seeds", [pytest.param(None, marks=pytest.mark.long), SEEDS], ids=["unseeded", "seeded"])
 def test_the_receipts_of_two_servers_are_the_same_bytes_but_for_times_and_keys(seeds, tmp_path, redis_url):
     if seeds and sys.platform != "linux":
         pytest.skip("seeded sessions need executors")
