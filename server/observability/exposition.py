@@ -5,7 +5,7 @@ The rule: only who shows metrics imports it, as Prometheus' library takes longer
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -22,9 +22,7 @@ def exposition(metrics: Metrics, sessions: int | None, *, calls: bool = True) ->
         sessions: The number of sessions in the store; None if unknown.
         calls: Include the metrics that name toolpacks and functions.
     """
-    registry = CollectorRegistry()
-    registry.register(_Families(metrics.sums()))
-    body: bytes = generate_latest(registry)
+    body: bytes = generate_latest(_Families(metrics.sums()))
     if not calls:
         body = b"".join(line for line in body.splitlines(keepends=True) if b'toolpack="' not in line)
     if sessions is not None:
