@@ -99,20 +99,19 @@ def _run(world: World) -> Steps[Outcome]:
             raise
         if isinstance(error, Passed):
             error = error.error
-        if world.volumes is not None:
-            explained = world.volumes.explain(error)
-            if explained is not error or world.volumes.failed is not None:
-                raise explained from None
-        _check_machine(error)
-        why = Failure.RAISED if world.raised else None
-        return Outcome(failure=CallFailure.of(error, why, most, keep_cause=plan.tracebacks))
+        return Outcome(failure=_failure(world, error, Failure.RAISED if world.raised else None))
 
 
-def _check_machine(error: BaseException) -> None:
-    """Refuse a call that has failed because of the machine."""
+def _failure(world: World, error: BaseException, why: Failure | None) -> CallFailure:
+    """Describe why a call has failed, or refuse it: because of a volume that can't be used, or of the machine."""
+    if world.volumes is not None:
+        explained = world.volumes.explain(error)
+        if explained is not error or world.volumes.failed is not None:
+            raise explained from None
     trouble = machine_trouble(error)
     if trouble is not None:
         raise OverloadedError(trouble) from None
+    return CallFailure.of(error, why, world.context.max_result_bytes, keep_cause=world.plan.tracebacks)
 
 
 def _end_volumes(volumes: Volumes, outcome: Outcome, world: World) -> dict[str, Any]:
@@ -124,11 +123,6 @@ def _end_volumes(volumes: Volumes, outcome: Outcome, world: World) -> dict[str, 
             outcome.changed, outcome.found = changes.counts, changes.found
             return changes.live
     except BaseException as error:  # noqa: BLE001 - it is the call's failure, whatever it is
-        explained = volumes.explain(error)
-        if explained is not error or volumes.failed is not None:
-            raise explained from None
-        _check_machine(error)
-        most, keep = world.context.max_result_bytes, world.plan.tracebacks
-        outcome.failure = CallFailure.of(error, Failure.RAISED, most, keep_cause=keep)
+        outcome.failure = _failure(world, error, Failure.RAISED)
         outcome.result, outcome.changes, outcome.blobs, outcome.live = None, False, {}, {}
     return volumes.abandon()
