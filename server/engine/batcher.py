@@ -37,8 +37,8 @@ class Batcher(Generic[R]):
     ) -> None:
         self._submit = submit
         self._work = work
-        self._timeout_seconds = timeout_seconds
-        self._known = known
+        self.timeout_seconds = timeout_seconds
+        self.known = known
         self._waiting: deque[_Asked] = deque()
         self._coming = False  # an errand that takes what waits
 
@@ -52,7 +52,7 @@ class Batcher(Generic[R]):
     def _come(self) -> None:
         if self._waiting and not self._coming:
             self._coming = True
-            self._submit(_BatchErrand(self._do_waiting, self._answer, self._timeout_seconds, self._known))
+            self._submit(_BatchErrand(self, self._do_waiting))
 
     def _do_waiting(self, batch: "_BatchErrand") -> Sequence[Any]:
         self._take(batch)
@@ -68,7 +68,8 @@ class Batcher(Generic[R]):
         while self._waiting and len(batch.asked) < MOST:
             batch.asked.append(self._waiting.popleft())
 
-    def _answer(self, batch: "_BatchErrand") -> None:
+    def answer(self, batch: "_BatchErrand") -> None:
+        """Answer the requests that were done together; called on the event loop."""
         if not batch.asked:  # it was refused before it began
             self._take(batch)
         answers = batch.answer if batch.error is None else [batch.error] * len(batch.asked)
@@ -78,7 +79,7 @@ class Batcher(Generic[R]):
                 if not future.done():  # otherwise nobody waits any more
                     future.set_result(answer)
             elif len(batch.asked) > 1 and not isinstance(answer, DeadlineError):
-                self._submit(_BatchErrand(self._do, self._answer, self._timeout_seconds, self._known, asked))
+                self._submit(_BatchErrand(self, self._do, asked))
             elif not future.done():
                 future.set_exception(answer)
 
@@ -90,17 +91,10 @@ _Asked = tuple[Any, asyncio.Future[Any]]
 class _BatchErrand(Errand):
     """Requests that are done together; the first of them may be known before it begins."""
 
-    def __init__(
-        self,
-        work: Callable[["_BatchErrand"], Sequence[Any]],
-        answer: Callable[["_BatchErrand"], None],
-        timeout_seconds: float,
-        known: str,
-        *asked: _Asked,
-    ) -> None:
-        super().__init__(lambda: work(self), timeout_seconds, known=known)
-        self._answer_all = answer
+    def __init__(self, batcher: Batcher[Any], work: Callable[["_BatchErrand"], Sequence[Any]], *asked: _Asked) -> None:
+        super().__init__(lambda: work(self), batcher.timeout_seconds, known=batcher.known)
+        self._batcher = batcher
         self.asked = [*asked]
 
     def deliver(self) -> None:
-        self._answer_all(self)
+        self._batcher.answer(self)
