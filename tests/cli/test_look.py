@@ -13,7 +13,7 @@ import serving
 from command_line import invoke, on_a_terminal, run_here
 from hostile_server import endless, server_that
 
-from server.cli import send
+from server.cli import look, send
 
 FIXTURES = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
 
@@ -214,6 +214,15 @@ def test_on_a_terminal_the_output_is_for_people(world):
     assert on_a_terminal("session", "diff", *place, world.fork, world.fork) == "No differences.\n"
     assert json.loads(on_a_terminal("session", "env", *place, world.fork))["ledger"]
     assert on_a_terminal("session", "list", *place, "--label", "run=8") == "No sessions.\n"
+
+
+def test_no_name_in_a_session_or_its_world_moves_the_cursor():
+    moves = "\x1b[2J"
+    session = {"session_id": "s", "version": 0, "created_at": "", "toolpacks": [], "labels": {"name": moves}}
+    patch = [{"op": "add", "path": f"/bank/{moves}", "value": moves}, {"op": "move", "path": "/a", "from": f"/{moves}"}]
+    for text in (look._sessions_text([session]), look._diff_text(patch)):
+        assert "\x1b" not in text
+        assert "[2J" in text
 
 
 def test_a_server_is_asked_for_its_sessions_without_importing_one(world):

@@ -61,14 +61,16 @@ def pauses(monkeypatch):
 
 
 class Script:
-    """Answers requests from a list of answers, and records the requests."""
+    """Answers requests from a list of answers, and records the requests, and how long their answers may take."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
         self.requests = []
+        self.seconds = []
 
     def __call__(self, request):
         self.requests.append(json.loads(request.content))
+        self.seconds.append(request.extensions["timeout"]["read"])
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -206,6 +208,30 @@ def test_a_batch_is_done_in_order_and_each_of_it_answers_for_itself(url, monkeyp
         assert refused.value.code == -32001
         with client.batch():
             pass  # nothing is sent
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_what_comes_after_a_part_of_a_batch_that_failed_says_why(monkeypatch, kind):
+    monkeypatch.setattr(batches, "BATCH_SIZE", 1)
+    script, replies = Script(httpx.ConnectError("refused")), []
+    client = kind("http://there", transport=httpx.MockTransport(script), retries=0)
+
+    def fill(batch):
+        replies.extend([batch.get_session("s"), batch.get_session("t")])
+
+    def send():
+        with client.batch() as batch:
+            fill(batch)
+
+    async def send_async():
+        async with client.batch() as batch:
+            fill(batch)
+
+    with pytest.raises(NoReplyError):
+        asyncio.run(send_async()) if kind is AsyncClient else send()
+    for reply in replies:
+        with pytest.raises(NoReplyError, match="is the server running"):
+            reply.result()
 
 
 def batch_sync(script, **settings):
@@ -374,6 +400,13 @@ def test_requests_that_may_have_been_handled_are_not_retried(ask, pauses, troubl
     assert not pauses
 
 
+@pytest.mark.parametrize("status", [502, 504])
+def test_what_a_proxy_may_have_passed_on_is_not_retried(ask, pauses, status):
+    with pytest.raises(ReplyError, match=f"HTTP {status}"):
+        ask(Script((status, "Bad gateway")), lambda client: client.close_session("s"))
+    assert not pauses
+
+
 @pytest.mark.parametrize("kind", [AgentClient, AsyncAgentClient])
 def test_without_a_server_one_exception_says_so_without_the_agents_key(kind):
     async def ask():
@@ -417,6 +450,23 @@ def test_it_stops_after_the_last_retry(ask, pauses):
     with pytest.raises(NoReplyError, match="is the server running"):
         ask(script, run_function, retries=2)
     assert len(pauses) == 2
+
+
+def test_a_request_may_use_up_the_time_for_its_answer_three_times(ask, pauses):
+    with pytest.raises(NoReplyError, match="silence"):
+        ask(Script(*[httpx.ReadTimeout("silence")] * 3), run_function)
+    assert len(pauses) == 2
+
+
+def test_the_answer_to_what_waits_at_the_server_may_take_as_much_longer():
+    heard = {"jsonrpc": "2.0", "result": {"messages": [], "done": False}}
+    script = Script({**heard, "id": 1}, [{**heard, "id": number} for number in (1, 2)])
+    with AgentClient("http://there/agents/key", transport=httpx.MockTransport(script), timeout_seconds=10) as agent:
+        agent.listen(wait_seconds=20)
+        with agent.batch() as batch:
+            replies = [batch.listen(wait_seconds=20) for _ in range(2)]
+        assert [reply.result()["done"] for reply in replies] == [False, False]
+    assert script.seconds == [30, 50]
 
 
 @pytest.mark.parametrize("answer", [error(-32602, "Invalid params", detail="x: wrong"), (401, error(-32000, "Token!"))])

@@ -16,6 +16,7 @@ from serving import PACKS, PATIENCE, refused, wait_until
 from server.base.errors import StartError
 from server.engine import jobs, lanes, threads
 from server.features.executors import pool
+from server.features.executors.child import ExecutorProcess
 from server.features.executors.settings import ExecutorsSettings
 from server.features.executors.system import parent_of
 from server.observability.exposition import exposition
@@ -111,6 +112,10 @@ def test_an_executor_that_says_what_none_would_say_is_ended(shared, how):
         "CrashedError: `forge` made its process unusable; nothing has changed."
     )
     goes_on(shared, session_id)
+
+
+def test_what_is_forged_would_be_taken_but_for_what_is_wrong_with_it(shared):
+    assert shared.result(shared.create("rough"), "forge", how="nothing") == "forged"
 
 
 def test_no_executor_can_accuse_a_function_that_its_call_does_not_run(shared):
@@ -223,6 +228,15 @@ def test_a_session_goes_on_in_any_executor(shared):
         assert shared.result(other, "mark", text=str(n)) == [*map(str, range(n + 1))]
         assert shared.result(one, "process") != process
     assert shared.result(one, "mark", text="b") == ["a", "b"]
+
+
+def test_a_call_that_its_executor_has_not_read_is_made_by_another_one(shared, monkeypatch):
+    session_id = shared.create("rough")
+    process = shared.result(session_id, "process")
+    os.kill(process, signal.SIGKILL)
+    wait_until(lambda: not is_running(process))
+    monkeypatch.setattr(ExecutorProcess, "is_alive", lambda _: True)  # as if it had ended just after that was asked
+    assert shared.result(session_id, "process") != process
 
 
 def test_an_executor_keeps_worlds_and_takes_those_of_forks_for_others(shared):
