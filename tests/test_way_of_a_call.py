@@ -37,20 +37,20 @@ WARM, REQUESTS = 100, 200
 ATTEMPTS = 4
 
 MOST = {
-    "read": 237,
-    "change": 266,
-    "read at an agent's address": 249,
-    "read over MCP": 287,
-    "change with a call_id": 277,
-    "read of a database": 315,
-    "change of a database": 402,
-    "read in an executor": 294,
-    "change in an executor": 311,
+    "read": 236,
+    "change": 265,
+    "read at an agent's address": 248,
+    "read over MCP": 286,
+    "change with a call_id": 276,
+    "read of a database": 314,
+    "change of a database": 401,
+    "read in an executor": 293,
+    "change in an executor": 310,
 }
 MOST_AT_DOORS = {
-    "episode of ORS": 2773,
-    "call of NeMo Gym": 348,
-    "call at /mcp": 337,
+    "episode of ORS": 2771,
+    "call of NeMo Gym": 347,
+    "call at /mcp": 336,
 }
 TASK, TOOL = "bank/save-300", "get_balance"
 MCP_VERSION = "2026-07-28"

@@ -7,7 +7,7 @@ What is read is what is committed.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -24,12 +24,9 @@ from server.engine.batcher import Batcher
 from server.engine.commits import Measure
 from server.engine.jobs import NOTHING_CHANGED, Errand
 from server.engine.queues import Queues
-from server.execution.call import Outcome
-from server.observability.tracing import CallTrace
 from server.protocol.parameters import ForkRequest, SessionRequest
 from server.protocol.results import Session
 from server.sessions.addresses import Address
-from server.sessions.calls import CallOperation, CallRequest
 from server.sessions.context import SessionContext
 from server.sessions.factory import NewSession, SessionFactory, check_recipe
 from server.sessions.hooks import Watcher
@@ -132,13 +129,6 @@ class SessionManager:
         return self._context.identities.creation(owner, asked.call_id, [type(asked).__name__, parameters])
 
     # Operations, which wait for their turn
-
-    def run_function(
-        self, session_id: str, owner: str, request: CallRequest, trace: CallTrace | None = None
-    ) -> Coroutine[Any, Any, Outcome]:
-        operation = CallOperation(self._context, session_id, owner, request)
-        operation.trace = trace
-        return self.run(operation)
 
     async def run(self, operation: SessionOperation) -> Any:
         """Do an operation, and get its answer. Cancelled, it changes nothing and leaves no record unless committed.

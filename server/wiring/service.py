@@ -41,7 +41,7 @@ from server.rpc.method import Method, agents_methods, clients_methods
 from server.rpc.methods import METHODS, CreateSession, GetTrace
 from server.rpc.openrpc import openrpc_document
 from server.rpc.parsing import Parser
-from server.sessions.calls import CallKind, CallRequest
+from server.sessions.calls import CallKind, CallOperation, CallRequest
 from server.sessions.context import SessionContext
 from server.sessions.manager import SessionManager
 from server.sessions.record_kinds import RecordKinds
@@ -306,9 +306,11 @@ class Service:
         tracer, trace = self.tracer, None
         if tracer is not None:
             trace = tracer.begin(session_id, request.function, request.sent)
+        operation = CallOperation(self.context, session_id, caller.owner, request)
+        operation.trace = trace
         outcome: Outcome | None = None
         try:
-            outcome = await self.sessions.run_function(session_id, caller.owner, request, trace)
+            outcome = await self.sessions.run(operation)
         finally:
             shown = caller.owner if caller.session_id is None else None
             ended = self._observe(session_id, shown, request, outcome, time.perf_counter() - began)
