@@ -219,6 +219,7 @@ def test_labels_ttl_and_owner_are_the_importers(make):
     refused(-32001, there.rpc, "get_session", session_id=session["session_id"], owner="ann")
     refused(-32006, imported, there, bundle, owner="bob")
     assert imported(there, bundle, owner="ann")["labels"] == {"run": "1"}
+    assert imported(there, bundle, owner="kim", labels={})["labels"] == {}
     refused(-32001, here.rpc, "export_bundle", session_id="0" * 48)
     refused(-32602, imported, there, bundle, owner="eve", mode="other")
 
@@ -565,6 +566,64 @@ def test_a_snapshot_is_read_before_anything_is_stored(server, bundle, part):
             line["blob"][2] = "not a snapshot"
             line["blob"][1] = part
     changes_nothing(server, bundle_of(lines), -32012, -32602)
+
+
+def kind_of(lines, name):
+    return [line[name] for line in lines if name in line]
+
+
+def another_version(lines):
+    lines[0]["head"]["version"] += 1
+
+
+def another_record(lines):
+    lines[0]["head"]["records"] += 1
+
+
+def a_hole(lines):
+    del lines[next(place for place, line in enumerate(lines) if "version" in line and line["version"][0] == 2)]
+
+
+def a_part_of_another(lines):
+    (_, parts), *_ = kind_of(lines, "version")
+    parts["notes/entries"] = parts.pop("notes")
+
+
+def no_environment(lines):
+    kind_of(lines, "version")[0][1].clear()
+
+
+def a_call_id_twice(lines):
+    for shown, _ in kind_of(lines, "record")[:2]:
+        shown["call_id"] = "one"
+
+
+def a_blob_twice(lines):
+    lines.insert(1, {"blob": kind_of(lines, "blob")[0]})
+
+
+def two_heads(lines):
+    lines.append(lines[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (another_version, "The bundle lacks versions or records that its head names."),
+        (another_record, "The bundle lacks versions or records that its head names."),
+        (a_hole, "Version 3 of the bundle doesn't follow the one before, or lacks a blob."),
+        (a_part_of_another, "Version 0 of the bundle doesn't follow the one before, or lacks a blob."),
+        (no_environment, "The bundle lacks the environment of a toolpack."),
+        (a_call_id_twice, "Record 1 of the bundle doesn't follow the one before."),
+        (a_blob_twice, "Blob 0 of the bundle is there twice, or belongs to no toolpack."),
+        (two_heads, "The bundle has two heads."),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_what_does_not_fit_together_is_refused_whoever_has_sealed_it(server, bundle, change, says):
+    lines = lines_of(bundle)
+    change(lines)
+    assert changes_nothing(server, bundle_of(lines), -32602)["data"]["detail"] == says
 
 
 def test_deep_and_wide_lines_of_strangers_are_refused(server, bundle):
