@@ -119,7 +119,8 @@ def test_a_batch_larger_than_allowed_is_refused_as_a_whole(bench):
     assert bench.version(session_id) == 0
 
 
-@pytest.mark.parametrize("request_id", ["1.5", "1e2", "12345678901234567890123", '"\\u00e9\\u0000"'])
+# With null it is a request all the same, and with 0 or "", too: a notification has no id at all.
+@pytest.mark.parametrize("request_id", ["1.5", "1e2", "12345678901234567890123", '"\\u00e9\\u0000"', "null", "0", '""'])
 def test_an_id_is_returned_unchanged(bench, request_id):
     body = f'{{"jsonrpc": "2.0", "method": "list_sessions", "id": {request_id}}}'
     response = answer(bench, body)
