@@ -11,6 +11,7 @@ import sys
 from types import SimpleNamespace
 from unittest import mock
 
+import click
 import pytest
 import redis_server
 import server_process
@@ -22,9 +23,10 @@ from server.cli.local import memory_settings
 from server.cli.send import local
 from server.features.receipts import receipt as receipts
 from server.features.receipts.command import _run_again
-from server.features.receipts.entries import entry_of
+from server.features.receipts.entries import difference, entry_of
 from server.features.receipts.keys import SigningKey
 from server.features.receipts.receipt import Refused, canonical, read
+from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
 from server.wiring.service import Service
 
@@ -552,3 +554,16 @@ def test_a_forged_verdict_differs_though_it_is_signed(made, tmp_path):
     assert ended.returncode == 1
     assert ended.stdout.count("  its verdict was ") == len(failed) == 2
     assert "bank/save-300     2       1        0.500" in ended.stdout  # the score is the one that came out here
+
+
+def test_an_entry_is_of_the_version_that_was_evaluated_and_every_record_counts(make_bench):
+    bench = make_bench(load_catalog((), ("bank",)), packs=("bank",))
+    session_id, send = bench.rpc("create_session", task=TASKS[0])["session_id"], local(bench.service, Caller(""))
+    bench.result(session_id, "get_balance")
+    (summary,) = bench.rpc("summarize_sessions", evaluate=True)["sessions"]
+    entry, _, _ = bench._run(entry_of(send, summary))
+    assert difference(entry, entry) is None
+    assert difference(entry, entry.model_copy(update={"records": []}))["what"] == "records"
+    bench.result(session_id, "move_to_savings", amount="1.00")
+    with pytest.raises(click.ClickException, match="went on while it was evaluated"):
+        bench._run(entry_of(send, summary))
