@@ -7,7 +7,7 @@ import pytest
 from serving import IN_BOTH, PACKS, gate, refused
 
 from server.base.errors import InvalidParamsError
-from server.execution.world import Means, Snapshot, World
+from server.execution.world import ExecutionContext, Snapshot, World
 from server.features.replay.bundle_format import record_of
 from server.packs.loading import load_catalog
 from server.sessions.nested import MAX_NESTED_CALLS
@@ -118,7 +118,7 @@ def test_a_result_that_can_be_read_once_is_left_to_the_outer_function(bench):
 
 
 def test_results_take_no_more_memory_together_than_one_may(bench):
-    world = World(None, Snapshot({}, {}), Means(bench.service.codec, 100), None, room=100)
+    world = World(None, Snapshot({}, {}), ExecutionContext(bench.service.codec, 100), None, room=100)
     for _ in range(3):
         world.returned("x" * 60)
     whole, *others = map(json.loads, world.nested)
