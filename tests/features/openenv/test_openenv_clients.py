@@ -22,15 +22,15 @@ def server(tmp_path_factory):
 @pytest.mark.parametrize("client", ["openenv", "openenv-mcp", "openenv-harness", "verifiers"])
 def test_each_client_is_rewarded_once_for_each_solution_and_never_for_nothing(server, client):
     needs("verifiers.v1" if client == "verifiers" else "openenv.core")
-    is_rewarded(server.url, solved(server.rpc, PACKS)[:: 1 if client == "openenv" else 3], client)
+    is_rewarded(server.url, solved(server.rpc, PACKS)[::3], client)
 
 
-def test_openenv_validates_each_toolpack(server):
+@pytest.mark.parametrize("pack", [PACKS[0], *(pytest.param(pack, marks=pytest.mark.long) for pack in PACKS[1:])])
+def test_openenv_validates_a_toolpack(server, pack):
     needs("openenv.core")
-    for pack in PACKS:
-        asked = [PYTHON, "-m", "openenv.cli", "validate", "--url", f"{server.url}/openenv/{pack}", "--timeout", "60"]
-        validated = subprocess.run(asked, capture_output=True, text=True, check=False)
-        assert validated.stdout.endswith("Verdict: PASS\n"), validated.stdout + validated.stderr
+    asked = [PYTHON, "-m", "openenv.cli", "validate", "--url", f"{server.url}/openenv/{pack}", "--timeout", "60"]
+    validated = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert validated.stdout.endswith("Verdict: PASS\n"), validated.stdout + validated.stderr
 
 
 def plays_between_kills(url, episodes, kill, start):
