@@ -95,7 +95,17 @@ class ResultError(CallError):
 
 
 class ReadOnlyError(CallError):
-    """A function promised `read_only=True`, but changed the environment."""
+    """A function promised `read_only=True`, but changed the environment.
+
+    Attributes:
+        change: The path of the first change in the toolpack's environment, and what differs there.
+    """
+
+    def __init__(self, message: str, toolpack: str = "", function: str = "", change: str = "") -> None:
+        super().__init__(message)
+        self.toolpack = toolpack
+        self.function = function
+        self.change = change
 
 
 class TooLargeError(CallError):

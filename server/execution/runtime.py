@@ -173,7 +173,7 @@ class SessionRuntime(FunctionsRuntime):
             where = f"env{'' if path.startswith('[') or not path else '.'}{path}"
             message = f"{function.name} promised read_only=True but changed {where}"
             comparison.broken = toolpack, function.name, f"{where}: {reason}"
-            raise ReadOnlyError(message)
+            raise ReadOnlyError(message, *comparison.broken)
 
 
 def _united(footprint: Footprint, other: Footprint) -> Footprint:
