@@ -351,11 +351,12 @@ def test_factories_and_validators_run_there_too(shared):
     assert wrong.data["detail"].startswith("The environment of toolpack 'rough' doesn't fit: pit: ")
 
 
-def test_what_hangs_while_a_session_is_created_is_ended_at_the_deadline(monkeypatch):
+def test_what_hangs_while_a_session_is_created_is_ended_at_the_deadline(tmp_path, monkeypatch):
     clock = serving.Clock(monkeypatch, jobs, threads)
+    begun = tmp_path / "begun"
     with rough_bench() as bench:
-        request = bench.later("create_session", toolpacks=["rough"], options={"rough": {"trap": "spin"}})
-        wait_until(lambda: executors(bench)['{state="busy"}'] == 1, "the factory")
+        request = bench.later("create_session", toolpacks=["rough"], options={"rough": {"trap": f"spin {begun}"}})
+        wait_until(begun.exists, "the factory")
         clock.move(31)
         refused(-32010, request.result, PATIENCE)
         wait_until(lambda: ended(bench, "deadline") == 1)

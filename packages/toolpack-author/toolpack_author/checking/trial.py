@@ -82,7 +82,8 @@ class Trial:
         self._catalog = catalog
         self._called, self._returned = called, returned
         self._scratch = Scratch(None, MAX_BYTES)
-        volumes = VolumeContext({kind.kind: kind for kind in Volume.__subclasses__()}, self._scratch, Limits())
+        kinds = {kind.kind: kind for kind in Volume.__subclasses__() if hasattr(kind, "kind")}  # others are but a base
+        volumes = VolumeContext(kinds, self._scratch, Limits())
         self._codec = PlainCodec(catalog, MAX_BYTES, volumes)
         self._built: dict[str, Built | None] = {}
         self._known: dict[str, Mapping[str, list[Any]]] = {}
