@@ -423,6 +423,7 @@ def test_rollouts_for_training(folder):
         assert run_console([(".venv/bin/python train.py", "")], folder) == [printed]
 
 
+@pytest.mark.long
 def test_what_each_call_was_worth(folder):
     headings = ("One rollout", "Training with advantages")
     pairs = [blocks("docs/values.md", heading, "python", "text") for heading in headings]

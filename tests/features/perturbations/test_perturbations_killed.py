@@ -89,7 +89,7 @@ def happened(connection, session):
     return [{name: value for name, value in each.items() if name not in own} for each in records]
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("isolation", [pytest.param("thread", marks=pytest.mark.long), "process"])
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.long)])
 def test_rules_hit_the_same_calls_whatever_is_killed(tmp_path, request, kind, isolation):
     store = request.getfixturevalue("redis_url") if kind == "redis" else None

@@ -198,7 +198,7 @@ def long_words(server):
     return session_id
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
+@pytest.mark.parametrize(("width", "dark"), [pytest.param(1280, False, marks=pytest.mark.long), (400, True)])
 def test_nothing_is_wider_than_the_page(page, long_words, width, dark):
     page.resize(width, dark=dark)
     long = f"#/runs?by=long&run={LONG}"
