@@ -71,6 +71,24 @@ def test_what_functions_print_is_not_shown(tmp_path):
     assert "a line of its own" not in check("--pack-dir", tmp_path)[2]
 
 
+def test_toolpacks_that_are_loaded_only_once_are_said(tmp_path):
+    body = f"""\
+from pathlib import Path
+try:
+    Path({str(tmp_path / "loaded")!r}).touch(exist_ok=False)
+except FileExistsError:
+    raise RuntimeError("one at a time") from None
+@toolpack.function
+def f():
+    \"\"\"Do it.\"\"\"
+"""
+    write(tmp_path, "once", headed("once", body))
+    status, (said,), _ = check("--pack-dir", tmp_path)
+    assert status == 1
+    assert said.startswith("check: functions weren't called, as the toolpacks can't be loaded by each worker anew: ")
+    assert said.endswith("wrong_once.py:8: RuntimeError: one at a time: correct it or move it away.")
+
+
 def test_a_function_that_raises_is_shown_with_its_traceback(tmp_path):
     body = '@toolpack.function\ndef f():\n    """Do it."""\n    helper()\n\n\ndef helper():\n    return nothing\n'
     write(tmp_path, "raises", headed("raises", body))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 
-from server.features.api_trials import Catalog, Child, Finding, Tried, follow
+from server.features.api_trials import Catalog, Child, Finding, Tried, follow, shown
 from toolpack_author.checking.trial import Trial
 
 SECONDS_EACH = 3.0
@@ -39,6 +39,8 @@ def try_functions(load: Callable[[], Catalog], functions: Sequence[Tried]) -> li
                     missing = len(functions) - done
                     text = f"{missing} functions weren't called, because {SECONDS:g} s are over."
                     return [*found, Finding("check", text)]
+                if isinstance(answer, Finding):
+                    return [*found, answer]
                 done += 1
                 if answer is None:
                     found.append(_end(child, function.place))
@@ -47,8 +49,11 @@ def try_functions(load: Callable[[], Catalog], functions: Sequence[Tried]) -> li
     return found
 
 
-def _answer(child: Child, ends: float) -> tuple[bool, list[Finding] | None]:
-    """Get whether the next function was called, and what was found: None if its process has ended or takes too long."""
+def _answer(child: Child, ends: float) -> tuple[bool, list[Finding] | Finding | None]:
+    """Get whether the next function was called, and what was found.
+
+    That is None if its process has ended or takes too long, and no list if it can't call any function.
+    """
     called, left = False, ends - time.monotonic()
     with contextlib.suppress(EOFError, OSError):
         while child.pipe.poll(max(left, 0)):
@@ -101,7 +106,12 @@ def _trying(load: Callable[[], Catalog], functions: Sequence[Tried]) -> Iterator
 
 
 def _try_each(load: Callable[[], Catalog], functions: Sequence[Tried], pipe: Connection) -> None:
-    trial = Trial(load(), lambda: pipe.send_bytes(_CALLED), lambda: pipe.send_bytes(_RETURNED))
+    try:
+        trial = Trial(load(), lambda: pipe.send_bytes(_CALLED), lambda: pipe.send_bytes(_RETURNED))
+    except Exception as error:  # noqa: BLE001 - it is said, and the process ends
+        text = f"functions weren't called, as the toolpacks can't be loaded by each worker anew: {shown(str(error))}"
+        pipe.send_bytes(pickle.dumps(Finding("check", text, is_problem=True)))
+        return
     try:
         for function in functions:
             pipe.send_bytes(pickle.dumps(trial.run(function.toolpack, function.name)))
