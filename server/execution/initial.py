@@ -6,14 +6,13 @@ builds them again and an edited toolpack never starts from old data.
 
 import hashlib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from server.base.cache import BoundedCache
 from server.base.errors import SnapshotError
-from server.execution.codec import PlainCodec
 from server.execution.conditions import Conditions, held
 from server.execution.parts import environments
+from server.execution.world import ExecutionContext
 from server.jsonio.strict import dumps
 from server.snapshots.comparison import difference
 from server.volumes.volume import is_piece
@@ -25,19 +24,16 @@ ENTRY_BYTES = 1024  # what a part takes in the cache besides its bytes
 
 
 def build(
-    codec: PlainCodec,
-    toolpack: str,
-    options: Mapping[str, Any],
-    conditions: Conditions | None = None,
-    interruptible: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - it holds nothing
+    context: ExecutionContext, toolpack: str, options: Mapping[str, Any], conditions: Conditions | None = None
 ) -> Built:
     """Build a toolpack's initial environment, under conditions; raises as `Toolpack.build` and `encode`.
 
-    A passed deadline interrupts what is `interruptible`: the author's code, and the SQL of a database.
+    A passed deadline interrupts the author's code, and the SQL of a database.
     """
-    with held(conditions), interruptible:
+    codec = context.codec
+    with held(conditions), context.interruptible:
         environment = codec.catalog.toolpacks[toolpack].build(options)
-    payloads = codec.freeze_parts(toolpack, environment, interruptible)
+    payloads = codec.freeze_parts(toolpack, environment, context.interruptible)
     # Seeded sessions, whose environments are built anew for each of them, mostly start from the same bytes.
     frozen = {part: payload for part, payload in payloads.items() if not is_piece(part)}
     digests = tuple((part, hashlib.blake2b(payload).digest()) for part, payload in frozen.items())
@@ -50,17 +46,12 @@ def build(
     return codec.seal_all(payloads)
 
 
-def parse(
-    codec: PlainCodec,
-    toolpack: str,
-    environment: Any,
-    conditions: Conditions | None = None,
-    interruptible: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - it holds nothing
-) -> Built:
-    """Build a toolpack's environment from JSON; raises as `build`."""
-    with held(conditions), interruptible:
+def parse(context: ExecutionContext, toolpack: str, environment: Any, conditions: Conditions | None = None) -> Built:
+    """Build a toolpack's environment from JSON; interrupted, and raises, as `build`."""
+    codec = context.codec
+    with held(conditions), context.interruptible:
         parsed = codec.catalog.toolpacks[toolpack].parse(environment)
-    return codec.seal_all(codec.freeze_parts(toolpack, parsed, interruptible))
+    return codec.seal_all(codec.freeze_parts(toolpack, parsed, context.interruptible))
 
 
 class InitialEnvironments:

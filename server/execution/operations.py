@@ -69,7 +69,7 @@ class MakeEnvironment(RunnerOperation[Built]):
     toolpack: str
     source: Any
     conditions: Conditions | None = None
-    _make: ClassVar["staticmethod[..., Built]"]
+    _make: ClassVar["staticmethod[[ExecutionContext, str, Any, Conditions | None], Built]"]
     _author: ClassVar[str]  # whose code it is
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class MakeEnvironment(RunnerOperation[Built]):
 
     @override
     def run(self, context: ExecutionContext) -> Built:
-        return self._make(context.codec, self.toolpack, self.source, self.conditions, context.interruptible)
+        return self._make(context, self.toolpack, self.source, self.conditions)
 
 
 @dataclass(eq=False)

@@ -26,6 +26,7 @@ from server.engine.state import SessionState
 from server.execution.codec import Codec
 from server.execution.initial import ENTRY_BYTES, InitialEnvironments
 from server.execution.initial import build as build_initial
+from server.execution.world import ExecutionContext
 from server.packs.catalog import Catalog
 from server.rpc import parsing
 from server.sessions import factory, manager, quotas
@@ -434,9 +435,10 @@ class Shops:
             return ledger.LedgerEnvironment(ledger={"anything": name})
 
         codec = Codec(Catalog({"shop": Toolpack("shop", build, [ledger.add])}), serving.KEY, 2**20)
-        built = InitialEnvironments(partial(build_initial, codec), 0).get("shop", {"name": "a"})
+        build_one = partial(build_initial, ExecutionContext(codec, 2**20))
+        built = InitialEnvironments(build_one, 0).get("shop", {"name": "a"})
         one = sum(ENTRY_BYTES + len(blob) for _, blob in built.values())
-        self.initial = InitialEnvironments(partial(build_initial, codec), fitting * one)
+        self.initial = InitialEnvironments(build_one, fitting * one)
         self.built.clear()
 
     def get(self, names):
@@ -471,7 +473,7 @@ def test_two_that_build_the_same_initial_environment_at_once_share_one():
         return ledger.LedgerEnvironment()
 
     codec = Codec(Catalog({"shop": Toolpack("shop", build, [ledger.add])}), serving.KEY, 2**20)
-    initial = InitialEnvironments(partial(build_initial, codec), 2**20)
+    initial = InitialEnvironments(partial(build_initial, ExecutionContext(codec, 2**20)), 2**20)
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(lambda _: initial.get("shop", {}), range(2))
     assert one == other == initial.get("shop", {})

@@ -12,6 +12,7 @@ from server import TaskEnvironment, Toolpack
 from server.execution import initial
 from server.execution.codec import PlainCodec
 from server.execution.initial import InitialEnvironments
+from server.execution.world import ExecutionContext
 from server.jsonio.strict import dumps
 from server.packs.catalog import Catalog
 
@@ -94,8 +95,8 @@ def test_the_memory_of_orders_of_toolpacks_is_bounded(monkeypatch, make_bench):
 def test_the_same_initial_bytes_are_verified_once(monkeypatch):
     compared = []
     monkeypatch.setattr(initial, "difference", lambda *pair: compared.append(pair))
-    codec = PlainCodec(CATALOG, 2**20)
-    first, second = (initial.build(codec, "ledger", {}) for _ in range(2))
+    context = ExecutionContext(PlainCodec(CATALOG, 2**20), 2**20)
+    first, second = (initial.build(context, "ledger", {}) for _ in range(2))
     assert first == second
     assert len(compared) == 1
 

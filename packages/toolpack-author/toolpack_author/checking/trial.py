@@ -85,6 +85,7 @@ class Trial:
         kinds = {kind.kind: kind for kind in Volume.__subclasses__() if hasattr(kind, "kind")}  # others are but a base
         volumes = VolumeContext(kinds, self._scratch, Limits())
         self._codec = PlainCodec(catalog, MAX_BYTES, volumes)
+        self._context = ExecutionContext(self._codec, MAX_RESULT_BYTES)
         self._built: dict[str, Built | None] = {}
         self._known: dict[str, Mapping[str, list[Any]]] = {}
         self._environments: dict[str, Any] = {}
@@ -142,7 +143,7 @@ class Trial:
 
     def _build(self, pack: Toolpack, options: Mapping[str, Any]) -> Built | None:
         try:
-            return build(self._codec, pack.name, options)
+            return build(self._context, pack.name, options)
         except (InvalidParamsError, SnapshotError, TooLargeError):
             return None
 
@@ -158,7 +159,7 @@ class Trial:
         plan.comparing = self._returned
         watch = Watch()
         self._called()
-        outcome = call(plan, snapshot, ExecutionContext(self._codec, MAX_RESULT_BYTES))
+        outcome = call(plan, snapshot, self._context)
         called = f" (called with {_shown(arguments)})"
         found = _failures(outcome, where, called, made_up=bool(arguments))
         failure = outcome.failure
