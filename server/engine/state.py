@@ -52,7 +52,7 @@ CLOSED = "The session was closed meanwhile."
 NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Effect:
     """What an operation has done to a session.
 
