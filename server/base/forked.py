@@ -7,6 +7,7 @@ it starts another program, by which everything of ours is closed.
 """
 
 import os
+import random
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -43,3 +44,7 @@ def _act_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_act_all)
+
+id_numbers = random.Random()  # noqa: S311 - see below
+"""Draws ids that nobody has to be unable to guess: to ask the system for each takes longer."""
+in_forked(id_numbers.seed)  # or both processes would draw the same

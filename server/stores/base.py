@@ -16,22 +16,17 @@ Numbers come back when a store loses its newest data, as after the failover of a
 same index, and another lease the same epoch. So each record has a random id, and a commit names the record before it.
 """
 
-import os
-import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-# A generator of its own, seeded by the system: to ask that for each id takes longer. Nobody has to be unable to guess
-# them. Another process that begins as a copy of this one gets others.
-_ids = random.Random()  # noqa: S311 - see above
-os.register_at_fork(after_in_child=_ids.seed)
+from server.base.forked import id_numbers
 
 
 def new_record_id() -> str:
     """Make an id that no other record has."""
-    return f"{_ids.getrandbits(64):016x}"
+    return f"{id_numbers.getrandbits(64):016x}"
 
 
 FAMILY = slice(28, 36)
