@@ -21,7 +21,7 @@ from server.snapshots.layouts import BUILTIN_BASES
 CHOICES = 256  # of toolpacks
 
 
-@dataclass
+@dataclass(eq=False)
 class Catalog:
     """Toolpacks by name, in the order in which they were loaded."""
 

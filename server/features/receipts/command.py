@@ -28,7 +28,7 @@ from server.features.receipts.keys import check_installed, public_key
 from server.features.receipts.receipt import Receipt, ReceiptEntry, ReceiptPart, Refused, Times, canonical, read
 from server.features.replay.bundle_format import BundleHead
 from server.features.replay.bundles import ImportRequest
-from server.features.replay.code import Codes
+from server.features.replay.code import codes_of
 from server.features.replay.methods import run_again
 from server.features.tasks.pass_rates import rates, table
 from server.features.tasks.report import RunsPage
@@ -112,7 +112,7 @@ def _settings(pack_dir: tuple[Path, ...], packs: str | None, *, sandbox: bool) -
 def _other_code(catalog: Catalog, receipt: Receipt) -> list[str]:
     """Say what of the code here isn't what the receipt names."""
     named = receipt.code
-    here = Codes(catalog).of(named["toolpacks"])
+    here = codes_of(catalog).of(named["toolpacks"])
     found = []
     if named["python"] != here["python"]:
         found.append(f"Python is {here['python']}, and was {named['python']}")

@@ -39,7 +39,7 @@ from server.features.replay.bundle_format import (
     sealed,
     unpack,
 )
-from server.features.replay.code import Codes
+from server.features.replay.code import codes_of
 from server.features.replay.seeds import REPLAYS
 from server.jsonio.strict import Fragment, dumps, loads
 from server.protocol.parameters import Labels, TtlSeconds
@@ -91,7 +91,7 @@ class Bundles:
     """
 
     def __init__(self, context: SessionContext, factory: SessionFactory, key: bytes, most: int) -> None:
-        self.codes = Codes(context.catalog)
+        self.codes = codes_of(context.catalog)
         self._context = context
         self._factory = factory
         self._keyed = KeyedHash(key, "bundle")

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from server.features.api_runners import Catalog
 from server.features.replay.results import Code, CodeOf
@@ -39,6 +40,16 @@ class Codes:
             "server": self._server,
             "toolpacks": {name: self._toolpacks[name] for name in toolpacks if name in self._toolpacks},
         }
+
+
+_of_catalogs: WeakKeyDictionary[Catalog, Codes] = WeakKeyDictionary()
+
+
+def codes_of(catalog: Catalog) -> Codes:
+    """Get the digests of what a catalog has loaded, made when they are first asked for."""
+    if catalog not in _of_catalogs:
+        _of_catalogs[catalog] = Codes(catalog)
+    return _of_catalogs[catalog]
 
 
 def digest_of(files: Iterable[tuple[str, Path]], *others: str) -> str:
