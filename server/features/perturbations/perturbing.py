@@ -134,21 +134,20 @@ class Perturbing(OperationHook):
 
     def _decide(self, operation: CallOperation, state: SessionState, start_clock: StartClock, memo: _Memo) -> _Met:
         rules, sent = self._rules(state.session), operation.request
-        appearance, renamed = rules.appearance(memo.counts.calls), list[str]()
-        if appearance is not None and appearance.hidden:
-            hidden = self._hide(operation, appearance)
-            if hidden is not None:
-                return _Met(Decision([hidden]), False, start_clock)
-        if appearance is not None and appearance.names:
-            renamed, refused = self._translate(operation, appearance)
+        appearance, names = rules.appearance(memo.counts.calls), list[str]()
+        hidden = self._hide(operation, appearance) if appearance is not None and appearance.hidden else []
+        if appearance is not None and appearance.names:  # names of hidden functions lead nowhere, as those of none do
+            names, refused = self._translate(operation, appearance)
             if refused is not None:
                 operation.outcome = refused
-                return _Met(Decision(renamed), False, start_clock)
+                return _Met(Decision(hidden or names), False, start_clock)
+        if hidden:
+            return _Met(Decision(hidden), False, start_clock)
         decision = rules.decide(memo.counts.calls, self._calls(operation, state), partial(self._is_known, state))
         if decision.instead is not None:
             operation.outcome = self._instead(decision, operation, state)
-        decision = decision._replace(met=[*renamed, *decision.met])
-        return _Met(decision, decision.instead is None, start_clock, sent if renamed else None, appearance)
+        decision = decision._replace(met=[*names, *decision.met])
+        return _Met(decision, decision.instead is None, start_clock, sent if names else None, appearance)
 
     @staticmethod
     def _translate(operation: CallOperation, appearance: Appearance) -> tuple[list[str], Outcome | None]:
@@ -177,15 +176,15 @@ class Perturbing(OperationHook):
         return list(met), None
 
     @staticmethod
-    def _hide(operation: CallOperation, appearance: Appearance) -> str | None:
-        """Take the functions away that are hidden, and get the rule that hides one which is called."""
+    def _hide(operation: CallOperation, appearance: Appearance) -> list[str]:
+        """Take the functions away that are hidden, and get the rule that hides one which is called, if one is."""
         plan = operation.plan
         called = [
             plan.runtime.functions.get(name) for name in (*(each.function for each in plan.nested), plan.function)
         ]
         offered = {function.name for function in plan.runtime.functions.values()} & appearance.offered
         operation.narrow(frozenset(offered))
-        return next((appearance.hidden[each.name] for each in called if each and each.name in appearance.hidden), None)
+        return [appearance.hidden[each.name] for each in called if each and each.name in appearance.hidden][:1]
 
     def _calls(self, operation: CallOperation, state: SessionState) -> list[Call]:
         plan, called = operation.plan, self._functions(Recipe.of(state.session).toolpacks).called

@@ -363,6 +363,15 @@ def test_a_hidden_function_is_in_no_list_and_no_error(bench):
     assert "pay" in [each["name"] for each in bench.rpc("list_functions", session_id=agent.id)["result"]]
 
 
+def test_a_hidden_function_within_a_call_of_a_renamed_one_is_answered_as_one_that_there_never_was(bench):
+    agent = Agent(bench, {"rename": {"read_note": "look"}}, {"hide": True, "functions": "pay", "name": "gone"})
+    for name in ("pay", "nay"):
+        told = agent.call("look", name={"$call": {"function": name, "args": ANN}})["error"]
+        assert told == f"ToolNotFoundError: The requested function `{name}` is not available."
+    assert agent.paid() == []
+    assert agent.perturbed() == [{"rules": ["gone"], "run": False, "agent": {}}, None]
+
+
 def test_functions_are_described_otherwise_and_forgotten(bench):
     agent = Agent(
         bench,
