@@ -1,4 +1,4 @@
-"""Read and write the JSON of requests and records: fast, strict, and exact for integers of up to 300 digits.
+"""Read and write the JSON of requests and records: fast, strict, and exact for integers of up to 308 digits.
 
 The rule: only RFC 8259 is read and written. orjson, unlike `json`, refuses lone surrogates, NaN and invalid UTF-8, but
 it reads integers above 64 bits as floats, so text that may contain one is read again by `json`.
@@ -17,6 +17,8 @@ SHORT_BYTES = 2048
 # A search for 19 digits takes ten times as long as making all digits alike, and two hundred times where most are.
 _DIGITS_ALIKE = bytes(0x30 if chr(byte) in "0123456789" else 0x20 for byte in range(256))
 _LONG_INTEGER = b"0" * 19
+MOST_DIGITS = 308  # of an integer that a float can hold, as orjson reads it
+_TOO_LONG_INTEGER = b"0" * (MOST_DIGITS + 1)
 
 
 def loads(text: bytes) -> Any:
@@ -28,6 +30,15 @@ def loads(text: bytes) -> Any:
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
     return value
+
+
+def check_integers(text: bytes) -> None:
+    """Raise `ValueError` if JSON text has an integer that is too long for `loads`, and for others who read JSON."""
+    if _TOO_LONG_INTEGER in text.translate(_DIGITS_ALIKE):
+        try:
+            loads(text)
+        except ValueError:
+            raise ValueError(f"there, an integer has at most {MOST_DIGITS} digits") from None
 
 
 def dumps(value: Any, *, sort_keys: bool = False) -> bytes:

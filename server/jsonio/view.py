@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import json
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import lru_cache
 from operator import is_not
 from typing import Any
@@ -21,14 +21,14 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import SchemaSerializer, core_schema
 
-from server.base.errors import PlainObjectError, ResultError
+from server.base.errors import PlainObjectError, ResultError, shown
+from server.jsonio.strict import MOST_DIGITS, check_integers
 from server.volumes.volume import Volume
 
 _SCALARS = (str, int, float, bool, type(None))
 _PLAIN = frozenset(_SCALARS)  # types of which an item needs no copy, and no further look
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, BaseModel)
 _MAX_DEPTH = 200
-_ENDLESS = "a value that refers to itself or is nested too deeply has no JSON form"
 _ANYTHING = SchemaSerializer(core_schema.any_schema(), {"ser_json_inf_nan": "null"})
 
 Copy = Callable[[Any, Any], Any]
@@ -39,18 +39,68 @@ def to_json(value: Any, plain: Container[type] = ()) -> bytes:
     """Get the JSON text of a value, or raise `ResultError`; `plain` classes are shown as their public attributes."""
     try:
         ordered = value if isinstance(value, _SCALARS) else _ordered(value, plain)
-        # No warnings: sets have become sorted lists on purpose.
-        text = _ANYTHING.to_json(ordered, by_alias=True, serialize_as_any=True, warnings=False)
     except ResultError:
         raise
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise ResultError(f"a value of type {type(value).__name__} has no JSON form: {reason}") from error
+        raise ResultError(f"{_named(value, [])} has no JSON form: {_reason(error)}") from error
+    try:
+        # No warnings: sets have become sorted lists on purpose.
+        text = _ANYTHING.to_json(ordered, by_alias=True, serialize_as_any=True, warnings=False)
+        if len(text) > MOST_DIGITS:
+            check_integers(text)
+    except Exception as error:
+        raise ResultError(f"{_culprit(ordered)} has no JSON form: {_reason(error)}") from error
     # A model's own configuration may still allow these, which aren't JSON.
     if b"NaN" in text or b"Infinity" in text:
         strict = json.loads(text, parse_constant=lambda _: None)
         return json.dumps(strict, ensure_ascii=False, separators=(",", ":")).encode()
     return text
+
+
+def _reason(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error).partition("\n")[0]
+
+
+def _culprit(value: Any) -> str:
+    """Name the innermost item that has no JSON form, and where it is, in a value that has none and no cycle."""
+    path: list[Any] = []
+    found: tuple[Any, Any] | None = (None, value)
+    while found is not None:
+        step, value = found
+        path.append(step)
+        try:
+            found = next((item for item in _items(value) if not _is_shown(item[1])), None)
+        except Exception:  # noqa: BLE001 - of a class that says otherwise what its items are
+            break
+    return _named(value, path)
+
+
+def _named(value: Any, path: list[Any]) -> str:
+    where = shown(_pointer(path)).encode(errors="replace").decode()
+    return f"a value of type {type(value).__name__}{f' at {where}' if where else ''}"
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Get the items of what `_copy` copies, each with its key in the JSON."""
+    if isinstance(value, dict):
+        return [(key, item) for key, item in value.items() if isinstance(key, str | int)]
+    if isinstance(value, list | tuple | deque):
+        return enumerate(value)
+    if isinstance(value, BaseModel):
+        names = _shown_names(type(value))
+        fields = [(names.get(name, name), item) for name, item in value.__dict__.items()]
+        return [*fields, *(value.__pydantic_extra__ or {}).items()]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    return ()
+
+
+def _is_shown(value: Any) -> bool:
+    try:
+        check_integers(_ANYTHING.to_json(value, by_alias=True, serialize_as_any=True, warnings=False))
+    except Exception:  # noqa: BLE001 - then it isn't
+        return False
+    return True
 
 
 def without_json(value: Any) -> dict[str, str]:
@@ -63,18 +113,15 @@ def _ordered(value: Any, plain: Container[type]) -> Any:
     """Get `value` itself if it holds no set and no plain object, else a copy that shows them."""
     try:
         return _with_sorted_sets(value, {}, 0, plain)
-    except PlainObjectError:  # then it must be known where each object is shown, which takes longer
+    except (PlainObjectError, RecursionError):  # then it must be known where each value is shown, which takes longer
         return _Objects(plain).copy(value, None)
 
 
 def _with_sorted_sets(value: Any, inside: dict[int, Any], depth: int, plain: Container[type]) -> Any:
     if isinstance(value, _SCALARS):
         return value
-    is_inside = id(value) in inside
-    if type(value) in plain:
+    if type(value) in plain or depth > _MAX_DEPTH or id(value) in inside:
         raise PlainObjectError
-    if depth > _MAX_DEPTH or is_inside:
-        raise ResultError(_ENDLESS)
     inside[id(value)] = value
     try:
         return _copy(value, lambda item, _step: _with_sorted_sets(item, inside, depth + 1, plain))
@@ -99,7 +146,7 @@ class _Objects:
         if id(value) in self._shown:
             return {"$ref": _pointer(self._shown[id(value)])}
         if len(self._path) > _MAX_DEPTH or id(value) in self._inside:
-            return self._refer(value)
+            return self._refer(value, step)
         self._path.append(step)
         self._inside[id(value)] = len(self._path)
         try:
@@ -123,10 +170,12 @@ class _Objects:
                 return without_json(value)
         return _copy(value, self.copy)
 
-    def _refer(self, value: Any) -> Any:
-        if id(value) in self._inside and self._plain_depth:
+    def _refer(self, value: Any, step: Any) -> Any:
+        if id(value) not in self._inside:
+            raise RecursionError
+        if self._plain_depth:
             return {"$ref": _pointer(self._path[: self._inside[id(value)]])}
-        raise ResultError(_ENDLESS)
+        raise ResultError(f"{_named(value, [*self._path, step])} has no JSON form: it refers to itself")
 
     def _check_keys(self, value: dict[Any, Any]) -> None:
         for key in value:
@@ -149,13 +198,8 @@ def _key(step: Any) -> str:
 
 
 def _has_json(value: Any) -> bool:
-    if isinstance(value, Iterator):  # pydantic would show its items, and use it up; `itertools.count` has no end
-        return False
-    try:
-        _ANYTHING.to_json(value, by_alias=True, serialize_as_any=True, warnings=False)
-    except Exception:  # noqa: BLE001 - then it has none
-        return False
-    return True
+    # Pydantic would show the items of an iterator, and use it up; `itertools.count` has no end.
+    return not isinstance(value, Iterator) and _is_shown(value)
 
 
 def _public_attributes(value: Any) -> dict[str, Any]:
@@ -185,7 +229,7 @@ def _copy(value: Any, copy_item: Copy) -> Any:
     if isinstance(value, Volume):
         return value.view()
     if isinstance(value, set | frozenset):
-        return sorted((copy_item(item, None) for item in value), key=to_json)
+        return sorted((copy_item(item, None) for item in value), key=_sort_key)
     if isinstance(value, BaseModel):
         return _copy_model(value, copy_item)
     if isinstance(value, dict | list | tuple | deque):
@@ -195,6 +239,13 @@ def _copy(value: Any, copy_item: Copy) -> Any:
     if isinstance(value, itertools.count):
         raise ResultError("an endless iterator has no JSON form")
     return value
+
+
+def _sort_key(item: Any) -> bytes:
+    try:
+        return to_json(item)
+    except ResultError:  # then the set has none, either, and whoever shows it says where
+        return b""
 
 
 def _copy_items(value: Any, copy_item: Copy) -> Any:

@@ -1,12 +1,12 @@
 """Errors that an agent can react to, with their exact texts: in the envelope, or JSON-RPC errors on request."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import serving
 from pydantic import BaseModel
-from serving import RpcError
+from serving import RpcError, refused
 
 from server import Depends, TaskEnvironment, ToolNotFoundError, Toolpack
 from server.base.errors import MissingBlobError, OverloadedError, StateDamagedError
@@ -74,6 +74,20 @@ CASES = [
         "add_and_return",
         {"what": "object"},
         "ResultError: a value of type object has no JSON form: Unable to serialize unknown type: <class 'object'>",
+        -32002,
+        "ResultError",
+    ),
+    (
+        "add_and_return",
+        {"what": "digits"},
+        "ResultError: a value of type int at /0 has no JSON form: there, an integer has at most 308 digits",
+        -32002,
+        "ResultError",
+    ),
+    (
+        "add_and_return",
+        {"what": "cycle"},
+        "ResultError: a value of type list at /0 has no JSON form: it refers to itself",
         -32002,
         "ResultError",
     ),
@@ -187,6 +201,35 @@ def test_an_error_that_a_function_raises_is_its_own_whatever_its_name(error, mak
         bench.call(session_id, "imitate", {"raise_on_error": True})
     assert raised.value.code == -32002
     assert len(bench.rpc("get_trace", session_id=session_id)) == 2
+
+
+class Hiding(TaskEnvironment):
+    any: Any = None
+
+
+HIDDEN: list[tuple[Any, str]] = [
+    (10**400, "int at /any has no JSON form: there, an integer has at most 308 digits"),
+    ([{"a/b": {(1, b"\xff")}}], "bytes at /any/0/a~1b/0/1 has no JSON form: "),
+]
+
+
+@pytest.mark.parametrize(("value", "why"), HIDDEN)
+def test_what_can_be_kept_but_not_shown_is_named_and_in_the_way_of_nothing_else(make_bench, value, why):
+    pack = Toolpack("hiding", Hiding)
+
+    @pack.function
+    def hide(env: Annotated[Hiding, Depends(lambda env: env)]) -> None:
+        """Keep what has no JSON form."""
+        env.any = value
+
+    bench = make_bench(Catalog({"hiding": pack}))
+    session_id = bench.create("hiding")
+    bench.result(session_id, "hide")
+    for method in "get_environment", "diff_environment":
+        error = refused(-32002, bench.rpc, method, session_id=session_id)
+        assert error.message.startswith(f"The environment of 'hiding' can't be shown: a value of type {why}")
+    bench.rpc("reset_session", session_id=session_id)
+    assert bench.rpc("get_environment", session_id=session_id) == {"hiding": {"any": None}}
 
 
 def test_a_reply_is_always_valid_json(bench):
