@@ -4,7 +4,7 @@ The rule: each session has an address of the name `agent`, which by itself has a
 fill in the rest, and may give a session further addresses; whatever serves an address asks it, and no feature.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -98,12 +98,6 @@ class NamedAddresses:
 Fill = Callable[[StoredSession, Address], Address]
 """Gets an address of a session with what a feature has to say of it; may run a toolpack's code."""
 
-TakeAnswer = Callable[[str, str, str, str], Awaitable[Any]]
-"""Takes session_id, owner, whose address it came to, and the answer.
-
-Raises `AnsweredError` if there is another answer.
-"""
-
 
 class Addresses:
     """The addresses of all sessions.
@@ -113,7 +107,6 @@ class Addresses:
         paths: Where an address is served, by the member of results that says so: `{key}` stands for its key.
         fills: What features have to say of addresses.
         views: They get how functions appear at an address now; None: as they are.
-        take_answer: Takes answers; None if no feature does.
         tools: What they offer besides functions.
     """
 
@@ -122,7 +115,6 @@ class Addresses:
         self.paths = {"agent_path": "/agents/{key}"}
         self.fills: list[Fill] = []
         self.views: list[Callable[[StoredSession, Head, str], View | None]] = []
-        self.take_answer: TakeAnswer | None = None
         self.tools: list[AddressTool] = []
 
     @staticmethod

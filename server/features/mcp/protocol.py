@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from server.execution.failure import Failure
 from server.features.api import App, Caller, InvalidParamsError
-from server.features.mcp.answering import NAME as SUBMIT_ANSWER
-from server.features.mcp.answering import Answering
 from server.features.mcp.marks import Path
 from server.features.mcp.messages import (
     CALL_ID_KEY,
@@ -58,7 +56,6 @@ class Mcp:
     def __init__(self, app: App) -> None:
         self._app = app
         app.context.addresses.paths["mcp_path"] = "/mcp/{key}"
-        self._answering = Answering(app.sessions, app.context.addresses)
         self._tools = Tools(app.sessions, app.context.addresses)
         self._sessions = app.sessions
         self._parser = app.parser
@@ -145,7 +142,7 @@ class Mcp:
         if message.params.get("cursor") is not None:
             raise InvalidParamsError("There is one page of tools: omit the cursor.")
         functions = await self._app.listings.functions(caller, caller.session_id, "mcp")
-        tools = await self._tools.with_tools(caller, await self._answering.with_tool(caller, functions))
+        tools = await self._tools.with_tools(caller, functions)
         if not message.modern:
             return b'"tools":%b' % tools
         address = await self._sessions.address(caller.session_id or "", caller.owner, caller.address)
@@ -156,8 +153,6 @@ class Mcp:
 
     async def _call(self, caller: Caller, message: McpMessage) -> bytes:
         request = _call_request(message)
-        if request.function == SUBMIT_ANSWER and (take := await self._answering.taker(caller)):
-            return await self._answering.call(take, caller, request.kwargs)
         if tool := await self._tools.find(caller, request.function):
             return await self._tools.use(tool, caller, request.kwargs, request.call_id)
         for name, value in request.kwargs.items():

@@ -66,9 +66,9 @@ def tool_result(outcome: Outcome) -> bytes:
 
 def tool_value(value: Any) -> bytes:
     """Get the members of a tool's result from a JSON value."""
-    text = dumps(value)
-    structured = b',"structuredContent":%b' % text if isinstance(value, dict) else b""
-    return b'"content":[{"type":"text","text":%b}]%b,"isError":false' % (dumps(text.decode()), structured)
+    text = value if isinstance(value, str) else dumps(value).decode()
+    structured = b',"structuredContent":%b' % text.encode() if isinstance(value, dict) else b""
+    return b'"content":[{"type":"text","text":%b}]%b,"isError":false' % (dumps(text), structured)
 
 
 def tool_error(text: str) -> bytes:

@@ -16,6 +16,7 @@ from server.features.api import Address, App, InvalidParamsError, RequestError, 
 from server.features.episodes.messages import MessageOperation
 from server.features.episodes.progress import Episodes, Progress
 from server.features.episodes.rights import PARTICIPANTS
+from server.features.tasks.answer_tool import AnswerTool
 from server.features.tasks.evaluation import Evidence, SeenRecord, seen
 from server.features.tasks.finding import all_tasks, find_task
 from server.features.tasks.notes import AnswerOperation
@@ -50,7 +51,7 @@ class Tasks:
         self._sessions = app.sessions
         self._episodes = app.feature(Episodes)
         app.context.addresses.fills.append(self.fill)
-        app.context.addresses.take_answer = self.submit_answer
+        app.context.addresses.tools.append(AnswerTool(self.submit_answer))
 
     # Tasks alone
 

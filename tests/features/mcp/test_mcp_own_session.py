@@ -82,6 +82,25 @@ def test_a_task_is_played_by_the_address_alone_and_its_verdict_kept(endpoint):
     assert endpoint.rpc("evaluate_session", session_id=session["session_id"])["reward"] == 1.0
 
 
+def test_an_answer_has_the_id_of_its_call_and_one_that_is_refused_can_be_given_anew(endpoint):
+    door = Door(endpoint, "?task=bank/save-300")
+    door.begin()
+
+    def answered(answer, call_id):
+        reply = door.post(
+            "tools/call", name="submit_answer", arguments={"answer": answer}, _meta={"toolpack-server/call_id": call_id}
+        )
+        result = reply.json()["result"]
+        return result["isError"], result["content"][0]["text"]
+
+    refused, text = answered("x" * 300_000, "long")
+    assert (refused, text.split(":")[0]) == (True, "TooLargeError")
+    assert answered(3, "wrong") == (True, "ValidationError: answer: Input should be a valid string")
+    given = (False, "The answer has been submitted.")
+    assert [answered("Done.", "a"), answered("Done.", "a")] == [given, given]
+    assert answered("Done.", "b")[1].startswith("AnsweredError: Another answer was submitted before")
+
+
 def test_each_initialize_makes_a_session_and_a_repeated_one_the_same(endpoint):
     doors = [Door(endpoint, "?packs=ledger") for _ in range(4)]
     for door in doors[:2]:
