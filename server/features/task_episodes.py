@@ -7,9 +7,9 @@ to an episode is a label of the session, and the `call_id` of its creation.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from server.features.api import App, Caller, HttpRefusedError, ReplyError
 
@@ -32,10 +32,14 @@ FAILED = {-32002, -32007, -32010}
 """The codes of a call that has failed, of which the agent hears."""
 
 DEADLINE = -32010
+TOO_LARGE = -32007
 NOT_FOUND = -32001
 INVALID = -32602
 REUSED = -32009
 ANSWERED = -32014
+
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class TaskSpec(BaseModel):
@@ -254,16 +258,16 @@ class TaskEpisodes:
         """
         if tool == ANSWER:
             return await self._answer(caller, episode, given, call)
-        call_id, reason = f"{self.label}-{call}", None
+        reason = None
         limit = {} if seconds is None else {"timeout_seconds": seconds}
         try:
-            envelope = await self._as_agent(
+            envelope = await self._once(
                 caller,
                 episode.session_id,
                 "run_function",
+                call,
                 function=tool,
                 kwargs=given,
-                call_id=call_id,
                 raise_on_error=True,
                 **limit,
             )
@@ -275,7 +279,7 @@ class TaskEpisodes:
                 return PlayedCall(error.message, OVER)
             reason = REASONS.get(error.code)
             result = error.message if reason else failure_text(error)
-        if not await self._is_end(caller, episode, call_id):
+        if not await self._is_end(caller, episode, f"{self.label}-{call}"):
             if reason is not None:
                 return PlayedCall(result, reason)
             return await self._rewarded(caller, episode, result, ended=False)
@@ -307,13 +311,12 @@ class TaskEpisodes:
             return PlayedCall(f"{ANSWER} takes one text, answer.", WRONG_INPUT)
         if episode.max_calls is not None and (await self.told(caller, episode))["calls"] >= episode.max_calls:
             return PlayedCall(OVER_ALREADY, OVER)
-        asked = {"answer": answer, "call_id": f"{self.label}-{call}"}
         try:
-            await self._as_agent(caller, episode.session_id, ANSWER, **asked)
+            await self._once(caller, episode.session_id, ANSWER, call, answer=answer)
         except ReplyError as error:
             if error.code == ANSWERED:
                 return PlayedCall(OVER_ALREADY, OVER)
-            if error.code != INVALID:
+            if error.code not in {INVALID, TOO_LARGE}:
                 raise
             return PlayedCall(error.data.get("detail") or error.message, WRONG_INPUT)
         return await self._rewarded(caller, episode, HANDED_IN, ended=True)
@@ -340,6 +343,31 @@ class TaskEpisodes:
 
     async def _as_agent(self, caller: Caller, session_id: str, method: str, **params: Any) -> Any:
         return await self.app.request(Caller(caller.owner, session_id), method, params)
+
+    async def _once(self, caller: Caller, session_id: str, method: str, call: str, **params: Any) -> Any:
+        """Send a request with the id of a call; clients know that without the label."""
+        try:
+            return await self._as_agent(caller, session_id, method, call_id=f"{self.label}-{call}", **params)
+        except ReplyError as error:
+            if error.code != REUSED:
+                raise
+            text = f"The id {call!r} was used for another call, or with other arguments: make a new one."
+            raise ReplyError(error.code, text, error.data) from None
+
+
+def read(kind: type[M], given: Any, what: str = "The body", status: int = 400) -> M:
+    """Read what a client has sent.
+
+    Raises:
+        HttpRefusedError: It has another shape.
+    """
+    try:
+        return kind.model_validate({} if given is None else given)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, problem["loc"])) or what
+        wrong = "Input should be an object" if problem["type"] == "model_type" else problem["msg"]
+        raise HttpRefusedError(status, f"{place}: {wrong}. {what} may have {', '.join(kind.model_fields)}.") from None
 
 
 def messages_of(told: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -150,9 +150,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
         remedy = f"There is nothing at this path: POST to /rpc, or to an agent's {keys}."
         remedy = (door and door.without_key) or remedy
     elif status == 405:  # noqa: PLR2004
-        remedy = (
-            "This path doesn't accept this method: POST JSON-RPC requests to /rpc or to an agent's path, GET all else."
-        )
+        remedy = f"This path doesn't take {request.method}: use {(headers or {}).get('Allow', 'POST')}."
     else:
         remedy = "This request is not supported here."
     refused.write(status, remedy, request.scope)

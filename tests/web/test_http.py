@@ -91,8 +91,12 @@ def test_a_body_that_is_too_large_is_413_with_and_without_content_length(server)
 )
 def test_other_paths_and_methods(server, method, path, status):
     response = server.http.request(method, path, content=BODY, headers=JSON)
-    assert "POST" in refusal(response, status)
+    said = refusal(response, status)
     assert ("allow" in response.headers) is (status == 405)
+    if status == 405:
+        assert said == f"This path doesn't take {method}: use {response.headers['allow']}."
+    else:
+        assert "POST" in said
 
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])

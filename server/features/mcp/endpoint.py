@@ -27,7 +27,6 @@ from server.web.endpoints import CUT_OFF, Gateway
 from server.web.refusals import NO_CONTENT, PIECE_BYTES, refusal, refused, send_response
 
 ACCEPTED, NOT_ALLOWED_STATUS = 202, 405
-NOT_ALLOWED = "MCP comes by POST here: there are no streams to GET, and this session isn't the agent's to DELETE."
 SIGN_OF_LIFE = b": still running\n\n"
 STRANGER_SECONDS = 1.0  # for the body of a request whose key opens no session
 
@@ -52,6 +51,7 @@ class McpEndpoint:
     verbs: Sequence[str] | None = None
     without_key = "There is no MCP here: POST to /mcp, or to the mcp_path of a session, /mcp/<key>."
     allowed = b"POST"
+    not_allowed = "MCP comes by POST here: there are no streams to GET, and this session isn't the agent's to DELETE."
     status: Mapping[Fault | None, int] = {
         None: 200,
         Fault.MALFORMED: 400,
@@ -86,7 +86,7 @@ class McpEndpoint:
     async def other(self, exchange: Exchange) -> None:
         """Answer a request with another HTTP method than POST and OPTIONS."""
         exchange.extra.append((b"allow", self.allowed + b", OPTIONS"))
-        raise HttpRefusedError(NOT_ALLOWED_STATUS, NOT_ALLOWED)
+        raise HttpRefusedError(NOT_ALLOWED_STATUS, self.not_allowed)
 
     async def stranger(self, exchange: Exchange) -> Caller:
         """Get who sends a message to a path without a key; a `RequestError` if it names no session that there is."""

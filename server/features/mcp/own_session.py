@@ -35,6 +35,7 @@ class OwnSessionEndpoint(McpEndpoint):
     """`/mcp`, with all HTTP methods."""
 
     allowed = b"POST, DELETE"
+    not_allowed = "MCP comes by POST here: there are no streams to GET, and DELETE ends the session of Mcp-Session-Id."
     status: Mapping[Fault | None, int] = {**McpEndpoint.status, Fault.NO_SESSION: 404}  # clients begin again
 
     async def stranger(self, exchange: Exchange) -> Caller:

@@ -10,9 +10,9 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from server.features.api import HttpRefusedError, ReplyError
 from server.features.api_http import FeatureEndpoint, FeatureRequest, Gateway
 from server.features.nemo_gym.episodes import GymEpisodes, GymRow
+from server.features.task_episodes import read
 
 COOKIE = "toolpack_session"
 SERVER_NAME = "toolpack"
@@ -30,8 +31,6 @@ UNAVAILABLE = 503
 MAX_ID = 128
 NOT_FOUND = -32003
 ARGUMENTS = -32004
-
-M = TypeVar("M", bound=BaseModel)
 
 
 class SeedBody(BaseModel):
@@ -54,14 +53,6 @@ def _given(request: FeatureRequest) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise HttpRefusedError(400, "The body must be a JSON object.")
     return given
-
-
-def _read(kind: type[M], given: dict[str, Any]) -> M:
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        raise HttpRefusedError(400, f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}.") from None
 
 
 class GymEndpoint(FeatureEndpoint):
@@ -100,8 +91,8 @@ class SeedEndpoint(GymEndpoint):
 
     async def answer(self, request: FeatureRequest) -> Response:
         given = _given(request)
-        named = _read(SeedBody, given) if "resources_session_id" in given else None
-        row = named.task_data if named else _read(GymRow, given)
+        named = read(SeedBody, given) if "resources_session_id" in given else None
+        row = named.task_data if named else read(GymRow, given)
         name = named.resources_session_id if named else None
         session = await self.episodes.seed(request.caller, row, name)
         key = session["mcp_path"].rpartition("/")[2]
@@ -146,7 +137,7 @@ class CloseEndpoint(GymEndpoint):
     """Ends an episode; one that was seeded by an agent, which knows no name, expires."""
 
     async def answer(self, request: FeatureRequest) -> Response:
-        name = _read(CloseBody, _given(request)).resources_session_id
+        name = read(CloseBody, _given(request)).resources_session_id
         await self.episodes.end(request.caller, name)
         return JSONResponse({"resources_session_id": name})
 
@@ -183,7 +174,7 @@ class MetricsEndpoint(GymEndpoint):
 
     async def answer(self, request: FeatureRequest) -> Response:
         rewards: dict[Any, list[float]] = defaultdict(list)
-        for each in _read(MetricsBody, _given(request)).verify_responses:
+        for each in read(MetricsBody, _given(request)).verify_responses:
             reward = each.get("reward")
             if isinstance(reward, int | float) and not each.get("mask_sample"):
                 rewards[json.dumps(each.get("_ng_task_index"))].append(reward)

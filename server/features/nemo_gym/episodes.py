@@ -12,10 +12,11 @@ from typing import Any
 from pydantic import BaseModel, Field, JsonValue
 
 from server.features.api import App, Caller, HttpRefusedError, ReplyError
-from server.features.task_episodes import ANSWERED, FAILED, NOT_FOUND, PAGE, REUSED, failure_text
+from server.features.task_episodes import ANSWERED, FAILED, NOT_FOUND, PAGE, REUSED, TOO_LARGE, failure_text
 
 LABEL = "nemo_gym"
 MAX_SHOWN = 200
+SHOWN = ("name", "description", "parameters")
 
 
 class GymRow(BaseModel):
@@ -32,19 +33,17 @@ class GymEpisodes:
 
     async def rows(self, caller: Caller, toolpack: str) -> AsyncIterator[dict[str, Any]]:
         """Get a row for each task of a toolpack: its prompt, and the functions as tools."""
-        listed = (await self._app.request(caller, "list_functions", {"format": "openai"}))["result"]
-        owners = (await self._app.request(caller, "list_functions", {}))["result"]
-        of = {each["name"]: each["toolpack"] for each in owners}
+        listed = (await self._app.request(caller, "list_functions", {}))["result"]
         after = -1
         while True:
             params = {"toolpack": toolpack, "after": after, "limit": PAGE}
             page = (await self._app.request(caller, "list_tasks", params))["tasks"]
             for task in page:
                 tools = [
-                    {"type": "function", "strict": False, **each["function"]}
+                    {"type": "function", "strict": False, **{name: each[name] for name in SHOWN}}
                     for each in listed
-                    if of[each["function"]["name"]] in task["toolpacks"]
-                    and ("functions" not in task or each["function"]["name"] in task["functions"])
+                    if each["toolpack"] in task["toolpacks"]
+                    and ("functions" not in task or each["name"] in task["functions"])
                 ]
                 yield {"task": task["task"], "responses_create_params": {"input": task["prompt"], "tools": tools}}
             if not page:
@@ -132,7 +131,7 @@ class GymEpisodes:
         try:
             await self._as_agent(caller, session_id, "submit_answer", answer=answer)
         except ReplyError as error:
-            if error.code != ANSWERED:  # the answer that was there first counts
+            if error.code not in {ANSWERED, TOO_LARGE}:  # the answer that was there first counts, or none
                 raise
 
     async def _verdict(self, caller: Caller, session_id: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from server.features.openenv.messages import (
     OpenEnvTaskBody,
     ResetData,
     StepBody,
-    read,
+    read_message,
 )
 from server.features.task_episodes import NOT_FOUND, TaskEpisode
 
@@ -76,12 +76,12 @@ class OpenEnvEndpoint(FeatureEndpoint):
         """Get the toolpack of a path of the tasks, which names it twice."""
         env = await self.env(request)
         if request.path["env"].lower() != env.lower():
-            raise HttpRefusedError(404, f"unknown environment {request.path['env'][:200]!r}: it is {env}.")
+            raise HttpRefusedError(404, f"There is no environment {request.path['env'][:200]!r} here: use {env}.")
         return env
 
 
 def _body(kind: type[M], request: FeatureRequest) -> M:
-    return read(kind, request.json(), "The body")
+    return read_message(kind, request.json(), "The body")
 
 
 def _asked(request: FeatureRequest, name: str) -> str | None:
@@ -264,7 +264,7 @@ class EpisodeSocket(OpenEnvSocket):
             if not isinstance(kind, str) or kind not in MESSAGES:
                 named = f"Unknown message type: {kind!r}"[:200]
                 return _error(UNKNOWN_TYPE, f"{named}. A message is an object whose type is {', '.join(MESSAGES)}.")
-            sent = read(MESSAGES[kind], given, "The message")
+            sent = read_message(MESSAGES[kind], given, "The message")
             reply = await self._answered(message, sent, memory)
         except HttpRefusedError as error:
             return _error(CODES.get(error.status, VALIDATION_ERROR), str(error))

@@ -85,7 +85,8 @@ class OpenEnvEpisodes(TaskEpisodes):
         lone = len(prompt) == 1 and prompt[0]["role"] == "user"
         text = "\n\n".join(each["content"] if lone else f"{each['role']}: {each['content']}" for each in prompt)
         metadata = {"episode_id": episode_id, "session_id": begun.session_id, "task": begun.task}
-        return begun, _observation({"prompt": text, "messages": prompt}, metadata=metadata)
+        done = data.episode_id is not None and (await self.told(caller, begun))["done"]  # a new one isn't
+        return begun, _observation({"prompt": text, "messages": prompt}, done=done, metadata=metadata)
 
     async def _begin(
         self, caller: Caller, episode_id: str, spec: TaskSpec, sid: str

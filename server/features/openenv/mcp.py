@@ -15,7 +15,7 @@ from server.features.openenv.messages import (
     OpenEnvMcpRequest,
     OpenEnvSessionParams,
     OpenEnvShape,
-    read,
+    read_message,
 )
 from server.features.task_episodes import PlayedCall
 
@@ -45,7 +45,7 @@ class OpenEnvMcp:
         id_: Any = None
         try:
             try:
-                request = read(OpenEnvMcpRequest, given, "A request")
+                request = read_message(OpenEnvMcpRequest, given, "A request")
             except HttpRefusedError as error:
                 raise OpenEnvMcpError(INVALID_REQUEST, str(error)) from None
             id_ = request.id
@@ -56,7 +56,7 @@ class OpenEnvMcp:
                 )
             kind, do = method
             try:
-                result = await do(self, caller, env, read(kind, request.params, "params"), sid)
+                result = await do(self, caller, env, read_message(kind, request.params, "params"), sid)
             except HttpRefusedError as error:
                 raise OpenEnvMcpError(INVALID_PARAMS, str(error)) from None
         except OpenEnvMcpError as error:

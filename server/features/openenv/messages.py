@@ -6,10 +6,9 @@ here. What nobody would look at is refused, so that no parameter is taken and do
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter
 
-from server.features.api import HttpRefusedError
-from server.features.task_episodes import ALL, TaskSpec
+from server.features.task_episodes import ALL, TaskSpec, read
 
 MAX_ID = 64
 UNPROCESSABLE = 422
@@ -154,19 +153,9 @@ class OpenEnvRangeBody(OpenEnvSplitBody):
     stop: int | None = None
 
 
-def read(kind: type[M], given: Any, what: str) -> M:
-    """Read what a client has sent.
-
-    Raises:
-        HttpRefusedError: It has another shape.
-    """
-    try:
-        return kind.model_validate({} if given is None else given)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, problem["loc"])) or what
-        known = ", ".join(kind.model_fields)
-        raise HttpRefusedError(UNPROCESSABLE, f"{place}: {problem['msg']}. {what} may have {known}.") from None
+def read_message(kind: type[M], given: Any, what: str) -> M:
+    """Read what a client has sent; raises as `read`, with the status that OpenEnv has for it."""
+    return read(kind, given, what, UNPROCESSABLE)
 
 
 # By this title clients such as verifiers know that there are tools, ask for them, and tell their model.

@@ -13,13 +13,13 @@ from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from server.features.api import HttpRefusedError, ReplyError
 from server.features.api_http import FeatureEndpoint, FeatureRequest, Gateway
 from server.features.ors.episodes import OrsEpisodes, block_of
-from server.features.task_episodes import ALL, TaskSpec, messages_of
+from server.features.task_episodes import ALL, TaskSpec, messages_of, read
 
 SIGN_SECONDS = 10.0  # between two signs of life; clients give up after 30 s of silence
 CHUNK = 32 * 1024  # bytes of a result in one event; clients read lines of up to 128 KiB
@@ -68,14 +68,7 @@ class NoBody(OrsBody):
 
 
 def _body(kind: type[M], request: FeatureRequest) -> M:
-    given = request.json()
-    try:
-        return kind.model_validate({} if given is None else given)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, problem["loc"])) or "The body"
-        known = ", ".join(kind.model_fields)
-        raise HttpRefusedError(400, f"{place}: {problem['msg']}. The body may have {known}.") from None
+    return read(kind, request.json())
 
 
 class OrsEndpoint(FeatureEndpoint):

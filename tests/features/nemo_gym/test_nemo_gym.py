@@ -54,6 +54,26 @@ FAILING = {"add_and_await": {}, "add_then": {"how": "raise"}, "add_and_return": 
 CALL = {"type": "function_call", "name": "get_balance", "arguments": "{}", "call_id": "1"}
 
 
+PURSE = '''
+"""A purse, whose function has the name of one of a bank's."""
+
+from toolpack_server import Toolpack
+
+toolpack = Toolpack("purse")
+
+
+@toolpack.function(read_only=True)
+def get_balance() -> int:
+    """Look inside."""
+    return 7
+
+
+@toolpack.task("look", "How much is in it?")
+def look(rollout) -> bool:
+    return rollout.answer == "7"
+'''
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     with server_process.served(tmp_path_factory.mktemp("gym"), "--packs", "chores,ledger,bank") as served:
@@ -219,6 +239,20 @@ def test_rows_have_the_prompt_and_the_functions_of_each_task(agent, server):
     assert names[0] == "get_iban"
     assert "add" not in names
     assert "nope" in detail(agent.http.get("/nemo_gym/nope.jsonl"), 400)
+
+
+def test_rows_have_no_function_of_another_toolpack_that_has_the_same_name(tmp_path):
+    (tmp_path / "purse.py").write_text(PURSE)
+    with server_process.served(tmp_path, "--pack-dir", str(tmp_path), "--packs", "purse,bank") as served:
+        (row,) = map(json.loads, served.http.get("/nemo_gym/purse.jsonl").text.splitlines())
+        tools = row["responses_create_params"]["tools"]
+        assert [(tool["name"], tool["description"]) for tool in tools] == [("get_balance", "Look inside.")]
+
+
+def test_an_answer_that_is_too_long_is_none(agent):
+    agent.seed("bank/save-300")
+    agent.post("/move_to_savings", {"amount": "300.00"})
+    assert agent.verify(message("x" * 300_000))["reward"] == 1.0
 
 
 def test_an_episode_is_its_owner_s(tmp_path):

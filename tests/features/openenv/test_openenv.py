@@ -146,7 +146,7 @@ def test_what_is_sent_again_with_its_id_is_recorded_and_nothing_runs(player):
         player.asked("step", {"type": "call_tool", "tool_name": "get_balance", "metadata": {"call_id": "one"}}),
         "EXECUTION_ERROR",
     )
-    assert reused.startswith("call_id 'openenv-one' was used for another request")
+    assert reused == "The id 'one' was used for another call, or with other arguments: make a new one."
     answered = player.answer("Done.", call_id="two")
     assert answered["reward"] == 1.0
     assert player.answer("Done.", call_id="two") == answered
@@ -252,6 +252,7 @@ def test_an_episode_goes_on_on_another_websocket(server, player):
         assert other == "The episode long exists, with another task or seed."
     with Player(server.url, query="?session_id=long") as attached:
         assert attached.answer()["reward"] == 1.0
+        assert attached.reset(SAVE, episode_id="long")["done"] is True
     assert len(server.rpc("list_sessions", labels={"openenv": "long"})) == 1
 
 
@@ -404,7 +405,7 @@ def test_tasks_are_those_of_ors(server, player, cook):
     assert begun["metadata"]["task"] == train
     begun = cook.post("/reset", specs[5]).json()
     assert begun["metadata"]["task"] == specs[5]["task"]
-    assert detail(player.post("/chores/tasks", {}), 404) == "unknown environment 'chores': it is bank."
+    assert detail(player.post("/chores/tasks", {}), 404) == "There is no environment 'chores' here: use bank."
 
 
 def test_what_it_says_of_itself(player):
@@ -521,7 +522,7 @@ WRONG_BODIES = [
     ("/step", {"action": {"type": "list_tools"}, "episode_id": "x", "timeout_s": 0}, 422, "timeout_s: Input should be"),
     ("/bank/tasks", {"split": "nope"}, 400, "Invalid split: bank has all, test."),
     ("/bank/task", {"split": "all"}, 422, "index: Field required."),
-    ("/nope/task", {"split": "all", "index": 0}, 404, "unknown environment 'nope': it is bank."),
+    ("/nope/task", {"split": "all", "index": 0}, 404, "There is no environment 'nope' here: use bank."),
 ]
 
 

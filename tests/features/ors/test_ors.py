@@ -128,7 +128,10 @@ def test_a_result_that_is_sent_again_with_its_id_is_recorded_and_nothing_runs(pl
     assert player.text(sid, "get_balance") == "1540.25"
     ((task_id, known), (error, said)) = events(player.stream(sid, "get_balance", "mine"))
     assert (task_id, known, error) == ("task_id", "mine", "error")
-    assert said.startswith("call_id 'ors-mine' was used for another request")
+    assert said == "The id 'mine' was used for another call, or with other arguments: make a new one."
+    refused = player.call(sid, "submit_answer", "long", answer="x" * 300_000)
+    assert (refused["reason"], refused["error"].split("; ")[0]) == ("input_validation", "The text has 300000 bytes")
+    assert player.output(sid, "submit_answer", "last", answer="Done.")["reward"] == 1.0
 
 
 def test_the_call_that_uses_up_the_calls_gets_the_reward_and_no_other(player):
@@ -259,7 +262,7 @@ WRONG = [
     ("/bank/tasks", {"split": "nope"}, 400, "Invalid split: bank has all, test."),
     ("/bank/tasks", {"split": 3}, 400, "split: Input should be a valid string. The body may have split."),
     ("/bank/tasks", {"spilt": "all"}, 400, "spilt: Extra inputs are not permitted. The body may have split."),
-    ("/bank/tasks", [1], 400, "The body: Input should be "),
+    ("/bank/tasks", [1], 400, "The body: Input should be an object. The body may have split."),
     ("/bank/task", {"index": 12}, 400, "Invalid index: the split all of bank has 12 tasks."),
     ("/bank/task", {"index": -13}, 400, "Invalid index: the split all of bank has 12 tasks."),
     ("/bank/task", {"index": True}, 400, "index: Input should be a valid integer."),
@@ -271,6 +274,7 @@ WRONG = [
     ("/create", {"task_spec": {"task": "bank/nope"}}, 400, "There is no task 'bank/nope'"),
     ("/create", {"task_spec": {"task": 7}}, 400, "task_spec.task: Input should be a valid string."),
     ("/create", {"task_spec": {}}, 400, "task_spec.task: Field required."),
+    ("/create", {"task_spec": DISHES}, 400, "task_spec: Input should be an object."),
     ("/create", {"task_spec": {"task": DISHES, "reward": "each"}}, 400, "task_spec.reward: Extra inputs are not"),
     ("/create", {"task_spec": {"task": DISHES, "rewards": "x"}}, 400, "task_spec.rewards: Input should be 'end' or"),
     (
