@@ -132,6 +132,6 @@ def problems(error: ValidationError) -> str:
     if error.error_count() > MAX_LISTED_ERRORS:
         return f"{error.error_count()} errors, too many to list"
     return "; ".join(
-        f"{'.'.join(shown(str(part)) for part in e['loc']) or 'it'}: {e['msg']}"
+        ": ".join(filter(None, (".".join(shown(str(part)) for part in e["loc"]), e["msg"])))
         for e in error.errors(include_url=False)
     )

@@ -6,7 +6,7 @@ about sessions and their functions belong to features.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, GetCoreSchemaHandler, GetPydanticSchema
 
 from server.base.errors import CallFailedError, InvalidParamsError
 from server.execution.call import Outcome
@@ -73,6 +73,15 @@ class ListFunctions(
         return Fragment(b'{"result":%b,"error":null}' % listed)
 
 
+def _one_error(source: Any, handler: GetCoreSchemaHandler) -> Any:
+    """Say in one sentence what is wrong, instead of one for each type that it might have been."""
+    message = "Input should be an object, or the JSON text of one"
+    return {**handler(source), "custom_error_type": "arguments_or_text", "custom_error_message": message}
+
+
+Arguments = Annotated[dict[str, Any] | str, GetPydanticSchema(_one_error)]
+
+
 class RunFunction(
     Method, result=Envelope, agents="Run a function on the session's environment.", positional=("kwargs",)
 ):
@@ -80,7 +89,7 @@ class RunFunction(
 
     session_id: SessionId
     function: str = Field(description="The function's name.")
-    kwargs: dict[str, Any] | str = Field(
+    kwargs: Arguments = Field(
         default_factory=dict,
         description="Its arguments: an object, or the JSON text of one, as models' tool calls carry it. A value that "
         'is exactly {"$call": {"function": …, "args": {…}}} is run first and replaced by its result.',

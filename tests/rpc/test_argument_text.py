@@ -58,6 +58,12 @@ def test_a_text_that_holds_none_is_the_agents_mistake(bench, text, problem):
     refused(-32009, run, bench, session_id, "add", text + " ", call_id="a")
 
 
+@pytest.mark.parametrize("kwargs", [None, 1, True, ["amount", 3]])
+def test_what_is_neither_is_refused_in_one_sentence(bench, kwargs):
+    error = refused(-32602, run, bench, bench.create(), "add", kwargs)
+    assert error.data["detail"] == "kwargs: Input should be an object, or the JSON text of one."
+
+
 def test_its_limits_are_those_of_a_body(make_bench):
     bench = make_bench(max_json_values=1000, max_json_depth=10)
     session_id = bench.create()

@@ -117,7 +117,8 @@ def test_an_environment_is_built_through_its_validators(stored_bench):
     session_id = stored_bench.create("ledger", environment=given)
     assert stored_bench.result(session_id, "add", amount=1) == 2**70 + 2
     assert refused(-32602, stored_bench.create, "ledger", environment={"ledger": {"ledger": 1}}).data["detail"]
-    assert refused(-32602, stored_bench.create, "ledger", environment={"ledger": None}).data["detail"]
+    whole = refused(-32602, stored_bench.create, "ledger", environment={"ledger": None})
+    assert whole.data["detail"] == "The environment of toolpack 'ledger' doesn't fit: Input should be an object."
     stored_bench.rpc("reset_session", session_id=session_id)
     assert stored_bench.result(session_id, "total") == 2**70 + 1
 

@@ -27,7 +27,8 @@ def find_task(catalog: Catalog, name: str) -> tuple[Toolpack, Task]:
     pack = catalog.toolpacks.get(toolpack)
     if pack is None:
         raise InvalidParamsError(
-            f"There is no task {shown(name)!r}: no toolpack {shown(toolpack)!r} is loaded; --pack-dir or --packs does."
+            f"There is no task {shown(name)!r}: no toolpack {shown(toolpack)!r} is loaded: start the server "
+            "with --pack-dir or --packs that has it."
         )
     task = tasks_of(pack).all().get(rest)
     if task is None:

@@ -196,7 +196,10 @@ def test_a_session_gets_the_toolpacks_and_options_of_its_task_and_those_that_are
     assert bench.rpc("get_session", session_id=bench.create("ledger")).get("task") is None
     assert "There is no task" in refused(-32602, bench.rpc, "create_session", task="chores/none").data["detail"]
     unloaded = refused(-32602, bench.rpc, "create_session", task="bells/none").data["detail"]
-    assert unloaded == "There is no task 'bells/none': no toolpack 'bells' is loaded; --pack-dir or --packs does."
+    assert unloaded == (
+        "There is no task 'bells/none': no toolpack 'bells' is loaded: start the server with --pack-dir or --packs "
+        "that has it."
+    )
 
 
 def test_the_agent_sees_its_prompt_and_how_far_it_is_and_nothing_else(bench):
