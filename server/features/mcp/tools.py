@@ -63,4 +63,5 @@ def _described(tool: AddressTool) -> dict[str, Any]:
     schema = tool.parameters.model_json_schema()
     for name in ("title", "description"):
         schema.pop(name, None)
-    return {"name": tool.name, "description": tool.description, "inputSchema": schema}
+    hints = {"readOnlyHint": False}
+    return {"name": tool.name, "description": tool.description, "inputSchema": schema, "annotations": hints}

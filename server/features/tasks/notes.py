@@ -63,7 +63,7 @@ class AnswerOperation(Note):
             raise AnsweredError(f"{str(ending).capitalize()}, so no answer is taken: reset the session, or fork it.")
         if ending.answer == self._text and self.call_id is None:
             return Effect(True)
-        raise AnsweredError("Another answer was submitted before: reset the session, or fork it, to answer anew.")
+        raise AnsweredError("Another answer was submitted before: fork the session, or reset it to an earlier version.")
 
 
 class AnswerKind(RecordKind):

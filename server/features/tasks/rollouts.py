@@ -279,4 +279,5 @@ def _finite(reward: Any) -> float:
 def _check_view(check: Any) -> TaskCheck:
     if not isinstance(check, Check):
         raise TypeError(f"one of its checks is a {type(check).__name__}: use rollout.check, or server.Check")
-    return {"name": str(check.name), "passed": bool(check.passed), "detail": str(check.detail)}
+    name, detail = (str(text).encode("utf-8", "replace").decode() for text in (check.name, check.detail))
+    return {"name": name, "passed": bool(check.passed), "detail": detail}  # JSON can't contain a lone surrogate

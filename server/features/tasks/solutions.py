@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonpointer
 
-from server.base.errors import InvalidParamsError, shown
+from server.base.errors import InvalidParamsError, RegistrationError, shown
 from server.features.api_volumes import Volume
 from server.features.tasks.rollouts import Evaluator, Rollout
 from server.jsonio.strict import dumps, loads
@@ -101,7 +101,10 @@ def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
             among files the step `*` stands for any: `/shop/db/orders/*/at` is a column.
         raise_on_error: A call of the solution that fails is a fault; otherwise it changes nothing.
     """
-    pointers = [jsonpointer.JsonPointer(pointer) for pointer in ignore]
+    try:
+        pointers = [jsonpointer.JsonPointer(pointer) for pointer in ignore]
+    except jsonpointer.JsonPointerException:
+        raise RegistrationError(f"reached_solution{ignore}: give JSON Pointers, such as '/bank/log'.") from None
 
     def reached(rollout: Rollout[Any]) -> None:
         calls = solution_calls(rollout.task, rollout.initial)

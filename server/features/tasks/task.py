@@ -8,7 +8,7 @@ import copy
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, Self, TypeVar
@@ -20,7 +20,7 @@ from server.base.errors import EvaluationError, InvalidParamsError, Registration
 from server.features.episodes.rights import check_rights, is_prompt, laid_over
 from server.features.rules import read_rules
 from server.features.tasks.rollouts import Evaluator
-from server.features.tasks.solutions import check_callers, plain_calls
+from server.features.tasks.solutions import answer_texts, check_callers, plain_calls
 from server.functions_runtime import error_text
 from server.jsonio.strict import dumps
 from server.packs.registration import located
@@ -122,7 +122,9 @@ class Task:
             return "its prompt is neither a text nor a list of {role, content}, the role system, user or assistant"
         if not (self.evaluate is None or callable(self.evaluate)):
             return "its evaluator can't be called: give a function of one Rollout"
-        if self.max_calls is not None and (not isinstance(self.max_calls, int) or self.max_calls < 0):
+        if not isinstance(self.split, str):
+            return f"its split is {self.split!r}: give a text"
+        if self.max_calls is not None and (type(self.max_calls) is not int or self.max_calls < 0):
             return f"its max_calls is {self.max_calls!r}: give a number of calls"
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             return f"its timeout_seconds is {self.timeout_seconds}: give a number of seconds above 0"
@@ -132,10 +134,11 @@ class Task:
         if not (self.solution is None or callable(self.solution) or isinstance(self.solution, list | tuple)):
             return "its solution is neither a list of calls nor a function that returns one"
         for name in ("tags", "functions", "answer"):
-            value = getattr(self, name)
+            value = getattr(self, name) or ()
             if name == "answer" and isinstance(value, str):
                 continue
-            if isinstance(value, str) or not all(isinstance(text, str) for text in value or ()):
+            is_list = isinstance(value, Collection) and not isinstance(value, str)
+            if not is_list or not all(isinstance(text, str) for text in value):
                 return f"its {name} must be a list of strings"
         return None
 
@@ -154,10 +157,10 @@ class Task:
             value = getattr(self, name)
             if not isinstance(value, Mapping):
                 return f"its {name} is a {type(value).__name__}: give a dict"
-            try:
-                dumps(dict(value))
-            except (TypeError, ValueError, RecursionError):
+            if not _is_json(dict(value)):
                 return f"its {name} has no JSON form: use texts, numbers, lists and dicts"
+        if not _is_json([self.prompt, self.split, *self.tags, *answer_texts(self.answer)]):
+            return "one of its texts has half of a surrogate pair: give texts that UTF-8 can hold"
         return None
 
     def _no_participants(self) -> str | None:
@@ -193,6 +196,14 @@ class Task:
         """Get the rights of its participants, the agent's among them; none if it has no participants."""
         own = {"functions": self.functions, "max_calls": self.max_calls, "prompt": self.prompt}
         return laid_over({AGENT: own}, self.participants)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 class TaskList:

@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import PACKS, Bench, refused
 
-from server import Toolpack
+from server import Check, Toolpack, reached_solution
 from server.base.errors import Interrupted, RegistrationError
 from server.features.mcp.protocol import Mcp
 from server.features.tasks.evaluation import seen
+from server.features.tasks.rollouts import verdict as judge
 from server.features.tasks.task import Task
 from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
@@ -156,7 +157,12 @@ def test_a_loader_that_fails_is_an_error_that_names_it(quick, monkeypatch):
         ({"tags": "easy"}, "its tags must be a list of strings"),
         ({"functions": [1]}, "its functions must be a list"),
         ({"answer": [2]}, "its answer must be a list"),
+        ({"answer": 2}, "its answer must be a list"),
         ({"max_calls": -1}, "its max_calls is -1"),
+        ({"max_calls": True}, "its max_calls is True"),
+        ({"split": 3}, "its split is 3"),
+        ({"prompt": "\ud800"}, "one of its texts has half of a surrogate pair"),
+        ({"answer": ["a", "\ud800"]}, "one of its texts has half of a surrogate pair"),
         ({"timeout_seconds": 0}, "its timeout_seconds is 0"),
         ({"options": {"x": object()}}, "its options has no JSON form"),
         ({"metadata": [1]}, "its metadata is a list"),
@@ -166,6 +172,11 @@ def test_a_task_that_can_not_be_used_is_refused(given, message):
     with pytest.raises(RegistrationError) as error:
         Task(**{"name": "a", "prompt": "Do it.", **given})
     assert message in str(error.value)
+
+
+def test_what_may_differ_is_named_by_json_pointers():
+    with pytest.raises(RegistrationError, match="give JSON Pointers, such as '/bank/log'"):
+        reached_solution("bank/log")
 
 
 def test_a_name_is_used_once():
@@ -496,6 +507,11 @@ def test_checks_make_the_reward_where_nothing_is_returned(anywhere):
     }
     anywhere.result(session_id, "do", **DO)
     assert verdict(anywhere, session_id)["reward"] == 1
+
+
+def test_a_check_may_have_text_that_utf_8_cannot_hold():
+    told = judge("chores/dishes", 0, None, [Check("\ud800", passed=True, detail="a\ud800")])
+    assert told["checks"] == [{"name": "?", "passed": True, "detail": "a?"}]
 
 
 def test_a_failed_assertion_is_a_failed_check(anywhere):
