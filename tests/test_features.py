@@ -25,13 +25,13 @@ from server.features.tasks.results import SessionTask
 from server.protocol.results import Session
 from server.rpc.method import agents_methods, clients_methods
 from server.sessions.record_kinds import RecordKind, RecordKinds
-from server.volumes.volume import Volume, VolumeKinds
+from server.volumes.volume import Volume
 from server.web.app import create_app
 from server.web.console import console_files
 from server.wiring import installed
 from server.wiring.feature import Feature
 from server.wiring.installed import GROUP, in_order, load_features
-from server.wiring.service import all_methods, all_record_kinds, create_scratch
+from server.wiring.service import all_methods, all_record_kinds, create_volumes
 from server.wiring.stores import open_store
 
 BEYOND_API = {
@@ -242,7 +242,7 @@ def test_a_kind_of_records_is_replaced_only_by_one_that_derives_from_it():
 
 def test_volumes_need_a_feature_that_keeps_their_working_copies():
     with pytest.raises(StartError, match=r"^No feature keeps working copies of database: leave out none that does.$"):
-        create_scratch(load_settings(), VolumeKinds([Database]), [made("a", volumes=[Database])])
+        create_volumes(load_settings(), [made("a", volumes=[Database])])
 
 
 def test_features_come_after_those_that_they_need_whatever_order_they_are_found_in():

@@ -242,7 +242,7 @@ class Volumes:
         return (stored.name, *map(ids.__getitem__, sorted(ids))) if known else None
 
     def _end(self, live: dict[str, Any], name: str, *, keep: bool) -> None:
-        """End the use of a volume; its working copy, if it could be changed, is kept if it proves to be as it was."""
+        """End the use of a volume; its working copy is kept if it proves to be as it was."""
         volume = self.bound[name]
         mount = _mount(volume)
         mount.ended = True
@@ -252,8 +252,8 @@ class Volumes:
                 unchanged = volume.abandon()
             copied, place, mount.copied, mount.place = mount.copied, mount.place, None, None
             if mount.read_only:
-                mount.context.scratch.release(place)
-                mount.place = place
+                mount.context.scratch.release(place, keep=unchanged)
+                mount.place = place if unchanged else None
             elif unchanged and keep:
                 mount.place = mount.context.scratch.put(mount.chain.key, copied, place)
             else:

@@ -28,7 +28,6 @@ from server.features.checking.findings import Finding, Tried
 from server.features.checking.writes import ENVIRON, FOLDER
 from server.features.executors.transport import opened
 from server.features.replay.pins import Pin
-from server.features.scratch import Scratch
 from server.features.tasks.evaluation import Evidence, SeenRecord, evaluate, solve
 from server.features.tasks.finding import all_tasks, find_task, tasks_of
 from server.features.tasks.results import Verdict
@@ -52,4 +51,4 @@ from server.sessions.calls import CallRequest
 from server.snapshots.comparison import first_difference
 from server.snapshots.graph import children, walk
 from server.volumes.volume import is_piece
-from server.wiring.service import Service
+from server.wiring.service import Service, create_volumes

@@ -179,14 +179,18 @@ class Scratch:
         self._make_room()
         return place
 
-    def release(self, place: Place) -> None:
-        """End reading a shared working copy."""
+    def release(self, place: Place, *, keep: bool = True) -> None:
+        """End reading a working copy; it is kept for others, unless it isn't what it was."""
         kept = place.kept
+        unused: list[WorkingCopy] = []
         with self._lock:
             kept.readers -= 1
-            ends = kept.unwanted and not kept.readers
-        if ends:
-            kept.copy.discard()
+            if not keep and self._kept.get(kept.name) is kept:
+                self._drop(kept, unused)
+            elif kept.unwanted and not kept.readers:
+                unused.append(kept.copy)
+        for copy in unused:
+            copy.discard()
 
     def put(self, key: Hashable | None, copy: WorkingCopy, origin: Place | None) -> Place:
         """Keep a working copy that was taken, as long as somebody has its place: the session, for its next call.

@@ -5,7 +5,7 @@ so a test sees the atomicity, the snapshots and the refusals that agents will se
 """
 
 import asyncio
-import base64
+import copy
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from server.base.errors import CallError, RegistrationError
 from server.base.settings import Settings
 from server.execution.call import Outcome
 from server.execution.failure import CallFailure
+from server.execution.views import reading, thawed
 from server.functions_runtime import FunctionCall
 from server.packs.catalog import Catalog
 from server.packs.checks import initial_problem
@@ -26,7 +27,6 @@ from server.packs.loading import extend_namespace
 from server.packs.toolpack import Toolpack, as_made
 from server.rpc.caller import Caller
 from server.sessions.calls import CallRequest
-from server.snapshots.pickling import thaw
 from server.volumes.volume import put_in
 from server.wiring.service import Service
 
@@ -177,11 +177,7 @@ class Session(_Calling):
     @property
     def environments(self) -> dict[str, Any]:
         """The environment of each toolpack, by name: copies, which the test may change."""
-        exported = self._rpc("get_environment", format="snapshot")
-        found = thaw(base64.b64decode(exported["snapshot"]), self._server.catalog.classes)
-        for name, text in exported["contents"].items():
-            self._server.put_in(found, name, base64.b64decode(text))
-        return as_made(found)
+        return self._server.environments(self.id, self.version)
 
     @property
     def version(self) -> int:
@@ -287,14 +283,18 @@ class _Server:
         request = self._service.request(caller, method, params)
         return asyncio.run_coroutine_threadsafe(request, self._loop).result()
 
-    def put_in(self, environments: Mapping[str, Any], name: str, exported: bytes) -> None:
-        """Put a database, or files, that were exported into their environment."""
-        toolpack, _, path = name.partition("/")
-        volumes, of_instances = self._service.codec.volumes, self.catalog.toolpacks[toolpack].holds_instances
-        for kind in volumes.kinds.values() if volumes else ():
-            volume = kind.imported(exported)
-            if volume is not None:
-                put_in(environments[toolpack], path, volume, of_instances=of_instances)
+    def environments(self, session_id: str, version: int) -> dict[str, Any]:
+        """Get a session's environments, by toolpack; the databases and files in them are copies, too."""
+        codec, reader = self._service.codec, self._service.sessions.heavy_reader
+        _, head = reader.find(session_id, None)
+        snapshot = reader.snapshot(session_id, head, version)
+        with reading(codec) as volumes:
+            found = thawed(codec, snapshot, volumes)
+            for name, volume in volumes.bound.items():
+                toolpack, _, path = name.partition("/")
+                of_instances = self.catalog.toolpacks[toolpack].holds_instances
+                put_in(found[toolpack], path, copy.deepcopy(volume), of_instances=of_instances)
+        return as_made(found)
 
     def failed(self) -> BaseException:
         failure = self._failure

@@ -17,8 +17,8 @@ The life of a working copy
 ========== ==================================== ======================================================================
 State      Who can use it                       Moved on by
 ========== ==================================== ======================================================================
-shared     whoever may read the version to      `Scratch`, when nobody has its place, or room is needed: gone
-           which its key belongs; nobody
+shared     whoever may read the version to      `Scratch`, when nobody has its place, or room is needed: gone. A
+           which its key belongs; nobody        reader's `Volume.abandon` doesn't show that it is as it was: gone
            changes it
 unproven   one call, which may change it: it    all of the call's volumes finish, and their pieces are made: proven.
            was the session's own, or is a       `Volume.abandon` shows that nothing was written: the session's own
@@ -293,14 +293,6 @@ class Volume(ABC):
     @abstractmethod
     def export(self) -> bytes:
         """Get it as a file that other programs read."""
-
-    @classmethod
-    def imported(cls, exported: bytes) -> Self | None:  # noqa: ARG003 - kinds use it
-        """Make one, as an author does, of what `export` has given; None if that is another kind's.
-
-        By default it is: then environments in the tests of toolpacks lack it.
-        """
-        return None
 
     @classmethod
     def digest(cls, body: Body) -> str:

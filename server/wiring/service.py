@@ -148,18 +148,23 @@ def create_runner(settings: Settings, codec: Codec, metrics: Metrics, features: 
     return runner
 
 
-def create_scratch(settings: Settings, kinds: VolumeKinds, features: Sequence[type[Feature]]) -> Any:
-    """Create what keeps the working copies of volumes; None if there are none.
+def create_volumes(settings: Settings, features: Sequence[type[Feature]] | None = None) -> VolumeContext:
+    """Create what the volumes of features need in this process.
+
+    Args:
+        features: Default: what is installed, as the settings choose.
 
     Raises:
-        StartError: No feature keeps them.
+        StartError: No feature keeps their working copies.
     """
-    if not kinds:
-        return None
-    for feature in features:
-        if feature.scratch is not None:
-            return feature.scratch.of(settings)
-    raise StartError(f"No feature keeps working copies of {', '.join(kinds)}: leave out none that does.")
+    features = load_features(settings.features) if features is None else features
+    kinds = VolumeKinds(kind for feature in features for kind in feature.volumes)
+    scratch = next(
+        (feature.scratch.of(settings) for feature in features if kinds and feature.scratch is not None), None
+    )
+    if kinds and scratch is None:
+        raise StartError(f"No feature keeps working copies of {', '.join(kinds)}: leave out none that does.")
+    return VolumeContext(kinds, scratch, Limits.of(settings))
 
 
 class Service:
@@ -200,9 +205,8 @@ class Service:
         self.features = loaded = load_features(settings.features) if features is None else in_order(features)
         self.metrics = metrics or create_metrics(catalog.inventory(), loaded)
         self._store = store or open_store_of(settings, loaded)
-        kinds = VolumeKinds(kind for feature in loaded for kind in feature.volumes)
-        self.scratch = create_scratch(settings, kinds, loaded)
-        volumes = VolumeContext(kinds, self.scratch, Limits.of(settings))
+        volumes = create_volumes(settings, loaded)
+        self.scratch = volumes.scratch
         self.codec = Codec(catalog, key, settings.max_environment_bytes, volumes)
         self.runner = create_runner(settings, self.codec, self.metrics, loaded)
         self.context = SessionContext(

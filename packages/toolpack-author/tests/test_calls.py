@@ -65,6 +65,19 @@ def test_without_calls_nothing_is_run(tmp_path):
     assert mark.exists()
 
 
+def test_a_volume_that_no_feature_has_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLPACK_FEATURES", "-parts")
+    body = "class World(TaskEnvironment):\n    db: Database = Database()\n\ntoolpack = Toolpack('lacking', World)\n"
+    body += '@toolpack.function\ndef f():\n    """Do it."""\n'
+    text = f'"""A toolpack."""\n\nfrom server import Database, TaskEnvironment, Toolpack\n\n{body}'
+    path = write(tmp_path, "lacking", text) / "wrong_lacking.py"
+    line = (
+        f"{path}:8: Toolpack('lacking'): no session of 'lacking' can be created: A volume of the kind 'database' can't "
+    )
+    line += "be used, as no feature of this server has it: start the server with that feature."
+    assert check("--pack-dir", tmp_path)[:2] == (1, [line])
+
+
 def test_what_functions_print_is_not_shown(tmp_path):
     body = '@toolpack.function\ndef f():\n    """Do it."""\n    print("a line of its own")\n'
     write(tmp_path, "prints", headed("prints", body))

@@ -24,7 +24,7 @@ from server.features.api_volumes import Body, Key, Limits, Volume, VolumeContext
 from server.features.parts import database_views
 from server.features.parts.beside import beside_caller
 from server.features.parts.database_connection import FULL, READ_ONLY, SessionConnection, explained, open_connection
-from server.features.parts.database_file import MAGIC, WAL_VERSION, DatabaseFile, normal_pages, set_versions, sizes_of
+from server.features.parts.database_file import WAL_VERSION, DatabaseFile, normal_pages, set_versions, sizes_of
 from server.features.parts.database_trees import Ranges, Roots, Tree, changed_ranges
 from server.features.parts.database_views import Reading
 from server.features.scratch import Scratch
@@ -103,7 +103,7 @@ class Database(Volume):
 
     @override
     def __deepcopy__(self, memo: Any) -> Self:
-        made = type(self)(None, fill=self._fill, foreign_keys=self._foreign_keys)
+        made = type(self)(None, fill=self._fill, foreign_keys=self.has_foreign_keys)
         vars(made).update(_schema=self._schema, _pages=self._pages)
         if self._own is not None or self.mount is not None:
             vars(made).update(_fill=None, _pages=bytes(self.build(Limits()).data))
@@ -148,7 +148,7 @@ class Database(Volume):
 
     @property
     def has_foreign_keys(self) -> bool:
-        return self._foreign_keys
+        return self._foreign_keys if self.mount is None else self._file().foreign_keys
 
     @classmethod
     @override
@@ -266,15 +266,6 @@ class Database(Volume):
         exported = bytearray(self._file().path.read_bytes())
         exported[18:20] = b"\1\1"
         return bytes(exported)
-
-    @classmethod
-    @override
-    def imported(cls, exported: bytes) -> Self | None:
-        if not exported.startswith(MAGIC):
-            return None
-        made = cls()
-        vars(made).update(_pages=exported)
-        return made
 
     @classmethod
     @override

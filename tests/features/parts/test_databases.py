@@ -649,8 +649,13 @@ def test_an_authors_test_sees_the_database():
         with pytest.raises(sqlite3.IntegrityError):
             session.run("place_order", product=1, quantity=1000)
         assert session.run("count_orders") == 1
-        found = session.environment.db.connect().execute("SELECT quantity FROM orders").fetchall()
-        assert (found, session.environment.notes) == ([(2,)], [])
+        mine = session.environment
+        found = mine.db.connect().execute("SELECT quantity FROM orders").fetchall()
+        assert (found, mine.notes) == ([(2,)], [])
+        with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
+            mine.db.connect().execute("INSERT INTO orders (product, quantity) VALUES (99, 1)")
+        mine.db.connect().execute("DELETE FROM orders")
+        assert session.run("count_orders") == 1
 
 
 class Register:

@@ -13,6 +13,7 @@ import serving
 from server.features.parts.files_directory import Directory
 from server.features.scratch import FULL_TEXT
 from server.packs.loading import load_catalog
+from toolpack_server.testing import Session
 
 pytestmark = serving.IN_BOTH
 
@@ -29,6 +30,15 @@ def bench():
 
 def files_of(bench, session, **where):
     return bench.rpc("get_environment", session_id=session, **where)["papers"]["files"]
+
+
+def test_an_authors_test_sees_the_files():
+    with Session(CATALOG.toolpacks["papers"]) as session:
+        session.run("write", path="orders/18.txt", text="3")
+        mine = session.environment.files
+        assert (mine.read_text("orders/18.txt"), mine.read_bytes("logo.png")) == ("3", b"\xff")
+        mine.unlink("orders/18.txt")
+        assert session.run("read", path="orders/18.txt") == "3"
 
 
 def test_a_call_keeps_files_and_other_fields_together_or_not_at_all(bench):

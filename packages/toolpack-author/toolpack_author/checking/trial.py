@@ -25,24 +25,26 @@ from server.features.api_trials import (
     PackFunction,
     PlainCodec,
     Promises,
-    Scratch,
     SessionRuntime,
     Snapshot,
     SnapshotError,
     Steps,
     Toolpack,
+    ToolpackServerError,
     Watch,
     World,
     build,
     call,
+    create_volumes,
     dumps,
     environments,
     is_piece,
     leave_out,
+    load_settings,
     place,
     qualified_name,
 )
-from server.features.api_volumes import Limits, Volume, VolumeContext
+from server.features.api_volumes import Volume
 from toolpack_author.checking.examples import example_arguments, example_options, known_values
 from toolpack_author.checking.shared_state import SharedState
 
@@ -81,9 +83,8 @@ class Trial:
     def __init__(self, catalog: Catalog, called: Callable[[], None], returned: Callable[[], None]) -> None:
         self._catalog = catalog
         self._called, self._returned = called, returned
-        self._scratch = Scratch(None, MAX_BYTES)
-        kinds = {kind.kind: kind for kind in Volume.__subclasses__() if hasattr(kind, "kind")}  # others are but a base
-        volumes = VolumeContext(kinds, self._scratch, Limits())
+        volumes = create_volumes(load_settings())
+        self._scratch = volumes.scratch
         self._codec = PlainCodec(catalog, MAX_BYTES, volumes)
         self._context = ExecutionContext(self._codec, MAX_RESULT_BYTES)
         self._built: dict[str, Built | None] = {}
@@ -99,7 +100,10 @@ class Trial:
         pack = self._catalog.toolpacks[toolpack]
         function = pack.functions[name]
         where = place(function.function)
-        built = self._environment(pack)
+        try:
+            built = self._environment(pack)
+        except ToolpackServerError as error:  # it holds a volume that no feature has
+            return [Finding(pack.place, f"no session of {pack.name!r} can be created: {error}", is_problem=True)]
         if built is None:
             return []
         tried = [*example_arguments(function.function.parameters, self._known[pack.name])]
@@ -120,7 +124,8 @@ class Trial:
 
     def close(self) -> None:
         """Remove what lies in the scratch folder."""
-        self._scratch.close()
+        if self._scratch is not None:
+            self._scratch.close()
 
     def _environment(self, pack: Toolpack) -> Built | None:
         """Build the environment on which the functions of a toolpack are called; None if that fails."""

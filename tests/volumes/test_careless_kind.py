@@ -1,0 +1,78 @@
+"""A kind of volume that writes although it may only be read: what it has written is nobody else's.
+
+The rule: what a kind says when a call ends is believed of calls that only read, too.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from serving import FEATURES, Bench
+
+from server import Depends, TaskEnvironment, Toolpack
+from server.features.api import Feature
+from server.packs.catalog import Catalog
+
+TIDE = Path(__file__).parents[1] / "fixtures" / "tide"
+
+
+@pytest.fixture
+def careless(monkeypatch):
+    """Get a kind whose `add` doesn't ask whether anything may be added."""
+    monkeypatch.syspath_prepend(TIDE)
+
+    class Careless(importlib.import_module("tide.tally").Tally):
+        kind = "careless"
+
+        def add(self, line):
+            self.lines.append(line)
+            self._added += 1
+
+    return Careless
+
+
+def test_what_is_written_by_a_read_only_call_ends_with_it(careless):
+    class Pier(TaskEnvironment):
+        log: careless = careless(["built"])
+
+    pack = Toolpack("pier", Pier)
+    log = Annotated[careless, Depends("log")]
+
+    @pack.function
+    def moor(log: log, boat: str) -> int:
+        """Moor a boat.
+
+        :param boat: Its name.
+        """
+        log.add(boat)
+        return len(log.lines)
+
+    @pack.function(read_only=True)
+    def peek(log: log, boat: str) -> list[str]:
+        """Look, and leave something behind.
+
+        :param boat: What.
+        """
+        log.add(boat)
+        if boat == "wreck":
+            raise ValueError("it sinks")
+        return log.lines
+
+    @pack.function(read_only=True)
+    def moored(log: log) -> list[str]:
+        """Say what there is."""
+        return log.lines
+
+    feature = type("CarelessFeature", (Feature,), {"name": "careless", "needs": ("parts",), "volumes": (careless,)})
+    with Bench(Catalog({"pier": pack}), features=[*FEATURES, feature]) as bench:
+        session = bench.create("pier")
+        (fork,) = bench.rpc("fork_session", session_id=session)
+        for boat in ("ghost", "wreck"):
+            bench.call(session, "peek", boat=boat)
+            assert bench.result(session, "moored") == ["built"]
+            assert bench.result(fork["session_id"], "moored") == ["built"]
+        assert bench.result(session, "moor", boat="Anna") == 2
+        bench.call(session, "peek", boat="ghost")
+        assert bench.result(session, "moor", boat="Berta") == 3
+        assert bench.rpc("get_environment", session_id=session)["pier"]["log"] == ["built", "Anna", "Berta"]
