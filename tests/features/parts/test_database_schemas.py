@@ -1,5 +1,6 @@
 """Whatever SQLite can put into a schema works, on each version of it: in calls, by path, in views, for evaluators."""
 
+import contextlib
 import sqlite3
 import sys
 
@@ -11,10 +12,10 @@ from server.packs.loading import load_catalog
 CATALOG = load_catalog((PACKS,), ("schemas",))
 PLACES, FILL = sys.modules["toolpacks.schemas"].PLACES, sys.modules["toolpacks.schemas"].FILL
 
+with contextlib.closing(sqlite3.connect(":memory:")) as any_database:
+    OPTIONS = {each for (each,) in any_database.execute("PRAGMA compile_options")}
 pytestmark = pytest.mark.skipif(
-    not {"ENABLE_FTS5", "ENABLE_RTREE"}.issubset(
-        each for (each,) in sqlite3.connect(":memory:").execute("PRAGMA compile_options")
-    ),
+    not {"ENABLE_FTS5", "ENABLE_RTREE"} <= OPTIONS,
     reason="this SQLite was built without full text or R-tree",
 )
 
