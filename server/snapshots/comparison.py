@@ -240,7 +240,8 @@ def _path(trail: _Trail) -> str:
 
 
 def _values_differ(before: Any, after: Any) -> str:
-    return f"values differ: {shown(before)} became {shown(after)}"
+    old, new = shown(before), shown(after)
+    return f"values differ: {old} became {new}" if old != new else f"values differ: {old} became another {new}"
 
 
 def _named(steps: list[str], others: list[str], what: str) -> str:
