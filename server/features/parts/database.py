@@ -33,6 +33,8 @@ Fill = Callable[[sqlite3.Connection], Any]
 
 _SQL_FILES, _DATABASE_FILES = (".sql",), (".db", ".sqlite", ".sqlite3")
 _BOTH = "use either connect() or path() in one call, not both"
+_LENT = "use path() again when its block has ended: of two at once, one would undo what the other changes"
+_IN_USE = "close all that uses the file of path() before its block ends"
 PAGE_SIZE = 2048  # of databases that are made here: with 4096 each version would take nearly twice as many bytes
 _OWN_BYTES = 2**40  # no limit for those that have none
 _DIGEST_BYTES = 16
@@ -61,6 +63,7 @@ class Database(Volume):
     _unread = False  # a connection could write, and what it has committed isn't known yet
     _written = False  # something was committed to the file, so a call that fails must not leave it
     _by_path = False  # the call uses a file instead of a connection
+    _lent = False  # a block of `path` has the file
     _changed: "set[int] | None" = None
 
     def __init__(
@@ -79,20 +82,24 @@ class Database(Volume):
         """Have the database as a file of the session's own for a block; what has changed in it is kept like all else.
 
         Raises:
-            sqlite3.OperationalError: The call has a connection, too.
+            sqlite3.OperationalError: The call has a connection, too, or another block hasn't ended.
         """
         if self.mount is None:
             self._close()
         elif self._connection is not None:
             raise sqlite3.OperationalError(_BOTH)
+        if self._lent:
+            raise sqlite3.OperationalError(_LENT)
         self._by_path = self.mount is not None
         file = self._file()
         path = file.clone().path
+        self._lent = True
         try:
             set_versions(path, b"\1\1")  # whoever opens it needs no log
             yield path
             self._take_over(file, path)
         finally:
+            self._lent = False
             DatabaseFile.discard_path(path)
 
     @override
@@ -359,13 +366,19 @@ class Database(Volume):
 
     def _take_over(self, file: DatabaseFile, path: Path) -> None:
         """Keep what was changed in another file."""
-        connection = sqlite3.connect(path)
+        connection = sqlite3.connect(path, timeout=0.1)  # nobody is to use it any more
         try:
             connection.execute("PRAGMA journal_mode=DELETE")
+            set_versions(path, WAL_VERSION)
+            taken = DatabaseFile(file.scratch, path, foreign_keys=file.foreign_keys)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                raise sqlite3.OperationalError(f"{error}: {_IN_USE}") from error
+            raise
+        except ValueError as error:
+            raise sqlite3.DatabaseError("what is at path() when its block ends is no SQLite database") from error
         finally:
             connection.close()
-        set_versions(path, WAL_VERSION)
-        taken = DatabaseFile(file.scratch, path, foreign_keys=file.foreign_keys)
         if taken.page_size != file.page_size:
             raise sqlite3.OperationalError(
                 f"the database must keep its page size: {file.page_size} bytes, not {taken.page_size}"
@@ -441,17 +454,22 @@ def _copy_database(source: Path, target: Path) -> None:
     """Copy a database with all its pages, whatever is still in its log."""
     if not source.is_file():
         raise InvalidParamsError(f"There is no file {str(source)!r} to make the database from: correct the path.")
+    copied = target.with_name("source")
     try:
         reading, writing = sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True), sqlite3.connect(target)
         try:
             reading.backup(writing)
-        except sqlite3.OperationalError:  # its folder can't be written, as its log wants
+        except sqlite3.OperationalError:  # to read it SQLite has to write: a journal that was left, or its log's index
             reading.close()
-            reading = sqlite3.connect(f"{source.as_uri()}?immutable=1", uri=True)
+            for beside in ("", "-wal", "-journal"):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(f"{source}{beside}", f"{copied}{beside}")
+            reading = sqlite3.connect(copied)
             reading.backup(writing)
         finally:
             reading.close()
             writing.close()
+            DatabaseFile.discard_path(copied)
     except sqlite3.DatabaseError as error:
         raise InvalidParamsError(f"The file {str(source)!r} can't be used as a database: {error}.") from error
 

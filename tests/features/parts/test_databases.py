@@ -584,6 +584,58 @@ def test_a_file_is_copied_exactly(tmp_path, wal):
     assert found == [(2, 2)]
 
 
+def test_blocks_of_path_say_what_they_cannot_keep():
+    database = Database("CREATE TABLE t (x)")
+
+    def use(what):
+        with database.path() as path, contextlib.closing(sqlite3.connect(path)) as connection:
+            what(path, connection)
+
+    def again(*_):
+        use(lambda *_: None)
+
+    def empty(path, _):
+        path.write_bytes(b"")
+
+    for what, said in (
+        (again, r"^use path\(\) again when its block has ended"),
+        (empty, r"^what is at path\(\) when its block ends is no SQLite database$"),
+    ):
+        with pytest.raises(sqlite3.DatabaseError, match=said):
+            use(what)
+    use(lambda _, connection: connection.executescript("INSERT INTO t VALUES (1)"))
+    assert database.connect().execute("SELECT x FROM t").fetchall() == [(1,)]
+
+
+def test_a_connection_to_path_that_is_still_in_use_is_said():
+    database, kept = Database("CREATE TABLE t (x)"), []
+
+    def use():
+        with database.path() as path:
+            kept.append(sqlite3.connect(path))
+            kept[0].execute("BEGIN EXCLUSIVE")
+
+    with pytest.raises(sqlite3.OperationalError, match="locked: close all that uses the file of path"):
+        use()
+    kept[0].close()
+
+
+def test_what_was_not_committed_to_a_file_when_its_program_ended_is_not_copied(tmp_path):
+    connection = sqlite3.connect(tmp_path / "given.db")
+    connection.execute("CREATE TABLE t (x)")
+    connection.executemany("INSERT INTO t VALUES (?)", [("a" * 500,)] * 1000)
+    connection.commit()
+    connection.execute("PRAGMA cache_size=2")
+    connection.execute("UPDATE t SET x = replace(x, 'a', 'b')")  # moves most of it into the file, and a journal
+    for name in ("given.db", "given.db-journal"):
+        (tmp_path / f"left-{name}").write_bytes((tmp_path / name).read_bytes())
+    connection.close()
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("left-*")}
+    found = Database(tmp_path / "left-given.db").connect().execute("SELECT DISTINCT substr(x, 1, 1) FROM t").fetchall()
+    assert found == [("a",)]
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("left-*")} == before
+
+
 def test_a_relative_path_begins_at_the_module_or_where_there_is_none_at_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "given.sql").write_text("CREATE TABLE here (x)")
