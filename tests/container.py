@@ -79,7 +79,7 @@ class Engine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = os.environ | {"STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"}
+        self.environment = os.environ | {"BUILDAH_ISOLATION": "chroot"}
 
     def command(self, *arguments: str) -> list[str]:
         return ["buildah", "--root", f"{self.folder}/root", "--runroot", f"{self.folder}/run", *arguments]
