@@ -248,6 +248,8 @@ def explained(
     text = error.args[0].replace("authorization denied", "not authorized")  # which it says of VACUUM INTO
     if text.startswith("not authorized") and rules is not None and rules.denied:
         error.args = (f"{text}: {rules.denied}",)
+    elif text.startswith("unsafe use of ") and text[14:-2] in _FUNCTIONS:  # in a view or a trigger
+        error.args = (f"{text}: {text[14:]} isn't possible in a session's database",)
     elif text == READ_ONLY and read_only:
         error.args = (f"{text}: {read_only}",)
     elif text == _TOO_BIG:
