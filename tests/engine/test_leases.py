@@ -170,6 +170,39 @@ def test_a_worker_does_not_take_its_own_lease_away_from_what_it_runs(store):
     assert is_free(store, session.id)
 
 
+def test_what_has_become_busy_since_its_lease_was_asked_for_keeps_it(store):
+    store.create([session := stored()], {}, {})
+    made = Leases(store)
+    made.acquire([SessionState(*store.get(session.id))])
+    store.ask(session.id, made.holder)
+    looks = iter([False, True])
+    made.keep_up(lambda _: next(looks))
+    assert not is_free(store, session.id)
+    made.keep_up(lambda _: False)
+    assert is_free(store, session.id)
+
+
+def test_what_is_released_while_the_store_is_told_of_an_earlier_release_is_told_next(store):
+    store.create([session := stored()], {}, {})
+    made = Leases(store)
+    first, later = (SessionState(*store.get(session.id)) for _ in range(2))
+    made.acquire([first])
+    made.release(first)
+    release = store.release
+
+    def meanwhile(*lease):
+        store.release = release
+        release(*lease)
+        made.acquire([later])
+        made.release(later)
+
+    store.release = meanwhile
+    made.keep_up(lambda _: False)
+    assert not is_free(store, session.id)
+    made.keep_up(lambda _: False)
+    assert is_free(store, session.id)
+
+
 def test_after_a_lost_world_a_late_release_leaves_the_new_lease_of_the_same_number(store):
     store.create([session := stored()], {}, {})
     made = Leases(store)
@@ -352,6 +385,18 @@ def test_a_lease_is_taken_over_when_its_holder_was_seen_dead_for_5_seconds(watch
     began = watcher.clock.monotonic()
     watcher.looks_until_taken(0.02)
     assert 5.0 < watcher.clock.monotonic() - began < 5.1
+
+
+def test_who_waits_goes_on_although_the_holder_can_not_be_asked(watcher, store):
+    asked = []
+
+    def fail(session_id, _holder):
+        asked.append(session_id)
+        raise OverloadedError("out of reach")
+
+    store.ask = fail
+    watcher.looks_until_taken(0.02)
+    assert asked == [watcher.session_id] * 4
 
 
 def test_the_lease_of_a_holder_that_was_seen_to_end_is_taken_over_at_once(watcher, store):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -76,6 +77,14 @@ def test_json_values():
         assert server.version(session) == 2
 
 
+@pytest.mark.parametrize("times", [100, 5000], ids=["small", "large"])
+@pytest.mark.parametrize("value", ["{}", "[]", '""', "1000", "1.5"])
+def test_a_body_counts_as_much_as_what_is_parsed_out_of_it_takes(value, times):
+    body = b"[%b]" % b",".join([value.encode()] * times)
+    values = json.loads(body)
+    assert parsing.parsed_bytes(body) >= sys.getsizeof(values) + sum(map(sys.getsizeof, values))
+
+
 def test_many_wrong_parameters_are_counted_not_listed():
     with Bench() as server:
         error = refused(-32602, server.rpc, "get_session", **{f"wrong {number}": 1 for number in range(10_000)})
@@ -99,9 +108,10 @@ def test_the_answers_of_a_batch_are_limited_together():
         call = {"session_id": session, "function": "echo", "kwargs": {"value": "x" * 2000}}
         batch = [request("run_function", number, **call) for number in range(6)]
         notification = {"jsonrpc": "2.0", "method": "x"}
-        answers = json.loads(server.answer(json.dumps([*batch, 1, notification])))
-        assert [answer["id"] for answer in answers] == [*range(6), None]
-        assert [answer.get("error", {}).get("code") for answer in answers] == [None] * 3 + [-32007] * 3 + [-32600]
+        no_request = {"jsonrpc": "1.0", "id": {}, "method": "x"}
+        answers = json.loads(server.answer(json.dumps([*batch, 1, no_request, notification])))
+        assert [answer["id"] for answer in answers] == [*range(6), None, None]
+        assert [answer.get("error", {}).get("code") for answer in answers] == [None] * 3 + [-32007] * 3 + [-32600] * 2
         assert "send it in another batch" in answers[5]["error"]["message"]
         assert server.version(session) == 3
 
@@ -127,6 +137,19 @@ def test_the_answers_of_a_batch_are_limited_as_one_answer():
         answers = json.loads(server.answer(json.dumps([request("run_function", n, **call) for n in range(3)])))
         assert [answer.get("error", {}).get("code") for answer in answers] == [None, -32007, -32007]
         assert server.version(session) == 1
+
+
+def test_an_answer_has_the_room_that_those_before_it_in_the_batch_have_left():
+    with Bench(**SMALL) as server:
+        session = server.create("ledger")
+        for _ in range(300):
+            server.call(session, "add", amount=10**17)
+        asked = request("get_environment", 1, session_id=session)
+        size = len(server.answer(json.dumps(asked)))
+        echo = request("run_function", 2, session_id=session, function="echo", kwargs={"value": "x" * 900})
+        assert ALLOWED - 900 < size < ALLOWED
+        after, last = json.loads(server.answer(json.dumps([echo, asked])))
+        assert ("result" in after, last["error"]["code"]) == (True, -32007)
 
 
 @pytest.mark.parametrize("text", ["x", '"', "\\", "\n", "\0", "é", "🙂"])
