@@ -368,6 +368,7 @@ def test_the_headers_of_a_modern_request_say_the_same_as_its_body(mcp):
         ("Mcp-Name", ""),
         ("Mcp-Name", "=?base64?Y291bnQ?="),
         ("Mcp-Name", "=?base64?!!!!?="),
+        ("Mcp-Name", "=?base64?Y291bnR=?="),  # another decoder may read another name
         ("Mcp-Name", "=?base64?/w==?="),
     ]:
         reply = mcp.modern("tools/call", {name: wrong}, name="count", arguments={"number": 1})

@@ -178,8 +178,12 @@ def test_a_legacy_client_that_leaves_cancels_nothing(mcp):
         assert b"text/event-stream" in connection.recv(65536)
         connection.close()
         mcp.post({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}})
+        with client(mcp, "tools/call", MODERN, name="count", arguments={"number": 9}) as later:
+            assert b"text/event-stream" in later.recv(65536)
+        # It left later, and the server has noticed that.
+        wait_until(lambda: sessions(mcp).load()[0] == 0, "the end of the queue")
     wait_until(mcp.counts, "the end of the call")
-    assert [record["error"] for record in mcp.rpc("get_trace")] == [None]
+    assert [(record["function"], record["error"]) for record in mcp.rpc("get_trace")] == [("count_and_wait", None)]
 
 
 def test_a_client_that_closes_its_half_gets_its_answer(mcp):

@@ -491,6 +491,25 @@ def test_what_the_server_refuses_for_now_is_sent_again_with_its_call_id(impostor
     assert (len(server.requests), len(call_ids)) == (3, 1)
 
 
+def test_calls_are_sent_one_after_the_other(monkeypatch):
+    under_way = []
+
+    async def alone(_bridge, message):
+        under_way.append(message.id)
+        await asyncio.sleep(0)
+        assert under_way == [message.id]
+        under_way.remove(message.id)
+        return message.id
+
+    async def calls():
+        made = bridge.Bridge("http://127.0.0.1:1/mcp/key", print, 1000)
+        message = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "f"}}
+        return await asyncio.gather(*(made.answer(read_message({**message, "id": number})) for number in range(9)))
+
+    monkeypatch.setattr(bridge.Bridge, "_carried", alone)
+    assert asyncio.run(calls()) == [*range(9)]
+
+
 def test_what_the_server_refuses_again_and_again_is_answered_so(impostor, monkeypatch):
     server = impostor(answering(error=BUSY))
     assert carried(server.url, monkeypatch)[0] == {"jsonrpc": "2.0", "id": 7, "error": BUSY}

@@ -873,3 +873,10 @@ def test_agents_of_several_kinds_give_the_table_that_follows(bench, play, rows):
         ("outage", 2),
         ("lost", 2),
     }
+
+
+def test_after_a_lost_answer_only_what_changes_the_world_once_more_is_repeated():
+    lost = {"rules": ["lost"], "run": True, "agent": {"result": "", "error": "TimeoutError: no answer"}}
+    call = {"kind": "call", "by": "agent", "function": "pay", "kwargs": {"amount": 1}, "error": None}
+    path = [{**call, "version": 1, "perturbed": lost}, {**call, "version": 1}, {**call, "version": 2}]
+    assert losses(path) == (1, 1)
