@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from server.wiring.service import Service
 
 REDIRECTS = {301, 302, 303, 307, 308}
+UNAUTHORIZED = 401
 MAX_REPLY_BYTES = 2**28  # four times what a server sends unless its settings say otherwise
 
 
@@ -93,6 +94,9 @@ def remote(url: str, token: str | None) -> Send:
                 if error.code in REDIRECTS:
                     place = error.headers.get("Location", "another address")
                     raise click.ClickException(f"{url} redirects to {place}: give the server's own address.") from None
+                if error.code == UNAUTHORIZED:
+                    why = f"{url} asks for a token: give one that it knows, with --token or as TOOLPACK_TOKEN."
+                    raise click.ClickException(why) from None
                 return checked(method, shape, _read(error))
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or str(error) or type(error).__name__

@@ -224,6 +224,13 @@ def answering():
 HEAD = "HTTP/1.0 200 OK\r\nContent-Length: 999\r\n\r\n"
 
 
+def test_a_server_that_asks_for_a_token_is_given_one_by_an_option_or_a_variable(answering):
+    url = answering('HTTP/1.0 401 Unauthorized\r\n\r\n{"error": {"message": "Send the header Authorization."}}')
+    result = invoke("session", "list", "--url", url)
+    said = f"{url} asks for a token: give one that it knows, with --token or as TOOLPACK_TOKEN."
+    assert (result.exit_code, result.stderr) == (1, f"Error: {said}\n")
+
+
 @pytest.mark.parametrize("command", [["call", "add"], ["list"], ["session", "list"], ["session", "trace", "x"]])
 @pytest.mark.parametrize(
     ("answer", "said"),

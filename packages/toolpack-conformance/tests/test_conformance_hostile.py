@@ -169,6 +169,16 @@ def test_whatever_is_answered_a_check_ends_with_a_sentence(probe, replies):
 def test_an_address_that_is_none_is_said(flags, protocol):
     result = conform(*flags[1:], "--protocol", protocol)
     assert (result.exit_code, result.output.count("\n")) == (1, 1)
+    assert "is no URL" in result.output
+
+
+def test_a_path_at_which_there_is_no_server_is_said():
+    nothing = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": "There is nothing at this path."}}
+    with answering(lambda _body: (404, {}, json.dumps(nothing).encode())) as (url, _):
+        result = conform(url)
+    assert result.exit_code == 1
+    assert "list_toolpacks was refused (HTTP 404)" in result.output
+    assert "There is nothing at this path." in result.output
 
 
 def test_a_report_that_cant_be_written_is_said(tmp_path):

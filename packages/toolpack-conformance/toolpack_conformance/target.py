@@ -17,7 +17,7 @@ from toolpack_conformance.bounds import bounded_transport, within
 
 TOOLPACK = "conform"
 MOST_BYTES = 2**24  # of an answer: no check needs as many
-_UNAUTHORIZED = 401
+_UNAUTHORIZED, _REFUSED = 401, 400
 ACCEPT = {"Accept": "application/json, text/event-stream"}  # which MCP's clients must send
 
 
@@ -78,6 +78,8 @@ class Target:
         self._seconds, self._ends = seconds, ends
         # What is compressed is refused: a few bytes of it can hold gigabytes.
         plain = {"Accept-Encoding": "identity"}
+        if not url.startswith(("http://", "https://")) or url != url.strip():
+            raise Failed(f"{url!r} is no URL of a server: give one such as http://127.0.0.1:8000")
         try:
             self._http = httpx.Client(base_url=url, transport=transport or bounded_transport(), headers=plain)
         except httpx.InvalidURL as error:
@@ -112,7 +114,8 @@ class Target:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             if left < self._seconds and isinstance(error, httpx.TimeoutException):
                 raise NotTried("there was no time left for the answer") from None
-            raise Failed(f"no answer to a request at {path[:8]}…: {type(error).__name__} {error}") from None
+            why = f"{type(error).__name__} {error}"
+            raise Failed(f"no answer to a request at {path[:8]}… of {self._http.base_url}: {why}") from None
 
     def _read(self, request: httpx.Request) -> httpx.Response:
         """Send a request, and read its answer as far as that may be long."""
@@ -135,6 +138,8 @@ class Target:
         if response.status_code == _UNAUTHORIZED:
             raise Refused("the server asks for a token, or for another one (HTTP 401): give it with --token")
         reply: dict[str, Any] = parsed(response)
+        if response.status_code >= _REFUSED and isinstance(reply, dict) and reply.get("id") is None:
+            raise Refused(f"{method} was refused (HTTP {response.status_code}): {_shown(reply.get('error'))}")
         check_response(reply, 7)
         return reply
 
