@@ -1,7 +1,8 @@
 """Run coroutines from synchronous code, each thread on its own event loop.
 
 The rule: a coroutine leaves no task running. Tasks that it started and didn't await are cancelled when it ends. Work
-that it left in the event loop's executor can't be cancelled; the next coroutine gets another executor.
+that it left in the event loop's executor can't be cancelled; the next coroutine gets another executor. Nor does it
+leave a loop that was stopped or changed: the next coroutine there may be another session's.
 """
 
 import asyncio
@@ -11,8 +12,8 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Coroutine
-from contextvars import copy_context
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar, copy_context
 from typing import Any, NamedTuple, cast
 
 from server.functions.leftovers import LoopExecutor, own_thread
@@ -20,6 +21,23 @@ from server.functions.leftovers import LoopExecutor, own_thread
 RESOLVERS = 16  # threads that look up host names, for all loops
 
 _resolvers = concurrent.futures.ThreadPoolExecutor(RESOLVERS, "resolvers", own_thread)
+
+
+REFUSED = "The event loop is shared with other sessions: a function can't stop or change it."
+
+of_call: ContextVar[Any] = ContextVar("of_call", default=None)
+"""What a loop knows of the call whose code runs; None outside of calls."""
+
+
+def _refused(method: Callable[..., Any]) -> Any:
+    """Get a method of a loop that the code of a call can't use."""
+
+    def refusing(*args: Any, **named: Any) -> Any:
+        if of_call.get() is not None:
+            raise RuntimeError(REFUSED)
+        return method(*args, **named)
+
+    return refusing
 
 
 class TurnSelector(selectors.DefaultSelector):
@@ -75,6 +93,14 @@ class CallLoop(asyncio.SelectorEventLoop):
 
     async def getnameinfo(self, sockaddr: Any, flags: int = 0) -> Any:
         return await self.run_in_executor(_resolvers, socket.getnameinfo, sockaddr, flags)
+
+    stop = _refused(asyncio.SelectorEventLoop.stop)
+    close = _refused(asyncio.SelectorEventLoop.close)
+    set_task_factory = _refused(asyncio.SelectorEventLoop.set_task_factory)
+    set_exception_handler = _refused(asyncio.SelectorEventLoop.set_exception_handler)
+    set_default_executor = _refused(asyncio.SelectorEventLoop.set_default_executor)
+    shutdown_asyncgens = _refused(asyncio.SelectorEventLoop.shutdown_asyncgens)
+    shutdown_default_executor = _refused(asyncio.SelectorEventLoop.shutdown_default_executor)
 
 
 class Observation(NamedTuple):
@@ -145,8 +171,10 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
         runner.get_loop().set_default_executor(executor)
     executor.used = False
     _loops[threading.get_ident()].turns.begin()
+    context = copy_context()
+    context.run(of_call.set, coroutine)
     try:
-        return runner.run(coroutine, context=copy_context())
+        return runner.run(coroutine, context=context)
     finally:
         # Otherwise, tasks that the function left running would continue during another call.
         leftovers = asyncio.all_tasks(runner.get_loop())

@@ -16,15 +16,13 @@ from contextvars import Context, ContextVar
 from typing import Any, NoReturn
 
 from server.base.forked import in_forked
-from server.functions.coroutines import CallLoop
+from server.functions.coroutines import CallLoop, of_call
 from server.functions.leftovers import LoopExecutor
 from server.functions.steps import Settled
 
 IDLE_SECONDS = 10.0  # until the thread of a loop that nobody needs ends
 
-REFUSED = "The event loop is shared with other sessions: a function can't stop or change it."
-
-_call: ContextVar["SharedCall | None"] = ContextVar("_call", default=None)
+_call: ContextVar["SharedCall | None"] = of_call
 
 
 class SharedCall:
@@ -58,17 +56,6 @@ class SharedCall:
         self.cancelled = True
         for task in [*self.tasks]:
             task.cancel()
-
-
-def _refused(method: Callable[..., Any]) -> Any:
-    """Get a method of a loop that the code of a call can't use."""
-
-    def refusing(*args: Any, **named: Any) -> Any:
-        if _call.get() is not None:
-            raise RuntimeError(REFUSED)
-        return method(*args, **named)
-
-    return refusing
 
 
 class CallTask(asyncio.Task[Any]):
@@ -288,14 +275,6 @@ class SharedLoop(CallLoop):
                 call.executor = LoopExecutor()
             executor = call.executor
         return super().run_in_executor(executor, func, *args)
-
-    stop = _refused(CallLoop.stop)
-    close = _refused(CallLoop.close)
-    set_task_factory = _refused(CallLoop.set_task_factory)
-    set_exception_handler = _refused(CallLoop.set_exception_handler)
-    set_default_executor = _refused(CallLoop.set_default_executor)
-    shutdown_asyncgens = _refused(CallLoop.shutdown_asyncgens)
-    shutdown_default_executor = _refused(CallLoop.shutdown_default_executor)
 
 
 def _end_process(_timeout: float | None = None) -> NoReturn:

@@ -1,17 +1,20 @@
 """Calls of async functions wait on a shared loop, for memory and not for threads; each promise holds there, too."""
 
+import asyncio
 import gc
 import os
+import re
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import serving
 from serving import PATIENCE, Bench, wait_until
 
 from server.engine import pace, queues, waiting
-from server.functions import shared_loop
+from server.functions import coroutines, shared_loop
 from server.packs.loading import load_catalog
 
 SEVERAL = {"ann": "12345678", "bob": "87654321"}
@@ -191,8 +194,19 @@ METHODS += ["shutdown_asyncgens", "shutdown_default_executor"]
 @pytest.mark.parametrize("method", METHODS)
 def test_a_function_cannot_stop_or_change_the_loop(bench, method):
     session_id = bench.create("pauses")
-    assert bench.call(session_id, "touch_loop", method=method)["error"] == f"RuntimeError: {shared_loop.REFUSED}"
+    assert bench.call(session_id, "touch_loop", method=method)["error"] == f"RuntimeError: {coroutines.REFUSED}"
     assert bench.result(session_id, "pause") == "here"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nor_that_of_a_thread_on_which_another_sessions_function_runs_next(method):
+    with ThreadPoolExecutor(1) as thread:
+        touched = thread.submit(lambda: coroutines.run_coroutine(pauses.touch_loop(method)))
+        with pytest.raises(RuntimeError, match=re.escape(coroutines.REFUSED)):
+            touched.result()
+        assert thread.submit(coroutines.run_coroutine, asyncio.sleep(0.001, "slept")).result() == "slept"
+        assert thread.submit(coroutines.run_coroutine, asyncio.to_thread(str, 1)).result() == "1"
+        thread.submit(coroutines.close_loop).result()
 
 
 def test_a_function_that_hands_work_to_threads_gets_them_and_runs_in_threads_from_then_on(bench):
