@@ -282,14 +282,11 @@ class EpisodeSocket(OpenEnvSocket):
         if isinstance(sent, OpenEnvResetMessage):
             begun, observation = await self.episodes.reset(caller, env, sent.data, sid)
             if episode is not None and episode.session_id != begun.session_id:
-                await self._end(caller, episode, memory)
-            memory.update(episode=begun, open=sent.data.episode_id is None)
+                await self._end(caller, episode)
+            memory["episode"] = begun
             return {"type": "observation", "data": observation}
         if isinstance(sent, OpenEnvStepMessage):
-            data = await self._step(caller, env, episode, sent.data)
-            if data["done"]:
-                memory["open"] = False
-            return {"type": "observation", "data": data}
+            return {"type": "observation", "data": await self._step(caller, env, episode, sent.data)}
         if isinstance(sent, OpenEnvMcpMessage):
             session = sid or (None if episode is None else episode.labels[self.episodes.label])
             return {"type": "mcp", "data": await self.mcp.answer(caller, env, sent.data, session)}
@@ -297,7 +294,7 @@ class EpisodeSocket(OpenEnvSocket):
             state = NO_STATE if episode is None else await self.episodes.state(caller, episode)
             return {"type": "state", "data": state}
         if episode is not None and sid is None:  # a session is closed by its client
-            await self._end(caller, episode, memory)
+            await self._end(caller, episode)
         return None
 
     async def _step(self, caller: Caller, env: str, episode: TaskEpisode | None, action: AnyAction) -> dict[str, Any]:
@@ -307,12 +304,9 @@ class EpisodeSocket(OpenEnvSocket):
             raise HttpRefusedError(404, "There is no episode on this WebSocket: send reset with a task before.")
         return await self.episodes.step(caller, episode, action, action.metadata.call_id)
 
-    async def _end(self, caller: Caller, episode: TaskEpisode, memory: dict[str, Any]) -> None:
+    async def _end(self, caller: Caller, episode: TaskEpisode) -> None:
         try:
-            if memory.get("open"):  # nobody has to be asked whether it is done
-                await self.episodes.verdict(caller, episode, record=True)
-            else:
-                await self.episodes.end(caller, episode)
+            await self.episodes.end(caller, episode)
         except ReplyError as error:
             if error.code != NOT_FOUND:  # it has expired
                 raise

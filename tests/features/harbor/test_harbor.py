@@ -120,6 +120,12 @@ def test_the_agents_container_never_has_the_solution_or_the_secret(folder):
         assert os.access(task / "tests/test.sh", os.X_OK)
 
 
+def test_compose_puts_no_variables_into_what_is_written(tmp_path):
+    flags = ("--packs", "bank", "--task", "bank/save-300", "--image", "here/$USER:1")
+    assert command_line.run("tasks", "--harbor", str(tmp_path), *flags).returncode == 0
+    assert 'image: "here/$$USER:1"' in (tmp_path / "bank-save-300/environment/docker-compose.yaml").read_text()
+
+
 def test_what_cannot_be_written_is_said(folder, tmp_path):
     again = command_line.run("tasks", "--harbor", str(folder), "--packs", "bank", "--task", "bank/save-300")
     assert again.returncode == 1

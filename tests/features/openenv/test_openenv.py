@@ -320,6 +320,38 @@ def test_an_episode_that_is_closed_has_its_verdict_and_one_whose_connection_brea
     assert (verdict("closed")["reward"], verdict("broken")) == (1.0, None)
 
 
+def test_a_session_that_leaves_closes_no_episode(server):
+    with Player(server.url, query="?session_id=leaves") as player:
+        player.reset(SAVE)
+        player.socket.say({"type": "close"})
+        assert player.socket.closed() == (1000, "")
+    (session,) = server.rpc("summarize_sessions", labels={"openenv": "leaves"})["sessions"]
+    assert "verdict" not in session
+
+
+def test_a_fork_of_an_episode_is_none(server, player):
+    begun = player.reset(SAVE, episode_id="forked")["metadata"]
+    server.rpc("fork_session", session_id=begun["session_id"])
+    assert player.get("/state", episode_id="forked").json()["session_id"] == begun["session_id"]
+
+
+def test_a_session_that_has_taken_an_episode_over_lives_while_it_is_used(tmp_path):
+    with contextlib.ExitStack() as stack:
+        served = stack.enter_context(
+            server_process.served(tmp_path, "--packs", "bank", TOOLPACK_OPENENV_TTL_SECONDS="1")
+        )
+        players = [stack.enter_context(Player(served.url, query=f"?session_id={sid}")) for sid in ("first", "a", "b")]
+        for player in players:
+            player.reset(SAVE, episode_id="shared")
+
+        def is_gone():
+            assert players[0].get("/state", episode_id="a").status_code == 200
+            return not served.rpc("list_sessions", labels={"openenv": "b"})
+
+        serving.wait_until(is_gone, "the end of the session that nobody uses")
+        assert players[0].get("/state", episode_id="a").json()["episode_id"] == "shared"
+
+
 def test_http_keeps_an_episode_by_its_id(player):
     begun = player.post("/reset", {"task": SAVE}).json()
     assert begun["observation"]["prompt"].startswith("Please put 300")

@@ -156,6 +156,23 @@ def test_a_wrong_call_that_is_the_last_one_gets_the_reward_too(player):
     assert "chore" in last["blocks"][0]["text"]
 
 
+def test_nested_calls_use_up_the_calls_too(player):
+    sid = player.begin(DISHES)
+    player.text(sid, "look")
+    last = player.output(sid, "do", chore={"$call": {"function": "look", "args": {}}})
+    assert (last["reward"], last["finished"]) == (0.0, True)
+
+
+def test_calls_that_were_undone_are_none_of_those_that_end_an_episode(server, player):
+    sid = player.begin(DISHES)
+    for _ in range(2):
+        assert player.output(sid, "do", chore="dishes")["reward"] is None
+    (session,) = server.rpc("list_sessions", labels={"ors": sid})
+    server.rpc("reset_session", session_id=session["session_id"])
+    rewards = [player.output(sid, "do", chore=chore)["reward"] for chore in ("dishes", "nothing", "nothing")]
+    assert rewards == [None, None, 1.0]
+
+
 @pytest.mark.parametrize("failure", ["raises", "exits", "slow", "returns-nan"])
 def test_an_invalid_verdict_is_no_reward(player, failure):
     output = player.output(player.begin(f"chores/{failure}"), "submit_answer", answer="x")

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from serving import PACKS, Bench, refused
 
 from server import Check, Toolpack, reached_solution
-from server.base.errors import Interrupted, RegistrationError
+from server.base.errors import Interrupted, InvalidParamsError, RegistrationError
+from server.features.episodes.progress import Recount
 from server.features.mcp.protocol import Mcp
 from server.features.tasks.evaluation import seen
 from server.features.tasks.rollouts import verdict as judge
@@ -187,6 +188,13 @@ def test_a_name_is_used_once():
     pack.tasks(lambda: [Task("b", "", solution=[]), Task("b", "", solution=[])])
     with pytest.raises(Exception, match="there is a task 'b' already"):
         pack.task_list.all()
+
+
+def test_a_bundle_says_of_no_fork_that_it_has_inherited_fewer_calls_than_none():
+    shown = {"kind": "call", "function": "look", "by": "agent", "index": 0, "version": 0, "nested": [{}]}
+    with pytest.raises(InvalidParamsError, match="Record 0 of the bundle says something else of the calls"):
+        Recount(began_as_fork=True).add(CallKind(), shown, {"progress": [1, None]})
+    Recount(began_as_fork=True).add(CallKind(), shown, {"progress": [2, None]})
 
 
 # Sessions with a task
