@@ -3,6 +3,7 @@
 The rule: nothing is defined here, and nothing is promised. Who imports this needs exactly this version of the server.
 """
 
+from server.base.unseeded import unseeded
 from server.execution.call import Outcome, call
 from server.execution.codec import Codec, PlainCodec
 from server.execution.conditions import Conditions

@@ -21,6 +21,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 
 from server.base.errors import RegistrationError, ToolpackUnavailable
 from server.base.settings import Settings
+from server.base.unseeded import unseeded
 from server.functions_runtime import error_text
 from server.packs.catalog import Catalog, ambiguous
 from server.packs.checks import initial_problem
@@ -77,7 +78,8 @@ def inspect_toolpacks(
     problems: list[RegistrationError] = []
     token = collected_problems.set(problems)
     try:
-        found, sources, notices = _find(pack_dirs, names, problems, import_seconds or IMPORT_SECONDS)
+        with unseeded.noting():
+            found, sources, notices = _find(pack_dirs, names, problems, import_seconds or IMPORT_SECONDS)
     finally:
         collected_problems.reset(token)
     sound = not problems

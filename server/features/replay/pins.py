@@ -23,7 +23,7 @@ from typing import Any, Self
 from pydantic import BaseModel, TypeAdapter
 from typing_extensions import override
 
-from server.features.api_runners import Conditions
+from server.features.api_runners import Conditions, unseeded
 from server.features.api_volumes import VolumeContext
 from server.features.replay.digest import Entries, part_entries, piece_entries
 from server.snapshots.classes import ClassTable
@@ -157,6 +157,10 @@ class _Stream:
     def number(self) -> int:
         return int.from_bytes(self.take(_SEED_BYTES))
 
+    def number_of(self, name: str) -> int:
+        """Get a number for a name, which doesn't depend on what was drawn before."""
+        return int.from_bytes(hashlib.blake2b(name.encode(), key=self._key, digest_size=_SEED_BYTES).digest())
+
 
 @contextmanager
 def _chance(seed: str, tick: int) -> Iterator[None]:
@@ -177,6 +181,7 @@ def _chance(seed: str, tick: int) -> Iterator[None]:
     ]
     originals = [(owner, name, vars(owner)[name]) for owner, name, _ in replaced]
     seed_generator(shared, shared_seed)
+    unseeded.seed(stream.number_of)
     try:
         for owner, name, value in replaced:
             setattr(owner, name, value)
@@ -185,3 +190,4 @@ def _chance(seed: str, tick: int) -> Iterator[None]:
         for owner, name, value in originals:
             setattr(owner, name, value)
         seed_generator(shared)
+        unseeded.seed()

@@ -110,6 +110,61 @@ def test_looks_of_all_kinds_come_from_one_clock():
     assert looks[12] == "UTC"
 
 
+MODULE = """
+from server.base.unseeded import unseeded
+
+made = {"__name__": "made"}
+with unseeded.noting():
+    exec(
+        "import random\\nclass Own(random.Random): pass\\n"
+        "DICE, OWN, COINS = random.Random(), Own(), random.Random()\\n"
+        "SEEDED, LATER = random.Random(5), random.Random()\\nLATER.seed(5)",
+        made,
+    )
+made["MADE_AFTERWARDS"] = random.Random()
+
+def thrown():
+    return {name: made[name].random() for name in made if name.isupper()}
+"""
+
+
+def test_generators_without_a_seed_that_modules_have_made_are_pinned_too():
+    code = """
+        found = []
+        for pin in (PIN, PIN, Pin(4, "a seed"), Pin(3, "another")):
+            with pin.hold():
+                found.append(thrown())
+            found.append(thrown())
+        print(json.dumps(found))
+        """
+    first, second = (run(MODULE + textwrap.dedent(code)) for _ in range(2))
+    for name, *drawn in [(name, *(each[name] for each in first)) for name in ("DICE", "OWN", "COINS")]:
+        again = [each[name] for each in second]
+        assert drawn[0] == drawn[2] == again[0]
+        assert len({*drawn, *again[1::2]}) == 11, "of one pin they are alike, and real chance is back afterwards"
+    assert len({first[0][name] for name in ("DICE", "OWN", "COINS")}) == 3
+    for name, drawn in (("SEEDED", first), ("LATER", first)):
+        assert [each[name] for each in drawn] == [each[name] for each in second]
+        assert len({each[name] for each in drawn}) == 8
+    assert first[0]["MADE_AFTERWARDS"] != second[0]["MADE_AFTERWARDS"]
+
+
+def test_forked_processes_draw_others_from_generators_that_modules_have_made():
+    code = """
+        def in_child():
+            reading, writing = os.pipe()
+            if os.fork() == 0:
+                os.write(writing, json.dumps(thrown()).encode())
+                os._exit(0)
+            os.wait()
+            return json.loads(os.read(reading, 10000))
+
+        one, other = in_child(), in_child()
+        print(json.dumps([name for name in one if one[name] != other[name]]))
+        """
+    assert run(MODULE + textwrap.dedent(code)) == ["DICE", "OWN", "COINS"]
+
+
 def test_real_time_and_chance_are_back_afterwards():
     found = run(
         """
@@ -120,7 +175,7 @@ def test_real_time_and_chance_are_back_afterwards():
         for _ in range(2):
             with PIN.hold():
                 inside = drawn(), looked()
-            states.append([drawn(), random.getstate()[1][:9]])
+            states.append(random.getstate()[1][:9])
         for _ in range(2):
             try:
                 with PIN.hold():
