@@ -26,6 +26,20 @@ def test_a_read_only_call_is_deduplicated_like_any_other(stored_bench):
     assert sent(stored_bench, session_id, "total", kwargs={})["result"] == 0
 
 
+def test_an_agent_and_a_client_meet_nothing_of_each_others_call_ids_whatever_they_are(stored_bench):
+    session = stored_bench.rpc("create_session", toolpacks=["ledger"])
+    addresses = ({"session_id": session["session_id"]}, {"agent_key": session["agent_path"].rpartition("/")[2]})
+    call_ids = ("x", "agent:x", "client:x", "client:agent:x", "agent:client:agent:x")
+    add = {"function": "add", "kwargs": {"amount": 1}}
+    for _ in range(2):
+        heard = [
+            stored_bench.rpc("run_function", call_id=call_id, **add, **address)["result"]
+            for call_id in call_ids
+            for address in addresses
+        ]
+        assert heard == [*range(1, 11)]
+
+
 def test_a_failed_call_is_recorded_too_and_a_retry_may_choose_raise_on_error(stored_bench):
     session_id = stored_bench.create()
     failed = sent(stored_bench, session_id, "add_then", kwargs={"how": "raise"})

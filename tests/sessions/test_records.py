@@ -39,9 +39,11 @@ def test_only_large_arguments_are_cut_unless_there_are_too_many(bench):
     session_id = bench.create()
     bench.call(session_id, "echo", value=BIG, other=[1], name="x")
     bench.call(session_id, "echo", **{f"argument {number}": "x" * 900 for number in range(100)})
-    first, second = (record["kwargs"] for record in trace(bench, session_id))
+    bench.call(session_id, "echo", value=BIG[: LIMIT - 100], other=BIG[: LIMIT - 100], name="x")
+    first, second, third = (record["kwargs"] for record in trace(bench, session_id))
     assert (first["other"], first["name"], list(first["value"])) == ([1], "x", ["$cut"])
     assert list(second) == ["$cut"]
+    assert (list(third["value"]), list(third["other"]), third["name"]) == (["$cut"], ["$cut"], "x")
     assert stored_bytes(bench, session_id) < 4 * LIMIT
 
 

@@ -4,6 +4,8 @@ import pytest
 import serving
 from serving import Bench, open_store, refused
 
+from server.engine.batcher import Batcher
+
 CREATE = {"toolpacks": ["ledger"], "labels": {"run": "1"}, "ttl_seconds": 60}
 
 
@@ -127,6 +129,22 @@ def test_two_at_the_same_time_do_it_once(stored_bench, method):
     else:
         assert all(answer == answers[0] for answer in answers)
         assert stored_bench.store.count() == before + 1
+
+
+def test_of_two_different_ones_that_are_done_together_one_is_refused(stored_bench, monkeypatch):
+    take = Batcher._take
+
+    def take_both(batcher, batch):
+        serving.wait_until(lambda: len(batcher._waiting) > 1, "both requests")
+        take(batcher, batch)
+
+    stored_bench.create()  # from then on sessions that begin as this one are created together
+    monkeypatch.setattr(Batcher, "_take", take_both)
+    with stored_bench.paused():
+        sent = [stored_bench.later("create_session", call_id="same", **CREATE | {"ttl_seconds": n}) for n in (60, 61)]
+    assert sent[0].result(serving.PATIENCE)["session_id"]
+    refused(-32009, sent[1].result, serving.PATIENCE)
+    assert stored_bench.store.count() == 2
 
 
 def test_a_restarted_server_and_another_worker_still_know(tmp_path, make_bench):
