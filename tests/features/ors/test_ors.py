@@ -10,7 +10,8 @@ import pytest
 import server_process
 import serving
 
-from server.features.ors.endpoints import _pieces
+from server.features.api import ReplyError
+from server.features.ors.endpoints import OrsEndpoint, _pieces
 from server.features.ors.episodes import _blocks, block_of
 from server.web.app import create_app
 
@@ -315,6 +316,12 @@ WRONG = [
 @pytest.mark.parametrize(("path", "body", "status", "sentence"), WRONG, ids=str)
 def test_what_is_wrong_is_said_in_a_sentence(player, path, body, status, sentence):
     assert detail(player.post(path, body, "none"), status).startswith(sentence)
+
+
+def test_what_has_missed_a_deadline_may_be_repeated():
+    late, wrong = (ReplyError(code, "No.", {}) for code in (-32010, -32602))
+    endpoint = object.__new__(OrsEndpoint)
+    assert (endpoint.status_of(late), endpoint.status_of(wrong)) == (503, 400)
 
 
 def test_bodies_that_are_no_json_and_headers_that_are_missing(player):

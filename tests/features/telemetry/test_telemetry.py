@@ -15,6 +15,7 @@ import serving
 from hypothesis import given
 from hypothesis import strategies as some
 from opentelemetry import trace as otel
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -106,6 +107,8 @@ def test_a_call_is_a_server_span_with_children(receiver, tmp_path):
             "",
             "tool_error",
         ]
+        kinds = {each.histogram.aggregation_temporality for each in receiver.metrics.values()}
+        assert kinds == {AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE}
         sent = b"".join(receiver.bodies)
         for path in (session["agent_path"], session["mcp_path"]):
             assert path.rpartition("/")[2].encode() not in sent
@@ -288,6 +291,15 @@ def test_a_receiver_that_is_down_or_refuses_is_named_in_the_log_once(receiver, b
     serving.wait_until(lambda: [each for each in caplog.records if "can't be sent" in each.message], "a line")
     (line,) = [each.getMessage() for each in caplog.records if "can't be sent" in each.message]
     assert line == "Telemetry can't be sent to 127.0.0.1: status 400."
+
+
+@pytest.mark.parametrize(("status", "times"), [(429, 3), (502, 3), (503, 3), (504, 3), (400, 1), (500, 1)])
+def test_a_request_is_sent_again_for_what_the_standard_says_and_nothing_else(receiver, monkeypatch, status, times):
+    monkeypatch.setattr(sending, "PAUSE_SECONDS", 0.0)
+    receiver.status = status
+    target = targets(receiver.variables())["TRACES"]
+    assert sending.Sender({}, bytes, bytes)._post(target, b"") is False
+    assert len(receiver.headers) == times
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
