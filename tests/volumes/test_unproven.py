@@ -309,6 +309,28 @@ def test_what_nobody_takes_over_goes(tmp_path):
     assert [each.gone for each in copies].count(False) == LENT
 
 
+def test_who_changes_what_others_read_or_have_found_gets_a_clone(tmp_path):
+    class Copy(WorkingCopy):
+        size = 1
+
+        def clone(self):
+            return Copy()
+
+        def discard(self):
+            pass
+
+    scratch = Scratch(tmp_path, 100)
+    mine = Copy()
+    place = scratch.put("a", mine, None)
+    reading = scratch.share("a", place, Copy)
+    assert scratch.take("a", place, Copy)[0] is not mine, "somebody reads it"
+    scratch.release(reading)
+    assert scratch.take("a", place, Copy)[0] is mine
+    place = scratch.put("b", mine, None)
+    scratch.release(scratch.share("b", None, Copy))
+    assert scratch.take("b", place, Copy)[0] is not mine, "a fork has found it, and others may"
+
+
 def test_a_connection_that_cant_be_opened_locks_nothing(tmp_path, monkeypatch):
     with contextlib.closing(sqlite3.connect(tmp_path / "database")) as made:
         made.execute("CREATE TABLE one (x)")

@@ -274,6 +274,8 @@ def test_waits_end_when_a_stop_begins(make_bench):
     later = waiting(played, "agent")
     bench._loop.call_soon_threadsafe(bench.sessions.begin_draining)
     assert later.result(serving.PATIENCE) == {"messages": [], "done": False}
+    with waits(bench).one(played.id, "agent") as wait:
+        assert wait.is_over, "it is answered at once"
     assert listen(played, "agent", wait_seconds=30) == {"messages": [], "done": False}
     played.send("buyer", "say", text="5?")
     assert heard(played, "agent", wait_seconds=30) == ["5?"]

@@ -584,6 +584,32 @@ def test_a_file_is_copied_exactly(tmp_path, wal):
     assert found == [(2, 2)]
 
 
+def test_what_was_committed_to_a_connection_that_its_function_closes_is_kept():
+    pack = Toolpack("closing", ShopOfOne)
+
+    @pack.function
+    def enter(db: Annotated[Database, Depends("db")], fails: bool = False) -> int:
+        """Commit, write more without committing, and close.
+
+        :param fails: Fail then.
+        """
+        with contextlib.closing(db.connect()) as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS entry (x)")
+            connection.execute("INSERT INTO entry VALUES (1)")
+            connection.commit()
+            connection.execute("INSERT INTO entry VALUES (2)")
+        if fails:
+            raise ValueError("on purpose")
+        return len(db.connect().execute("SELECT x FROM entry").fetchall())
+
+    with Bench(Catalog({"closing": pack})) as bench:
+        session = bench.create("closing")
+        assert error(bench, session, "enter", fails=True) == "ValueError: on purpose"
+        assert [bench.result(session, "enter") for _ in range(2)] == [1, 2]
+        (fork,) = bench.rpc("fork_session", session_id=session, version=1)
+        assert bench.result(fork["session_id"], "enter") == 2
+
+
 def test_blocks_of_path_say_what_they_cannot_keep():
     database = Database("CREATE TABLE t (x)")
 

@@ -41,6 +41,17 @@ def test_an_authors_test_sees_the_files():
         assert session.run("read", path="orders/18.txt") == "3"
 
 
+def test_each_version_of_more_calls_than_a_chain_has_pieces_is_read_from_its_pieces(bench):
+    session = bench.create("papers")
+    for number in range(20):
+        bench.result(session, "write", path=f"file {number}", text=f"{number}" * 100 * (1 + number % 3))
+    bundle = bench.rpc("export_bundle", session_id=session)["bundle"]
+    copy = bench.rpc("import_bundle", bundle=bundle)["session_id"]  # of which no working copy is here
+    for version in range(21):
+        written = {f"file {number}": f"{number}" * 100 * (1 + number % 3) for number in range(version)}
+        assert files_of(bench, copy, version=version) == {**START, **written}
+
+
 def test_a_call_keeps_files_and_other_fields_together_or_not_at_all(bench):
     session = bench.create("papers")
     assert bench.result(session, "write", path="orders/18.txt", text="3") == 1

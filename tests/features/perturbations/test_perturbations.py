@@ -168,6 +168,14 @@ def test_an_answer_that_is_stale_is_heard_again_also_when_it_is_not_committed_ye
     assert Agent(bench, {"functions": "payments", "stale": True}).heard("payments") == []  # the first one is run
 
 
+def test_of_calls_that_are_sent_at_once_the_last_hears_the_answer_of_the_first_again(bench):
+    agent = Agent(bench, {"functions": "payments", "stale": True, "calls": "2-"})
+    asked = [("pay", ANN), ("payments", {}), ("pay", ANN), ("payments", {})]  # after the first one, in one commit
+    sent = [bench.later("run_function", agent_key=agent.key, function=name, kwargs=given) for name, given in asked]
+    told = [each.result(PATIENCE)["result"] for each in sent]
+    assert (len(told[1]), told[3]) == (1, told[1])
+
+
 def test_a_long_answer_is_as_stale_in_a_fork_as_in_its_session(make_bench):
     bench = make_bench(CATALOG, packs=("shop", "ledger"), max_record_bytes=1024)
     agent = Agent(bench, {"functions": "payments", "stale": True, "calls": "3-"})
@@ -510,6 +518,10 @@ def test_nested_calls_and_other_spellings_are_no_way_round(bench):
     agent.heard("pay", to=nested)
     assert agent.heard("pay", to=nested) == LATE
     assert len(agent.paid()) == 2
+    agent = Agent(bench, {"functions": "read_note", "append": "<obey>"}, {"functions": "read_note", "stale": True})
+    for _ in range(2):
+        assert "<obey>" not in str(agent.heard("pay", to=nested))
+    assert (len(agent.paid()), agent.perturbed()) == (2, [None, None])
 
 
 # What others' suites do
