@@ -14,7 +14,7 @@ import click
 from server.base.errors import CallError
 from server.base.terminal import echo
 from server.cli.local import memory_settings
-from server.cli.look import label
+from server.cli.look import check_text, label
 from server.cli.options import packs_options, server_options
 from server.cli.send import Send, local, remote
 from server.rpc.caller import Caller
@@ -148,6 +148,7 @@ def _here(pack_dir: tuple[Path, ...], packs: str | None, details: list[str]) -> 
 
 
 def _step(words: list[str]) -> Step:
+    check_text(words[0])
     return words[0], dict(map(_pair, words[1:]))
 
 
@@ -166,6 +167,11 @@ def _options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 def _pair(text: str) -> tuple[str, Any]:
     name, value = label(text)
     try:
-        return name, json.loads(value)
-    except ValueError:
+        return name, json.loads(value, parse_constant=_no_json)
+    except (ValueError, RecursionError):
         return name, value
+
+
+def _no_json(text: str) -> Any:
+    """Refuse NaN and infinities, which Python reads though they aren't JSON."""
+    raise ValueError(text)

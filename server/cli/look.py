@@ -122,10 +122,19 @@ async def whole_trace(send: Send, session_id: str, *, path: bool) -> list[Any]:
     return found
 
 
+def check_text(text: str) -> None:
+    """Refuse what the shell has passed on and no JSON can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise click.UsageError(f"{text!r} isn't UTF-8: give it as text.") from None
+
+
 def label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
         raise click.UsageError(f"{text!r} is not of the form name=value.")
+    check_text(text)
     return name, value
 
 

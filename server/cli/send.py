@@ -10,6 +10,7 @@ import concurrent.futures
 import functools
 import http.client
 import json
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -59,6 +60,8 @@ def remote(url: str, token: str | None) -> Send:
     """
     if not url.startswith(("http://", "https://")):
         raise click.UsageError("--url is not of the form http://host:port.")
+    if token and not re.fullmatch("[!-~]+", token):
+        raise click.UsageError("--token, or TOOLPACK_TOKEN, has other characters than visible ASCII: give a token.")
     # What only this needs is imported here.
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
 

@@ -149,6 +149,10 @@ def test_call_runs_a_function_here_and_prints_its_result(arguments, printed):
         (["add", "--session", "x"], "--session needs --url"),
         (["add", "amount=1", "--url", "http://127.0.0.1:1"], "can't be reached"),
         (["add", "amount=1", "--url", "nonsense"], "--url is not of the form http://host:port."),
+        (["add", "amount=1", "--url", "http://127.0.0.1:1", "--token", "a\nb"], "other characters than visible ASCII"),
+        (["add", "amount=\udcff"], "isn't UTF-8"),
+        (["\udcff"], "isn't UTF-8"),
+        (["add", "amount=NaN"], "input_value='NaN'"),
     ],
 )
 def test_call_says_on_standard_error_what_went_wrong(arguments, said):

@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import json
 import pydoc
+import re
 import ssl
 import subprocess
 import sys
@@ -146,6 +147,34 @@ def test_a_url_that_cannot_be_read_is_refused_at_once():
     for given, why in [("http://there:port", "Invalid port"), ("http://x\n", "Invalid non-printable ASCII")]:
         with pytest.raises(ValueError, match=f"^The server's URL can't be read: {why}.*[^.]\\.$"):
             Client(given)
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient, AgentClient, AsyncAgentClient])
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"retries": -1}, "retries must be a number from 0 on, not -1"),
+        ({"retries": None}, "retries must be a number from 0 on, not None"),
+        ({"timeout_seconds": 0}, "timeout_seconds must be a number of seconds above 0, not 0"),
+        ({"timeout_seconds": float("nan")}, "timeout_seconds must be a number of seconds above 0, not nan"),
+        ({"timeout_seconds": "5"}, "timeout_seconds must be a number of seconds above 0, not '5'"),
+    ],
+)
+def test_what_no_request_could_be_sent_with_is_refused_at_once(kind, given, why):
+    with pytest.raises(ValueError, match=f"^{re.escape(why)}$"):
+        kind("http://there", **given)
+
+
+@pytest.mark.parametrize("token", ["two words", "secret\n", "gehe\u00efm"])
+def test_what_can_be_no_token_is_refused_at_once_and_not_shown(token):
+    with pytest.raises(ValueError, match="visible ASCII characters only") as refused:
+        Client("http://there", token=token)
+    assert token.strip() not in str(refused.value)
+
+
+def test_a_url_with_a_query_is_refused_at_once():
+    with pytest.raises(ValueError, match="no query and no fragment"):
+        Client("http://there/?key=1")
 
 
 def test_wrong_arguments_name_the_method():
@@ -494,5 +523,17 @@ def test_a_failed_call_raises_with_raise_on_error(url):
 
 
 def test_arguments_without_a_json_form_are_refused_by_the_client():
-    with pytest.raises(ValueError, match="JSON"):
-        ask_sync(Script(), lambda client: client.run_function("s", "f", {"x": float("nan")}))
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value, kind in [(float("nan"), ValueError), (b"", TypeError), (10**5000, ValueError), (deep, ValueError)]:
+        with pytest.raises(kind, match=r"^run_function\(\) has an argument .* JSON"):
+            ask_sync(Script(), lambda client, value=value: client.run_function("s", "f", {"x": value}))
+
+        def batch(client, value=value):
+            with client.batch() as batch:
+                batch.get_session("s")
+                batch.run_function("s", "f", {"x": value})
+
+        with pytest.raises(kind, match=r"^run_function\(\) has an argument .* JSON"):
+            ask_sync(Script(), batch)

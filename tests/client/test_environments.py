@@ -244,6 +244,9 @@ def test_what_the_agent_does_wrong_it_hears_and_the_rollout_stays_valid(environm
     for wrong in (
         lambda: environment.submit_answer("x" * 2_000_000),
         lambda: environment.call("get_balance", text="x" * 20_000_000),
+        lambda: environment.call("get_balance", text="\ud800"),
+        lambda: environment.call("get_balance", deep=json.loads("[" * 200 + "]" * 200)),
+        lambda: environment.submit_answer("\ud800"),
     ):
         with pytest.raises(RemoteFunctionError):
             wrong()
@@ -352,11 +355,15 @@ def test_a_rollout_of_texts_is_cut_off_after_its_last_turn_and_the_next_begins_a
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("<tool_call>{", "JSON object with name and arguments"),
-        ('<tool_call>["get_balance"]</tool_call>', "JSON object with name and arguments"),
+        ("<tool_call>{", "JSON object with a name"),
+        ('<tool_call>["get_balance"]</tool_call>', "JSON object with a name"),
         ('<tool_call>{"name": "get_balance"}</tool_call>', "arguments"),
-        ('<tool_call>{"name": 7, "arguments": {}}</tool_call>', "function: Input should be a valid string"),
-        ('<tool_call>{"name": "get_balance", "arguments": {"x": NaN}}</tool_call>', "JSON object with name"),
+        ('<tool_call>{"name": 7, "arguments": {}}</tool_call>', "a name, which is a text"),
+        ('<tool_call>{"name": "get_balance", "arguments": null}</tool_call>', "arguments, which are an object."),
+        ('<tool_call>{"name": "get_balance", "arguments": {"x": NaN}}</tool_call>', "JSON object with a name"),
+        ('<tool_call>{"name": "get_balance", "arguments": {"x": "\\ud800"}}</tool_call>', "no low surrogate"),
+        (call("get_balance", x=json.loads("[" * 200 + "]" * 200)), "nested more than 128 deep"),
+        ("<tool_call>" + "[" * 100_000, "nested too deeply"),
         (call("no_such"), "ToolNotFoundError"),
         (call("move_to_savings", amount="-1"), "Error: "),
     ],

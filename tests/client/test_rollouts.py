@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections import Counter
 
+import httpx
 import pytest
 import server_process
 from http_server import running
@@ -140,6 +141,45 @@ def test_an_evaluator_that_fails_is_an_error_and_no_verdict(run):
     assert (result.verdict, result.error.code) == (None, -32013)
 
 
+def test_a_finished_rollout_that_cannot_be_evaluated_any_more_ends_no_other(run, monkeypatch):
+    async def work(client, labels):
+        await groups(client, do_the_dishes, labels)
+        evaluate = client.evaluate_session
+
+        async def fails_once(_session_id):
+            monkeypatch.setattr(client, "evaluate_session", evaluate)
+            raise ReplyError(-32008, "The classes have changed.", {})
+
+        monkeypatch.setattr(client, "evaluate_session", fails_once)
+        return await groups(client, do_the_dishes, labels)
+
+    found = [each for group in run(work) for each in group]
+    assert [(each.verdict, each.error.code) for each in found if each.error] == [(None, -32008)]
+    assert len(found) == 6
+
+
+def test_a_close_whose_answer_is_lost_ends_no_run(run):
+    async def work(client, labels):
+        half = await client.create_session(task=TASKS[0], labels={**labels, "rollout": "0"})
+        lost = []
+        send = client._http.send
+
+        async def loses(request, **more):
+            response = await send(request, **more)
+            if b"close_session" in request.content and not lost:
+                lost.append(await response.aread())
+                raise httpx.ReadError("The server was killed.")
+            return response
+
+        client._http.send = loses
+        found = await groups(client, do_the_dishes, labels)
+        assert lost
+        assert half["session_id"] not in {each["session_id"] for each in await client.list_sessions(labels=labels)}
+        return found
+
+    assert all(each.verdict for group in run(work) for each in group)
+
+
 def test_who_stops_listening_ends_what_still_runs(run):
     waiting, ended, two_wait = [], [], asyncio.Event()
 
@@ -170,6 +210,11 @@ def test_who_stops_listening_ends_what_still_runs(run):
 def test_a_run_needs_labels_and_a_task_that_there_is(run):
     with pytest.raises(ValueError, match="labels must name the run"):
         run(lambda client, _labels: groups(client, do_the_dishes, {}))
+    with pytest.raises(ValueError, match="labels can't have 'rollout'"):
+        run(lambda client, _labels: groups(client, do_the_dishes, {"rollout": "first"}))
+    for wrong in ("group", "concurrency"):
+        with pytest.raises(ValueError, match=f"{wrong} must be a number from 1 on, not 0"):
+            run(lambda client, labels, wrong=wrong: groups(client, do_the_dishes, labels, **{wrong: 0}))
     with pytest.raises(ReplyError, match="There is no task 'chores/none'"):
         run(lambda client, labels: groups(client, do_the_dishes, labels, ["chores/none"]))
 

@@ -250,11 +250,16 @@ def test_forks_of_a_seeded_or_perturbed_rollout_meet_chance_of_their_own(client)
 
 
 def test_what_is_wrong_is_one_sentence(client, url):
+    async def coroutine_function(_agent, _fork):
+        raise AssertionError
+
     session_id = played(client, DISHES)
     for wrong, said in {
         "k must be a number from 1 on, not 0": {"k": 0},
         "concurrency must be a number from 1 on, not 0": {"concurrency": 0},
         "finish must be a function, 'solution' or None, not 'soluton'": {"finish": "soluton"},
+        "finish is a coroutine function: await `values` of an AsyncClient": {"finish": coroutine_function},
+        "labels can't have 'step', which the forks have already": {"labels": {"step": "1"}},
         f"version 7 is no step of session {session_id}: they are 0, 1": {"steps": [0, 7]},
     }.items():
         with pytest.raises(ValueError, match=wrong):

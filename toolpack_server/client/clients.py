@@ -5,7 +5,9 @@ sent when is decided in `exchange.py`.
 """
 
 import asyncio
+import re
 import ssl
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -90,6 +92,8 @@ def _checked(url: str) -> str:
         found = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise ValueError(f"The server's URL can't be read: {str(error).removesuffix('.')}.") from None
+    if found.query or found.fragment:
+        raise ValueError("A server's URL has no query and no fragment: omit what begins with ? or #.")
     if found.scheme not in {"http", "https"} or not found.host:
         raise ValueError(
             "A server's URL begins with http:// or https:// and a host, such as http://127.0.0.1:8000; that of an "
@@ -98,8 +102,21 @@ def _checked(url: str) -> str:
     return url
 
 
+def _check_patience(timeout_seconds: float, retries: int) -> None:
+    if not (isinstance(timeout_seconds, int | float) and 0 < timeout_seconds <= threading.TIMEOUT_MAX):
+        raise ValueError(f"timeout_seconds must be a number of seconds above 0, not {timeout_seconds!r}")
+    if not isinstance(retries, int) or retries < 0:
+        raise ValueError(f"retries must be a number from 0 on, not {retries!r}")
+
+
 def _authorization(token: str | None) -> dict[str, str]:
-    """Get the header with a token, which isn't one of httpx's client: agents may share that."""
+    """Get the header with a token, which isn't one of httpx's client: agents may share that.
+
+    Raises:
+        ValueError: It can be no token; the error doesn't show it.
+    """
+    if token and not (isinstance(token, str) and re.fullmatch("[!-~]+", token)):
+        raise ValueError("A token has visible ASCII characters only: give it without blanks and line ends.")
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
@@ -113,6 +130,7 @@ class _SyncClient:
         transport: httpx.BaseTransport | None,
         shared: tuple[httpx.Client, Outage] | None = None,
     ) -> None:
+        _check_patience(timeout_seconds, retries)
         self._url = _checked(url)
         self._headers = _authorization(token)
         self._shares = shared is not None
@@ -176,6 +194,7 @@ class _AsyncClient:
         transport: httpx.AsyncBaseTransport | None,
         shared: tuple[httpx.AsyncClient, Outage] | None = None,
     ) -> None:
+        _check_patience(timeout_seconds, retries)
         self._url = _checked(url)
         self._headers = _authorization(token)
         self._shares = shared is not None

@@ -32,16 +32,28 @@ class Request(Generic[T]):
     @property
     def wait_seconds(self) -> float:
         """For how much longer than usual its answer may be waited for, because it asks the server to wait itself."""
-        waits: float = self.params.get("wait_seconds") or 0
-        return waits + sum(member.wait_seconds for member in self.members)
+        waits = self.params.get("wait_seconds")  # the server refuses a wrong one
+        own = waits if isinstance(waits, int | float) and waits > 0 else 0
+        return own + sum(member.wait_seconds for member in self.members)
 
     def body(self) -> bytes:
-        members = [member._message(number) for number, member in enumerate(self.members, 1)]  # noqa: SLF001 - its own
-        return json.dumps(members or self._message(1), allow_nan=False, separators=(",", ":")).encode()
+        """Get it as JSON.
 
-    def _message(self, number: int) -> dict[str, Any]:
+        Raises:
+            TypeError, ValueError: An argument has no JSON form.
+        """
+        members = [member._message(number) for number, member in enumerate(self.members, 1)]  # noqa: SLF001 - its own
+        return (f"[{','.join(members)}]" if members else self._message(1)).encode()
+
+    def _message(self, number: int) -> str:
         params = {name: value for name, value in self.params.items() if value is not None}
-        return {"jsonrpc": "2.0", "id": number, "method": self.method, "params": params}
+        message = {"jsonrpc": "2.0", "id": number, "method": self.method, "params": params}
+        try:
+            return json.dumps(message, allow_nan=False, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.method}() has an argument without a JSON form: {error}") from None
+        except RecursionError:
+            raise ValueError(f"{self.method}() has an argument that is nested too deeply for JSON") from None
 
 
 class Sends(Protocol):

@@ -4,6 +4,7 @@ The rule: what sends several requests at once is written once, for async code, a
 """
 
 import asyncio
+import inspect
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -52,6 +53,8 @@ def values_in_threads(
             asyncio.get_running_loop().set_default_executor(pool)
             return await valuer.values(session_id, steps)
 
+    if inspect.iscoroutinefunction(finish):
+        raise ValueError("finish is a coroutine function: await `values` of an AsyncClient, or give a plain function")
     with suppress(RuntimeError):  # no event loop runs in this thread
         asyncio.get_running_loop()
         raise ValueError("an event loop runs in this thread: await `values` of an AsyncClient")

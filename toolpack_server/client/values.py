@@ -26,6 +26,7 @@ CONCURRENCY = 64
 """How many forks are open at the same time, unless the caller says otherwise."""
 
 _LABEL = "values"  # has the rollout's session_id
+_OWN_LABELS = {_LABEL, "finish", "step", "member"}
 _PAGE = 1000
 _OVERLOADED = -32006
 _NOT_FOUND = -32001
@@ -151,6 +152,8 @@ class Valuer:
                 raise ValueError(f"{name} must be a number from 1 on, not {number!r}")
         if not (finish is None or finish == "solution" or callable(finish)):
             raise ValueError(f"finish must be a function, 'solution' or None, not {finish!r}")
+        if wrong := _OWN_LABELS & {*(labels or ())}:
+            raise ValueError(f"labels can't have {min(wrong)!r}, which the forks have already: choose another name")
         named = finish if isinstance(finish, str) else getattr(finish, "__name__", type(finish).__name__)
         self.client, self.agent, self.k, self.finish = client, agent, k, finish
         self.labels = {**(labels or {}), "finish": "nothing" if finish is None else named}

@@ -25,7 +25,8 @@ from toolpack_server.client.methods import Session
 LABEL = {"environment": "trainer"}  # which the sessions of all environments have
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 _PROBE_SECONDS = 60.0  # for which a session lives that is only asked for its functions
-_WRONG = {-32602, -32007, -32014}  # the codes of requests that are wrong or too large, or answer a second time
+# The codes of requests that are no JSON (a lone surrogate), nested too deeply, wrong, too large, or answer twice.
+_WRONG = {-32700, -32600, -32602, -32007, -32014}
 _TOO_LARGE = 413  # the HTTP status of such a request
 
 

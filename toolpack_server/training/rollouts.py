@@ -6,13 +6,15 @@ when it is started again: finished rollouts are the sessions with a recorded ver
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
+from server.base.errors import ReplyError
 from server.features.tasks.results import Verdict
 from toolpack_server.client.clients import AsyncAgentClient, AsyncClient
 from toolpack_server.client.methods import Session
-from toolpack_server.client.values import SessionValues, StepValue, Valuer
+from toolpack_server.client.values import SessionValues, StepValue, Valuer, closing
 
 Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]
 """Plays the agent in one session; see `rollouts`."""
@@ -83,11 +85,16 @@ async def rollouts(
             the rollout's number as theirs.
 
     Raises:
-        ValueError: There is no label, or `tree` is wrong.
+        ValueError: There is no label, or an argument is wrong.
         ClientError: A session can't be created, or the server doesn't answer.
     """
     if not labels:
         raise ValueError("labels must name the run, for example {'run': 'first'}: by them it is found again")
+    if _LABEL in labels:
+        raise ValueError(f"labels can't have {_LABEL!r}, which is the number of each rollout: choose another name")
+    for name, count in {"group": group, "concurrency": concurrency}.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} must be a number from 1 on, not {count!r}")
     valuer = None if tree is None else Valuer(client, client.agent, concurrency=concurrency, **tree)
     run = _Run(client, play, labels, create, valuer)
     await run.look()
@@ -170,9 +177,14 @@ class _Run:
         place = task, str(number)
         finished = self._finished.get(place)
         if finished is not None:
-            return RolloutResult(task, number, finished, await self._client.evaluate_session(finished["session_id"]))
+            try:
+                verdict = await self._client.evaluate_session(finished["session_id"])
+            except ReplyError as error:
+                return RolloutResult(task, number, finished, error=error)
+            return RolloutResult(task, number, finished, verdict)
         for session in self._half.get(place, ()):  # a fork that `play` has made, too
-            await self._client.close_session(session["session_id"])
+            with suppress(ReplyError):  # it is gone: expired, or closed by an attempt whose answer was lost
+                await self._client.send(closing(session["session_id"]))
         labels, create = {**self._labels, _LABEL: str(number)}, {**self._create}
         if create.get("perturbations"):
             create["perturbations"] = {"seed": str(number), **create["perturbations"]}

@@ -14,6 +14,7 @@ from server.base.errors import RemoteFunctionError
 from toolpack_server.training.environments import TrainingEnvironment, as_text
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_FORM = "A call is a JSON object with a name, which is a text, and arguments, which are an object"
 _GUIDE = """\
 You can call these functions:
 <tools>
@@ -88,9 +89,14 @@ class TextEnvironment:
 
     def _result(self, call: str) -> str:
         try:
-            wanted = json.loads(call)
-            return as_text(self.environment.call(wanted["name"], **wanted["arguments"]))
-        except (ValueError, KeyError, TypeError) as error:
-            return f"A call is a JSON object with name and arguments: {type(error).__name__}: {error}"
+            match json.loads(call):
+                case {"name": str(name), "arguments": dict(arguments)}:
+                    return as_text(self.environment.call(name, **arguments))
+                case _:
+                    return f"{_FORM}."
+        except RecursionError:
+            return f"{_FORM}: it is nested too deeply."
+        except ValueError as error:
+            return f"{_FORM}: {error}"
         except RemoteFunctionError as error:
             return str(error)
