@@ -22,6 +22,9 @@ PROGRAMS = ("chromium", "chromedriver")
 ADVICE = "no Chromium with its driver here: `apt-get install chromium chromium-driver`"
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 FLAGS += ("--disable-extensions", "--disable-background-networking", "--disable-component-update", "--no-first-run")
+# One process shows all pages, which are ours: the start of one for each, and of one to spare, takes most of the time.
+FLAGS += ("--disable-site-isolation-trials", "--renderer-process-limit=1")
+FLAGS += ("--disable-features=SpareRendererForSitePerProcess",)
 # In every page, before its own scripts: notes what mustn't happen, and keeps what is copied.
 WATCH = """
 window.ran = 0; window.violations = []; window.problems = []; window.copied = null;

@@ -34,7 +34,7 @@ def broken(url):
     return [(answer.sentence, answer.failure) for answer in answers if answer.failure]
 
 
-IN_PROCESSES = pytest.param("process", marks=pytest.mark.heavy)
+IN_PROCESSES = pytest.param("process", marks=pytest.mark.long)  # as a real server is asked below
 
 
 @pytest.mark.parametrize("isolation", ["thread", IN_PROCESSES] if sys.platform == "linux" else ["thread"])
