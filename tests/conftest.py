@@ -52,7 +52,7 @@ def pytest_cmdline_main(config):
     """Run all tests but heavy and long ones, in several processes; but files that are named whole, and in this process.
 
     That one begins sooner and allows `-s`. There are three processes a core, because tests wait for servers and for
-    deadlines longer than they compute; heavy ones compute more, and run beside other checks.
+    deadlines longer than they compute; of heavy ones, which compute more, there are two.
     """
     named = all(Path(argument.partition("::")[0]).is_file() for argument in config.args)
     heavy = bool(config.option.markexpr)
@@ -63,7 +63,7 @@ def pytest_cmdline_main(config):
     chosen = config.getoption("numprocesses", 0)  # 0: there is no pytest-xdist, so tests run in this process
     if chosen is None and not (named or config.option.usepdb or hasattr(config, "workerinput")):
         cores = os.cpu_count() or 1
-        config.option.numprocesses = min(cores + 1 if heavy else cores * 3, 12)
+        config.option.numprocesses = min(cores * 2 if heavy else cores * 3, 12)
         config.option.dist = "worksteal"  # the tests of a file mostly stay in one process
 
 
