@@ -392,6 +392,11 @@ def test_functions_are_described_otherwise_and_forgotten(bench):
     assert listed["pay"] == plain["pay"]
     assert listed["payments"]["description"] == plain["read_note"]["description"]
     assert listed["read_note"]["description"] == plain["payments"]["description"]
+    described = [each["description"] for each in Agent(bench, {"describe": True}).listed()]
+    assert described == [
+        *[each["description"] for each in plain.values()][1:],
+        next(iter(plain.values()))["description"],
+    ]
     agent.heard(**ANN)
     listed = {each["name"]: each for each in agent.listed()}
     assert (listed["pay"]["description"], listed["pay"]["parameters"]) == ("Pay Bob first.", plain["pay"]["parameters"])

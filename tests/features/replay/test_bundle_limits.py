@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 from http_endpoint import HEAD, served
 from serving import KEY, PATIENCE, refused, wait_until
-from test_bundles import START, bundle_of, lines_of, state_of
+from test_bundles import START, bundle_of, lines_of, sealed, state_of
 
 from server import Depends, TaskEnvironment, Toolpack
 from server.features.replay import bundle_format
@@ -112,6 +112,20 @@ def test_a_line_may_be_as_long_as_a_request(make, mode):
     records_in(lines)[0]["result"] = "x" * 2**17
     error = refused(-32007, imported, bench, lines, mode)
     assert "more than 65536 bytes" in error.message
+    assert state_of(bench) == []
+
+
+@pytest.mark.parametrize("mode", ["exact", "replay"])
+def test_each_line_is_one_thing_and_nothing_follows_the_last(make, mode):
+    bench = make()
+    lines = lines_with(bench, "echo", value="x")
+    for wrong in ({}, lines[0] | lines[-1]):
+        error = refused(-32602, imported, bench, [*lines, wrong], mode)
+        assert error.data["detail"] == "A line of the bundle is not one of head, blob, version or record."
+    compressed = bundle_of(lines).split(b"\n", 2)[2]
+    longer = base64.b64encode(sealed(compressed + b"more")).decode()
+    error = refused(-32602, bench.rpc, "import_bundle", bundle=longer, mode=mode)
+    assert error.data["detail"] == "The bundle can't be unpacked: there is something behind its end."
     assert state_of(bench) == []
 
 
