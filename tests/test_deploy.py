@@ -154,7 +154,7 @@ def test_only_what_the_policies_name_is_reached():
 
 def test_before_a_commit_the_quick_checks_of_ci_run():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
-    commands = re.search(r"## Checks.*?```sh\n(.*?)```", DEVELOP, re.DOTALL)[1].splitlines()
+    commands = re.search(r"^These read the code.*?```sh\n(.*?)```", DEVELOP, re.DOTALL | re.MULTILINE)[1].splitlines()
     for hook in hooks:
         assert any(command.startswith(hook["entry"]) for command in commands), hook["entry"]
 
