@@ -321,6 +321,39 @@ def test_in_a_lane_nobody_overtakes_whoever_waits_for_the_same_share(data):
             assert order == sorted(order)
 
 
+def test_who_may_use_the_reserve_only_now_overtakes_nobody_of_its_kind():
+    lane, may_use = Lane(1, 1, Backlog()), set()
+    lane.keep_reserve(2, may_use.__contains__)
+    inside, first, second = (Numbered(number, "ann") for number in range(3))
+    assert lane.enter(inside)
+    assert not lane.enter(first)
+    may_use.add("test")
+    assert not lane.enter(second)
+    assert lane.leave(inside) == [first, second]
+
+
+def test_who_has_left_the_reserve_takes_no_place_of_others():
+    lane = Lane(2, 1, Backlog())
+    lane.keep_reserve(1, "test".__eq__)
+    anns, bobs = [Numbered(number, "ann") for number in range(2)], [Numbered(number, "bob") for number in range(2)]
+    for each in bobs:
+        each.kind = "waits"
+    assert [lane.enter(each) for each in anns] == [True, True]
+    assert lane.leave_reserve(anns[1]) == []
+    assert [lane.enter(each) for each in bobs] == [True, False]
+    assert lane.leave(bobs[0]) == [bobs[1]]
+
+
+def test_who_was_left_behind_leaves_no_second_place_when_it_ends():
+    lane = Lane(1, 1, Backlog())
+    stuck, *others = (Numbered(number, owner) for number, owner in enumerate(["ann", "bob", "eve"]))
+    assert lane.enter(stuck)
+    assert lane.leave_behind(stuck) == []
+    assert lane.enter(others[0])
+    assert lane.leave(stuck) == []
+    assert not lane.enter(others[1])
+
+
 def test_heavy_work_that_takes_too_long_is_given_up_and_counts_as_stuck_until_it_ends(gate):
     bench = serving.Bench(timeout_seconds=0.1)
     slow = compute(bench, "ann", lambda: gate.wait(PATIENCE))

@@ -15,6 +15,7 @@ from serving import PATIENCE, Bench, wait_until
 
 from server.engine import pace, queues, waiting
 from server.functions import coroutines, shared_loop
+from server.functions.steps import Awaiting
 from server.packs.loading import load_catalog
 
 SEVERAL = {"ann": "12345678", "bob": "87654321"}
@@ -136,6 +137,55 @@ def test_it_is_answered_at_its_deadline_and_changes_nothing(bench, gate, how):
     if how in ("block", "compute"):
         assert shares(bench, "hang") is False
         assert bench.call(session_id, "hang", how="wait", gate=gate)["error"] is None
+
+
+class Held:
+    """As much of a job as those that wait look at."""
+
+    context, call, settled_at, deadline, stuck_from = None, None, 0.0, 0.0, 0.0
+
+    def __init__(self, coroutine):
+        self.awaiting = Awaiting("pauses.held", coroutine)
+
+    def is_over(self, _now):
+        return True
+
+
+def test_one_that_does_not_end_is_cancelled_again_a_second_later_each_time():
+    cancelled, settled = [], []
+
+    async def hold():
+        while len(cancelled) < 3:
+            try:
+                await asyncio.sleep(PATIENCE)
+            except asyncio.CancelledError:
+                cancelled.append(1)
+
+    held, own = Held(hold()), waiting.Waiting(settled.append, pace.Pace())
+    own.begin(held)
+    wait_until(lambda: held.call.tasks, "its beginning")
+    now = time.monotonic()
+    assert own.take_over(now, look_for_cancelled=False) == [held]
+    for times in (1, 2, 3):
+        wait_until(lambda times=times: len(cancelled) == times, "its cancellation")
+        now += waiting.AGAIN_SECONDS
+        assert own.take_over(now, look_for_cancelled=False) == []
+    wait_until(lambda: settled == [held], "its end")
+    assert not own.take(held)
+    assert len(own) == 0
+    own.take_all()
+
+
+def test_its_clock_stands_while_it_waits_for_a_thread_to_go_on():
+    settled = []
+    held, own = Held(asyncio.sleep(0)), waiting.Waiting(settled.append, pace.Pace())
+    held.deadline = before = time.monotonic() + PATIENCE
+    own.begin(held)
+    wait_until(lambda: settled, "its end")
+    held.settled_at -= 5
+    assert own.take(held)
+    assert held.deadline >= before + 5
+    own.take_all()
 
 
 def test_a_function_that_blocks_holds_up_no_other_one(bench, gate, caplog):

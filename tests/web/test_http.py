@@ -192,9 +192,15 @@ def test_sessions_belong_to_the_name_of_a_token_and_an_agent_needs_none(guarded)
     assert guarded.http.post("/agents/" + "0" * 32, json=body).json()["error"]["code"] == -32001
 
 
-def test_other_hosts_are_served_where_tokens_guard(guarded):
-    headers = bearer("bob-secret") | {"Host": "tools.example"}
+def test_other_hosts_and_origins_are_served_where_tokens_and_keys_guard(guarded):
+    others = {"Host": "tools.example", "Origin": "https://page.example"}
+    headers = bearer("bob-secret") | others
     assert guarded.http.post("/rpc", content=BODY, headers=headers).status_code == 200
+    session = guarded.http.post(
+        "/rpc", json=http_endpoint.request("create_session", toolpacks=["ledger"]), headers=headers
+    ).json()
+    path = session["result"]["agent_path"]
+    assert guarded.http.post(path, json=http_endpoint.request("list_functions"), headers=others).status_code == 200
 
 
 @contextlib.contextmanager
