@@ -141,6 +141,6 @@ class Identities:
         """
         if not self.fits(session):
             raise StateDamagedError(
-                "The stored session fails its keyed hash: it was changed in the store, or created with another "
-                "secret key."
+                "The stored session fails its keyed hash, because it was changed in the store, or created with another "
+                "secret key: restore a backup or that key, or close the session."
             )

@@ -134,7 +134,9 @@ class SessionReader:
             raise SessionNotFoundError
         session, _ = found
         if not others and session.agent_key != agent_key:
-            raise StateDamagedError("The stored session isn't the one for which this agent path was made.")
+            raise StateDamagedError(
+                "The stored session isn't the one for which this agent path was made: restore a backup, or close it."
+            )
         self._check(session)
         return session.id, session.owner, self._identities.name_of(session, agent_key) if others else AGENT
 

@@ -61,7 +61,9 @@ def thaw(data: bytes, classes: ClassTable) -> Any:
     try:
         return _load(data, operators_of(classes))
     except Exception as error:
-        raise StateDamagedError(f"The stored state can't be read back: {type(error).__name__}.") from error
+        raise StateDamagedError(
+            f"The stored state can't be read back ({type(error).__name__}): restore a backup, or reset the session."
+        ) from error
 
 
 class _Writer(pickle.Pickler):

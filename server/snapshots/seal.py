@@ -55,7 +55,8 @@ def unseal(blob: bytes, fingerprint: str, key: bytes, place: str) -> bytes:
                 "version that wrote it."
             )
         raise StateDamagedError(
-            "The stored state fails its keyed hash: it was damaged or forged, or written with another secret key."
+            "The stored state fails its keyed hash, because it was damaged or forged, or written with another secret "
+            "key: restore a backup or that key, or reset the session."
         )
     end = 1 + rest[0]
     if rest[1:end] != fingerprint.encode():
