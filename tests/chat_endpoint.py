@@ -29,10 +29,11 @@ def called(name: str, arguments: Any = "{}") -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": [{"id": "x", "type": "function", "function": function}]}
 
 
-def completion(message: dict[str, Any], **choice: Any) -> JSONResponse:
+def completion(message: dict[str, Any], **choice: Any) -> Response:
     usage = {"prompt_tokens": 70, "completion_tokens": 7, "total_tokens": 77}
     choices = [{"index": 0, "finish_reason": "stop", "message": message} | choice]
-    return JSONResponse({"choices": choices, "usage": usage})
+    # As ASCII, which a lone surrogate has a form in.
+    return Response(json.dumps({"choices": choices, "usage": usage}), media_type="application/json")
 
 
 def refused(status: int, **headers: str) -> JSONResponse:

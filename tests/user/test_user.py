@@ -191,6 +191,12 @@ def fail(client, url, reason, *arguments, says=""):
         (lambda _: called("enable_line"), "wrong_calls", "5 calls in a row"),
         (lambda _: called("look", '{"times": "x"}'), "wrong_calls", "5 calls in a row"),
         (lambda _: said("x" * 300_000), "nonsense", "TOOLPACK_MAX_RECORD_BYTES"),
+        (lambda _: said("x" * 3_000_000), "nonsense", "bytes"),
+        (lambda _: said("Hi \ud800"), "nonsense", "no low surrogate"),
+        (lambda _: said("###STOP### \ud800"), "nonsense", "no low surrogate"),
+        (lambda _: called("\ud800", "{}"), "nonsense", "no low surrogate"),
+        (lambda _: called("look", '{"x": ' + "[" * 200 + "]" * 200 + "}"), "nonsense", "nested"),
+        (lambda _: called("look", json.dumps({"x": "x" * 3_000_000})), "nonsense", "bytes"),
     ],
 )
 def test_a_model_that_fails_ends_the_session_with_a_named_reason(client, url, answers, reason, says):

@@ -17,7 +17,9 @@ from toolpack_server.user.place import Place, View
 WAIT_SECONDS = 30.0  # as long as a `listen` may wait
 PAUSE_SECONDS = 1.0  # after a `listen` that has ended early: the server stops, or another program listens, too
 _AT_ONCE = 1000  # records
-_NOT_FOUND, _WRONG, _TOO_LARGE, _USED, _OVER = -32001, -32602, -32007, -32009, -32014
+_NOT_FOUND, _WRONG, _USED, _OVER = -32001, -32602, -32009, -32014
+_UNUSABLE = {-32700, -32600, _WRONG, -32007}  # what a model has written is no JSON, nested too deeply, or too long
+_BODY_TOO_LARGE = 413  # likewise, an HTTP status
 
 
 class Player:
@@ -100,16 +102,15 @@ class Player:
 
     async def _act(self, place: Place, answer: Answer) -> None:
         """Call, or else say something: what a model says beside its calls, nobody hears."""
-        for number, call in enumerate(answer.calls, place.done):
-            await self._agent.run_function(call.function, json.dumps(call.kwargs), call_id=f"turn-{number}")
-        if answer.calls:
-            return
         try:
-            await self._say(answer.text, f"turn-{place.done}")
+            for number, call in enumerate(answer.calls, place.done):
+                await self._agent.run_function(call.function, json.dumps(call.kwargs), call_id=f"turn-{number}")
+            if not answer.calls:
+                await self._say(answer.text, f"turn-{place.done}")
         except ReplyError as error:
-            if error.code != _TOO_LARGE:
+            if error.code not in _UNUSABLE and error.data.get("status") != _BODY_TOO_LARGE:
                 raise
-            await self._fail(place, "nonsense", error.message)
+            await self._fail(place, "nonsense", f"{error.message}: {error.data.get('detail', '')}".rstrip(": "))
 
     async def _say(self, text: str, call_id: str) -> None:
         """Say something; the last word of the participant that answers is the answer."""
