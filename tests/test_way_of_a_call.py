@@ -40,7 +40,7 @@ MOST = {
     "read": 236,
     "change": 265,
     "read at an agent's address": 248,
-    "read over MCP": 286,
+    "read over MCP": 283,
     "change with a call_id": 276,
     "read of a database": 314,
     "change of a database": 401,
@@ -50,7 +50,7 @@ MOST = {
 MOST_AT_DOORS = {
     "episode of ORS": 2771,
     "call of NeMo Gym": 347,
-    "call at /mcp": 336,
+    "call at /mcp": 327,
 }
 TASK, TOOL = "bank/save-300", "get_balance"
 MCP_VERSION = "2026-07-28"

@@ -25,9 +25,10 @@ class Tools:
 
     async def find(self, caller: Caller, name: str) -> AddressTool | None:
         """Get the caller's tool of a name; None if it has none."""
-        if all(tool.name != name for tool in self._addresses.tools):
-            return None
-        return next((tool for tool in await self._offered(caller) if tool.name == name), None)
+        for tool in self._addresses.tools:
+            if tool.name == name:
+                return tool if tool in await self._offered(caller) else None
+        return None
 
     async def with_tools(self, caller: Caller, tools: bytes) -> bytes:
         """Add them to the JSON of a session's tools."""
