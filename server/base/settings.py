@@ -188,7 +188,9 @@ class Settings(_FromEnvironment, FixedLimits):
     max_waiting: int = Field(
         10_000, ge=1, description="Calls that may wait for all sessions of a worker; of several owners one has half."
     )
-    ttl_seconds: float = Field(86_400, gt=0, description="How long a session lives after its last call.")
+    ttl_seconds: float = Field(
+        86_400, gt=0, le=315_360_000, description="How long a session lives after its last call."
+    )
     keep_versions: int = Field(100, ge=0, description="Versions kept for fork, reset and diff, beside version 0.")
     cache_bytes: int = Field(
         40 * 2**20, ge=0, description="Memory, as estimated, for sessions that a worker keeps ready."

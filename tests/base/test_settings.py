@@ -60,6 +60,7 @@ def test_the_service_variables_of_kubernetes_are_ignored(monkeypatch):
         ("PORT", "70000", "Input should be less than or equal to 65535"),
         ("WORKERS", "0", "Input should be greater than or equal to 1"),
         ("TIMEOUT_SECONDS", "0", "Input should be greater than 0"),
+        ("TTL_SECONDS", "inf", "Input should be less than or equal to 315360000"),
         ("SECRET_KEY", "short", "should have at least 16"),
         ("TOKENS", ",", "there is no token in it: give name:token pairs, or unset it"),
         ("TOKENS", " ", "there is no token in it"),
@@ -114,3 +115,12 @@ def test_a_public_address_needs_tokens_or_no_auth(host):
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
 def test_loopback_needs_no_tokens(host):
     check_exposure(Settings(host=host))
+
+
+def test_of_several_owners_one_has_half_as_a_file_of_tokens_may_hold_several(monkeypatch):
+    assert load_settings().share(8) == 8
+    assert load_settings(tokens_file=Path("tokens")).share(8) == 4
+    monkeypatch.setenv("TOOLPACK_TOKENS", "ann:one-token")
+    assert load_settings().share(8) == 8
+    monkeypatch.setenv("TOOLPACK_TOKENS", "ann:one-token,bob:two-token")
+    assert (load_settings().share(8), load_settings().share(1)) == (4, 1)

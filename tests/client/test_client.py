@@ -430,6 +430,12 @@ def test_requests_that_may_have_been_handled_are_not_retried(ask, pauses, troubl
 
 
 @pytest.mark.parametrize("status", [502, 504])
+def test_what_a_proxy_has_no_answer_to_is_sent_again_if_it_can_be_repeated(ask, pauses, status):
+    assert ask(Script((status, "Bad gateway"), OK), run_function) == OK["result"]
+    assert len(pauses) == 1
+
+
+@pytest.mark.parametrize("status", [502, 504])
 def test_what_a_proxy_may_have_passed_on_is_not_retried(ask, pauses, status):
     with pytest.raises(ReplyError, match=f"HTTP {status}"):
         ask(Script((status, "Bad gateway")), lambda client: client.close_session("s"))

@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import json
 import logging
+import time
 from types import SimpleNamespace
 
 import httpx
@@ -188,6 +189,14 @@ def test_an_outage_is_told_once(caplog):
         "http://there doesn't answer. Requests that can be repeated are sent again.",
         "The server answers again.",
     ]
+
+
+def test_a_server_that_is_busy_is_no_outage(caplog, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+    busy = {"error": {"code": -32006, "message": "Busy.", "data": {}}}
+    with Client("http://there", transport=httpx.MockTransport(Script(*[busy] * 10, OK))) as client:
+        client.run_function("s", "f")
+    assert not [record for record in caplog.records if record.name == "toolpack_server.client"]
 
 
 def test_a_client_ignores_what_it_doesnt_know():

@@ -158,6 +158,18 @@ def test_a_finished_rollout_that_cannot_be_evaluated_any_more_ends_no_other(run,
     assert len(found) == 6
 
 
+def test_a_fork_with_a_verdict_is_no_finished_rollout(run):
+    async def work(client, labels):
+        own = {**labels, "rollout": "0"}
+        session = await client.create_session(task=TASKS[0], labels=own)
+        (fork,) = await client.fork_session(session["session_id"], labels=own)
+        await client.evaluate_session(fork["session_id"], record=True)
+        return await groups(client, do_the_dishes, labels, TASKS[:1], group=1)
+
+    ((result,),) = run(work)
+    assert result.played == "0"
+
+
 def test_a_close_whose_answer_is_lost_ends_no_run(run):
     async def work(client, labels):
         half = await client.create_session(task=TASKS[0], labels={**labels, "rollout": "0"})

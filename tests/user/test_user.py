@@ -14,6 +14,9 @@ from http_server import running
 from starlette.responses import Response
 
 from toolpack_server.client import AgentClient, Client
+from toolpack_server.user.model import _seconds
+from toolpack_server.user.place import Limits, View
+from toolpack_server.user.run import installed_kinds
 
 LABEL = "run=x"
 
@@ -432,3 +435,17 @@ def test_a_server_that_is_not_there_ends_it(script, monkeypatch):
     ended = run_here("user", "--url", "http://127.0.0.1:9", "--label", LABEL, *script())
     assert ended.returncode == 1
     assert "list_sessions got no answer from http://127.0.0.1:9" in ended.stderr
+
+
+def test_calls_of_functions_count_and_what_is_said_to_others_is_not_heard():
+    call = {"kind": "call", "by": "user", "function": "look", "kwargs": {}, "result": 1, "error": None}
+    whispered = {"kind": "message", "role": "user", "content": "Psst.", "by": "agent", "to": "judge"}
+    told = {"name": "user", "others": ["agent", "judge"], "prompt": "Ask.", "max_calls": 3}
+    view = View(told, installed_kinds(), Limits(9, None), lambda _text: False, False)
+    place = view.place([call, {**call, "nested": [call]}, whispered], [])
+    assert (place.may_call, place.heard) == (False, -1)
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("3600", 60), ("2", 2), ("-1", 0), ("soon", 0), (None, 0)])
+def test_an_endpoint_is_left_alone_for_a_minute_at_most(header, seconds):
+    assert _seconds(header) == seconds
