@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import ClassVar
 
+import click
 import pytest
 import server_process
 import serving
@@ -20,6 +21,7 @@ from patience import PATIENCE
 
 from server.base.settings import Settings
 from server.cli import elsewhere
+from server.cli.call import _owner
 from server.cli.serve import banner
 from server.packs.loading import load_catalog
 
@@ -417,3 +419,12 @@ def test_a_command_of_a_package_that_is_not_installed_says_how_to_get_it(monkeyp
             f"clone of the repository, ./packages/{package}.\n"
         )
         assert (Path(__file__).parents[2] / "packages" / package / "pyproject.toml").exists()
+
+
+def test_a_function_of_several_toolpacks_is_that_of_the_one_that_gets_options_and_of_an_opt_in_one_last():
+    packs = [{"name": name, "functions": ["look"], "opt_in": name == "shy"} for name in ("shop", "shy")]
+    assert [_owner(packs, "look", given) for given in ({}, {"shy": {}}, {"shop": {}})] == ["shop", "shy", "shop"]
+    packs.append({**packs[0], "name": "market"})
+    assert _owner(packs, "look", {"market": {}}) == "market"
+    with pytest.raises(click.UsageError, match=r"2 toolpacks have a function 'look': call shop\.look or market\.look"):
+        _owner(packs, "look", {})

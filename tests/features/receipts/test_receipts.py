@@ -376,12 +376,16 @@ def test_no_byte_of_a_receipt_can_be_changed(made, tmp_path_factory, data):
 def test_other_code_is_named_before_anything_is_run(made, tmp_path):
     value = copy.deepcopy(made.json)
     value["code"]["toolpacks"]["bank"]["digest"] = "0" * 64
+    value["code"]["server"]["digest"] = "1" * 64
+    value["code"]["python"] = "3.0.0"
     (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
     with mock.patch("server.features.receipts.command._verified", side_effect=AssertionError):
         ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json")
     assert ended.returncode == 2
     assert "the toolpack 'bank' is 0.1.0 " in ended.stderr
     assert ", and was 0.1.0 000000000000…" in ended.stderr
+    assert " 111111111111…; " in ended.stderr
+    assert ", and was 3.0.0; the server is " in ended.stderr
     ended = run_here("verify", *PACKS, "--no-sandbox", "--other-code", tmp_path / "r.json")
     assert ended.returncode == 0
     assert "Other code: the toolpack 'bank' is 0.1.0 " in ended.stdout
