@@ -20,8 +20,9 @@ in a lane   `Lane._waiting`               whoever gives a place back: `_complete
                                           `_discard`, the watcher. It is ready again
 running     `PoolThread.job`              its thread: `_complete`, or the watcher at its      the lock
                                           deadline: `_time_out`. The first one wins
-waiting     `Waiting._waiting`, on no     a thread, when its coroutine has ended: it is running       the lock
-            thread                        again; or the watcher, at its deadline: ending
+waiting     `Waiting._waiting`, on no     a thread, when its coroutine has ended: it is       the lock
+            thread                        running again; or the watcher, at its deadline:
+                                          ending
 ending      `Waiting._ending`: answered   a thread, when its coroutine has ended:                     the lock
                                           `Threads._take_back`. It wakes the session
 left behind `Threads._stuck`: its thread  complete already, but still running. At the end     the lock
