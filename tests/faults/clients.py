@@ -419,10 +419,7 @@ class Clients:
         surprises: Answers that should never come.
         counts: How often each action was done.
         overloaded: See `Connection`.
-        moves: Whether episodes of OpenEnv are gone on with in other sessions of OpenEnv.
     """
-
-    moves = True
 
     def __init__(self, ports, clients, sessions, seed):
         self.sessions = {}
@@ -590,7 +587,7 @@ class Clients:
 
     def _step_on_socket(self, connection, rng, session, number):  # noqa: ARG002
         """Append entries on one WebSocket after the other, as OpenEnv's clients do, and at times once more."""
-        sid = f"sid-{_new_id(rng)}" if self.moves and session.reset and rng.random() < 0.3 else session.openenv
+        sid = f"sid-{_new_id(rng)}" if session.reset and rng.random() < 0.3 else session.openenv
         socket = Socket(self._ports, rng)
         with closing(socket):
             if sid != session.openenv:

@@ -268,7 +268,6 @@ class Upgrade:
         stage = "/".join(versions)
         crowd = Clients(self.fleet.ports, CLIENTS, SESSIONS, f"{self._seed}/{place}")
         crowd._entries = itertools.count(place * 10**6)
-        crowd.moves = False  # 0.1.0 refuses it
         crowd.sessions = self._sessions = {**self._sessions, **crowd.sessions}
         began = time.monotonic()
         crowd.start()
