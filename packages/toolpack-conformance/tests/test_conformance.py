@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import socket
+import types
 import uuid
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from server.cli import cli
 from server.features.ors.endpoints import OrsEndpoint
 from server.features.ors.episodes import OrsEpisodes
 from server.packs.loading import load_catalog
+from toolpack_conformance.bounds import _BoundedStream
 from toolpack_conformance.others import OpenEnvSession
 from toolpack_conformance.probes.probe import GUARANTEES
 from toolpack_conformance.report import conform, conform_otherwise
@@ -162,3 +165,16 @@ def test_no_server_at_all():
 def test_the_toolpack_is_printed():
     result = CliRunner().invoke(cli, ["conform", "--toolpack"])
     assert result.output == (FOLDER / "conform.py").read_text(encoding="utf-8")
+
+
+def test_an_idle_connection_has_ended_if_its_server_has_and_not_if_an_answer_is_there():
+    ours, its = socket.socketpair()
+    with contextlib.closing(ours), contextlib.closing(its):
+        stream = _BoundedStream(types.SimpleNamespace(get_extra_info=lambda _: ours))
+        assert not stream.get_extra_info("is_readable")
+        its.sendall(b"HTTP/1.1 200 OK")
+        assert not stream.get_extra_info("is_readable")
+        its.close()
+        assert stream.get_extra_info("is_readable")
+        ours.close()
+        assert stream.get_extra_info("is_readable")

@@ -4,6 +4,7 @@ The rule: httpx's timeouts are for one read each, so a byte now and then keeps a
 of a request is one, set by the thread that sends it, and each read and write gets what is left of it.
 """
 
+import select
 import ssl
 import threading
 import time
@@ -15,6 +16,7 @@ import httpcore
 import httpx
 
 _request = threading.local()
+_ENDED = getattr(select, "POLLRDHUP", select.POLLIN)  # only Linux tells an end from an answer
 
 
 @contextmanager
@@ -53,7 +55,19 @@ class _BoundedStream(httpcore.NetworkStream):
         return _BoundedStream(self._stream.start_tls(ssl_context, server_hostname, _left()))
 
     def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
+        """Get what the stream says of itself; `is_readable`, which is asked of idle connections: whether it has ended.
+
+        One that a thread has just been given is idle until its request begins. If its answer came while it was asked
+        for something to read, another thread took it for one that has ended, and closed it ("Bad file descriptor").
+        """
+        if info != "is_readable":
+            return self._stream.get_extra_info(info)
+        number = self._stream.get_extra_info("socket").fileno()
+        if number < 0:
+            return True
+        poll = select.poll()
+        poll.register(number, _ENDED)
+        return bool(poll.poll(0))
 
 
 class _BoundedBackend(httpcore.NetworkBackend):
@@ -73,8 +87,7 @@ class _BoundedBackend(httpcore.NetworkBackend):
 
 def bounded_transport() -> httpx.BaseTransport:
     """Get a transport for requests that are sent `within` a time, by several threads."""
-    # It closes idle connections neither for their age nor their number: one that a thread has just been given is idle
-    # until its request begins, and another thread may close it just then ("Bad file descriptor").
+    # It closes idle connections neither for their age nor their number, as another thread may just have been given one.
     transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=100, keepalive_expiry=None))
     transport._pool._network_backend = _BoundedBackend()  # noqa: SLF001 - there is no other way
     return transport
