@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from server.base.errors import ResultError
 from server.execution.codec import PlainCodec
 from server.execution.parts import environments, toolpack_of
 from server.execution.volumes import READING, Volumes, stored_volumes
@@ -67,16 +66,17 @@ def view(codec: PlainCodec, snapshot: Snapshot) -> bytes:
 
 def as_json(codec: PlainCodec, thawed: Mapping[str, BaseModel]) -> bytes:
     """Get the JSON of environments, by toolpack; without their volumes, if these were left out; or `ResultError`."""
-    shown = {}
-    for toolpack, environment in thawed.items():
-        try:
-            shown[toolpack] = Fragment(to_json(environment, codec.catalog.plain))
-        except ResultError as error:
-            raise ResultError(
-                f"The environment of {toolpack!r} can't be shown: {error}: its author can keep that in a private "
+
+    def shown(toolpack: str, environment: BaseModel) -> Fragment:
+        def explain(why: str) -> str:
+            return (
+                f"The environment of {toolpack!r} can't be shown: {why}: its author can keep that in a private "
                 "attribute, and get_environment gives all as a snapshot."
-            ) from error
-    return dumps(shown)
+            )
+
+        return Fragment(to_json(environment, codec.catalog.plain, explain))
+
+    return dumps({toolpack: shown(toolpack, environment) for toolpack, environment in thawed.items()})
 
 
 def bound(snapshot: Snapshot, volumes: Volumes) -> Mapping[str, Volume]:

@@ -35,21 +35,28 @@ Copy = Callable[[Any, Any], Any]
 """Copies an item that a value holds; the second argument is its key in the JSON, None if it takes the value's place."""
 
 
-def to_json(value: Any, plain: Container[type] = ()) -> bytes:
-    """Get the JSON text of a value, or raise `ResultError`; `plain` classes are shown as their public attributes."""
+def to_json(value: Any, plain: Container[type] = (), explain: Callable[[str], str] = str) -> bytes:
+    """Get the JSON text of a value; `plain` classes are shown as their public attributes.
+
+    Args:
+        explain: Makes the text of the error of what says why something has no JSON form.
+
+    Raises:
+        ResultError: Something in it has no JSON form, or is a volume that can't be shown.
+    """
     try:
         ordered = value if isinstance(value, _SCALARS) else _ordered(value, plain)
     except ResultError:
         raise
     except Exception as error:
-        raise ResultError(f"{_named(value, [])} has no JSON form: {_reason(error)}") from error
+        raise ResultError(explain(f"{_named(value, [])} has no JSON form: {_reason(error)}")) from error
     try:
         # No warnings: sets have become sorted lists on purpose.
         text = _ANYTHING.to_json(ordered, by_alias=True, serialize_as_any=True, warnings=False)
         if len(text) > MOST_DIGITS:
             check_integers(text)
     except Exception as error:
-        raise ResultError(f"{_culprit(ordered)} has no JSON form: {_reason(error)}") from error
+        raise ResultError(explain(f"{_culprit(ordered)} has no JSON form: {_reason(error)}")) from error
     # A model's own configuration may still allow these, which aren't JSON.
     if b"NaN" in text or b"Infinity" in text:
         strict = json.loads(text, parse_constant=lambda _: None)
