@@ -23,7 +23,7 @@ running     `PoolThread.job`              its thread: `_complete`, or the watche
 waiting     `Waiting._waiting`, on no     a thread, when its coroutine has ended: it is       the lock
             thread                        running again; or the watcher, at its deadline:
                                           ending
-ending      `Waiting._ending`: answered   a thread, when its coroutine has ended:                     the lock
+ending      `Waiting._ending`: answered   a thread, when its coroutine has ended:             the lock
                                           `Threads._take_back`. It wakes the session
 left behind `Threads._stuck`: its thread  complete already, but still running. At the end     the lock
                                           its thread wakes the session: `_discard`, `resume`
