@@ -35,10 +35,22 @@ _OVERLOADED = -32006
 _UNAVAILABLE = 503
 _AWAY_STATUS = (502, 503, 504)  # the last and the first by a proxy
 _NO_JSON_RPC = -32000
+_NO_JSON, _NO_REQUEST, _WRONG, _TOO_LARGE = -32700, -32600, -32602, -32007
+_BODY_TOO_LARGE = 413
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _NEVER_BETTER = (httpx.LocalProtocolError, httpx.DecodingError)
 
 log = logging.getLogger("toolpack_server.client")
+
+
+def is_unusable(error: Exception) -> bool:
+    """Whether a request was refused for what it holds, such as what a model wrote: that says nothing of the server.
+
+    It is no JSON (a lone surrogate), nested too deeply, wrong, or too large.
+    """
+    return isinstance(error, ReplyError) and (
+        error.code in {_NO_JSON, _NO_REQUEST, _WRONG, _TOO_LARGE} or error.data.get("status") == _BODY_TOO_LARGE
+    )
 
 
 class HttpAnswer(NamedTuple):

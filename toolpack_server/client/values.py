@@ -147,9 +147,7 @@ class Valuer:
         progress: Callable[[StepValue], object] | None = None,
         concurrency: int = CONCURRENCY,
     ) -> None:
-        for name, number in {"k": k, "concurrency": concurrency}.items():
-            if not isinstance(number, int) or number < 1:
-                raise ValueError(f"{name} must be a number from 1 on, not {number!r}")
+        check_counts(k=k, concurrency=concurrency)
         if not (finish is None or finish == "solution" or callable(finish)):
             raise ValueError(f"finish must be a function, 'solution' or None, not {finish!r}")
         if wrong := _OWN_LABELS & {*(labels or ())}:
@@ -382,6 +380,13 @@ class _Evaluation(Request[Verdict]):
 def _evaluating(session_id: str) -> Any:
     request = _UNSENT.evaluate_session(session_id, raise_on_error=False)
     return _Evaluation(request.method, request.params, fits=request.fits)
+
+
+def check_counts(**numbers: int) -> None:
+    """Raise `ValueError` for the first of these arguments, by name, that is no number from 1 on."""
+    for name, number in numbers.items():
+        if not isinstance(number, int) or number < 1:
+            raise ValueError(f"{name} must be a number from 1 on, not {number!r}")
 
 
 def closing(session_id: str) -> Any:

@@ -20,14 +20,13 @@ from server.base.errors import ClientError, NoReplyError, RemoteFunctionError, R
 from server.features.tasks.results import Verdict
 from server.protocol.results import Json
 from toolpack_server.client.clients import AgentClient, Client
+from toolpack_server.client.exchange import is_unusable
 from toolpack_server.client.methods import Session
 
 LABEL = {"environment": "trainer"}  # which the sessions of all environments have
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 _PROBE_SECONDS = 60.0  # for which a session lives that is only asked for its functions
-# The codes of requests that are no JSON (a lone surrogate), nested too deeply, wrong, too large, or answer twice.
-_WRONG = {-32700, -32600, -32602, -32007, -32014}
-_TOO_LARGE = 413  # the HTTP status of such a request
+_ANSWERED = -32014  # the code of a second answer
 
 
 class _NoTool:
@@ -275,7 +274,7 @@ def submit_answers(completions: Sequence[Any], environments: Sequence[Any], **_m
 
 def _is_wrong(error: ClientError) -> bool:
     """Get whether a request was refused for what it asked, so that it says nothing of the server."""
-    return isinstance(error, ReplyError) and (error.code in _WRONG or error.data.get("status") == _TOO_LARGE)
+    return is_unusable(error) or (isinstance(error, ReplyError) and error.code == _ANSWERED)
 
 
 @cache  # as long as the program runs: trainers tell environments by their class

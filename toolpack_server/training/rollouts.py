@@ -14,7 +14,7 @@ from server.base.errors import ReplyError
 from server.features.tasks.results import Verdict
 from toolpack_server.client.clients import AsyncAgentClient, AsyncClient
 from toolpack_server.client.methods import Session
-from toolpack_server.client.values import SessionValues, StepValue, Valuer, closing
+from toolpack_server.client.values import SessionValues, StepValue, Valuer, check_counts, closing
 
 Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]
 """Plays the agent in one session; see `rollouts`."""
@@ -92,9 +92,7 @@ async def rollouts(
         raise ValueError("labels must name the run, for example {'run': 'first'}: by them it is found again")
     if _LABEL in labels:
         raise ValueError(f"labels can't have {_LABEL!r}, which is the number of each rollout: choose another name")
-    for name, count in {"group": group, "concurrency": concurrency}.items():
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name} must be a number from 1 on, not {count!r}")
+    check_counts(group=group, concurrency=concurrency)
     valuer = None if tree is None else Valuer(client, client.agent, concurrency=concurrency, **tree)
     run = _Run(client, play, labels, create, valuer)
     await run.look()

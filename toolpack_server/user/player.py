@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from server.base.errors import ReplyError
 from toolpack_server.client import AsyncClient, Session
+from toolpack_server.client.exchange import is_unusable
 from toolpack_server.user.model import Answer, Model, ModelError
 from toolpack_server.user.place import Place, View
 
@@ -18,8 +19,6 @@ WAIT_SECONDS = 30.0  # as long as a `listen` may wait
 PAUSE_SECONDS = 1.0  # after a `listen` that has ended early: the server stops, or another program listens, too
 _AT_ONCE = 1000  # records
 _NOT_FOUND, _WRONG, _USED, _OVER = -32001, -32602, -32009, -32014
-_UNUSABLE = {-32700, -32600, _WRONG, -32007}  # what a model has written is no JSON, nested too deeply, or too long
-_BODY_TOO_LARGE = 413  # likewise, an HTTP status
 
 
 class Player:
@@ -108,7 +107,7 @@ class Player:
             if not answer.calls:
                 await self._say(answer.text, f"turn-{place.done}")
         except ReplyError as error:
-            if error.code not in _UNUSABLE and error.data.get("status") != _BODY_TOO_LARGE:
+            if not is_unusable(error):
                 raise
             await self._fail(place, "nonsense", f"{error.message}: {error.data.get('detail', '')}".rstrip(": "))
 
