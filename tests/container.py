@@ -2,11 +2,11 @@
 
     python -m tests.container
 
-A small Debian with Python, made by `debootstrap`, stands in for the base image that the Dockerfile names. Everything
+A small Debian with Python, unpacked by `mmdebstrap`, stands in for the base image that the Dockerfile names. Everything
 else is the real thing: the Dockerfile's own steps, its user, command and health check, volumes that outlive a
 container, and the commands of compose.yaml with a real Redis.
 
-Exit status 1 means that something failed, which is printed. Without root, buildah or debootstrap it says so, and ends
+Exit status 1 means that something failed, which is printed. Without root, buildah or mmdebstrap it says so, and ends
 with status 0.
 """
 
@@ -32,7 +32,8 @@ from tests.redis_server import find, free_port
 
 ROOT = Path(__file__).parents[1]
 IMAGE = "toolpack-server"
-PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
+# Only unpacked, not configured, as that takes most of the time: so what any shell needs is named, too.
+PACKAGES = "python3,python3-venv,python3-pip,base-files,base-passwd,coreutils,dash,libc-bin,passwd"
 CERTIFICATES = "/etc/ssl/certs"  # of this machine: a network may have authorities of its own
 PATIENCE = 60.0  # seconds
 STOP_SECONDS = 10.0  # that container engines allow between SIGTERM and SIGKILL
@@ -97,11 +98,12 @@ class Engine:
         """Make an image with Debian's Python under the name of the one that can't be pulled."""
         base = self.folder / "base"
         release, source = mirror()
-        said = self.folder / "debootstrap.log"
-        with said.open("w") as log:
-            making = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", release, str(base), source]
-            if subprocess.run(making, stdout=log, stderr=log, check=False).returncode:
-                sys.exit(f"debootstrap failed:\n{said.read_text()[-4000:]}")
+        making = ["mmdebstrap", "--variant=extract", f"--include={PACKAGES}", release, str(base), source]
+        made = subprocess.run(making, capture_output=True, text=True, check=False)
+        if made.returncode:
+            sys.exit(f"mmdebstrap failed:\n{made.stderr[-4000:]}")
+        for file in ("passwd", "group"):  # as base-passwd configures itself
+            shutil.copy(base / f"usr/share/base-passwd/{file}.master", base / "etc" / file)
         (base / "usr/bin/python").symlink_to("python3")
         for mark in base.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
             mark.unlink()
@@ -391,7 +393,7 @@ def missing() -> str | None:
     """Say what is missing here."""
     if os.getuid() != 0:
         return "it needs root"
-    tools = [tool for tool in ("buildah", "debootstrap", "apt-get") if shutil.which(tool) is None]
+    tools = [tool for tool in ("buildah", "mmdebstrap", "apt-get") if shutil.which(tool) is None]
     return f"no {', '.join(tools)} here" if tools else None
 
 
