@@ -8,6 +8,7 @@ import difflib
 import os
 import re
 from collections.abc import Collection
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, get_args, get_origin
 
@@ -268,6 +269,23 @@ class Settings(_FromEnvironment, FixedLimits):
     def store_url(self) -> StoreUrl:
         """The store's URL, with its default filled in."""
         return StoreUrl(self.store or f"{SQLITE}{self.data_dir / 'sessions.db'}")
+
+    @cached_property
+    def tokens_lines(self) -> tuple[str, ...]:
+        """The lines of the tokens file as they were when these settings were first asked for them.
+
+        The server asks before it starts workers, so all of them, replacements too, take the same tokens.
+
+        Raises:
+            SettingsError: The file can't be read.
+        """
+        if self.tokens_file is None:
+            return ()
+        try:
+            return tuple(self.tokens_file.read_text(encoding="utf-8-sig").splitlines())
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise SettingsError(f"The tokens file can't be read: {reason}. Correct TOOLPACK_TOKENS_FILE.") from None
 
     def share(self, total: int) -> int:
         """How much of something one owner may have: half of it, unless there is but one owner."""

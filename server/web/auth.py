@@ -28,7 +28,8 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Refuse, with a `SettingsError`, to serve other machines without tokens or `--no-auth`."""
+    """Refuse, with a `SettingsError`, to serve with a wrong tokens file, or others without tokens or `--no-auth`."""
+    _names(settings)
     if is_loopback(settings.host) or settings.tokens or settings.tokens_file or settings.no_auth:
         return
     raise SettingsError(
@@ -55,12 +56,7 @@ def _names(settings: Settings) -> dict[bytes, str]:
     names = {_digest(token.get_secret_value()): name for name, token in settings.tokens.items()}
     if settings.tokens_file is None:
         return names
-    try:
-        lines = settings.tokens_file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise SettingsError(f"The tokens file can't be read: {reason}. Correct TOOLPACK_TOKENS_FILE.") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(settings.tokens_lines, 1):
         name, _, digest = (text.strip() for text in line.rpartition(":"))
         if not line.strip() or line.strip().startswith("#"):
             continue

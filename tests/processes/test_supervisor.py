@@ -22,6 +22,7 @@ from server.base.errors import SettingsError
 from server.base.secret_key import secret_key
 from server.base.settings import Settings
 from server.processes.supervisor import HANG_SECONDS
+from server.web.auth import new_token
 
 
 def workers(server):
@@ -138,6 +139,23 @@ def test_a_worker_that_cannot_start_later_on_is_tried_again_until_it_can(tmp_pat
         wait_until(lambda: workers(server) == seen or seen.update(workers(server)), "the last attempt")
         assert healthy in workers(server)
         assert server.process.poll() is None
+
+
+def test_workers_that_are_replaced_take_the_tokens_that_the_server_has_started_with(tmp_path):
+    """Whoever edits the file hasn't restarted the server yet, and may not have ended."""
+    (token, line), tokens = new_token("ann"), tmp_path / "tokens"
+    tokens.write_text(line)
+    body = {"jsonrpc": "2.0", "id": 1, "method": "list_sessions"}
+    headers = {"Authorization": f"Bearer {token}", "Connection": "close"}
+    with server_process.served(tmp_path, "--workers", "2", TOOLPACK_TOKENS_FILE=str(tokens)) as server:
+        before = workers(server)
+        tokens.write_text(line[:20])
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: len(workers(server) - before) == 2, "their replacements")
+        wait_until(lambda: serves(server), "an answer")
+        assert server.http.post("/rpc", json=body, headers=headers).status_code == 200
+        assert "exited with status 3" not in (tmp_path / "server.log").read_text()
 
 
 # A system that allows no more processes for some time: os.fork fails as long as a file is there.
