@@ -26,7 +26,7 @@ from server.engine.loop_driver import LoopDriver
 from server.engine.pace import LOOK_SECONDS, QUICK_SECONDS, Pace
 from server.engine.pool_thread import SECOND_LOOK, PoolThread
 from server.engine.waiting import Waiting
-from server.functions.coroutines import Observation, seen
+from server.functions.coroutines import seen
 from server.functions.leftovers import leftover_threads
 
 log = logging.getLogger("toolpack_server")
@@ -140,7 +140,9 @@ class Threads:
 
     def saw(self, function: str) -> None:
         """Note what was seen of a coroutine that this thread has awaited."""
-        self._note(function, seen(threading.get_ident()))
+        if self._pace.saw(function, seen(threading.get_ident())):
+            with self.lock:
+                self._start_kinds_of(function)
 
     def _start_thread(self, work: Callable[[PoolThread], None]) -> None:
         thread = PoolThread(work, self._discard)
@@ -167,17 +169,23 @@ class Threads:
                     self._ready.put(None)  # wake the leader, which may have nothing else to do
 
     def _may_run(self, job: Job) -> bool:
-        """Take what a job needs to run, or to go on; get False if it waits for that, or isn't to go on."""
+        """Take what a job needs to run, or to go on; get False if it waits for that, or isn't to go on.
+
+        Another thread leads while this one runs a slow job.
+        """
         if job.call is not None:
             return self._take_back(job)
         if job.lane is None or self._pace.is_quick(job.kind):
             return True
-        if self._lanes.awaits(job):  # on this thread it only begins and ends
-            with self.lock:
-                entered = self._lanes.enter(job)
-                self._start(self._lanes.freed())
-            return entered
-        return self._pass_lead_before(job)
+        with self.lock:
+            entered = self._lanes.enter(job)
+            self._start(self._lanes.freed())
+            if entered and not self._lanes.awaits(job):  # one that awaits only begins and ends on this thread
+                try:
+                    self._replace_leader()
+                except RuntimeError:  # no thread can be started now; the watcher tries again
+                    log.exception("The system allows no more threads")
+        return entered
 
     def _run_alone(self, thread: PoolThread, job: Job) -> list[Job]:
         self._run(thread, job)
@@ -205,19 +213,6 @@ class Threads:
             if not self._stopped:
                 self._leader = thread
             return not self._stopped
-
-    def _pass_lead_before(self, job: Job) -> bool:
-        """Let another thread lead while this one runs a slow job; say if the job may start now."""
-        with self.lock:
-            entered = self._lanes.enter(job)
-            self._start(self._lanes.freed())
-            if not entered:
-                return False
-            try:
-                self._replace_leader()
-            except RuntimeError:  # no thread can be started now; the watcher tries again
-                log.exception("The system allows no more threads")
-            return True
 
     def _next_job(self) -> Job | None:
         """Get the next job; if none is ready or enough are done, finish those and get None."""
@@ -329,11 +324,6 @@ class Threads:
             job.complete(timed_out=True)
             self._done.append(job)
             self._ready.put(None)
-
-    def _note(self, function: str, found: Observation) -> None:
-        if self._pace.saw(function, found):
-            with self.lock:
-                self._start_kinds_of(function)
 
     def _start_kinds_of(self, function: str) -> None:
         for kind in self._pace.kinds_of(function):
