@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import cast
 
 from server.base.errors import OverloadedError
@@ -30,15 +29,6 @@ ASK_SECONDS = 1.0  # how long a worker waits for a lease before it asks the hold
 ASKED = 10_000  # sessions that a worker remembers having waited for
 
 
-@dataclass(slots=True)
-class _HeartbeatWatch:
-    """How long, in seconds, a worker's heartbeat has been seen to stand still."""
-
-    heartbeat: int
-    looked: float
-    still: float = 0.0
-
-
 class Leases:
     """The gate to sessions: acquires and releases leases if the store is shared, else lets everybody through."""
 
@@ -46,7 +36,8 @@ class Leases:
         self.required = store.shared
         self._store = cast("SharedStore", store)  # is asked for leases only if they are required
         self.holder = secrets.token_hex(8)  # by which the store knows this worker
-        self._watched: dict[str, _HeartbeatWatch] = {}
+        # By holder: its heartbeat, when that was looked at last, and for how many seconds it was seen to stand still.
+        self._watched: dict[str, tuple[int, float, float]] = {}
         self._asks: dict[str, float] = {}  # session -> when to ask for its lease
         self._lock = threading.Lock()  # of the dictionaries
         self._unreleased: dict[str, int | None] = {}  # session -> epoch; None if it isn't known
@@ -193,13 +184,10 @@ class Leases:
         """Look at a lease's holder once more; say whether it has shown no heartbeat for long enough."""
         now = time.monotonic()
         with self._lock:
-            watch = self._watched.get(lease.holder)
-            if watch is None or watch.heartbeat != lease.heartbeat:
-                self._watched[lease.holder] = _HeartbeatWatch(lease.heartbeat, now)
-                return False
-            watch.still += min(now - watch.looked, LOOK_SECONDS)
-            watch.looked = now
-            return watch.still > DEAD_SECONDS
+            heartbeat, looked, still = self._watched.get(lease.holder, (None, now, 0.0))
+            still = still + min(now - looked, LOOK_SECONDS) if heartbeat == lease.heartbeat else 0.0
+            self._watched[lease.holder] = lease.heartbeat, now, still
+        return still > DEAD_SECONDS
 
 
 class AcquireLeases(Job):
