@@ -26,6 +26,7 @@ from server.rpc.caller import Caller
 from server.rpc.codes import describe, error_reply
 from server.rpc.method import agents_methods, clients_methods
 from server.stores.base import Counted, SessionStore
+from server.volumes.volume import Limits, VolumeContext
 from server.wiring import stores
 from server.wiring.feature import Feature
 from server.wiring.installed import load_features
@@ -37,6 +38,7 @@ FEATURES = load_features()
 CLIENTS_METHODS = clients_methods(all_methods(FEATURES))
 AGENTS_METHODS = agents_methods(all_methods(FEATURES))
 KEY = b"a key that only the tests know!!"
+NO_VOLUMES = VolumeContext({}, None, Limits())
 
 CATALOG = load_catalog((PACKS,), FIXTURES)
 ledger: Any = sys.modules["toolpacks.ledger"]

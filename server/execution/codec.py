@@ -8,7 +8,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 from pydantic import BaseModel
 
@@ -19,7 +19,7 @@ from server.execution.parts import divide, toolpack_of
 from server.packs.catalog import Catalog
 from server.snapshots.pickling import freeze, thaw
 from server.snapshots.seal import seal, unseal
-from server.volumes.volume import Limits, VolumeContext, first_piece, part_name, take_out
+from server.volumes.volume import VolumeContext, first_piece, part_name, take_out
 
 KNOWN_EXACT = 256
 
@@ -27,7 +27,7 @@ KNOWN_EXACT = 256
 class PlainCodec:
     """Converts environments of the loaded toolpacks to blobs without a seal, and back."""
 
-    def __init__(self, catalog: Catalog, max_bytes: int, volumes: VolumeContext | None = None) -> None:
+    def __init__(self, catalog: Catalog, max_bytes: int, volumes: VolumeContext) -> None:
         self.catalog = catalog
         self.max_bytes = max_bytes
         self.volumes = volumes
@@ -68,10 +68,7 @@ class PlainCodec:
             return None
 
     def freeze_parts(
-        self,
-        toolpack: str,
-        environment: BaseModel,
-        interruptible: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - it holds nothing
+        self, toolpack: str, environment: BaseModel, interruptible: AbstractContextManager[object]
     ) -> dict[str, bytes]:
         """Divide a whole environment, out of which its volumes are taken, and freeze each part; raises as `encode`.
 
@@ -81,13 +78,11 @@ class PlainCodec:
         volumes = take_out(environment, of_instances=pack.holds_instances)
         parts = divide(pack, environment, frozenset(volumes))
         payloads = {part: self._freeze(part, piece) for part, piece in parts.items()}
-        limits = Limits() if self.volumes is None else self.volumes.limits
         for path, volume in volumes.items():
-            if self.volumes is not None:
-                self.volumes.kinds[volume.kind]  # raises if nobody could read it again
+            self.volumes.kinds[volume.kind]  # raises if nobody could read it again
             part = part_name(f"{toolpack}{PART_SEPARATOR}{path}", volume.kind, 0)
             with interruptible:
-                body = volume.build(limits)
+                body = volume.build(self.volumes.limits)
             payloads[part] = first_piece(volume, body)
         return payloads
 
@@ -115,19 +110,16 @@ class PlainCodec:
 class Codec(PlainCodec):
     """Converts environments of the loaded toolpacks to sealed blobs and back."""
 
-    def __init__(self, catalog: Catalog, key: bytes, max_bytes: int, volumes: VolumeContext | None = None) -> None:
+    def __init__(self, catalog: Catalog, key: bytes, max_bytes: int, volumes: VolumeContext) -> None:
         super().__init__(catalog, max_bytes, volumes)
         self._key = key
-        # Created here, not on import: workers are forked after that and must not share it.
+        # What blob ids begin with: they increase with time, which keeps a store's index compact. Drawn here, not on
+        # import: workers are forked after that and must not share it.
         self._ids = f"{int(time.time()):08x}{secrets.token_hex(6)}"
         self._serial = itertools.count()
 
-    def new_blob_id(self) -> str:
-        """Make a unique blob id; ids increase with time, which keeps a store's index compact."""
-        return f"{self._ids}{next(self._serial):010x}"
-
     def seal(self, part: str, payload: bytes) -> tuple[str, bytes]:
-        blob_id = self.new_blob_id()
+        blob_id = f"{self._ids}{next(self._serial):010x}"
         return blob_id, seal(payload, self.catalog.fingerprints[toolpack_of(part)], self._key, _place(part, blob_id))
 
     def unseal(self, part: str, blob_id: str, blob: bytes) -> bytes:

@@ -39,7 +39,7 @@ class Conditions:
         """Get what is to be known of a part of an environment that the call may have changed."""
         raise NotImplementedError
 
-    def find_in_piece(self, part: str, payload: bytes, context: VolumeContext | None) -> Any:
+    def find_in_piece(self, part: str, payload: bytes, context: VolumeContext) -> Any:
         """Get what is to be known of a piece of a volume that the call has changed."""
         raise NotImplementedError
 

@@ -20,7 +20,6 @@ from server.volumes.volume import (
     Chain,
     Mount,
     Volume,
-    VolumeContext,
     added_pieces,
     is_piece,
     kind_of,
@@ -99,12 +98,13 @@ class Volumes:
         self._conditions = conditions
         self.bound: dict[str, Volume] = {}
         self._stored: dict[str, Stored] = {}
-        self._inside: list[tuple[str, BaseModel, dict[str, Volume]]] = []
+        # The environments with the volumes that they hold, by path, and whether they are of instances.
+        self._inside: list[tuple[BaseModel, dict[str, Volume], bool]] = []
         self._asked_to_finish = False  # from then on no working copy is known to be as it was
 
     def bind(self, toolpack: str, environment: BaseModel | None, snapshot: Any) -> None:
         """Get the volumes of a session's toolpack, and put them into its environment, if there is one."""
-        context, of_instances = self._context, self._codec.catalog.toolpacks[toolpack].holds_instances
+        context, of_instances = self._codec.volumes, self._codec.catalog.toolpacks[toolpack].holds_instances
         placed: dict[str, Volume] = {}
         for stored in stored_volumes(tuple(snapshot.parts), toolpack):
             kind = context.kinds[stored.kind]
@@ -124,7 +124,7 @@ class Volumes:
             if environment is not None and put_in(environment, stored.path, volume, of_instances=of_instances):
                 placed[stored.path] = volume
         if environment is not None:
-            self._inside.append((toolpack, environment, placed))
+            self._inside.append((environment, placed, of_instances))
 
     def take_out(self) -> None:
         """Take all volumes out of the environments, which are to be written.
@@ -133,22 +133,20 @@ class Volumes:
             SnapshotError: There are others than before.
         """
         inside, self._inside = self._inside, []
-        for toolpack, environment, placed in inside:
-            of_instances = self._codec.catalog.toolpacks[toolpack].holds_instances
+        for environment, placed, of_instances in inside:
             found = take_out(environment, of_instances=of_instances)
             for path in [*placed, *(path for path in found if path not in placed)]:
                 if found.get(path) is not placed.get(path):
+                    kind = type(found.get(path) or placed[path]).__name__
                     raise SnapshotError(
-                        f"`{path}` holds another {_kind_name(found.get(path) or placed[path])} than before: change "
-                        "what it holds instead of replacing it."
+                        f"`{path}` holds another {kind} than before: change what it holds instead of replacing it."
                     )
 
     @contextmanager
     def outside(self, environment: BaseModel) -> Iterator[None]:
         """Have an environment without its volumes for a block."""
-        for toolpack, inside, _ in self._inside:
+        for inside, _, of_instances in self._inside:
             if inside is environment:
-                of_instances = self._codec.catalog.toolpacks[toolpack].holds_instances
                 found = take_out(environment, of_instances=of_instances)
                 try:
                     yield
@@ -216,13 +214,6 @@ class Volumes:
             (volume.mount.failed for volume in self.bound.values() if volume.mount and volume.mount.failed), None
         )
 
-    @property
-    def _context(self) -> VolumeContext:
-        context = self._codec.volumes
-        if context is None:
-            raise SnapshotError("this process has no means to use volumes.")
-        return context
-
     def _add(
         self, changes: Changes, stored: Stored, volume: Volume, changed: Mapping[Any, int]
     ) -> tuple[str, ...] | None:
@@ -234,7 +225,7 @@ class Volumes:
         changes.blobs.update(sealed)
         changes.counts[stored.name] = len(changed)
         if self._conditions is not None:
-            find, context = self._conditions.find_in_piece, self._context
+            find, context = self._conditions.find_in_piece, codec.volumes
             changes.found.update({part: find(part, payload, context) for part, payload in payloads.items()})
         ids = {} if mount.chain.key is None else dict(zip(stored.parts, mount.chain.key[1:], strict=True))
         ids |= {part: blob_id for part, (blob_id, _) in sealed.items()}
@@ -271,7 +262,3 @@ def _mount(volume: Volume) -> Mount:
     if volume.mount is None:
         raise TypeError("a volume that nobody has given to a call")
     return volume.mount
-
-
-def _kind_name(volume: Volume) -> str:
-    return type(volume).__name__

@@ -13,7 +13,7 @@ from server.execution.failure import Failure
 from server.execution.runtime import SessionRuntime
 from server.execution.world import ExecutionContext, Snapshot
 
-CODEC = Codec(CATALOG, serving.KEY, 2**20)
+CODEC = Codec(CATALOG, serving.KEY, 2**20, serving.NO_VOLUMES)
 PACKS = ("ledger", "vault")
 RUNTIME = SessionRuntime(CATALOG.functions(PACKS), 30.0)
 
@@ -25,7 +25,7 @@ def snapshot(entries=(5,), *, live=False):
     written = {
         part: blob
         for toolpack, held in built.items()
-        for part, blob in CODEC.seal_all(CODEC.freeze_parts(toolpack, held)).items()
+        for part, blob in CODEC.seal_all(CODEC.freeze_parts(toolpack, held, contextlib.nullcontext())).items()
     }
     objects = {part: CODEC.decode(part, *blob) for part, blob in written.items()} if live else {}
     ids, blobs = ({part: blob[place] for part, blob in written.items()} for place in (0, 1))
@@ -109,7 +109,7 @@ def test_a_snapshot_that_can_not_be_used_refuses_the_call(function):
     with pytest.raises(StateDamagedError):
         refused(at)
     with pytest.raises(StateDamagedError):
-        refused(snapshot(), Codec(CATALOG, b"another key of sixteen", 2**20))
+        refused(snapshot(), Codec(CATALOG, b"another key of sixteen", 2**20, serving.NO_VOLUMES))
 
     class Missing(dict):
         def __missing__(self, part):

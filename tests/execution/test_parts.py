@@ -378,7 +378,7 @@ def test_the_objects_that_a_call_leaves_equal_their_bytes_whatever_was_put_toget
     edited = desk(move_pins)
     edited.function(read_only=True)(peek)
     catalog = Catalog({"desk": edited, "other": Toolpack("other", functions=[remember])})
-    codec = Codec(catalog, serving.KEY, 2**20)
+    codec = Codec(catalog, serving.KEY, 2**20, serving.NO_VOLUMES)
     parts = divide(desk(), Desk(notes=[Note(text="a")], pinned=[Note(text="p")]))
     blobs = {part: codec.encode(part, held) for part, held in parts.items()}
     assert len(blobs) == 4

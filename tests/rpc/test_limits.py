@@ -457,7 +457,7 @@ class Shops:
             self.built.append(name)
             return ledger.LedgerEnvironment(ledger={"anything": name})
 
-        codec = Codec(Catalog({"shop": Toolpack("shop", build, [ledger.add])}), serving.KEY, 2**20)
+        codec = Codec(Catalog({"shop": Toolpack("shop", build, [ledger.add])}), serving.KEY, 2**20, serving.NO_VOLUMES)
         build_one = partial(build_initial, ExecutionContext(codec, 2**20))
         built = InitialEnvironments(build_one, 0).get("shop", {"name": "a"})
         one = sum(ENTRY_BYTES + len(blob) for _, blob in built.values())
@@ -495,7 +495,7 @@ def test_two_that_build_the_same_initial_environment_at_once_share_one():
         at_once.wait(serving.PATIENCE)
         return ledger.LedgerEnvironment()
 
-    codec = Codec(Catalog({"shop": Toolpack("shop", build, [ledger.add])}), serving.KEY, 2**20)
+    codec = Codec(Catalog({"shop": Toolpack("shop", build, [ledger.add])}), serving.KEY, 2**20, serving.NO_VOLUMES)
     initial = InitialEnvironments(partial(build_initial, ExecutionContext(codec, 2**20)), 2**20)
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(lambda _: initial.get("shop", {}), range(2))

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 from pydantic import BaseModel
-from serving import CATALOG, open_store
+from serving import CATALOG, NO_VOLUMES, open_store
 
 from server import TaskEnvironment, Toolpack
 from server.execution import initial
@@ -95,7 +95,7 @@ def test_the_memory_of_orders_of_toolpacks_is_bounded(monkeypatch, make_bench):
 def test_the_same_initial_bytes_are_verified_once(monkeypatch):
     compared = []
     monkeypatch.setattr(initial, "difference", lambda *pair: compared.append(pair))
-    context = ExecutionContext(PlainCodec(CATALOG, 2**20), 2**20)
+    context = ExecutionContext(PlainCodec(CATALOG, 2**20, NO_VOLUMES), 2**20)
     first, second = (initial.build(context, "ledger", {}) for _ in range(2))
     assert first == second
     assert len(compared) == 1

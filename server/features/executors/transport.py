@@ -32,7 +32,6 @@ from server.features.api_runners import (
     is_piece,
     toolpack_of,
 )
-from server.features.api_volumes import Limits
 from server.features.executors.channel import Frame
 from server.features.executors.refusals import read_refusal, write_refusal
 from server.jsonio.strict import dumps, loads
@@ -228,8 +227,7 @@ def known_parts(snapshot: Snapshot, parts: Iterable[str]) -> dict[str, str]:
 
 def largest_piece(codec: PlainCodec) -> int:
     """Get how many bytes a piece may have: everything, and twice that is larger than any list of what is in it."""
-    limits = Limits() if codec.volumes is None else codec.volumes.limits
-    return 2 * limits.max_bytes + PIECE_BYTES
+    return 2 * codec.volumes.limits.max_bytes + PIECE_BYTES
 
 
 class AskedParts(dict[str, bytes]):

@@ -57,10 +57,8 @@ def part_entries(part: BaseModel, classes: ClassTable, max_bytes: int = MAX_BYTE
     return tuple(entries)
 
 
-def piece_entries(part: str, payload: bytes, context: VolumeContext | None) -> Entries | None:
+def piece_entries(part: str, payload: bytes, context: VolumeContext) -> Entries:
     """Get what a piece of a volume holds."""
-    if context is None:
-        return None
     if is_void(payload):
         return ()
     name, kind, slot = part.split(SEPARATOR)

@@ -72,7 +72,7 @@ class Pin(Conditions):
         return part_entries(environment, classes)
 
     @override
-    def find_in_piece(self, part: str, payload: bytes, context: VolumeContext | None) -> Entries | None:
+    def find_in_piece(self, part: str, payload: bytes, context: VolumeContext) -> Entries:
         return piece_entries(part, payload, context)
 
 
