@@ -9,6 +9,8 @@ import mmap
 import os
 import traceback
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 FILES = "The server can open no more files; nothing was changed. Send it again, or raise its limit of open files."
 MEMORY = "The server can get no more memory; nothing was changed. Send it again, or give it more."
@@ -48,15 +50,12 @@ def _cannot_open(error: BaseException) -> bool:
 
 
 def _can_open_files() -> bool:
-    opened: list[int] = []
     try:
-        for _ in range(_FILES):
-            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401 - closed below, if it fails
+        with ExitStack() as opened:
+            for _ in range(_FILES):
+                opened.enter_context(Path(os.devnull).open("rb", buffering=0))
     except OSError:
         return False
-    finally:
-        for each in opened:
-            os.close(each)
     return True
 
 

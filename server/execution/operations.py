@@ -18,7 +18,7 @@ from server.execution.failure import CallFailure, Failure
 from server.execution.initial import Built, build, parse
 from server.execution.plan import Plan
 from server.execution.runner import RunnerOperation
-from server.execution.views import Pointed, as_json, bound, reading, same_chain, thawed, view
+from server.execution.views import as_json, bound, reading, same_chain, thawed, view
 from server.execution.world import ExecutionContext, Snapshot
 from server.functions.leftovers import Watch
 from server.functions.steps import Steps, run_steps
@@ -143,18 +143,20 @@ class ViewWithoutVolumes(_JsonText):
 
 @dataclass(eq=False)
 class ViewVolume(_JsonText):
-    """Get the JSON of what a pointer leads to in a volume; no text if it leads to nothing."""
+    """Get the JSON of what a pointer leads to in a volume, or of a page of that; no text if it leads to nothing."""
 
     snapshot: Snapshot
-    wanted: Pointed
+    volume: str
+    within: Sequence[str]  # the steps of the pointer, behind the volume's own
+    after: str | None
+    limit: int | None
     name = "view-volume"
 
     @override
     def run(self, context: ExecutionContext) -> bytes:
-        name, steps, after, limit = self.wanted
         try:
             with reading(context.codec) as volumes:
-                return dumps(bound(self.snapshot, volumes)[name].at(steps, after, limit))
+                return dumps(bound(self.snapshot, volumes)[self.volume].at(self.within, self.after, self.limit))
         except LookupError:
             return b""
 

@@ -45,8 +45,7 @@ class RunnerOperation(Generic[T_co]):
     def fits(self, result: Any) -> bool:
         """Whether a result of the right shape can be its own; a process that isn't trusted may have made it.
 
-        Raises:
-            ValueError: It can't.
+        A `ValueError` says that it can't, too.
         """
         del result
         return True

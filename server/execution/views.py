@@ -3,9 +3,8 @@
 The rule: nothing of the session changes; its environments are thawed for this and then dropped.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from pydantic import BaseModel
 
@@ -16,15 +15,6 @@ from server.execution.world import Snapshot
 from server.jsonio.strict import Fragment, dumps
 from server.jsonio.view import to_json
 from server.volumes.volume import Volume, is_piece
-
-
-class Pointed(NamedTuple):
-    """What a reader wants of a volume: the rest of a pointer, and a page of what it leads to."""
-
-    name: str
-    steps: Sequence[str]
-    after: str | None = None
-    limit: int | None = None
 
 
 def thawed(codec: PlainCodec, snapshot: Snapshot, volumes: Volumes | None = None) -> dict[str, BaseModel]:

@@ -34,7 +34,6 @@ from server.execution.operations import (
     ViewWithoutVolumes,
 )
 from server.execution.parts import toolpack_of
-from server.execution.views import Pointed
 from server.execution.volumes import volume_pointers
 from server.execution.world import Snapshot
 from server.jsonio.strict import Fragment, dumps, loads
@@ -70,17 +69,12 @@ class SessionReader:
         clock: SessionClock,
         max_bytes: int | None = None,
     ) -> None:
-        self._max_bytes = max_bytes
+        self._context = context
         self._store = context.store
         self._runner = context.runner
-        self._catalog = context.catalog
         self._cache = cache
         self._clock = clock
-        self._identities = context.identities
-        self._views = context.session_views
-        self._check = context.check_session
-        self._records = context.records
-        self._paths = context.paths
+        self._max_bytes = max_bytes
         self._max_list_bytes = context.settings.max_list_bytes
 
     def get(self, session_id: str, owner: str | None) -> tuple[StoredSession, Head]:
@@ -101,7 +95,7 @@ class SessionReader:
             StateDamagedError: It isn't as it was created, or this server doesn't know everything about it.
         """
         session, head = self.get(session_id, owner)
-        self._check(session)
+        self._context.check_session(session)
         now = self._clock.now()
         if session.expires_at < now + session.ttl_seconds:
             session = replace(session, expires_at=expiry(session.ttl_seconds, now))
@@ -127,8 +121,8 @@ class SessionReader:
             SessionNotFoundError: No session has this key.
             StateDamagedError: The session isn't the one for which the key was made.
         """
-        others = self._identities.is_others(agent_key)
-        session_id = self._identities.opened(agent_key) if others else self._store.find_agent(agent_key)
+        others = self._context.identities.is_others(agent_key)
+        session_id = self._context.identities.opened(agent_key) if others else self._store.find_agent(agent_key)
         found = session_id and self._store.get(session_id)
         if not found:
             raise SessionNotFoundError
@@ -137,8 +131,8 @@ class SessionReader:
             raise StateDamagedError(
                 "The stored session isn't the one for which this agent path was made: restore a backup, or close it."
             )
-        self._check(session)
-        return session.id, session.owner, self._identities.name_of(session, agent_key) if others else AGENT
+        self._context.check_session(session)
+        return session.id, session.owner, self._context.identities.name_of(session, agent_key) if others else AGENT
 
     def describe(
         self, session_id: str, owner: str | None, *, version: int | None = None, as_created: bool = False
@@ -147,7 +141,7 @@ class SessionReader:
         session, head = self.find(session_id, owner)
         at = head.version if version is None else version
         called_at = session.created_at if as_created else None
-        return self._views.of(session, at, called_at=called_at)
+        return self._context.session_views.of(session, at, called_at=called_at)
 
     def list_sessions(
         self, query: SessionQuery, wanted: Sequence[Callable[[StoredSession], bool]] = ()
@@ -170,10 +164,10 @@ class SessionReader:
                         f"after: no session has the id {shown(page.after)!r}, or no longer: list the newest ones again."
                     ) from None
                 for session, version in found:
-                    if self._identities.fits(session) and all(each(session) for each in wanted):
+                    if self._context.identities.fits(session) and all(each(session) for each in wanted):
                         # Listing a session doesn't renew it: it was called last when its expiry was written.
                         called_at = session.expires_at - expiry(session.ttl_seconds, 0) + self._clock.uncounted
-                        yield self._views.of(session, version, called_at=called_at)
+                        yield self._context.session_views.of(session, version, called_at=called_at)
                 if len(found) < page.limit:
                     return
                 page = replace(page, after=found[-1][0].id)
@@ -222,7 +216,7 @@ class SessionReader:
             if pointer == path or pointer.startswith(f"{path}/"):
                 self._check_is_heavy()
                 steps = [jsonpointer.unescape(step) for step in pointer.removeprefix(path).split("/")[1:]]
-                found = self._runner.run(ViewVolume(snapshot, Pointed(name, steps, after, limit)))
+                found = self._runner.run(ViewVolume(snapshot, name, steps, after, limit))
                 if found:
                     return found
                 if after is None and limit is None:
@@ -268,14 +262,14 @@ class SessionReader:
             page = min(limit, RECORDS_AT_ONCE)
             found = self._store.records(session_id, after, page)
             for record in found:
-                yield self._records.read(session_id, record)[0]
+                yield self._context.records.read(session_id, record)[0]
                 after = record.index
             limit = limit - page if len(found) == page else 0
 
     def path(self, session_id: str, owner: str | None, after: int, limit: int) -> list[Fragment]:
         """Get the records after a place on the path of the current version, as many as fit into an answer."""
         session, head = self.find(session_id, owner)
-        lines = self._paths.lines(session, head.version, after + 1, limit)
+        lines = self._context.paths.lines(session, head.version, after + 1, limit)
         found = fitting(lines, lambda line: len(line[1]), self._max_list_bytes)
         return [
             Fragment(b'%b,"place":%d,"session_id":%b}' % (text[:-1], place, dumps(of)))
@@ -295,7 +289,7 @@ class SessionReader:
         return {
             "format": FORMAT,
             "toolpacks": [*toolpacks],
-            "fingerprints": {name: self._catalog.fingerprints[name] for name in toolpacks},
+            "fingerprints": {name: self._context.catalog.fingerprints[name] for name in toolpacks},
             "version": at,
             "snapshot": base64.b64encode(exported).decode(),
             "contents": contents,
