@@ -111,10 +111,16 @@ class Observation(NamedTuple):
     used_threads: bool
 
 
-# Each thread keeps its event loop: creating one takes longer than most functions run.
-_runners: dict[int, asyncio.Runner] = {}
-_executors: dict[int, LoopExecutor] = {}
-_loops: dict[int, CallLoop] = {}
+class _OwnLoop:
+    """The event loop that a thread keeps: creating one takes longer than most functions run."""
+
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner(loop_factory=CallLoop)
+        self.loop = cast("CallLoop", self.runner.get_loop())
+        self.executor: LoopExecutor | None = None
+
+
+_own_loops: dict[int, _OwnLoop] = {}  # by the numbers of their threads
 _main_keeps_loop = False
 
 
@@ -136,54 +142,52 @@ def keep_main_loop() -> None:
 
 def wake_loop(thread: int) -> None:
     """Make another thread's event loop, if it has one, run some Python code, where it can be interrupted."""
-    runner = _runners.get(thread)
-    if runner is not None:
+    own = _own_loops.get(thread)
+    if own is not None:
         with contextlib.suppress(RuntimeError):  # the loop has just been closed
-            runner.get_loop().call_soon_threadsafe(lambda: None)
+            own.loop.call_soon_threadsafe(lambda: None)
 
 
 def seen(thread: int) -> Observation:
     """Get what was seen of the coroutine that runs on a thread, or was the last there."""
-    loop, executor = _loops.get(thread), _executors.get(thread)
-    if loop is None:
+    own = _own_loops.get(thread)
+    if own is None:
         return Observation(waited=False, longest=0.0, used_threads=False)
-    return Observation(loop.turns.waited, loop.turns.longest, executor is not None and executor.used)
+    executor, turns = own.executor, own.loop.turns
+    return Observation(turns.waited, turns.longest, executor is not None and executor.used)
 
 
 def close_loop() -> None:
-    _loops.pop(threading.get_ident(), None)
-    _executors.pop(threading.get_ident(), None)
-    runner = _runners.pop(threading.get_ident(), None)
-    if runner is not None:
-        runner.close()
+    own = _own_loops.pop(threading.get_ident(), None)
+    if own is not None:
+        own.runner.close()
 
 
 def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     if not _main_keeps_loop and threading.current_thread() is threading.main_thread():
         return asyncio.run(coroutine)
-    runner = _runners.get(threading.get_ident())
-    if runner is None:
-        runner = _runners[threading.get_ident()] = asyncio.Runner(loop_factory=CallLoop)
-        _loops[threading.get_ident()] = cast("CallLoop", runner.get_loop())
-    executor = _executors.get(threading.get_ident())
+    own = _own_loops.get(threading.get_ident())
+    if own is None:
+        own = _own_loops[threading.get_ident()] = _OwnLoop()
+    runner, executor = own.runner, own.executor
     if executor is None:
-        executor = _executors[threading.get_ident()] = LoopExecutor()
-        runner.get_loop().set_default_executor(executor)
+        executor = own.executor = LoopExecutor()
+        own.loop.set_default_executor(executor)
     executor.used = False
-    _loops[threading.get_ident()].turns.begin()
+    own.loop.turns.begin()
     context = copy_context()
     context.run(of_call.set, coroutine)
     try:
         return runner.run(coroutine, context=context)
     finally:
         # Otherwise, tasks that the function left running would continue during another call.
-        leftovers = asyncio.all_tasks(runner.get_loop())
+        leftovers = asyncio.all_tasks(own.loop)
         for task in leftovers:  # before the event loop turns again, so that none of them takes another step
             task.cancel()
         if leftovers:
             runner.run(_wait_for(leftovers))
         if executor.unfinished:
-            del _executors[threading.get_ident()]
+            own.executor = None
             executor.abandon()
 
 
