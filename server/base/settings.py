@@ -79,13 +79,9 @@ class _FromEnvironment(BaseModel):
 
     def __init__(self, **given: Any) -> None:
         """Take what is given, then what the environment says, then the defaults."""
-        super().__init__(**{**self._in_environment(), **given})
-
-    @classmethod
-    def _in_environment(cls) -> dict[str, str]:
-        variables = cls.variables()
-        found = {variables.get(variable.upper()): value for variable, value in os.environ.items()}
-        return {name: value for name, value in found.items() if name is not None}
+        names = self.variables()
+        said = {names[name.upper()]: value for name, value in os.environ.items() if name.upper() in names}
+        super().__init__(**{**said, **given})
 
     @field_validator("*", mode="before")
     @classmethod

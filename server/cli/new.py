@@ -11,7 +11,6 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
 
 import click
 
@@ -23,16 +22,8 @@ PACKS, TESTS = "packs", "tests"
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-class Project(NamedTuple):
-    """What is written.
-
-    Attributes:
-        texts: The files, by path.
-        commands: What to try then.
-    """
-
-    texts: dict[Path, str]
-    commands: list[str]
+Project = tuple[dict[Path, str], list[str]]
+"""The texts of what is written, by path, and the commands to try then."""
 
 
 @click.command()
@@ -49,18 +40,18 @@ class Project(NamedTuple):
 def new(name: str, directory: Path, *, database: bool, package: bool) -> None:
     """Write a toolpack called NAME to start from, and a test that passes."""
     _check(name)
-    project = (_package if package else _module)(name, directory, database=database)
-    for path in project.texts:
+    texts, commands = (_package if package else _module)(name, directory, database=database)
+    for path in texts:
         if path.exists():
             raise click.ClickException(f"{path} exists already: choose another name, or another folder with --dir.")
-    for path, text in project.texts.items():
+    for path, text in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise click.ClickException(f"{path} can't be written: {error.strerror}.") from error
         echo(f"wrote {path}")
-    echo("Try:", *[f"  {command}" for command in project.commands])
+    echo("Try:", *[f"  {command}" for command in commands])
 
 
 def _module(name: str, directory: Path, *, database: bool) -> Project:
@@ -74,7 +65,7 @@ def _module(name: str, directory: Path, *, database: bool) -> Project:
         f"{needed}{here}python -m pytest --pack-dir {packs} {test_file}",
         f"{here}toolpack-server serve --pack-dir {packs}",
     ]
-    return Project({packs / f"{name}.py": toolpack, test_file: test}, commands)
+    return {packs / f"{name}.py": toolpack, test_file: test}, commands
 
 
 def _package(name: str, directory: Path, *, database: bool) -> Project:
@@ -102,7 +93,7 @@ def _package(name: str, directory: Path, *, database: bool) -> Project:
         folder / "src" / module / "__init__.py": toolpack,
         folder / TESTS / f"test_{name}.py": test + _filled("test_installed.py", **names),
     }
-    return Project(texts, commands(_folder_of_commands(), folder))
+    return texts, commands(_folder_of_commands(), folder)
 
 
 def _texts(name: str, module: str, *, database: bool) -> tuple[str, str, str]:

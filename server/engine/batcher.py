@@ -21,11 +21,9 @@ class Batcher(Generic[R]):
     """Requests of one sort.
 
     Args:
-        submit: Does an errand.
         work: Does requests, in a thread, and gets the answer to each, in their order. One whose answer is an exception
             is refused; all are, if it raises.
-        timeout_seconds: Its deadline.
-        known: What is known if that is missed, at the end of a sentence.
+        known: What is known if the deadline is missed, at the end of a sentence.
     """
 
     def __init__(

@@ -45,10 +45,7 @@ class Catalog:
             name: fingerprint([pack.environment_class], pack.state_types) for name, pack in self.toolpacks.items()
         }
         # Kept, as each new session asks. The order of toolpacks is the client's, so there are more than can be kept.
-        self.unclear = lru_cache(maxsize=CHOICES)(self._unclear)
-
-    def _unclear(self, names: tuple[str, ...]) -> str:
-        return ambiguous(self.toolpacks[name] for name in names)
+        self.unclear = lru_cache(maxsize=CHOICES)(lambda names: ambiguous(self.toolpacks[name] for name in names))
 
     def inventory(self) -> Inventory:
         entries = {

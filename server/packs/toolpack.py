@@ -98,7 +98,6 @@ class Toolpack:
         """Decorator: register a plain function and return it unchanged.
 
         Args:
-            function: The function.
             read_only: Promise that it leaves the environment unchanged; a call then adds no version to the session.
             timeout_seconds: Its deadline in seconds, instead of the server's default.
 
@@ -145,10 +144,6 @@ class Toolpack:
         return {}
 
     @property
-    def _from_options(self) -> str:
-        return " from these options" if self._options else ""
-
-    @property
     def factory(self) -> Any:
         """What builds the environment: its class, or the author's function."""
         return self._build if inspect.isfunction(self._build) and not self.holds_instances else self.source
@@ -175,16 +170,17 @@ class Toolpack:
                 raise InvalidParamsError(
                     f"The options of toolpack {self.name!r} don't fit: {problems(error)}."
                 ) from error
+        given = " from these options" if self._options else ""
         try:
             environment = self._build(**arguments)
         except ValidationError as error:
             hint = "" if self._options else ": give each field a default that fits, or build it in a factory"
             raise InvalidParamsError(
-                f"Toolpack {self.name!r} can't build its environment{self._from_options}: {problems(error)}{hint}."
+                f"Toolpack {self.name!r} can't build its environment{given}: {problems(error)}{hint}."
             ) from error
         except (Exception, SystemExit) as error:
             raise InvalidParamsError(
-                f"Toolpack {self.name!r} can't build its environment{self._from_options}: {error_text(error)}"
+                f"Toolpack {self.name!r} can't build its environment{given}: {error_text(error)}"
             ) from error
         if not isinstance(environment, self.environment_class):
             raise InvalidParamsError(

@@ -49,7 +49,11 @@ class App(Protocol):
         """
 
     async def call(self, caller: Caller, session_id: str, request: CallRequest) -> Outcome:
-        """Run a function in a session; the call is counted and logged."""
+        """Run a function in a session; the call is counted and logged.
+
+        Raises:
+            RequestError: It was refused, and nothing has changed.
+        """
 
     def document(self) -> Fragment:
         """Get the OpenRPC document."""

@@ -63,9 +63,7 @@ class AddressTool(Protocol):
     """What an address offers besides functions, for agents whose protocol has only functions.
 
     Attributes:
-        name: Its name; a function of this name is offered instead.
-        description: What it does.
-        parameters: Its arguments.
+        name: A function of this name is offered instead.
     """
 
     name: str

@@ -57,11 +57,7 @@ class NewSession(NamedTuple):
 
 
 def check_recipe(request: SessionRequest) -> None:
-    """Check that each of the options and environments belongs to a toolpack, which has only one of them.
-
-    Raises:
-        InvalidParamsError: It isn't so.
-    """
+    """Refuse, with an `InvalidParamsError`, what is given for no toolpack of the session, and both for one of them."""
     toolpacks = request.toolpacks or ()
     for given in [*request.options, *request.environment]:
         if given not in toolpacks:

@@ -119,11 +119,7 @@ class Identities:
         return self._hidden(key[DIGITS:], key[:DIGITS])
 
     def name_of(self, session: StoredSession, key: str) -> str:
-        """Get the name of another address than the agent's, whose key this is.
-
-        Raises:
-            SessionNotFoundError: It opens no address of the session.
-        """
+        """Get the name of another address than the agent's, whose key this is; or raise `SessionNotFoundError`."""
         others = {name: other for name, other in (self.keys(session) or {}).items() if name != AGENT}
         found = [name for name, other in others.items() if hmac.compare_digest(other, key)]
         if not found:
@@ -134,11 +130,7 @@ class Identities:
         return hmac.compare_digest(session.agent_key.encode(), self.agent_key(session).encode())
 
     def check(self, session: StoredSession) -> None:
-        """Check that a stored session is as it was created.
-
-        Raises:
-            StateDamagedError: It isn't.
-        """
+        """Check that a stored session is as it was created; a `StateDamagedError` says that it isn't."""
         if not self.fits(session):
             raise StateDamagedError(
                 "The stored session fails its keyed hash, because it was changed in the store, or created with another "

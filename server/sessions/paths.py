@@ -217,11 +217,7 @@ class Paths:
         return past
 
     def _before(self, point: ForkPoint) -> ForkPoint | None:
-        """Check that a fork's past is there, and get where the session that was forked was forked itself, if it was.
-
-        Raises:
-            StateDamagedError: It isn't there.
-        """
+        """Check that a fork's past is there, and get where the session that was forked was forked itself, if it was."""
         parent = self._store.ancestor(point.session_id)
         found = self._store.records(point.session_id, point.last - 1, 1) if point.last >= 0 else []
         if parent is None or (point.last >= 0 and [record.id for record in found] != [point.record]):

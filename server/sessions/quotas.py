@@ -58,11 +58,7 @@ class Quotas:
         self.check_owner(state.session.owner, more, at_least=at_least)
 
     def check_owner(self, owner: str, more: int, *, at_least: bool = False) -> None:
-        """Check that an owner may store more bytes, and count them unless it is checked again.
-
-        Raises:
-            TooLargeError: It may not.
-        """
+        """Check that an owner may store more bytes, and count them unless it is checked again; raises as above."""
         allowed = self._settings.max_owner_bytes
         count = self._count(owner, RECOUNT_SECONDS)
         if count.stored - count.counted > allowed * OWN_SHARE:

@@ -27,13 +27,7 @@ def seal(payload: bytes, fingerprint: str, key: bytes, place: str) -> bytes:
 
 
 def unseal(blob: bytes, fingerprint: str, key: bytes, place: str) -> bytes:
-    """Check the header and return the payload.
-
-    Args:
-        blob: What `seal` returned.
-        fingerprint: The fingerprint of the classes that are loaded.
-        key: The secret key.
-        place: The place that the blob must have been sealed for.
+    """Check that a blob was sealed for this place, by classes of this fingerprint, and return the payload.
 
     Raises:
         StateDamagedError: The hash is wrong: the bytes were damaged, sealed with another key or for another place. Or
@@ -68,12 +62,7 @@ def unseal(blob: bytes, fingerprint: str, key: bytes, place: str) -> bytes:
 
 
 class KeyedHash:
-    """Keyed hashes for one purpose; those for different purposes have nothing in common.
-
-    Args:
-        key: The secret key.
-        purpose: What is hashed.
-    """
+    """Keyed hashes for one purpose; those for different purposes have nothing in common."""
 
     def __init__(self, key: bytes, purpose: str) -> None:
         # Copied for every hash: setting the key up takes longer than hashing a short text.

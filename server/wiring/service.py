@@ -286,11 +286,6 @@ class Service:
         return Caller(owner, session_id, address=name)
 
     async def request(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
-        """Send a request as a client does, or whoever has an address, and get its result.
-
-        Raises:
-            ReplyError: It was refused.
-        """
         body = dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
         rpc = self.rpc if caller.session_id is None else self.agents
         reply = loads(await rpc.answer(caller, body) or b"null")
@@ -299,11 +294,6 @@ class Service:
         return reply["result"]
 
     async def call(self, caller: Caller, session_id: str, request: CallRequest) -> Outcome:
-        """Run a function in a session; the call is counted and logged.
-
-        Raises:
-            RequestError: It was refused, and nothing has changed.
-        """
         if caller.session_id is not None:
             request = request._replace(by=caller.address)
         began = time.perf_counter()
