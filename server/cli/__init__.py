@@ -127,6 +127,10 @@ def main() -> None:
     except ToolpackServerError as error:
         echo(f"toolpack-server: {error}", err=True)
         sys.exit(1)
+    except OSError as error:  # of a file that the user has named, or of what is printed
+        place = f"{error.filename}: " if error.filename else ""
+        echo(f"toolpack-server: {place}{error.strerror or error}.", err=True)
+        sys.exit(1)
     finally:
         try:
             sys.stderr.flush()

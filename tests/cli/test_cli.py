@@ -409,6 +409,17 @@ def test_a_start_that_fails_says_one_sentence_and_nothing_else(tmp_path, prepare
     assert said in line
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")
+@pytest.mark.parametrize("words", [["list", *FIXTURES], ["token", "ann"], ["call", *FIXTURES, "add", "amount=1"]])
+def test_what_cant_be_written_is_one_sentence(words):
+    with Path("/dev/full").open("w") as full:
+        command, environment = server_process.command(*words), server_process.environment()
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == "toolpack-server: No space left on device."
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_command_of_a_package_that_is_not_installed_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("server.cli.entry_points", lambda **_: ())
     for name, package in elsewhere().items():

@@ -79,13 +79,14 @@ def verify(
                 "run the sessions with this one by --other-code."
             )
         found, page = asyncio.run(_verified(Service(settings, catalog), receipt, with_page=html is not None))
-    if html is not None and page is not None:
-        html.write(page)
-    if as_json:
-        said = {"key": receipt.key, "made": receipt.times.made, "other_code": others}
-        echo(canonical({**said, "equal": not any(map(_differs, found)), "sessions": found}).decode())
-    else:
-        echo(*_text(receipt, others, found, has_key=key is not None))
+        if html is not None and page is not None:
+            html.write(page)
+            html.flush()
+        if as_json:
+            said = {"key": receipt.key, "made": receipt.times.made, "other_code": others}
+            echo(canonical({**said, "equal": not any(map(_differs, found)), "sessions": found}).decode())
+        else:
+            echo(*_text(receipt, others, found, has_key=key is not None))
     if any(map(_differs, found)):
         sys.exit(1)
 
@@ -99,6 +100,8 @@ def _refusing() -> Iterator[None]:
         raise Refused(error.format_message()) from None
     except ToolpackServerError as error:
         raise Refused(str(error)) from None
+    except OSError as error:
+        raise Refused(f"{error.strerror or error}.") from None
 
 
 def _settings(pack_dir: tuple[Path, ...], packs: str | None, *, sandbox: bool) -> Settings:

@@ -24,6 +24,7 @@ from server.features.replay.bundle_format import read_line, sealed, unpack
 from server.wiring.service import Service
 
 LIMIT = 100_000
+MOST_BYTES = 2**28  # of a bundle: `session bundle` takes no longer answer from any server
 HEAD_BYTES = 2**26  # more than a request may have
 LOOK_SECONDS = 0.3  # between looks at how far a replay is
 
@@ -39,8 +40,7 @@ def replay(target: str, limit: int, **where: Any) -> None:
     FILE is a bundle: without --url it is run here, in memory. SESSION may be the beginning of an id. The exit status is
     1 if there is a difference.
     """
-    path = Path(target)
-    content = path.read_bytes() if path.is_file() else None
+    content = _content(Path(target))
 
     async def run(send: Send) -> None:
         if content is not None:
@@ -76,6 +76,17 @@ def bundle(session: str, ends: bool, **where: Any) -> None:
         sys.stdout.buffer.write(base64.b64decode(exported["bundle"]))
 
     look_at(write, **where)
+
+
+def _content(path: Path) -> bytes | None:
+    """Get what is in a file; None if there is none."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise click.ClickException(f"{path} has more than {MOST_BYTES} bytes, which no bundle has.")
+    return content
 
 
 def _head(bundle: bytes) -> tuple[Mapping[str, str], int]:

@@ -143,13 +143,8 @@ async def _evaluate(
                     left_out += 1
                     continue
                 verdict = {**summary["verdict"], **{name: summary[name] for name in _OF_SESSION & summary.keys()}}
-                try:
-                    if file is not None:
-                        line = await _line(send, verdict, whose, form)
-                        file.write("" if line is None else printable(json.dumps(line, ensure_ascii=False)) + "\n")
-                        without += line is None
-                except click.ClickException as error:
-                    verdict.update({"problem": error.format_message(), **verdict, "valid": False})
+                if file is not None:
+                    without += not await _write(file, send, verdict, whose, form)
                 if page is not None:
                     await page.add({**summary, "verdict": verdict})
                 for addition in additions:
@@ -200,6 +195,17 @@ def _tell_asides(forks: int, left_out: int, invalid: Sequence[Mapping[str, Any]]
 
 async def _losses(send: Send, verdict: dict[str, Any]) -> Losses:
     return losses(await whole_trace(send, verdict["session_id"], path=True))
+
+
+async def _write(file: IO[str], send: Send, verdict: dict[str, Any], whose: str, form: str) -> bool:
+    """Write a session's trajectory, and say whether it has this participant; one that can't be had is invalid."""
+    try:
+        line = await _line(send, verdict, whose, form)
+    except click.ClickException as error:
+        verdict.update({"problem": error.format_message(), **verdict, "valid": False})
+        return True
+    file.write("" if line is None else printable(json.dumps(line, ensure_ascii=False)) + "\n")
+    return line is not None
 
 
 async def _line(send: Send, verdict: dict[str, Any], whose: str, form: str) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -107,6 +108,13 @@ def test_a_program_gets_json_and_people_get_a_page(made, tmp_path):
     assert [each["verdict"]["passed"] for each in found["sessions"]] == [True, False, True, False]
     said = f"when they were run again, of the receipt that was signed with key {found['key']}."
     assert f"4 of 4 sessions came out equal {said}" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")
+def test_a_page_that_has_no_room_is_no_difference(made):
+    ended = run_here("verify", *PACKS, "--no-sandbox", "--html", "/dev/full", made.file)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "toolpack-server: No space left on device.\n"
 
 
 def test_the_key_is_made_once_and_only_its_user_can_read_it(made, tmp_path):

@@ -99,6 +99,15 @@ def test_a_bundle_that_unpacks_to_too_much_is_refused_in_one_sentence(world, tmp
     assert "has more than 16777216 bytes" in line
 
 
+def test_a_file_that_is_larger_than_any_bundle_is_refused_in_one_sentence(tmp_path):
+    """It would be copied several times; at 4 GB the process broke down."""
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(2**28 + 1)
+    ended = run_here("replay", *FIXTURES, str(tmp_path / "large"))
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"toolpack-server: {tmp_path}/large has more than 268435456 bytes, which no bundle has.\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

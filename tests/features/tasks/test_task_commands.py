@@ -7,7 +7,7 @@ import sys
 import http_endpoint
 import pytest
 import serving
-from command_line import invoke
+from command_line import invoke, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import PACKS
@@ -197,6 +197,15 @@ def test_evaluate_prints_rates_and_lists_apart_what_could_not_be_evaluated(endpo
     assert "chores/raises" not in done.stdout
     invalid = f"1 of 7 rollouts are invalid, and count nowhere:\n  {failing} (chores/raises): evaluator: The evaluator"
     assert invalid in done.stderr
+
+
+def test_a_file_that_cant_be_written_makes_no_rollout_invalid(endpoint, rollouts):
+    label, _, _ = rollouts
+    done = run_here(
+        "evaluate", "--url", endpoint.http.base_url, "--label", label, "--trajectories", "/dev/null/trajectories"
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "toolpack-server: Could not open file '/dev/null/trajectories': Not a directory\n"
 
 
 def test_evaluate_writes_trajectories(endpoint, rollouts, tmp_path):
