@@ -43,10 +43,8 @@ class Waiting:
         self._settled = settled
         self._pace = pace
         self._loops: dict[str, SharedLoop] = {}
-        self._waiting: dict[Job, SharedLoop] = {}
-        self._entries: dict[Job, list[Any]] = {}  # of those that wait, in `_deadlines`
-        self._ending: dict[Job, SharedLoop] = {}  # answered already
-        self._cancel_at: dict[Job, float] = {}
+        self._waiting: dict[Job, tuple[SharedLoop, list[Any]]] = {}  # with their entries in `_deadlines`
+        self._ending: dict[Job, tuple[SharedLoop, float]] = {}  # answered already, with when to cancel them again
         self._deadlines: list[list[Any]] = []  # a heap: the time, a number, and the job, unless it has ended
         self._numbers = itertools.count()
 
@@ -76,8 +74,8 @@ class Waiting:
 
         job.awaiting = None
         job.call = SharedCall(awaiting.coroutine, done, job.context)
-        self._waiting[job] = loop
-        entry = self._entries[job] = [job.deadline, next(self._numbers), job]
+        entry = [job.deadline, next(self._numbers), job]
+        self._waiting[job] = loop, entry
         heapq.heappush(self._deadlines, entry)
         try:
             loop.begin(job.call)
@@ -86,11 +84,11 @@ class Waiting:
 
     def take(self, job: Job) -> bool:
         """Take a job out to go on with it; get False if it was answered meanwhile, and has ended now."""
-        if self._waiting.pop(job, None) is None:
+        found = self._waiting.pop(job, None)
+        if found is None:
             self._ending.pop(job, None)
-            self._cancel_at.pop(job, None)
             return False
-        self._entries.pop(job)[2] = None
+        found[1][2] = None
         if job.deadline is not None:
             job.deadline += time.monotonic() - job.settled_at
         return True
@@ -116,17 +114,15 @@ class Waiting:
             # Not once its coroutine has returned: what that has left may swallow its cancellation, and never end.
             ended = job.call is None or job.call.ended
             if job in self._waiting and not ended and job.is_over(now):
-                self._ending[job] = self._waiting.pop(job)
-                self._entries.pop(job)
-                self._cancel_at[job] = now
+                self._ending[job] = self._waiting.pop(job)[0], now
                 taken.append(job)
-        for job, at in self._cancel_at.items():
+        for job, (loop, at) in self._ending.items():
             if at <= now:
-                self._cancel_at[job] = now + AGAIN_SECONDS
+                self._ending[job] = loop, now + AGAIN_SECONDS
                 call = job.call
                 if call is not None:
                     call.cancelled = True  # at once: the loop may be kept by its step
-                    self._ending[job].call_soon_threadsafe(call.cancel)
+                    loop.call_soon_threadsafe(call.cancel)
         return taken
 
     # Called by the watcher, without the lock
