@@ -38,11 +38,11 @@ def secret_key(settings: Settings) -> bytes:
     try:
         with contextlib.suppress(FileNotFoundError):
             return _read(path)
+    except NotADirectoryError as error:
+        raise SettingsError(
+            f"The data directory {settings.data_dir} is not a folder: choose another --data-dir."
+        ) from error
     except OSError as error:
-        if isinstance(error, NotADirectoryError):
-            raise SettingsError(
-                f"The data directory {settings.data_dir} is not a folder: choose another --data-dir."
-            ) from error
         raise SettingsError(
             f"The key {path} can't be read: {error.strerror}. Let the server's user read it; with another key, stored "
             "sessions can't be read."

@@ -56,6 +56,10 @@ class _Kind:
     held: int = CALL_BYTES  # how many bytes its calls have held lately while they waited
 
 
+_UNKNOWN = _Kind()
+"""A kind of which nothing was seen; nobody changes it."""
+
+
 @dataclass(slots=True)
 class _Function:
     """What is known of an async function; it has a loop of its own for its calls once some of them were seen."""
@@ -72,13 +76,11 @@ class Pace:
         self.share_interpreter(computing=False)
 
     def is_quick(self, kind: str) -> bool:
-        seen = self._kinds.get(kind)
-        return seen is not None and seen.quick_runs >= QUICK_RUNS
+        return self._kinds.get(kind, _UNKNOWN).quick_runs >= QUICK_RUNS
 
     def waits(self, kind: str) -> bool:
         """Whether a kind is known to wait."""
-        seen = self._kinds.get(kind)
-        return seen is not None and bool(seen.waits)
+        return bool(self._kinds.get(kind, _UNKNOWN).waits)
 
     def may_start(self, kind: str) -> bool:
         """Whether a slow job may start without a turn to compute: its kind waits, or that must be found out."""
@@ -126,13 +128,12 @@ class Pace:
 
     def awaits(self, kind: str) -> bool:
         """Whether calls of a kind wait on a shared loop, as far as is known."""
-        seen = self._kinds.get(kind)
-        return seen is not None and seen.awaits
+        return self._kinds.get(kind, _UNKNOWN).awaits
 
     def is_tried(self, kind: str) -> bool:
         """Whether it is being found out if calls of a kind may share a loop."""
-        seen = self._kinds.get(kind)
-        return seen is not None and bool(seen.function) and self._functions[seen.function].shares is None
+        function = self._kinds.get(kind, _UNKNOWN).function
+        return bool(function) and self._functions[function].shares is None
 
     def function(self, kind: str) -> str:
         """Get the async function that a call of a kind has awaited last."""

@@ -130,7 +130,7 @@ class _Walk:
         state_types = [cls for cls in state_types if cls not in PLAIN_TYPES]
         self.classes.update(dict.fromkeys(state_types))  # even if `_is_state` would refuse them
         for root in (*roots, *state_types):
-            self._visit(root, None)
+            self._visit(root)
         self._modules = {cls.__module__ for cls in self.classes if not is_foreign(cls)}
         self.add_subclasses(only_own_modules=True)
 
@@ -145,11 +145,11 @@ class _Walk:
             for subclass in _subclasses(cls):
                 if only_own_modules and not (subclass.__module__ in self._modules and _is_importable(subclass)):
                     continue
-                self._visit(subclass, None)
+                self._visit(subclass)
             pending += list(self.classes)[known:]
 
-    def _visit(self, annotation: Any, owner: type | None) -> None:
-        pending = [(annotation, owner)]
+    def _visit(self, root: Any) -> None:
+        pending: list[tuple[Any, type | None]] = [(root, None)]  # annotations, each with the class whose it is
         while pending:
             annotation, owner = pending.pop()
             if isinstance(annotation, (str, ForwardRef)):
