@@ -24,7 +24,7 @@ ANSWER_SECONDS = 5  # for one request
 GIVE_UP_SECONDS = 5  # after which none is sent again
 AT_ONCE = 8  # requests
 LISTED_AT_ONCE = 1000
-MARKER = "swept"  # the object whose age says when the others were looked through
+MARKER = "swept"  # the object that shows where a store's blobs are; its age says when they were looked through
 
 
 class Bucket:
@@ -66,16 +66,27 @@ class Bucket:
             ) from None
         self._threads = ThreadPoolExecutor(AT_ONCE, "blobs")
 
-    def check(self) -> None:
-        """Write an object, and delete it.
+    def check(self, *, new: bool) -> None:
+        """Write an object, and delete it; and look whether this is where the store's blobs are.
+
+        Args:
+            new: No store has the name yet: what shows that its blobs are here is written.
 
         Raises:
-            SettingsError: That isn't possible.
+            SettingsError: That isn't possible, or this is another place.
         """
-        name = f"{self._name}/check"
+        name, marker = f"{self._name}/check", f"{self._name}/{MARKER}"
         try:
             obstore.put(self._store, name, b"check", use_multipart=False)
             obstore.delete(self._store, name)
+            if new:
+                obstore.put(self._store, marker, b"", use_multipart=False)
+            obstore.head(self._store, marker)
+        except (NotFoundError, FileNotFoundError):
+            raise SettingsError(
+                f"This store's blobs aren't where TOOLPACK_BLOBS_URL says: there is no {marker}. Name the place where "
+                "they are, or bring that folder back."
+            ) from None
         except (BaseError, OSError) as error:
             raise SettingsError(f"Blobs can't be kept where TOOLPACK_BLOBS_URL says: {_first_line(error)}.") from None
 

@@ -48,8 +48,13 @@ def opened(inner: SessionStore, url: str, from_bytes: int) -> "OutsideBlobs":
     """Keep the large blobs of a store elsewhere; raises `SettingsError` if that isn't possible."""
     if not hasattr(inner, "outside_name"):
         raise SettingsError("TOOLPACK_BLOBS_URL: this store can't keep blobs outside: unset it, or use another store.")
-    objects = Bucket(url, inner.outside_name(secrets.token_hex(8)))
-    objects.check()
+    name = inner.outside_name("")
+    if not name:
+        new = secrets.token_hex(8)
+        Bucket(url, new).check(new=True)  # before the store has the name, so each name has its place
+        name = inner.outside_name(new)
+    objects = Bucket(url, name)
+    objects.check(new=False)
     return OutsideBlobs(inner, objects, from_bytes)
 
 

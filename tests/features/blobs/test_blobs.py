@@ -236,6 +236,21 @@ def test_without_its_setting_a_store_with_blobs_outside_is_refused(tmp_path):
         outside(open_store(url), plain)
 
 
+def test_a_place_without_the_stores_blobs_is_refused_and_nothing_is_written_to_it(tmp_path):
+    """It would take new blobs, and call all others lost: a folder that isn't mounted, or another bucket."""
+    url, place = f"sqlite:///{tmp_path}/s.db", tmp_path / "blobs"
+    with contextlib.closing(opened(open_store(url), f"file://{place}", LARGE)) as store:
+        name = store.outside_name("")
+    place.rename(tmp_path / "away")
+    with contextlib.closing(open_store(url)) as inner:
+        with pytest.raises(SettingsError, match=rf"aren't where TOOLPACK_BLOBS_URL says: there is no {name}/swept\."):
+            opened(inner, f"file://{place}", LARGE)
+        assert [each for each in place.rglob("*") if each.is_file()] == []
+        shutil.rmtree(place)
+        (tmp_path / "away").rename(place)
+        opened(inner, f"file://{place}", LARGE).close()
+
+
 @pytest.mark.parametrize(
     "wrong", ["x", "file://relative", "http://host/x?k=hidden", "s3://", "az://x?k=hidden", "file:///dev/null/x"]
 )
