@@ -4,16 +4,14 @@ The rule: a commit that was refused, or whose outcome isn't known, makes the ses
 that was built upon it is committed or acknowledged.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
 from server.base.errors import OverloadedError
+from server.base.logger import log
 from server.base.settings import Settings
 from server.engine.state import CLOSED, SessionState
 from server.stores.base import Commit, SessionStore
-
-log = logging.getLogger("toolpack_server")
 
 TRIM_EVERY = 64  # records: to look for old versions costs a query
 

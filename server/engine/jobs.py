@@ -5,7 +5,6 @@ therefore no longer change an answer.
 """
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,11 +24,10 @@ from server.base.errors import (
     StateDamagedError,
     without_frames,
 )
+from server.base.logger import log
 from server.engine.state import Effect, SessionState
 from server.functions.shared_loop import SharedCall
 from server.functions.steps import Awaiting, Steps
-
-log = logging.getLogger("toolpack_server")
 
 NOTHING_CHANGED = "nothing has changed"
 

@@ -6,7 +6,6 @@ worker adds to its heartbeat in the store, and whoever waits for its lease watch
 a supervisor has seen a worker end, another worker says so in the store, and nobody waits.
 """
 
-import logging
 import secrets
 import threading
 import time
@@ -15,11 +14,10 @@ from contextlib import suppress
 from typing import cast
 
 from server.base.errors import OverloadedError
+from server.base.logger import log
 from server.engine.jobs import Job
 from server.engine.state import CLOSED, SessionState
 from server.stores.base import Head, Lease, SessionStore, SharedStore
-
-log = logging.getLogger("toolpack_server")
 
 HEARTBEAT_SECONDS = 1.0
 DEAD_SECONDS = 5.0

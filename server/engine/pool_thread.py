@@ -3,17 +3,15 @@
 The rule: it knows its own job and nothing of the other threads; what it should do comes from `threads.py`.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 
 from server.base.errors import Interrupted
+from server.base.logger import log
 from server.engine.interruption import Interruptible
 from server.engine.jobs import Job
 from server.functions.coroutines import Observation, close_loop, seen
-
-log = logging.getLogger("toolpack_server")
 
 # Of a period on the processor: even a function that computes gets little while calls take turns with it.
 COMPUTES = 0.01

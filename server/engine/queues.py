@@ -11,7 +11,6 @@ The rule: queues change under the lock of the threads alone, which is held brief
 """
 
 import asyncio
-import logging
 import threading
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from typing import Any
 
 from server.base.cache import BoundedCache
 from server.base.errors import InternalError, MissingBlobError, OverloadedError, RequestError, SessionNotFoundError
+from server.base.logger import log
 from server.base.settings import Settings
 from server.engine.commits import Committer, Measure
 from server.engine.jobs import Errand, Job, Operation
@@ -32,8 +32,6 @@ from server.engine.threads import Threads
 from server.functions.leftovers import resumed, suspended
 from server.functions.steps import Settled, Steps, settle
 from server.stores.base import Commit, Head, SessionStore
-
-log = logging.getLogger("toolpack_server")
 
 POLL_SECONDS = 0.005  # how soon a lease is asked for again; less often for operations that have waited long
 SLOW_POLL_SECONDS = 0.02

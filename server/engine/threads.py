@@ -12,13 +12,13 @@ called exactly once, briefly and under this module's lock. A thread whose job ha
 """
 
 import asyncio
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
+from server.base.logger import log
 from server.base.settings import Settings
 from server.engine.jobs import Job, deliver
 from server.engine.lanes import Backlog, Lanes
@@ -28,8 +28,6 @@ from server.engine.pool_thread import SECOND_LOOK, PoolThread
 from server.engine.waiting import Waiting
 from server.functions.coroutines import seen
 from server.functions.leftovers import leftover_threads
-
-log = logging.getLogger("toolpack_server")
 
 TICK_SECONDS = LOOK_SECONDS
 QUIET_TICKS = 200

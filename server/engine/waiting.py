@@ -24,12 +24,11 @@ from collections.abc import Callable
 from typing import Any
 
 from server.base.errors import Interrupted
+from server.base.logger import log
 from server.engine.interruption import raise_in
 from server.engine.jobs import Job
 from server.engine.pace import LOOK_SECONDS, Pace
 from server.functions.shared_loop import SharedCall, SharedLoop
-
-log = logging.getLogger("toolpack_server")
 
 BLOCKED_LOOKS = 40  # of the watcher at one step, until the step counts as one that blocks
 COMPUTED_SECONDS = 0.03  # of the processor in one step, until it counts as one that computes

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
+from server.base.logger import log
 from server.base.terminal import printable
 from server.base.times import timestamp
 from server.jsonio.strict import Fragment, dumps
@@ -28,8 +29,6 @@ Style = Literal["auto", "full", "json", "text", "off"]
 
 SHOWN_ID_CHARACTERS = 8
 _SECRET_ID = re.compile(r"[0-9a-f]{32,}")
-
-log = logging.getLogger("toolpack_server")
 
 
 def configure_logging(style: Style, level: str) -> None:

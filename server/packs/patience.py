@@ -7,7 +7,6 @@ swallows every exception, can't be interrupted.
 """
 
 import contextlib
-import logging
 import signal
 import threading
 import time
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-log = logging.getLogger("toolpack_server")
+from server.base.logger import log
 
 MORE_PATIENCE = 6  # times as long for an import of a library
 COMPUTES = 0.01  # the share of the time on a processor from which on code doesn't just wait

@@ -9,7 +9,6 @@ connections get a moment in which a request that is on its way may arrive.
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
 import time
@@ -19,12 +18,11 @@ from types import FrameType
 from starlette.types import ASGIApp
 
 from server.base.forked import in_forked, let_go
+from server.base.logger import log
 from server.processes.child import handle_stop
 from server.processes.pipe import SupervisorPipe
 from server.web.endpoints import Gateway
 from server.web.http_server import HttpServer
-
-log = logging.getLogger("toolpack_server")
 
 LINGER_SECONDS = 0.5  # for requests that are on their way, and for responses that are being sent
 CANCEL_SECONDS = 0.2  # for the answers to cancelled requests

@@ -6,7 +6,6 @@ Whatever goes wrong with one worker, the others go on, and the next attempt to r
 """
 
 import gc
-import logging
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 
 from server.base.errors import StartError
+from server.base.logger import log
 from server.base.secret_key import secret_key
 from server.base.settings import Settings
 from server.packs.inventory import Inventory
@@ -26,8 +26,6 @@ from server.processes.pipe import ENDED, FAILED, HOLDER, HURRY, RETIRE, SERVING,
 from server.processes.worker import OUTDATED, START_FAILED, supervised_worker
 from server.wiring.installed import load_features
 from server.wiring.service import create_metrics
-
-log = logging.getLogger("toolpack_server")
 
 HANG_SECONDS = 5.0
 LOADING_SECONDS = 30.0  # until a worker serves: what is imported may hold the interpreter

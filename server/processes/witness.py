@@ -6,7 +6,6 @@ server's children are its workers.
 """
 
 import contextlib
-import logging
 import mmap
 import os
 import select
@@ -15,10 +14,9 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from server.base.logger import log
 from server.base.settings import Settings
 from server.observability.log import configure_logging
-
-log = logging.getLogger("toolpack_server")
 
 STANDARD_ERROR = 2
 _MEMORY = Path("/proc/vmstat")

@@ -8,7 +8,6 @@ from one that has run no toolpack code, and loads the toolpacks itself.
 import contextlib
 import ctypes
 import gc
-import logging
 import os
 import resource
 import signal
@@ -16,6 +15,7 @@ import socket
 from multiprocessing.connection import Connection
 
 from server.base.errors import StartError
+from server.base.logger import log
 from server.base.settings import Settings
 from server.observability.metrics import Metrics
 from server.packs.inventory import Inventory
@@ -26,8 +26,6 @@ from server.processes.draining import DrainingServer
 from server.processes.pipe import SupervisorPipe
 from server.web.app import create_app
 from server.wiring.service import Service
-
-log = logging.getLogger("toolpack_server")
 
 ARENAS_VARIABLE = "MALLOC_ARENA_MAX"
 _M_ARENA_MAX = -8  # of malloc.h

@@ -4,14 +4,12 @@ The rule: no other module knows a code. The five codes of the JSON-RPC 2.0 speci
 and a sentence in `data.detail`; ours have a sentence as their message.
 """
 
-import logging
 from typing import Any
 
 from server.base import errors
+from server.base.logger import log
 from server.execution.failure import CallFailure, Failure
 from server.jsonio.strict import dumps
-
-log = logging.getLogger("toolpack_server")
 
 ERROR_PARSE_ERROR = -32700
 ERROR_INVALID_REQUEST = -32600

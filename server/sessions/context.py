@@ -3,13 +3,13 @@
 The rule: made once, when the server starts, and never changed afterwards.
 """
 
-import logging
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 from server.base.doing import doing
 from server.base.errors import ClassesChangedError, StateDamagedError, shown
+from server.base.logger import log
 from server.base.settings import Settings
 from server.engine.state import SessionState
 from server.execution.codec import Codec
@@ -36,7 +36,6 @@ from server.stores.base import SessionStore, StoredSession
 
 T = TypeVar("T")
 
-log = logging.getLogger("toolpack_server")
 
 INITIAL_BYTES = 64 * 2**20
 RUNTIMES = 256

@@ -6,7 +6,6 @@ parsed.
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Protocol, Self
@@ -15,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
 from server.base.errors import HttpRefusedError, InternalError, RequestError
+from server.base.logger import log
 from server.base.settings import PREFIX
 from server.observability.request_ids import request_id
 from server.rpc.caller import Caller
@@ -27,8 +27,6 @@ from server.web.connections import Connections
 from server.web.faults import LoopFaults
 from server.web.refusals import PIECE_BYTES, refusal, refuse, refused, send_response
 from server.wiring.service import Service
-
-log = logging.getLogger("toolpack_server")
 
 CUT_OFF = (
     "The server stopped before the request had ended; it may have changed something. Send it again, with its call_id."

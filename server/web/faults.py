@@ -5,11 +5,10 @@ The rule: that the system has run out of something is logged once a minute; any 
 
 import asyncio
 import errno
-import logging
 import time
 from typing import Any
 
-log = logging.getLogger("toolpack_server")
+from server.base.logger import log
 
 REPEAT_SECONDS = 60.0
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
