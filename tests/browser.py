@@ -24,7 +24,15 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-u
 FLAGS += ("--disable-extensions", "--disable-background-networking", "--disable-component-update", "--no-first-run")
 # One process shows all pages, which are ours: the start of one for each, and of one to spare, takes most of the time.
 FLAGS += ("--disable-site-isolation-trials", "--renderer-process-limit=1")
-FLAGS += ("--disable-features=SpareRendererForSitePerProcess",)
+UNUSED = (
+    "SpareRendererForSitePerProcess",
+    "BackForwardCache",
+    "MediaRouter",
+    "OptimizationHints",
+    "Prerender2",
+    "Translate",
+)
+FLAGS += ("--in-process-gpu", f"--disable-features={','.join(UNUSED)}")
 # In every page, before its own scripts: notes what mustn't happen, and keeps what is copied.
 WATCH = """
 window.ran = 0; window.violations = []; window.problems = []; window.copied = null;

@@ -3,9 +3,13 @@
 The rule: the files hold no data, so they need no token. Whatever the page shows it asks for at `/rpc`, as any client
 does; what it has to know of the kinds of records and of features' views are files too, `kinds.json` and `views.json`. A
 file is found by its exact name among those that were read or made at the start, so no request reaches the disk.
+
+The page names its scripts and styles in a folder that doesn't exist, whose name is the digest of all files: browsers
+keep what is in it, as another server has another folder, and needn't ask for fifty modules again for each new page.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files as files_of
@@ -39,8 +43,11 @@ HEADERS = {
     "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # a browser asks again, with the ETag: an update of the server is seen at once
 }
+ASKED_AGAIN = "no-cache"  # with the ETag: an update of the server is seen at once
+KEPT = "max-age=31536000, immutable"
+FOLDER_OF_FILES = re.compile(r"^[0-9a-f]{24}/")
+REFERENCE = re.compile(rb' (src|href)="(?=[\w.]+")')  # in the page; the name of a file follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +95,18 @@ def console_routes(gate: TokenGate, files: Mapping[str, File]) -> list[Route]:
             raise HTTPException(405, headers={"allow": "POST"})
         return await to_console(request)
 
+    digest = _tag(b"".join(name.encode() + files[name].etag.encode() for name in sorted(files)))
+    page = files["index.html"]
+    files = {**files, "index.html": _file("index.html", REFERENCE.sub(rb' \1="%s/' % digest.encode(), page.content))}
+
     async def console(request: Request) -> Response:
         gate.check_origin(dict(request.scope["headers"]))
-        file = files.get(request.path_params["name"] or "index.html")
+        path = request.path_params["name"]
+        file = files.get(FOLDER_OF_FILES.sub("", path) or "index.html")
         if file is None:
             raise HTTPException(404)
-        answered = HEADERS | {"etag": file.etag}
+        # While servers are replaced by others, one is asked for files of another: it gives its own, not to be kept.
+        answered = HEADERS | {"etag": file.etag, "cache-control": KEPT if path.startswith(digest) else ASKED_AGAIN}
         known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
         if file.etag in known:
             return Response(status_code=304, headers=answered)
@@ -120,5 +133,8 @@ def _view(feature: type[Feature], name: str, module: str) -> tuple[str, Mapping[
 
 
 def _file(name: str, content: bytes) -> File:
-    etag = hashlib.blake2b(content, digest_size=12).hexdigest()
-    return File(content, MEDIA_TYPES[Path(name).suffix], f'"{etag}"')
+    return File(content, MEDIA_TYPES[Path(name).suffix], f'"{_tag(content)}"')
+
+
+def _tag(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=12).hexdigest()

@@ -22,6 +22,7 @@ CHECKS = Path(__file__).parent
 VIEWS = {path.relative_to(FOLDER.parent).as_posix(): path for path in FOLDER.parent.glob("features/*/console/*.js")}
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
 SCRIPTS |= {name: path.read_text(encoding="utf-8") for name, path in VIEWS.items()}
+DIGEST = re.compile(r"\b[0-9a-f]{24}/")  # the folder in which the page names its files
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
@@ -54,7 +55,7 @@ def test_a_browser_at_rpc_is_led_to_the_console_and_a_program_told_to_post(serve
 @pytest.mark.parametrize("name", ["", *FILES])
 def test_every_file_is_served_with_headers_that_let_nothing_else_run(served, name):
     reply = served.http.get(f"/console/{name}")
-    assert (reply.status_code, reply.text) == (200, FILES[name or "index.html"])
+    assert (reply.status_code, DIGEST.sub("", reply.text)) == (200, FILES[name or "index.html"])
     headers = reply.headers
     assert headers["content-security-policy"] == POLICY
     assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
@@ -94,6 +95,19 @@ def test_an_unchanged_file_is_not_sent_again(served):
     again = served.http.get("/console/main.js", headers={"If-None-Match": f'"other", W/{tag}'})
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
     assert served.http.get("/console/main.js", headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_a_browser_keeps_what_the_page_names_and_asks_again_for_the_page(served):
+    page = served.http.get("/console/")
+    assert page.headers["cache-control"] == "no-cache"
+    named = re.findall(r'(?:src|href)="([^#"]+)"', page.text)
+    assert {name.partition("/")[2] for name in named} == {"icon.svg", "main.js", "runs.css", "style.css"}
+    (folder,) = {name.partition("/")[0] for name in named}
+    for name in (*FILES, *(path.replace("/console/", "/") for path in VIEWS)):
+        reply = served.http.get(f"/console/{folder}/{name}")
+        assert (reply.status_code, reply.headers["cache-control"]) == (200, "max-age=31536000, immutable")
+    reply = served.http.get(f"/console/{'0' * len(folder)}/main.js")  # that of another server
+    assert (reply.text, reply.headers["cache-control"]) == (FILES["main.js"], "no-cache")
 
 
 @pytest.mark.parametrize("path", ["main", "../settings.py", "%2e%2e/settings.py", "/etc/passwd", "main.js/", ".js"])
