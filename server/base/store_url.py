@@ -3,9 +3,13 @@
 The rule: whoever isn't a store asks here and knows no scheme.
 """
 
+import re
 from pathlib import Path
 
 SQLITE = "sqlite:///"
+
+# In each of several URLs, what stands before its host, and what an option says that has a password's name.
+_SECRETS = re.compile(r"(?<=://)(?!/)(?:(?!://).)*@|(?<=password=)[^&,]*", re.IGNORECASE)
 
 
 class StoreUrl(str):
@@ -16,6 +20,11 @@ class StoreUrl(str):
     @property
     def scheme(self) -> str:
         return self.partition(":")[0]
+
+    @property
+    def shown(self) -> str:
+        """The URL without passwords."""
+        return _SECRETS.sub(lambda found: "…@" if found[0].endswith("@") else "…", self)
 
     @property
     def persistent(self) -> bool:

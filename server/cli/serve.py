@@ -123,7 +123,7 @@ def _serve_again_and_again(settings: Settings) -> None:
 
 def banner(settings: Settings, inventory: Inventory, port: int) -> None:
     """Print the address, the loaded toolpacks, and a first command to try."""
-    echo(f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url}")
+    echo(f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url.shown}")
     for name, entry in inventory.toolpacks.items():
         echo(f"  {name}: {len(entry.functions)} functions{' (opt-in)' if entry.opt_in else ''}")
     notices = [notice for notice in inventory.notices if not inventory.toolpacks or ".py:" in notice]

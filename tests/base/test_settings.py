@@ -124,3 +124,19 @@ def test_of_several_owners_one_has_half_as_a_file_of_tokens_may_hold_several(mon
     assert load_settings().share(8) == 8
     monkeypatch.setenv("TOOLPACK_TOKENS", "ann:one-token,bob:two-token")
     assert (load_settings().share(8), load_settings().share(1)) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:///a@b/sessions.db", "sqlite:///a@b/sessions.db"),
+        ("redis://host:6379/0", "redis://host:6379/0"),
+        ("redis://:s3cr@et@host", "redis://…@host"),
+        ("redis://first,redis://u:s3cret@second", "redis://first,redis://…@second"),
+        ("redis://u:s3/cr,et@first:1,rediss://:s3cret@second:2", "redis://…@first:1,rediss://…@second:2"),
+        ("redis://host?password=s3cret&db=1,redis://other", "redis://host?password=…&db=1,redis://other"),
+        ("postgresql://u:s3cret@first,second/db?sslpassword=s3cret", "postgresql://…@first,second/db?sslpassword=…"),
+    ],
+)
+def test_a_store_is_shown_without_passwords(url, shown):
+    assert Settings(store=url).store_url.shown == shown

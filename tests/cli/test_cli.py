@@ -284,6 +284,12 @@ def test_serve_prints_where_it_listens_what_it_loaded_and_what_to_try(tmp_path):
         assert "No session has this id" in gone.stderr
 
 
+def test_where_it_listens_is_printed_without_the_stores_password(capsys):
+    banner(Settings(store="redis://:s3cret@host"), load_catalog().inventory(), 8000)
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first == "Toolpack Server listens on http://127.0.0.1:8000, store redis://…@host"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

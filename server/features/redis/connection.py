@@ -51,8 +51,12 @@ class RedisConnection:
             self._client: Any = redis.Redis.from_url(
                 url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS, retry=Retry(NoBackoff(), 0)
             )
-        except ValueError as error:
+            pool = self._client.connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # a wrong option would be noticed with the first request
+        except (TypeError, ValueError) as error:
             reason = re.sub("'.*'", "…", str(error))  # what it quotes may be of a password
+            if isinstance(error, TypeError):
+                reason = "it has an option that redis-py doesn't know"
             raise SettingsError(f"The store's URL is wrong: {reason.rstrip('.')}.") from None
         self._scripts = Scripts(self._client.connection_pool, Path(__file__).with_name("script.lua").read_bytes())
 

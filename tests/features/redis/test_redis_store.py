@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import redis_server
@@ -123,7 +124,7 @@ class FakeRedis:
         self._info = {"redis_version": "7.2.0", **info}
         self.failures, self.asked = [], 0
 
-    connection_pool = None
+    connection_pool = SimpleNamespace(connection_class=dict, connection_kwargs={})
 
     def info(self, _section=None):
         return self._info
@@ -194,6 +195,11 @@ def test_a_copy_of_redis_is_restored(tmp_path, how):
     more = ALWAYS if how == "folder" else ()
     with redis_server.start(tmp_path / "copy", *more) as (url, _), serving.Bench(store=url) as bench:
         assert bench.result(session_id, "add", amount=5) == 6
+
+
+def test_an_option_that_no_redis_has_is_refused_before_any_request():
+    with pytest.raises(SettingsError, match="URL is wrong: it has an option that redis-py doesn't know"):
+        open_store("redis://127.0.0.1:1?colour=red")
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,8 @@ def test_the_order_of_the_urls_means_nothing_and_shards_may_move(shard_urls, url
     for order in permutations(shard_urls):
         with contextlib.closing(open_store(",".join(order).replace("127.0.0.1", "localhost"))) as store:
             assert all(store.get(each) for each in made)
+    with contextlib.closing(open_store(f"{' , '.join(shard_urls)}, ")) as store:  # as a person writes a list
+        assert all(store.get(each) for each in made)
 
 
 def test_a_changed_list_is_refused(shard_urls, url):
