@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import serving
+
+pytest.importorskip("selenium", reason="no Selenium here: it comes with the extra `dev`")
 from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.chrome.options import Options

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 import server_process
-from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.keys import Keys
+from browser import ActionChains, Keys
 
 from toolpack_server.client import Client
 
