@@ -8,9 +8,9 @@ client, so that each number has its slot before the first worker starts. Only on
 import mmap
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from server.observability.running import RunningFunctions
 from server.stores.base import Commit
@@ -57,34 +57,25 @@ class _Histogram:
         row[self._start + bisect_left(self._bounds, value)] += 1
         row[self.end - 1] += value
 
-    def read(self, sums: Sequence[float]) -> "HistogramSums":
+    def read(self, sums: Sequence[float]) -> tuple[Sequence[tuple[float, float]], float]:
+        """Get how many values were up to each bound, and the sum of all."""
         counts = accumulate(sums[self._start : self.end - 1])
-        return HistogramSums([*zip((*self._bounds, float("inf")), counts, strict=True)], sums[self.end - 1])
+        return [*zip((*self._bounds, float("inf")), counts, strict=True)], sums[self.end - 1]
 
 
-class HistogramSums(NamedTuple):
-    """A histogram: how many values were up to each bound, and the sum of all."""
-
-    buckets: Sequence[tuple[float, float]]
-    total: float
-
-
-class Sums(NamedTuple):
-    """All numbers, summed over the workers; those of functions that weren't called aren't there.
+class SummedFamily(NamedTuple):
+    """A metric as it is shown, summed over the workers.
 
     Attributes:
-        gauges: By their names in `GAUGES`.
-        of_features: The families that are shown, each with its numbers by the values of its label.
-        calls: By toolpack, function and outcome.
-        seconds: Of calls, by toolpack.
+        labels: The names of its labels.
+        samples: By a tuple of their values a number, or what `_Histogram.read` gets.
     """
 
-    gauges: Mapping[str, float]
-    of_features: Sequence[tuple[MetricFamily, Mapping[str, float]]]
-    calls: Mapping[tuple[str, str, str], float]
-    seconds: Mapping[str, HistogramSums]
-    commit_seconds: HistogramSums
-    snapshot_bytes: HistogramSums
+    name: str
+    text: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: Sequence[str]
+    samples: Mapping[Any, Any]
 
 
 class Metrics:
@@ -163,19 +154,26 @@ class Metrics:
         for slot, value in enumerate(gauges):
             self._row[slot] = value
 
-    def sums(self) -> Sums:
+    def summed(self) -> Iterator[SummedFamily]:
+        """Get all metrics; numbers of functions that weren't called aren't there."""
         sums = [sum(column) for column in zip(*self._rows, strict=True)]
-        shown: list[tuple[MetricFamily, Mapping[str, float]]] = []
+        for (name, text), number in zip(GAUGES.items(), sums, strict=False):
+            yield SummedFamily(name, text, "gauge", (), {(): number})
         for families in self._of_features:
-            found = [(each, {value: sums[self._more[each.name, value]] for value in each.values}) for each in families]
-            if any(any(numbers.values()) for _, numbers in found):
-                shown += found
+            found = [_summed(each, [sums[self._more[each.name, value]] for value in each.values]) for each in families]
+            if any(any(each.samples.values()) for each in found):
+                yield from found
         calls = {labels: sums[slot] for labels, slot in self._calls.items() if sums[slot]}
-        return Sums(
-            gauges=dict(zip(GAUGES, sums, strict=False)),
-            of_features=shown,
-            calls=calls,
-            seconds={toolpack: self._seconds[toolpack].read(sums) for toolpack in sorted({each[0] for each in calls})},
-            commit_seconds=self._commit_seconds.read(sums),
-            snapshot_bytes=self._snapshot_bytes.read(sums),
-        )
+        yield SummedFamily("calls", "Calls, by outcome.", "counter", ("toolpack", "function", "outcome"), calls)
+        seconds = {(called,): self._seconds[called].read(sums) for called in sorted({each[0] for each in calls})}
+        text = "Time from a call's arrival to its answer."
+        yield SummedFamily("call_seconds", text, "histogram", ("toolpack",), seconds)
+        commits, snapshots = self._commit_seconds.read(sums), self._snapshot_bytes.read(sums)
+        yield SummedFamily("store_commit_seconds", "Time of a commit.", "histogram", (), {(): commits})
+        yield SummedFamily("snapshot_bytes", "Size of a snapshot.", "histogram", (), {(): snapshots})
+
+
+def _summed(family: MetricFamily, numbers: Iterable[float]) -> SummedFamily:
+    labels = (family.label,) if family.label else ()
+    samples = {(value,) if labels else (): number for value, number in zip(family.values, numbers, strict=True)}
+    return SummedFamily(family.name, family.text, "counter" if family.counts else "gauge", labels, samples)

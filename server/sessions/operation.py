@@ -110,18 +110,18 @@ class SessionOperation:
         context = self.context
         if state.recipe is None:
             context.check(state)
-        if self.by != CLIENT and state.recipe.kept:  # what the address has may be for a loader to say
+        limited = self.by != CLIENT and state.recipe.kept
+        if limited:  # what the address has may be for a loader to say
             start_clock(context.settings.timeout_seconds, context.settings.timeout_seconds)
-            seconds = self.prepare(state)
+        seconds = self.prepare(state)
+        if limited:
             start_clock(float("inf"))
-        else:
-            seconds = self.prepare(state)
         self._started_at = time.time()
         if not self.starts_clock:
             start_clock(seconds)
         if self.recorded_call_id is not None:
             self._digest = request_digest(self.method, *self.asked())
-            if self.by != CLIENT and state.recipe.kept and context.addresses.named.of(state.recipe.kept):
+            if limited and context.addresses.named.of(state.recipe.kept):
                 self.recorded_call_id = f"{self.by}/{self.call_id}"  # each address has its own
             # An operation that doesn't wait for the commits before it finds their records in the state.
             stored = stored_call_id(self.recorded_call_id, self.by)
