@@ -32,8 +32,8 @@ class SessionFunctions(Protocol):
     def steps(self, env: Any, name: str, kwargs: Mapping[str, Any]) -> Steps[Any]:
         """Run a function on the environments of a `World`."""
 
-    def toolpack_of(self, name: str) -> str:
-        """Get the toolpack that a function belongs to."""
+    def registered_as(self, name: str) -> tuple[str, str]:
+        """Get the toolpack that a function belongs to, and its name there."""
 
 
 @dataclass(slots=True)
@@ -58,6 +58,6 @@ class Plan:
     nested: Sequence[NestedCall] = ()  # its nested calls, in the order in which they run
 
     def promises(self) -> set[tuple[str, str]]:
-        """Get the toolpack and the name of each function of the call that promises to be read-only."""
+        """Get the toolpack of each function of the call that promises to be read-only, and its name there."""
         names = {self.function, *(call.function for call in self.nested)}
-        return {(self.runtime.toolpack_of(name), name) for name in names & self.trusted}
+        return {self.runtime.registered_as(name) for name in names & self.trusted}

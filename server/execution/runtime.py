@@ -88,8 +88,9 @@ class SessionRuntime(FunctionsRuntime):
             self._include_nested(plan, plan.arguments)
         return plan
 
-    def toolpack_of(self, name: str) -> str:
-        return self._registered[name].toolpack
+    def registered_as(self, name: str) -> tuple[str, str]:
+        registered = self._registered[name]
+        return registered.toolpack, registered.registered_name
 
     def _include_nested(self, plan: Plan, arguments: Mapping[str, Any]) -> None:
         for argument in arguments.values():
@@ -160,7 +161,7 @@ class SessionRuntime(FunctionsRuntime):
 
     def _compare(self, env: World, comparison: PromiseCheck, function: Any, before: BaseModel | None) -> None:
         """Raise `ReadOnlyError` if a function has changed its environment, of which there may be a copy from before."""
-        toolpack = self._registered[function.name].toolpack
+        toolpack, registered_name = self.registered_as(function.name)
         env.plan.comparing()
         began = time.perf_counter()
         try:
@@ -172,7 +173,7 @@ class SessionRuntime(FunctionsRuntime):
             # An agent may read the message: it names the path, and no value.
             where = f"env{'' if path.startswith('[') or not path else '.'}{path}"
             message = f"{function.name} promised read_only=True but changed {where}"
-            comparison.broken = toolpack, function.name, f"{where}: {reason}"
+            comparison.broken = toolpack, registered_name, f"{where}: {reason}"
             raise ReadOnlyError(message, *comparison.broken)
 
 

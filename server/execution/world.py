@@ -51,7 +51,8 @@ class PromiseCheck:
     """What came out when read-only functions were compared with their promise."""
 
     seconds: float = 0.0
-    broken: tuple[str, str, str] | None = None  # the toolpack and name of a falsely read-only function, and its change
+    # The toolpack of a falsely read-only function, its name there, and its change.
+    broken: tuple[str, str, str] | None = None
 
 
 @dataclass(slots=True)

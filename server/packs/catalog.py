@@ -99,13 +99,6 @@ class Catalog:
         """Get the functions of some toolpacks, as they are registered."""
         return [function for name in names for function in self.toolpacks[name].functions.values()]
 
-    def registered_name(self, toolpack: str, called: str) -> str:
-        """Get the name with which a toolpack has registered a function, from what it is called in a session."""
-        functions = self.toolpacks[toolpack].functions
-        if called in functions:
-            return called
-        return next((name for name in functions if called in _with_prefix(toolpack, name)), called)
-
     def spellings(self, chosen: Callable[[PackFunction], bool] = lambda _function: True) -> frozenset[str]:
         """Get all names by which functions, or the chosen ones, can be called in any session."""
         return frozenset(
@@ -113,12 +106,8 @@ class Catalog:
             for toolpack, pack in self.toolpacks.items()
             for name, function in pack.functions.items()
             if chosen(function)
-            for spelling in (name, *_with_prefix(toolpack, name))
+            for spelling in (name, f"{toolpack}.{name}", without_dots(f"{toolpack}.{name}"))
         )
-
-
-def _with_prefix(toolpack: str, name: str) -> tuple[str, str]:
-    return f"{toolpack}.{name}", without_dots(f"{toolpack}.{name}")
 
 
 def is_plain(cls: type, of_classes: Container[type]) -> bool:

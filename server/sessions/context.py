@@ -107,7 +107,6 @@ class SessionContext:
 
     def broke_promise(self, toolpack: str, function: str, change: str) -> None:
         """Take a falsely read-only function for a changing one from now on, and say so in the log."""
-        function = self.catalog.registered_name(toolpack, function)
         if self.promises.break_(toolpack, function):
             self.runtime.cache_clear()
             log.warning(
