@@ -173,15 +173,12 @@ class Toolpack:
         given = " from these options" if self._options else ""
         try:
             environment = self._build(**arguments)
-        except ValidationError as error:
-            hint = "" if self._options else ": give each field a default that fits, or build it in a factory"
-            raise InvalidParamsError(
-                f"Toolpack {self.name!r} can't build its environment{given}: {problems(error)}{hint}."
-            ) from error
         except (Exception, SystemExit) as error:
-            raise InvalidParamsError(
-                f"Toolpack {self.name!r} can't build its environment{given}: {error_text(error)}"
-            ) from error
+            why = error_text(error)
+            if isinstance(error, ValidationError):
+                hint = "" if self._options else ": give each field a default that fits, or build it in a factory"
+                why = f"{problems(error)}{hint}."
+            raise InvalidParamsError(f"Toolpack {self.name!r} can't build its environment{given}: {why}") from error
         if not isinstance(environment, self.environment_class):
             raise InvalidParamsError(
                 f"Toolpack {self.name!r} built a {type(environment).__name__}, not the "

@@ -83,12 +83,10 @@ class Connections:
             self._of_address[address] += 1
         self._of_owner[owner] = of_owner + 1
         connection = scope.get("state", {}).get(STATE)
-        if connection in self._idle:
-            del self._idle[connection]
-            self._held.add(connection)
-        elif connection in self._new:
-            del self._new[connection]
-            self._held.add(connection)
+        for others in (self._idle, self._new):
+            if connection in others:
+                del others[connection]
+                self._held.add(connection)
 
     def release(self, scope: Scope, caller: Caller) -> None:
         """End what `hold` has begun; the connection may be closed by now."""
