@@ -208,8 +208,7 @@ class Errand(Job):
     """Work on the store or on an environment that has no turn in a session's queue.
 
     Args:
-        what: What runs, at the beginning of a sentence, unless its thread says that.
-        known: What is known when it has missed its deadline, at the end of one.
+        known: What is known when it has missed its deadline, at the end of a sentence.
     """
 
     def __init__(
@@ -219,14 +218,12 @@ class Errand(Job):
         lane: LaneName | None = None,
         kind: str = "",
         owner: str = "",
-        what: str = "",
         known: str = NOTHING_CHANGED,
     ) -> None:
         super().__init__()
         self.lane, self.kind, self.owner = lane, kind, owner
         self._work = work
         self._timeout_seconds = timeout_seconds
-        self._what = what or "The request"
         self._thread = 0
         self._known = known
 
@@ -238,7 +235,7 @@ class Errand(Job):
 
     def complete(self, *, timed_out: bool) -> bool:
         if timed_out:
-            what = done_by(self._thread) or self._what
+            what = done_by(self._thread) or "The request"
             self.error = DeadlineError(
                 f"{what} took longer than {self._timeout_seconds:g} s and was given up; {self._known}."
             )

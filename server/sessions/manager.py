@@ -183,7 +183,6 @@ class SessionManager:
         owner: str,
         kind: str,
         timeout_seconds: float | None = None,
-        what: str = "",
         known: str = NOTHING_CHANGED,
     ) -> T:
         """Run an author's code that isn't a function, such as an evaluator, in a thread, in turns by owner.
@@ -191,11 +190,10 @@ class SessionManager:
         Args:
             kind: Work of one kind takes about the same time.
             timeout_seconds: Its deadline; None: that of a call.
-            what: What runs, unless that says more: the beginning of a sentence about a missed deadline.
-            known: What is known then: its end.
+            known: What is known if it is missed, at the end of a sentence.
         """
         seconds = self._settings.timeout_seconds if timeout_seconds is None else timeout_seconds
-        errand = Errand(work, seconds, "authors", kind, owner, what, known)
+        errand = Errand(work, seconds, "authors", kind, owner, known)
         return cast("T", await self.queues.do(errand))
 
     async def toolpacks(self, session_id: str, owner: str | None) -> tuple[str, ...]:

@@ -195,10 +195,7 @@ class Tasks:
 
         tracer, began = self._app.tracer, time.time_ns()
         try:
-            verdict = await self._sessions.run_authors(
-                evaluate,
-                *(owner or "", f"evaluate {task}", seconds, f"The evaluator of {task!r}"),
-            )
+            verdict = await self._sessions.run_authors(evaluate, owner or "", f"evaluate {task}", seconds)
         except RequestError as error:
             if tracer is not None:
                 tracer.evaluated(session_id, task, began, None, error)
