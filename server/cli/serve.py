@@ -3,8 +3,8 @@
 The rule: settings, toolpacks and the address are checked before any worker starts.
 """
 
+import contextlib
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,26 +122,20 @@ def _serve_again_and_again(settings: Settings) -> None:
 
 
 def banner(settings: Settings, inventory: Inventory, port: int) -> None:
-    """Print the address, the loaded toolpacks, and a first command to try."""
-    echo(f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url.shown}")
+    """Print the address, the loaded toolpacks, and a first command to try; if nobody can read it, nothing is lost."""
+    lines = [f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url.shown}"]
     for name, entry in inventory.toolpacks.items():
-        echo(f"  {name}: {len(entry.functions)} functions{' (opt-in)' if entry.opt_in else ''}")
+        lines.append(f"  {name}: {len(entry.functions)} functions{' (opt-in)' if entry.opt_in else ''}")
     notices = [notice for notice in inventory.notices if not inventory.toolpacks or ".py:" in notice]
-    for notice in [
-        *notices,
-        *unknown_variables(feature_variables()),
-        *shadowing_files([Path.cwd(), *settings.pack_dir]),
-    ]:
-        echo(f"  note: {notice}")
+    notices += [*unknown_variables(feature_variables()), *shadowing_files([Path.cwd(), *settings.pack_dir])]
+    lines += [f"  note: {notice}" for notice in notices]
     token = " -H 'Authorization: Bearer <token>'" if settings.tokens or settings.tokens_file else ""
     # Clients connect to loopback, not to a wildcard address.
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
-    echo("Try:")
-    echo(
-        f"""  curl -s {_url(local, port)}/rpc -H 'Content-Type: application/json'{token} """
-        """-d '{"jsonrpc": "2.0", "id": 1, "method": "create_session"}'"""
-    )
-    sys.stdout.flush()
+    request = """-d '{"jsonrpc": "2.0", "id": 1, "method": "create_session"}'"""
+    lines += ["Try:", f"  curl -s {_url(local, port)}/rpc -H 'Content-Type: application/json'{token} {request}"]
+    with contextlib.suppress(OSError):  # a full disk, or a pipe that nobody reads
+        echo(*lines)
 
 
 def _url(host: str, port: int) -> str:

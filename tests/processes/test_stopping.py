@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import redis_server
 import server_process
 import serving
 from serving import wait_until
@@ -157,6 +159,28 @@ def test_without_standard_error_all_is_answered_and_workers_are_replaced(tmp_pat
             before = worker
         server.process.terminate()
         assert server.process.wait(serving.PATIENCE) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")
+@pytest.mark.parametrize("flags", [[], ["--store", "memory:"]], ids=["sqlite", "memory"])
+def test_without_standard_output_it_serves_all_the_same(tmp_path, flags):
+    port = str(redis_server.free_port())
+    words = ["serve", "--port", port, "--data-dir", str(tmp_path), "--packs", "bank", *flags]
+    with Path("/dev/full").open("w") as full, (tmp_path / "server.log").open("w") as log:
+        process = subprocess.Popen(
+            server_process.command(*words), env=server_process.environment(), stdout=full, stderr=log
+        )
+    server = server_process.Served(process, "", f"http://127.0.0.1:{port}")
+    try:
+        with contextlib.closing(server.http):
+            wait_until(lambda: process.poll() is not None or server_process._is_ready(server), "readiness")
+        process.terminate()
+        assert process.wait(serving.PATIENCE) == 0
+    finally:
+        process.kill()
+    log = (tmp_path / "server.log").read_text()
+    assert "Traceback" not in log
+    assert "it was sent SIGTERM" in log
 
 
 def is_refusing(server):
