@@ -42,8 +42,8 @@ MOST = {
     "read at an agent's address": 248,
     "read over MCP": 283,
     "change with a call_id": 276,
-    "read of a database": 314,
-    "change of a database": 401,
+    "read of a database": 311,
+    "change of a database": 398,
     "read in an executor": 293,
     "change in an executor": 310,
 }
