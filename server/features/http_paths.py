@@ -17,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 
 from server.base.errors import HttpRefusedError, ReplyError
 from server.base.fixed_limits import FixedLimits
-from server.base.settings import PREFIX
 from server.features.web_socket import (
     FAULT,
     LATER,
@@ -115,8 +114,7 @@ class FeatureEndpoint:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self.app: App = gateway.service
-        limit = gateway.service.settings.max_body_bytes
-        self._limit = (limit, f"{PREFIX}MAX_BODY_BYTES")
+        self._max_bytes = gateway.service.settings.max_body_bytes
 
     async def answer(self, request: FeatureRequest) -> Response:
         """Answer a request; a stream whose client has left ends after its next piece, `caller.left` says so before.
@@ -153,7 +151,7 @@ class FeatureEndpoint:
             with self._gateway.admitted(scope, caller) as reservation:
                 body = b""
                 if scope["method"] not in BODILESS and not has_no_body(headers):
-                    body = await read_body(headers, receive, reservation, *self._limit)
+                    body = await read_body(headers, receive, reservation, self._max_bytes)
                 self._gateway.check_ready()
                 self._gateway.answering += 1
                 try:
@@ -287,7 +285,7 @@ class FeatureSocket(FeatureEndpoint):
         memory: dict[str, Any] = {}
         while await socket.arrival():
             with self._gateway.admitted(scope, handshake.caller) as reservation:
-                body = await socket.message(reservation, *self._limit)
+                body = await socket.message(reservation, self._max_bytes)
                 if body is None:
                     return
                 if not self._gateway.ready:

@@ -111,7 +111,7 @@ class WebSocket(asyncio.Protocol):
             await self._more.wait()
         return bool(self._pieces)
 
-    async def message(self, reservation: Reservation, most: int, setting: str) -> bytes | None:
+    async def message(self, reservation: Reservation, most: int) -> bytes | None:
         """Read the message that has begun to arrive; None if its rest never will.
 
         Raises:
@@ -119,13 +119,13 @@ class WebSocket(asyncio.Protocol):
         """
         try:
             async with asyncio.timeout(self._body_seconds):
-                return await self._read(reservation, most, setting)
+                return await self._read(reservation, most)
         except TimeoutError:
             raise SocketRefusedError(
                 408, POLICY, f"The message did not come within {self._body_seconds:g} s."
             ) from None
 
-    async def _read(self, reservation: Reservation, most: int, setting: str) -> bytes | None:
+    async def _read(self, reservation: Reservation, most: int) -> bytes | None:
         texts: list[str] = []
         size = 0
         while await self.arrival():
@@ -135,9 +135,8 @@ class WebSocket(asyncio.Protocol):
             self._unread -= of_piece + PIECE_COST
             held = size + PIECE_COST * len(texts)
             if max(size, held - FRAMING_BYTES) > most:
-                raise SocketRefusedError(
-                    413, TOO_LARGE, f"The message is larger than {most} bytes: send less, or raise {setting}."
-                )
+                why = f"The message is larger than {most} bytes: send less, or raise TOOLPACK_MAX_BODY_BYTES."
+                raise SocketRefusedError(413, TOO_LARGE, why)
             self._read_on()
             if last:
                 return "".join(texts).encode()

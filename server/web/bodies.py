@@ -38,10 +38,8 @@ def no_memory(text: str) -> HttpRefusedError:
     return HttpRefusedError(503, text)
 
 
-async def read_body(
-    headers: dict[bytes, bytes], receive: Receive, reservation: Reservation, max_bytes: int, setting: str
-) -> bytes:
-    """Read a request's body; the reservation grows with it, and the setting is the one that limits it.
+async def read_body(headers: dict[bytes, bytes], receive: Receive, reservation: Reservation, max_bytes: int) -> bytes:
+    """Read a request's body; the reservation grows with it.
 
     Raises:
         HttpRefusedError: It isn't JSON, is too large, or was cut off, by the client or by the end of the server.
@@ -49,7 +47,7 @@ async def read_body(
     media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if media_type != b"application/json":
         raise HttpRefusedError(415, "Send the header Content-Type: application/json.")
-    too_large = f"The body is larger than {max_bytes} bytes: send less, or raise {setting}."
+    too_large = f"The body is larger than {max_bytes} bytes: send less, or raise TOOLPACK_MAX_BODY_BYTES."
     announced = int(headers.get(b"content-length", b"0"))
     if announced > max_bytes:
         raise HttpRefusedError(413, too_large)

@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 
 from server.base.errors import HttpRefusedError, InternalError, RequestError
 from server.base.logger import log
-from server.base.settings import PREFIX
 from server.observability.request_ids import request_id
 from server.rpc.caller import Caller
 from server.rpc.codes import describe, error_reply
@@ -131,10 +130,7 @@ class RpcEndpoint:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._rpc = self.methods(gateway.service)
-        self._limit: tuple[int, str] = (
-            getattr(gateway.service.settings, self.body_limit),
-            f"{PREFIX}MAX_BODY_BYTES",
-        )
+        self._max_bytes: int = getattr(gateway.service.settings, self.body_limit)
 
     def methods(self, service: Service) -> JsonRpc:
         return service.rpc
@@ -149,7 +145,7 @@ class RpcEndpoint:
         try:
             caller = await self.caller(scope, receive, headers)
             with self._gateway.admitted(scope, caller) as reservation:
-                body = await read_body(headers, receive, reservation, *self._limit)
+                body = await read_body(headers, receive, reservation, self._max_bytes)
                 if not self._gateway.ready:  # after the body: a client that still sends may not read the refusal
                     raise HttpRefusedError(503, NOT_READY)
                 self._gateway.answering += 1

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from server.base.settings import PREFIX
 from server.features.api import Caller, HttpRefusedError, InternalError, OverloadedError, RequestError
 from server.features.mcp.event_stream import EventStream, event
 from server.features.mcp.headers import HeaderCheck, check_once, cross_origin, preflight, version_of
@@ -62,7 +61,7 @@ class McpEndpoint:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._mcp = gateway.service.feature(Mcp)
-        self._limit = (gateway.service.settings.max_agent_body_bytes, f"{PREFIX}MAX_BODY_BYTES")
+        self._max_bytes = gateway.service.settings.max_agent_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = scope[HEADERS]
@@ -110,7 +109,7 @@ class McpEndpoint:
             await self._refuse_stranger(exchange, error)
             return
         with self._gateway.admitted(exchange.scope, caller) as reservation:
-            body = await read_body(exchange.headers, exchange.receive, reservation, *self._limit)
+            body = await read_body(exchange.headers, exchange.receive, reservation, self._max_bytes)
             self._gateway.check_ready()  # after the body: a client that still sends may not read the refusal
             self._gateway.answering += 1
             try:
@@ -129,7 +128,7 @@ class McpEndpoint:
             Reservation(in_flight, "", no_memory) as reservation,
         ):
             async with asyncio.timeout(STRANGER_SECONDS):
-                body = await read_body(exchange.headers, exchange.receive, reservation, QUICK_BYTES, "")
+                body = await read_body(exchange.headers, exchange.receive, reservation, QUICK_BYTES)
                 request_id = (await self._mcp.read(body, "")).id
         self._gateway.check_ready()
         described = shifted(describe(error))
