@@ -37,6 +37,9 @@ THREAD = "thread"
 
 _FIXED = {*FixedLimits.model_fields}
 
+Seconds = Annotated[float, Field(le=315_360_000)]
+"""At most ten years: neither infinity nor what no clock of the system takes."""
+
 S = TypeVar("S", bound="_FromEnvironment")
 F = TypeVar("F", bound="FeatureSettings")
 
@@ -156,12 +159,12 @@ class Settings(_FromEnvironment, FixedLimits):
     secret_key: SecretStr | None = Field(
         None, min_length=16, description="Key of the hash on stored snapshots; default: one made in the data directory."
     )
-    import_seconds: float = Field(
+    import_seconds: Seconds = Field(
         10,
         gt=0,
         description="Seconds in which a toolpack is imported, busy or waiting; for a library in it, six times as many.",
     )
-    timeout_seconds: float = Field(30, gt=0, description="Deadline of a call, where its function sets none.")
+    timeout_seconds: Seconds = Field(30, gt=0, description="Deadline of a call, where its function sets none.")
     max_threads: int = Field(
         256,
         ge=1,
@@ -176,18 +179,16 @@ class Settings(_FromEnvironment, FixedLimits):
         THREAD,
         description="Where toolpacks' code runs: in threads of the worker, or in processes of its own.",
     )
-    leave_seconds: float = Field(
+    leave_seconds: Seconds = Field(
         0,
         ge=0,
         description="How long a stopping server takes requests, while /readyz tells balancers to send them elsewhere.",
     )
-    drain_seconds: float = Field(6, ge=0, description="How long a stopping server waits for running calls.")
+    drain_seconds: Seconds = Field(6, ge=0, description="How long a stopping server waits for running calls.")
     max_waiting: int = Field(
         10_000, ge=1, description="Calls that may wait for all sessions of a worker; of several owners one has half."
     )
-    ttl_seconds: float = Field(
-        86_400, gt=0, le=315_360_000, description="How long a session lives after its last call."
-    )
+    ttl_seconds: Seconds = Field(86_400, gt=0, description="How long a session lives after its last call.")
     keep_versions: int = Field(100, ge=0, description="Versions kept for fork, reset and diff, beside version 0.")
     cache_bytes: int = Field(
         40 * 2**20, ge=0, description="Memory, as estimated, for sessions that a worker keeps ready."
@@ -198,7 +199,7 @@ class Settings(_FromEnvironment, FixedLimits):
         description="Size of a request's body; an answer may have four times as much, or what a result or a list "
         "needs, an agent's request a sixteenth.",
     )
-    receive_seconds: float = Field(
+    receive_seconds: Seconds = Field(
         30, gt=0, description="How long a client may take to send a request's body; for the headers, a third of that."
     )
     max_bytes_in_flight: int = Field(

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from server.base.errors import SettingsError
-from server.base.settings import Settings, load_settings
+from server.base.settings import Settings, load_settings, read_settings
+from server.features.executors.settings import ExecutorsSettings
 from server.web.auth import check_exposure
+from server.wiring.installed import load_features
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +86,30 @@ def test_a_wrong_value_is_reported_with_its_setting_and_without_secrets(monkeypa
     assert says in str(wrong.value)
     assert "short" not in str(wrong.value)
     assert "two" not in str(wrong.value)
+
+
+NUMBERS = [
+    (kind, variable)
+    for kind in (Settings, *(feature.settings for feature in load_features(()) if feature.settings))
+    for variable, name in kind.variables().items()
+    if kind.model_fields[name].annotation in {int, float}
+]
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "-1", "1e300", "ten"])
+@pytest.mark.parametrize(("kind", "variable"), NUMBERS)
+def test_a_number_that_can_t_be_kept_is_refused(monkeypatch, kind, variable, value):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(
+        SettingsError, match=f"^A setting is wrong. {variable}: Input should be .* Correct the variable"
+    ):
+        read_settings(kind)
+
+
+def test_no_process_is_limited_to_more_memory_than_a_system_can_count(monkeypatch):
+    monkeypatch.setenv("TOOLPACK_EXECUTORS_MEMORY_BYTES", "9" * 30)
+    with pytest.raises(SettingsError, match="TOOLPACK_EXECUTORS_MEMORY_BYTES: Input should be less than or equal to"):
+        read_settings(ExecutorsSettings)
 
 
 def test_blanks_and_a_byte_order_mark_around_the_key_are_not_part_of_it(monkeypatch):
