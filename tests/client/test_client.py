@@ -196,6 +196,12 @@ def test_a_missing_package_is_named_with_the_remedy():
         assert remedy in ended.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_an_agent_is_that_of_a_session_and_not_of_an_id(kind):
+    with pytest.raises(TypeError, match=r"^agent\(\) takes a session .*, not its id$"):
+        kind().agent("0" * 48)
+
+
 def test_an_agent_uses_its_session_and_nothing_else(url):
     async def use(agent_url):
         async with AsyncAgentClient(agent_url) as agent:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections import Counter
 
 import httpx
@@ -229,6 +230,35 @@ def test_a_run_needs_labels_and_a_task_that_there_is(run):
             run(lambda client, labels, wrong=wrong: groups(client, do_the_dishes, labels, **{wrong: 0}))
     with pytest.raises(ReplyError, match="There is no task 'chores/none'"):
         run(lambda client, labels: groups(client, do_the_dishes, labels, ["chores/none"]))
+
+
+def test_only_a_coroutine_function_can_play_and_finish(run):
+    def plain(_agent, _session):
+        raise AssertionError
+
+    with pytest.raises(TypeError, match=r"^play must be a coroutine function, made with `async def`, not <function"):
+        run(lambda client, labels: groups(client, plain, labels))
+    with pytest.raises(TypeError, match=r"^finish must be a coroutine function"):
+        run(lambda client, labels: groups(client, do_the_dishes, labels, tree={"finish": plain}))
+    assert run(lambda client, labels: client.list_sessions(labels=labels)) == []
+
+
+def test_whatever_is_called_as_a_coroutine_function_can_play(run):
+    class Player:
+        async def __call__(self, agent, session):
+            return await do_the_dishes(agent, session)
+
+        async def play(self, agent, session):
+            return await do_the_dishes(agent, session)
+
+    @functools.wraps(do_the_dishes)
+    def wrapped(agent, session):
+        return do_the_dishes(agent, session)
+
+    for number, play in enumerate([Player(), Player().play, functools.partial(do_the_dishes), wrapped]):
+        labels = {"player": str(number)}
+        ((result,),) = run(lambda client, _, play=play, labels=labels: groups(client, play, labels, TASKS[:1], group=1))
+        assert result.played == "0"
 
 
 def test_further_parameters_are_those_of_the_sessions(run):

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import json
 import random
 import subprocess
 import sys
 from math import comb
 
+import httpx
 import pytest
 import server_process
 from http_server import running
@@ -215,6 +217,34 @@ def test_forks_that_were_cut_off_are_closed_and_made_again(client):
         client.get_session(cut)
 
 
+class Busy(httpx.HTTPTransport):
+    """Leaves a server that has no room for the first fork of each batch."""
+
+    refused = 0
+
+    def handle_request(self, request):
+        asked = json.loads(request.content)
+        forks = [each for each in asked if each["method"] == "fork_session"] if isinstance(asked, list) else []
+        if not forks:
+            return super().handle_request(request)
+        self.refused += 1
+        asked.remove(forks[0])
+        replies = [{"id": forks[0]["id"], "error": {"code": -32006, "message": "No room.", "data": {}}}]
+        if asked:
+            headers = {name: value for name, value in request.headers.items() if name != "content-length"}
+            reply = super().handle_request(httpx.Request("POST", request.url, headers=headers, json=asked))
+            replies += json.loads(reply.read())
+        return httpx.Response(200, json=replies)
+
+
+def test_forks_for_which_there_was_no_room_are_asked_for_once_more(url):
+    busy = Busy()
+    with Client(url, transport=busy) as client:
+        session_id = played(client, DISHES)
+        assert [(step.n, step.mean) for step in client.values(session_id, k=3).steps] == [(3, 0.0), (3, 1.0)]
+    assert busy.refused
+
+
 def test_no_more_forks_are_open_than_said(url):
     """The server is asked, while policies wait for each other."""
     counts, waiting = [], set()
@@ -258,12 +288,15 @@ def test_what_is_wrong_is_one_sentence(client, url):
         "k must be a number from 1 on, not 0": {"k": 0},
         "concurrency must be a number from 1 on, not 0": {"concurrency": 0},
         "finish must be a function, 'solution' or None, not 'soluton'": {"finish": "soluton"},
-        "finish is a coroutine function: await `values` of an AsyncClient": {"finish": coroutine_function},
         "labels can't have 'step', which the forks have already": {"labels": {"step": "1"}},
         f"version 7 is no step of session {session_id}: they are 0, 1": {"steps": [0, 7]},
     }.items():
         with pytest.raises(ValueError, match=wrong):
             client.values(session_id, **said)
+    with pytest.raises(TypeError, match="finish is a coroutine function: await `values` of an AsyncClient"):
+        client.values(session_id, finish=coroutine_function)
+    with pytest.raises(TypeError, match="finish must be a coroutine function"):
+        in_async_code(url, lambda other: other.values(session_id, finish=lambda _agent, _fork: None))
     with pytest.raises(ValueError, match="has no task, so nothing gives a reward: create it with one"):
         client.values(client.create_session(["chores"])["session_id"])
 

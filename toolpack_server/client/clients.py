@@ -73,8 +73,11 @@ def _agent_url(rpc_url: str, session: Session) -> str:
     """Get the address of a session's agent.
 
     Raises:
+        TypeError: It is no session.
         ReplyError: The path that the server has named isn't one of this server.
     """
+    if not isinstance(session, Mapping):
+        raise TypeError("agent() takes a session as create_session and get_session return it, not its id")
     path: Any = session.get("agent_path")
     if isinstance(path, str) and path.startswith("/") and path.isascii() and path.isprintable():
         with suppress(ValueError):
@@ -315,6 +318,7 @@ class Client(_SyncClient, ClientMethods):
 
         Raises:
             ValueError: An argument is wrong, or the session has no task.
+            TypeError: `finish` is a coroutine function, which only an `AsyncClient` can await.
             ClientError: The session is closed, or the server doesn't answer.
         """
         asked: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "concurrency": concurrency}
@@ -355,7 +359,7 @@ class AsyncClient(_AsyncClient, ClientMethods):
         progress: Callable[[StepValue], object] | None = None,
         concurrency: int = CONCURRENCY,
     ) -> SessionValues:
-        """See `Client.values`; `finish` is a coroutine function."""
+        """See `Client.values`; `finish` is a coroutine function, or else a `TypeError`."""
         asked: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "concurrency": concurrency}
         return await Valuer(self, self.agent, finish=finish, **asked).values(session_id, steps)
 

@@ -54,7 +54,7 @@ def values_in_threads(
             return await valuer.values(session_id, steps)
 
     if inspect.iscoroutinefunction(finish):
-        raise ValueError("finish is a coroutine function: await `values` of an AsyncClient, or give a plain function")
+        raise TypeError("finish is a coroutine function: await `values` of an AsyncClient, or give a plain function")
     with suppress(RuntimeError):  # no event loop runs in this thread
         asyncio.get_running_loop()
         raise ValueError("an event loop runs in this thread: await `values` of an AsyncClient")

@@ -6,6 +6,7 @@ cut off, is closed, and made again.
 """
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -134,6 +135,7 @@ class Valuer:
 
     Raises:
         ValueError: One of them is wrong.
+        TypeError: `finish` is a plain function.
     """
 
     def __init__(
@@ -150,6 +152,8 @@ class Valuer:
         check_counts(k=k, concurrency=concurrency)
         if not (finish is None or finish == "solution" or callable(finish)):
             raise ValueError(f"finish must be a function, 'solution' or None, not {finish!r}")
+        if callable(finish):
+            check_async(finish=finish)
         if wrong := _OWN_LABELS & {*(labels or ())}:
             raise ValueError(f"labels can't have {min(wrong)!r}, which the forks have already: choose another name")
         named = finish if isinstance(finish, str) else getattr(finish, "__name__", type(finish).__name__)
@@ -387,6 +391,14 @@ def check_counts(**numbers: int) -> None:
     for name, number in numbers.items():
         if not isinstance(number, int) or number < 1:
             raise ValueError(f"{name} must be a number from 1 on, not {number!r}")
+
+
+def check_async(**functions: Any) -> None:
+    """Raise `TypeError` for the first of these arguments, by name, that isn't called as a coroutine function."""
+    for name, function in functions.items():
+        called = inspect.unwrap(function), type(function).__call__
+        if not any(map(inspect.iscoroutinefunction, called)):
+            raise TypeError(f"{name} must be a coroutine function, made with `async def`, not {function!r}")
 
 
 def closing(session_id: str) -> Any:

@@ -14,7 +14,7 @@ from server.base.errors import ReplyError
 from server.features.tasks.results import Verdict
 from toolpack_server.client.clients import AsyncAgentClient, AsyncClient
 from toolpack_server.client.methods import Session
-from toolpack_server.client.values import SessionValues, StepValue, Valuer, check_counts, closing
+from toolpack_server.client.values import SessionValues, StepValue, Valuer, check_async, check_counts, closing
 
 Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]
 """Plays the agent in one session; see `rollouts`."""
@@ -86,6 +86,7 @@ async def rollouts(
 
     Raises:
         ValueError: There is no label, or an argument is wrong.
+        TypeError: `play`, or `finish` of the tree, is no coroutine function.
         ClientError: A session can't be created, or the server doesn't answer.
     """
     if not labels:
@@ -93,6 +94,7 @@ async def rollouts(
     if _LABEL in labels:
         raise ValueError(f"labels can't have {_LABEL!r}, which is the number of each rollout: choose another name")
     check_counts(group=group, concurrency=concurrency)
+    check_async(play=play)
     valuer = None if tree is None else Valuer(client, client.agent, concurrency=concurrency, **tree)
     run = _Run(client, play, labels, create, valuer)
     await run.look()
