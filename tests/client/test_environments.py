@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
+import httpx
 import pytest
 import server_process
 import serving
@@ -208,6 +209,23 @@ def test_a_lost_server_is_an_invalid_sample_and_no_reward_of_0(tmp_path, packs):
     assert (answered, cut, info["valid"]) == (False, True, False)
     assert "is the server running" in info.get("failure")
     played.close()
+
+
+def test_a_lost_server_is_not_waited_for_again_to_close_a_session(server):
+    asked = []
+
+    def lose(request):
+        asked.append(json.loads(request.content)["method"])
+        raise httpx.ConnectError("lost")
+
+    environment = TrainingEnvironment(server.url, task=SAVE, labels=RUN)
+    environment.reset()
+    environment._client.close()
+    environment._client = Client(server.url, retries=0, transport=httpx.MockTransport(lose))
+    assert environment.get_reward() is None
+    environment.close()
+    assert asked == ["evaluate_session"]
+    assert server.rpc("close_session", labels=RUN) == 1
 
 
 def test_sessions_of_a_trainer_that_was_killed_are_closed_by_their_label(server):

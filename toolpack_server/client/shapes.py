@@ -13,7 +13,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from typing_extensions import is_typeddict
 
 Fits = Callable[[Any], bool]
-SEVERAL = 2
 
 
 @cache
@@ -31,9 +30,7 @@ def fits(kind: Any) -> Fits:
     if origin is Literal:
         return lambda value: isinstance(value, tuple(map(type, within)))
     if origin in (Union, UnionType):
-        objects = [each for each in within if is_typeddict(each)]
-        # Of several kinds of objects there may be more than are known here.
-        return _any_of([fits(each) for each in (within if len(objects) < SEVERAL else (*within, dict))])
+        return _any_of([fits(each) for each in within])
     if kind is float:
         return lambda value: isinstance(value, int | float)
     if kind in (str, int, bool, dict, NoneType):
