@@ -125,10 +125,13 @@ class InvalidParamsError(RequestError):
 
 
 class SessionNotFoundError(RequestError):
-    """The caller has no session with this id."""
+    """The caller has no session with this id, or the address leads to none."""
 
     def __init__(self) -> None:
-        super().__init__("No session has this id: it is unknown, closed or expired. Create one with create_session.")
+        super().__init__(  # at an agent's address nobody can create one
+            "No session has this id or address: it is unknown, closed or expired. Whoever created it can create "
+            "another, with create_session."
+        )
 
 
 class VersionConflictError(RequestError):

@@ -289,7 +289,9 @@ def test_the_id_of_a_request_is_no_call_id(mcp):
 def test_whoever_has_no_session_is_told_so(mcp, era, method):
     mcp.rpc("close_session")
     error = refusal(mcp.send(era, method, name="count", arguments={"number": 1}), 200, -33001)
-    assert error["message"].startswith("No session has this id: it is unknown, closed or expired.")
+    assert error["message"].startswith(
+        "No session has this id or address: it is unknown, closed or expired. Whoever created"
+    )
     assert error["data"] == {"type": "SessionNotFoundError"}
 
 
