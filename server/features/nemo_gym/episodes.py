@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field, JsonValue
 
-from server.features.api import App, Caller, HttpRefusedError, ReplyError
+from server.features.api import AGENT, Address, App, Caller, HttpRefusedError, ReplyError
 from server.features.task_episodes import ANSWERED, FAILED, NOT_FOUND, PAGE, REUSED, TOO_LARGE, failure_text
 
 LABEL = "nemo_gym"
 MAX_SHOWN = 200
-SHOWN = ("name", "description", "parameters")
+SHOWN = ("description", "parameters")
 
 
 class GymRow(BaseModel):
@@ -32,18 +32,24 @@ class GymEpisodes:
         self._app = app
 
     async def rows(self, caller: Caller, toolpack: str) -> AsyncIterator[dict[str, Any]]:
-        """Get a row for each task of a toolpack: its prompt, and the functions as tools."""
+        """Get a row for each task of a toolpack: its prompt, and its functions as tools, as they are called there."""
+        catalog = self._app.context.catalog
         listed = (await self._app.request(caller, "list_functions", {}))["result"]
+        described = {(each["toolpack"], each["name"]): each for each in listed}
         after = -1
         while True:
             params = {"toolpack": toolpack, "after": after, "limit": PAGE}
             page = (await self._app.request(caller, "list_tasks", params))["tasks"]
             for task in page:
+                agent = Address(AGENT, frozenset(task["functions"]) if "functions" in task else None)
                 tools = [
-                    {"type": "function", "strict": False, **{name: each[name] for name in SHOWN}}
-                    for each in listed
-                    if each["toolpack"] in task["toolpacks"]
-                    and ("functions" not in task or each["name"] in task["functions"])
+                    {
+                        "type": "function",
+                        "strict": False,
+                        "name": each.name.replace(".", "__"),
+                        **{name: described[each.toolpack, each.registered_name][name] for name in SHOWN},
+                    }
+                    for each in agent.listed(catalog.listed(task["toolpacks"]))
                 ]
                 yield {"task": task["task"], "responses_create_params": {"input": task["prompt"], "tools": tools}}
             if not page:

@@ -68,9 +68,25 @@ def get_balance() -> int:
     return 7
 
 
+@toolpack.function(read_only=True)
+def shake() -> str:
+    """Listen."""
+    return "It rattles."
+
+
 @toolpack.task("look", "How much is in it?")
 def look(rollout) -> bool:
     return rollout.answer == "7"
+
+
+@toolpack.task("compare", "Is more in it than in the bank?", toolpacks={"bank": {}})
+def compare(rollout) -> bool:
+    return rollout.answer == "No."
+
+
+@toolpack.task("count", "How much is where?", toolpacks={"bank": {}}, functions=["get_balance"])
+def count(rollout) -> bool:
+    return rollout.answer == "7 and 1840.25"
 '''
 
 
@@ -241,12 +257,23 @@ def test_rows_have_the_prompt_and_the_functions_of_each_task(agent, server):
     assert "nope" in detail(agent.http.get("/nemo_gym/nope.jsonl"), 400)
 
 
-def test_rows_have_no_function_of_another_toolpack_that_has_the_same_name(tmp_path):
+def test_rows_name_functions_as_they_are_called_there_where_toolpacks_have_one_of_the_same_name(tmp_path):
     (tmp_path / "purse.py").write_text(PURSE)
     with server_process.served(tmp_path, "--pack-dir", str(tmp_path), "--packs", "purse,bank") as served:
-        (row,) = map(json.loads, served.http.get("/nemo_gym/purse.jsonl").text.splitlines())
-        tools = row["responses_create_params"]["tools"]
-        assert [(tool["name"], tool["description"]) for tool in tools] == [("get_balance", "Look inside.")]
+        rows = [*map(json.loads, served.http.get("/nemo_gym/purse.jsonl").text.splitlines())]
+        tools = {row["task"]: row["responses_create_params"]["tools"] for row in rows}
+        told = [(tool["name"], tool["description"]) for tool in tools["purse/look"]]
+        assert told == [("get_balance", "Look inside."), ("shake", "Listen.")]
+        both = ["purse__get_balance", "bank__get_balance"]
+        assert [tool["name"] for tool in tools["purse/count"]] == both
+        for task, listed in tools.items():
+            agent = served.rpc("create_session", task=task)["agent_path"]
+            body = {"jsonrpc": "2.0", "id": 1, "method": "list_functions", "params": {"format": "openai"}}
+            session = served.http.post(agent, json=body).json()["result"]["result"]
+            assert [each["name"] for each in listed] == [each["function"]["name"] for each in session]
+        with contextlib.closing(Agent(served.url)) as agent:
+            agent.seed("purse/count")
+            assert [agent.post(f"/{name}", {}).text for name in both] == ["7", "1840.25"]
 
 
 def test_an_answer_that_is_too_long_is_none(agent):
