@@ -14,6 +14,7 @@ SIGNALS = ("OTEL_EXPORTER_OTLP_ENDPOINT", *(f"OTEL_EXPORTER_OTLP_{each}_ENDPOINT
 """The variables of which one must be set."""
 PROTOCOL = "http/protobuf"
 SECONDS = 10.0  # that one request may take, unless a variable says otherwise
+MOST = 2**31 - 1  # of what a variable says: neither threads nor queues take any number
 _TRUE = {"true", "1", "span_only", "event_only", "span_and_event"}
 
 
@@ -72,15 +73,18 @@ def _headers(text: str) -> dict[str, str]:
 
 def _seconds(text: str) -> float:
     try:
-        return float(text) if text else SECONDS
+        seconds = float(text) if text else SECONDS
     except ValueError:
-        raise ValueError("OTEL_EXPORTER_OTLP_TIMEOUT isn't a number of seconds: correct it.") from None
+        seconds = 0
+    if not 0 < seconds <= MOST:
+        raise ValueError("OTEL_EXPORTER_OTLP_TIMEOUT isn't a number of seconds: correct it.")
+    return seconds
 
 
 def number(name: str, default: int) -> int:
-    """Get a positive whole number; the default if there is none."""
+    """Get a positive whole number, at most `MOST`; the default if there is none."""
     text = os.environ.get(name, "").strip()
-    return int(text) if text.isdigit() and int(text) else default
+    return min(int(text), MOST) if text.isdecimal() and int(text) else default
 
 
 def captures_content() -> bool:

@@ -302,6 +302,15 @@ def test_a_request_is_sent_again_for_what_the_standard_says_and_nothing_else(rec
     assert len(receiver.headers) == times
 
 
+def test_what_the_receiver_may_have_taken_is_not_sent_again(receiver, monkeypatch):
+    monkeypatch.setattr(sending, "PAUSE_SECONDS", 0.0)
+    receiver.silent = True
+    target = targets(receiver.variables(OTEL_EXPORTER_OTLP_TIMEOUT="0.3"))["TRACES"]
+    assert sending.Sender({}, bytes, bytes)._post(target, b"") is False
+    assert receiver.heard.wait(serving.PATIENCE)
+    assert len(receiver.headers) == 1
+
+
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_headers_go_to_the_receiver_alone_and_not_where_it_redirects_to(receiver, bench, caplog, status):
     with otlp_receiver.receiving() as stranger:
@@ -323,6 +332,13 @@ def test_what_is_too_much_for_the_queue_is_lost(monkeypatch):
     for number in range(5):
         sender.put(number)
     assert ([*sender._queue], sender._lost) == ([3, 4], 3)
+
+
+def test_numbers_that_no_queue_and_no_clock_takes_are_cut(receiver, bench):
+    huge = dict.fromkeys(["OTEL_BSP_SCHEDULE_DELAY", "OTEL_METRIC_EXPORT_INTERVAL"], "9" * 30)
+    server = bench(variables={**huge, "OTEL_BSP_MAX_QUEUE_SIZE": "9" * 30, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "1"})
+    server.call(server.create(), "total")
+    assert receiver.wait_for("run_function total")
 
 
 def test_headers_and_gzip_are_sent(receiver, bench):
