@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context, ContextVar
+from contextvars import Context
 from typing import Any, NoReturn
 
 from server.base.forked import in_forked
@@ -21,8 +21,6 @@ from server.functions.leftovers import LoopExecutor
 from server.functions.steps import Settled
 
 IDLE_SECONDS = 10.0  # until the thread of a loop that nobody needs ends
-
-_call: ContextVar["SharedCall | None"] = of_call
 
 
 class SharedCall:
@@ -197,7 +195,7 @@ class SharedLoop(CallLoop):
             self._ended(call)
             return
         context = Context() if call.context is None else call.context.copy()
-        context.run(_call.set, call)
+        context.run(of_call.set, call)
         main = self.create_task(call.coroutine, context=context)
         main.add_done_callback(self._main_ended, context=Context())
 
@@ -247,7 +245,7 @@ class SharedLoop(CallLoop):
     ) -> asyncio.Handle:
         self._scheduled_steps += 1
         handle = super().call_soon(callback, *args, context=context)
-        call = _call.get() if context is None else context.get(_call)
+        call: SharedCall | None = of_call.get() if context is None else context.get(of_call)
         if call is not None and call.ended:  # a callback that schedules itself would keep the loop busy forever
             handle.cancel()
         return handle
@@ -256,7 +254,7 @@ class SharedLoop(CallLoop):
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = super().call_at(when, callback, *args, context=context)
-        call = _call.get()
+        call: SharedCall | None = of_call.get()
         if call is not None:
             timers = call.timers
             if len(timers) >= 32 and not len(timers) & (len(timers) - 1):  # noqa: PLR2004 - now and then
@@ -268,7 +266,7 @@ class SharedLoop(CallLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any
     ) -> Any:
-        call = _call.get()
+        call: SharedCall | None = of_call.get()
         if executor is None and call is not None:
             call.used_threads = True
             if call.executor is None:
@@ -283,7 +281,7 @@ def _end_process(_timeout: float | None = None) -> NoReturn:
 
 def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **given: Any) -> CallTask:
     context = given.get("context")
-    call = _call.get() if context is None else context.get(_call)
+    call: SharedCall | None = of_call.get() if context is None else context.get(of_call)
     task = CallTask(coroutine, loop=loop, **given)
     asyncio._unregister_task(task)  # noqa: SLF001 - documented, for tasks of third parties: `all_tasks` shows none of it
     if call is not None:
