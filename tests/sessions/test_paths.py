@@ -47,6 +47,20 @@ def test_a_reset_goes_back_on_the_path(stored_bench):
     assert amounts(bench, session_id) == []
 
 
+def test_what_changes_nothing_stays_on_the_path_after_a_reset_to_its_version(stored_bench):
+    bench = stored_bench
+    session_id = bench.create()
+    bench.call(session_id, "add", amount=1)
+    bench.call(session_id, "total")
+    for _ in range(2):
+        bench.rpc("reset_session", session_id=session_id, version=1)
+        assert amounts(bench, session_id) == [1, None]
+    bench.call(session_id, "total")  # at version 3, which the reset has made
+    assert amounts(bench, session_id) == [1, None, None]
+    bench.rpc("reset_session", session_id=session_id, version=1)
+    assert amounts(bench, session_id) == [1, None]
+
+
 def test_a_forks_path_begins_with_that_of_its_parent(stored_bench):
     bench = stored_bench
     root = bench.create()

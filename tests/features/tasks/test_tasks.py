@@ -340,6 +340,8 @@ def test_an_answer_ends_the_agents_part_once_on_a_path(bench):
     assert trace[1]["answer"] == "Done."
     assert bench.result(session_id, "look") == {"dishes": 1}
     assert verdict(bench, session_id)["passed"]
+    bench.rpc("reset_session", session_id=session_id, version=1)  # at which the answer was given
+    assert agent(bench, key, "get_task")["done"] is True
     bench.rpc("reset_session", session_id=session_id, version=0)
     assert agent(bench, key, "get_task") == {
         "prompt": "Do the dishes, once.",
