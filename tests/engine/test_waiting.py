@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import serving
-from serving import PATIENCE, Bench, wait_until
+from serving import PATIENCE, Bench, Clock, wait_until
 
-from server.engine import pace, queues, waiting
+from server.engine import jobs, pace, queues, threads, waiting
 from server.functions import coroutines, shared_loop
 from server.functions.steps import Awaiting
 from server.packs.loading import load_catalog
@@ -118,13 +118,20 @@ def test_a_session_keeps_its_order(bench, gate):
 
 
 @pytest.mark.parametrize("how", ["wait", "swallow", "leave", "block", "compute"])
-def test_it_is_answered_at_its_deadline_and_changes_nothing(bench, gate, how):
+def test_it_is_answered_at_its_deadline_and_changes_nothing(bench, gate, how, monkeypatch):
+    usual = waiting.BLOCKED_LOOKS
+    monkeypatch.setattr(waiting, "BLOCKED_LOOKS", 10**9)  # a loop that is kept for long is interrupted
+    clock = Clock(monkeypatch, jobs, threads, waiting)
     session_id = bench.create("pauses")
-    envelope = bench.call(session_id, "hang", how=how, gate=gate)
+    call = bench.later_call(session_id, "hang", how=how, gate=gate)
+    wait_until(lambda: f"{how} hangs" in pauses.seen, "the function")
+    clock.move(0.4)
+    envelope = call.result(PATIENCE)
     assert envelope["error"] == "TimeoutError: `hang` took longer than 0.3 s and was given up; nothing has changed."
     assert bench.result(session_id, "note", value="next") == ["next"]
-    if how in ("block", "swallow", "leave"):
+    if how != "wait":
         assert bench.sessions.queues.threads.stuck_threads() == 1
+    monkeypatch.setattr(waiting, "BLOCKED_LOOKS", usual)
     if how == "block":  # until it has been seen for long enough
         wait_until(lambda: shares(bench, "hang") is False, "the verdict")
     if how != "compute":
