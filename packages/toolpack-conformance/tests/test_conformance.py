@@ -83,6 +83,13 @@ def test_a_server_of_mcp_is_asked_what_mcp_has_words_for(url):
     assert (result.exit_code, rows) == (0, [["—", "—"], ["2", "2"], ["1", "1"]]), result.output
 
 
+def test_our_sessions_for_clients_of_mcp_keep_all_that_mcp_has_words_for(url):
+    """As other servers may: an unknown function is an error of the protocol, and one for a large request has no id."""
+    answers = conform_otherwise(url + "/mcp", "mcp", [each for each in GUARANTEES if each != "deadline"])
+    assert [(answer.sentence, answer.failure) for answer in answers if answer.failure] == []
+    assert {each.guarantee for each in answers} >= {"isolation", "atomic", "exact", "limits", "MCP"}
+
+
 def process(folder, **variables):
     """Serve in a process of its own, which has WebSockets."""
     pytest.importorskip("websockets", reason="--protocol openenv needs it")

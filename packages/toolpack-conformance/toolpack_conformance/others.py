@@ -236,14 +236,18 @@ class McpSession:
         self.mcp = McpClient(target, path)
 
     def _call(self, call: Call) -> Any:
-        answer = self.mcp.call(*call)
+        name, arguments = call
+        reply = self.mcp.reply("tools/call", {"name": name, "arguments": arguments})
+        if "error" in reply:  # so MCP has a call of an unknown function answered
+            return CallFailed(str(reply["error"]["message"]))
+        answer = reply["result"]
         text = "".join(block.get("text", "") for block in answer["content"])
         if answer.get("isError"):
             return CallFailed(text)
         structured = answer.get("structuredContent")
         if isinstance(structured, dict) and "result" in structured:
             return structured["result"]
-        return _value(text) if text else None
+        return _value(text) if answer["content"] else None
 
     def together(self, calls: Sequence[Call]) -> list[Any]:
         with ThreadPoolExecutor(len(calls)) as pool:

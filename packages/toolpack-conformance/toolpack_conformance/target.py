@@ -314,6 +314,8 @@ def check_response(reply: Any, request_id: Any) -> None:
         raise Failed(f"a response has either a result or an error, not {_shown(reply)}")
     if "id" not in reply:
         raise Failed("a response has no id")
+    if reply["id"] is None and "error" in reply and request_id is not None:
+        raise Refused("an error says nothing of its request, as its id is null")
     expect(reply["id"], request_id, "the id of a response")
     if "error" in reply:
         error = reply["error"]
