@@ -18,13 +18,13 @@ from server.execution.failure import CallFailure, Failure
 from server.execution.initial import Built, build, parse
 from server.execution.plan import Plan
 from server.execution.runner import RunnerOperation
-from server.execution.views import as_json, bound, reading, same_chain, thawed, view
+from server.execution.views import as_json, bound, reading, thawed, view
 from server.execution.world import ExecutionContext, Snapshot
 from server.functions.leftovers import Watch
 from server.functions.steps import Steps, run_steps
 from server.jsonio.strict import dumps, loads
 from server.snapshots.pickling import freeze
-from server.volumes.volume import is_piece
+from server.volumes.volume import Volume, is_piece
 
 
 class RunCall(RunnerOperation[Outcome]):
@@ -208,7 +208,7 @@ class PatchVolumes(RunnerOperation[list[dict[str, Any]]]):
                     found.append({"op": "add", "path": path, "value": right.view()})
                 elif right is None:
                     found.append({"op": "remove", "path": path})
-                elif left is not None and not same_chain(self.before, self.after, name):
+                elif left is not None and not _is_same(left, right):
                     found += left.patch(right, path, text_diffs=self.text_diffs)
         return found
 
@@ -224,6 +224,12 @@ OPERATIONS: tuple[type[RunnerOperation[Any]], ...] = (
     ExportVolumes,
     PatchVolumes,
 )
+
+
+def _is_same(left: Volume, right: Volume) -> bool:
+    """Whether two volumes consist of the same pieces."""
+    keys = [volume.mount and volume.mount.chain.key for volume in (left, right)]
+    return keys[0] is not None and keys[0] == keys[1]
 
 
 def _pieces(snapshot: Snapshot) -> Snapshot:

@@ -87,9 +87,8 @@ def merge(parts: Iterable[BaseModel]) -> BaseModel:
     if len(parts) == 1:
         return parts[0]
     values = {name: value for part in parts for name, value in part.__dict__.items()}
-    kind: type[BaseModel] = max(
-        map(type, parts), key=lambda kind: len(kind.__mro__)
-    )  # an emptied part may be of a base class
+    # An emptied part may be of a base class.
+    kind: type[BaseModel] = max(map(type, parts), key=lambda each: len(each.__mro__))
     whole = _new(kind, {name: values.pop(name) for name in [*kind.model_fields, *values] if name in values})
     for part in parts:
         object.__setattr__(whole, "__pydantic_fields_set__", whole.model_fields_set | part.model_fields_set)

@@ -74,12 +74,3 @@ def bound(snapshot: Snapshot, volumes: Volumes) -> Mapping[str, Volume]:
     for toolpack in dict.fromkeys(map(toolpack_of, snapshot.parts)):
         volumes.bind(toolpack, None, snapshot)
     return volumes.bound
-
-
-def same_chain(before: Snapshot, after: Snapshot, name: str) -> bool:
-    """Whether a volume consists of the same pieces in two snapshots."""
-    ids = [
-        [blob_id for part, blob_id in snapshot.parts.items() if part.startswith(f"{name}:")]
-        for snapshot in (before, after)
-    ]
-    return ids[0] == ids[1] and all(ids[0])

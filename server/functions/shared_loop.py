@@ -70,9 +70,8 @@ class SharedLoop(CallLoop):
         self._arrived: deque[SharedCall] = deque()
         self._coming = False  # a callback that lets them begin
         self._ending = False
-        self._clock: int | None = (
-            None  # of the thread; unlike the thread's number, it may be asked of one that has ended
-        )
+        # Of the thread; unlike the thread's number, it may be asked of one that has ended.
+        self._clock: int | None = None
         self._lock = threading.Lock()
         self._wanted = threading.Event()
         self.thread: threading.Thread | None = None
@@ -240,9 +239,7 @@ class SharedLoop(CallLoop):
 
     # What a function can't do, or does for its own call alone
 
-    def call_soon(  # type: ignore[override]
-        self, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         self._scheduled_steps += 1
         handle = super().call_soon(callback, *args, context=context)
         call: SharedCall | None = of_call.get() if context is None else context.get(of_call)
@@ -250,9 +247,7 @@ class SharedLoop(CallLoop):
             handle.cancel()
         return handle
 
-    def call_at(  # type: ignore[override]
-        self, when: float, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:  # type: ignore[override]
         timer = super().call_at(when, callback, *args, context=context)
         call: SharedCall | None = of_call.get()
         if call is not None:
@@ -263,9 +258,7 @@ class SharedLoop(CallLoop):
             timers.append(timer)
         return timer
 
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Any, func: Any, *args: Any
-    ) -> Any:
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
         call: SharedCall | None = of_call.get()
         if executor is None and call is not None:
             call.used_threads = True

@@ -123,5 +123,5 @@ def is_plain(cls: type, of_classes: Container[type]) -> bool:
 
 def ambiguous(packs: Iterable[Toolpack]) -> str:
     """Say which functions of these toolpacks can't be told apart in one session; "" if all can."""
-    found = ambiguous_names(called_names({pack.name: pack.functions for pack in packs}))
+    found = [*map(".".join, ambiguous_names(called_names({pack.name: pack.functions for pack in packs})))]
     return f"{' and '.join(found)} have the same name where names allow no dots" if found else ""

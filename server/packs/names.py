@@ -23,17 +23,13 @@ def called_names(toolpacks: Mapping[str, Iterable[str]]) -> dict[RegisteredName,
     while True:
         called = {each: f"{each[0]}.{each[1]}" if each[1] in prefixed else each[1] for each in functions}
         # Again, as a name with its prefix may be spelled like another one.
-        more = {name for _, name in _ambiguous(called)} - prefixed
+        more = {name for _, name in ambiguous_names(called)} - prefixed
         if not more:
             return called
         prefixed |= more
 
 
-def ambiguous_names(called: Mapping[RegisteredName, str]) -> list[str]:
-    """Describe the functions that even their prefixes don't tell apart: those of toolpacks such as `a.b` and `a__b`."""
-    return [f"{toolpack}.{name}" for toolpack, name in _ambiguous(called)]
-
-
-def _ambiguous(called: Mapping[RegisteredName, str]) -> list[RegisteredName]:
+def ambiguous_names(called: Mapping[RegisteredName, str]) -> list[RegisteredName]:
+    """Get the functions that can't be told apart; even prefixes don't help if toolpacks are called `a.b` and `a__b`."""
     spellings = Counter(spelling for name in called.values() for spelling in {name, without_dots(name)})
     return [each for each, name in called.items() if spellings[name] > 1 or spellings[without_dots(name)] > 1]
