@@ -75,13 +75,11 @@ class Commands(click.Group):
         names = {name[begins:]: path for name, path in all_commands().items() if name.startswith(self._prefix)}
         return {name.partition(" ")[0]: "" if " " in name else path for name, path in names.items()}
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        del ctx
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(self._paths())
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the list of commands without importing them."""
-        del ctx
         found = sorted(self._paths().items())
         width = formatter.width - max(len(name) for name, _ in found) - 6
         with formatter.section("Commands"):
@@ -89,8 +87,7 @@ class Commands(click.Group):
             short = {name: click.Command(name, help=text) for name, text in texts.items()}
             formatter.write_dl([(name, command.get_short_help_str(width)) for name, command in short.items()])
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        del ctx
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         gc.disable()  # there is nothing to collect while modules are imported, and looking for it takes a fifth longer
         try:
             if not self._prefix and cmd_name in GROUPS:

@@ -25,13 +25,10 @@ T = TypeVar("T")
 
 def look_options(command: Any) -> Any:
     """Decorator: add the flags that choose a server or a store."""
-    command = click.option("--store", help="Store to look at.  [default: SQLite in the data directory]")(command)
-    command = click.option("--data-dir", type=Path, help="Folder of a server's data.  [default: .toolpack-server]")(
-        command
-    )
-    return server_options("Server to look at, like http://127.0.0.1:8000; default: look into the data directory.")(
-        command
-    )
+    server = server_options("Server to look at, like http://127.0.0.1:8000; default: look into the data directory.")
+    data_dir = click.option("--data-dir", type=Path, help="Folder of a server's data.  [default: .toolpack-server]")
+    store = click.option("--store", help="Store to look at.  [default: SQLite in the data directory]")
+    return server(data_dir(store(command)))
 
 
 def look_at(

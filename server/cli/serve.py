@@ -33,9 +33,8 @@ from server.wiring.stores import opener
 
 
 class _Serve(click.Command):
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """List the settings, those of features too."""
-        del ctx
         with formatter.section("Environment variables"):
             for name, (default, sentence) in {**Settings.described(), **feature_variables()}.items():
                 formatter.write_text(name)

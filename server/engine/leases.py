@@ -203,8 +203,7 @@ class AcquireLeases(Job):
     def work(self) -> None:
         self._leases.acquire(self._states)
 
-    def complete(self, *, timed_out: bool) -> bool:
-        del timed_out  # it has no deadline
+    def complete(self, *, timed_out: bool) -> bool:  # noqa: ARG002 - it has no deadline
         for job in self._jobs:
             self._submit(job)
         return False

@@ -30,9 +30,8 @@ class Conditions:
         """Let them hold for a block; this process does nothing else meanwhile."""
         raise NotImplementedError
 
-    def later(self, seconds: float) -> Self:
+    def later(self, seconds: float) -> Self:  # noqa: ARG002 - a subclass uses it
         """Get those of the same call so many seconds later."""
-        del seconds
         return self
 
     def find(self, environment: BaseModel, classes: ClassTable) -> Any:

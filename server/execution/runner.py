@@ -42,12 +42,11 @@ class RunnerOperation(Generic[T_co]):
         return self.run(context)
         yield  # which makes it a generator
 
-    def fits(self, result: Any) -> bool:
+    def fits(self, result: Any) -> bool:  # noqa: ARG002 - a subclass uses it
         """Whether a result of the right shape can be its own; a process that isn't trusted may have made it.
 
         A `ValueError` says that it can't, too.
         """
-        del result
         return True
 
     def crashed(self, error: CrashedError) -> T_co:

@@ -32,17 +32,15 @@ class CreationHook:
         """Get the request as the feature changes it; runs in a thread, as it may run a toolpack's code."""
         return request
 
-    def kept(self, request: SessionRequest) -> Mapping[str, Any]:
+    def kept(self, request: SessionRequest) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it
         """Get the parameters that are kept with the session's recipe, to begin such a session again."""
-        del request
         return {}
 
     def check_kept(self, kept: Mapping[str, Any], toolpacks: Sequence[str]) -> None:
         """Check what a bundle says that its session keeps with the recipe; the toolpacks are loaded."""
 
-    def details(self, request: SessionRequest) -> Mapping[str, Any]:
+    def details(self, request: SessionRequest) -> Mapping[str, Any]:  # noqa: ARG002 - likewise
         """Get what is kept with this session alone; its forks have details of their own."""
-        del request
         return {}
 
     def details_of_fork(
