@@ -55,17 +55,21 @@ class Shard:
                 with self._lock:
                     begins, self.lost = not self.lost, True
                 if begins:
-                    self.look_after(self._come_back)
+                    self.look_after(self._come_back, error)
             raise
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
         """Get blobs, for whoever keeps them outside and asks each shard which it has."""
         return self.do(lambda store: store.blobs(ids))
 
-    def look_after(self, come_back: Callable[[], None]) -> None:
+    def look_after(self, come_back: Callable[[], None], error: OverloadedError) -> None:
         """Look whether it can be used again, until it can."""
         self.lost = True
-        log.warning("The store's shard %s can't be reached: its sessions are refused until it answers", self.label)
+        log.warning(
+            "The store's shard %s can't be reached: its sessions are refused until it answers (%s)",
+            self.label,
+            error.__cause__ or error,
+        )
         threading.Thread(target=self._look, args=(come_back,), name="shard", daemon=True).start()
 
     def _look(self, come_back: Callable[[], None]) -> None:

@@ -114,8 +114,8 @@ class RedisShards:
                 shard.store.take_place(shard.name, names)
         if len({shard.name for shard in found}) < len(found):
             raise SettingsError("--store names a shard twice: name each once.")
-        for shard in away:
-            shard.look_after(partial(self._join, shard, names))
+        for shard, why_away in away.items():
+            shard.look_after(partial(self._join, shard, names), why_away)
         return names
 
     def _named(self, found: Iterable[Shard]) -> tuple[str, ...]:

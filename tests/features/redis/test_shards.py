@@ -253,6 +253,16 @@ def test_a_shard_that_has_lost_everything_begins_anew_only_if_somebody_says_so(s
 # One that is lost
 
 
+def test_why_a_shard_cant_be_used_is_in_the_log(shard_urls, url, caplog):
+    open_store(url).close()
+    wrong = shard_urls[0].replace("redis://", "redis://ann:s3cret@")
+    with contextlib.closing(open_store(",".join([wrong, *shard_urls[1:]]))):
+        (said,) = [each for each in caplog.messages if "can't be reached" in each]
+    assert said.startswith(f"The store's shard {shard_urls[0].removeprefix('redis://')} can't be reached")
+    assert "invalid username-password pair" in said
+    assert "s3cret" not in said
+
+
 def test_of_a_lost_shard_only_its_families_are_refused_until_it_is_back(machines):
     with serving.Bench(store=machines.url) as bench:
         store = bench.store
