@@ -4,6 +4,7 @@ import asyncio
 import builtins
 import json
 import threading
+from types import SimpleNamespace
 
 import phone
 import pytest
@@ -11,10 +12,12 @@ from chat_endpoint import KEY, called, completion, cut_off, endpoint, refused, s
 from ci import without
 from command_line import run_here
 from http_server import running
+from serving import PATIENCE
 from starlette.responses import Response
 
 from toolpack_server.client import AgentClient, Client
-from toolpack_server.user.model import _seconds
+from toolpack_server.user import model as models
+from toolpack_server.user.model import ChatModel, _seconds
 from toolpack_server.user.place import Limits, View
 from toolpack_server.user.run import installed_kinds
 
@@ -446,6 +449,26 @@ def test_calls_of_functions_count_and_what_is_said_to_others_is_not_heard():
     assert (place.may_call, place.heard) == (False, -1)
 
 
-@pytest.mark.parametrize(("header", "seconds"), [("3600", 60), ("2", 2), ("-1", 0), ("soon", 0), (None, 0)])
+@pytest.mark.parametrize(("header", "seconds"), [("3600", 60), ("2", 2), ("-1", 0), ("nan", 0), ("soon", 0), (None, 0)])
 def test_an_endpoint_is_left_alone_for_a_minute_at_most(header, seconds):
     assert _seconds(header) == seconds
+
+
+def test_an_endpoint_may_be_silent_for_days(monkeypatch):
+    pytest.importorskip("openai")
+    paused = []
+
+    async def pause(seconds):
+        paused.append(seconds)
+
+    async def silent(**_asked):
+        raise TimeoutError
+
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    made = ChatModel("m", None, PATIENCE, 2000)
+    made._client.chat.completions.with_raw_response.create = silent
+    monkeypatch.setattr(models, "asyncio", SimpleNamespace(sleep=pause, timeout=asyncio.timeout))
+    with pytest.raises(models.ModelError, match="hasn't answered"):
+        asyncio.run(made.answer([], [], 0))
+    assert len(paused) == 2000
+    assert max(paused) <= 60

@@ -16,6 +16,7 @@ import click
 from server.base.errors import ClientError
 
 _FIRST_PAUSE_SECONDS = 0.5
+_DOUBLINGS = 10  # of the pause: more than there are until the longest one
 _LONGEST_PAUSE_SECONDS = 60.0  # also of those that an endpoint asks for
 _MISTAKES = (401, 403, 404)  # of whoever has started the program: the key, or the model's name
 _AGAIN = (408, 409, 429)
@@ -149,7 +150,7 @@ class ChatModel:
                 failed, asked = self._failure(error)
                 if attempt >= self._retries or failed.reason == "refused":
                     raise failed from None
-            longest = min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS)
+            longest = min(_FIRST_PAUSE_SECONDS * 2 ** min(attempt, _DOUBLINGS), _LONGEST_PAUSE_SECONDS)
             await asyncio.sleep(max(asked, random.uniform(longest / 2, longest)))  # noqa: S311 - no secret
             attempt += 1
 
@@ -219,6 +220,6 @@ def _object(text: str) -> dict[str, Any] | None:
 def _seconds(header: str | None) -> float:
     """Get the seconds of a `Retry-After`; 0 if it is a date, or anything else."""
     try:
-        return min(max(float(header or 0), 0.0), _LONGEST_PAUSE_SECONDS)
+        return min(max(0.0, float(header or 0)), _LONGEST_PAUSE_SECONDS)  # in this order: 0 for NaN, too
     except ValueError:
         return 0.0

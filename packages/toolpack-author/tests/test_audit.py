@@ -9,7 +9,8 @@ import serving
 from command_line import invoke
 from serving import PACKS
 
-from server.base.settings import Settings
+from server.base.errors import SettingsError
+from server.base.settings import Settings, read_settings
 from server.features.tasks.finding import all_tasks
 from server.packs.loading import load_catalog
 from server.processes import child
@@ -281,6 +282,12 @@ def counter(tmp_path, body="", logged="'pressed'"):
     source = HEAD.replace("LOGGED", logged) + (SECOND.replace("BODY", body) if body else "")
     (tmp_path / "counter.py").write_text(source)
     return Settings(store="memory:", pack_dir=(tmp_path,), packs=("counter",)).give(AuditSettings(memory_bytes=2**28))
+
+
+def test_a_limit_that_no_system_can_count_is_refused(monkeypatch):
+    monkeypatch.setenv("TOOLPACK_AUDIT_MEMORY_BYTES", "9" * 30)
+    with pytest.raises(SettingsError, match="TOOLPACK_AUDIT_MEMORY_BYTES: Input should be less than or equal to"):
+        read_settings(AuditSettings)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ Report = dict[str, Any]
 
 class AuditSettings(FeatureSettings, feature="audit"):
     memory_bytes: int = Field(
-        2 * 2**30, gt=0, description="Memory that the audit of tasks may take beyond what it starts with."
+        2 * 2**30, gt=0, le=2**60, description="Memory that the audit of tasks may take beyond what it starts with."
     )
 
 
