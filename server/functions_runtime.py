@@ -112,12 +112,9 @@ class Function(BaseModel):
         return bound
 
 
-FUNCTION_FIELDS = frozenset(Function.model_fields)
-
-
 def is_ready(candidate: object) -> bool:
     """Return whether `candidate` has all fields of a `Function`, as AgentDojo's own objects do."""
-    return all(hasattr(candidate, field) for field in FUNCTION_FIELDS)
+    return all(hasattr(candidate, field) for field in Function.model_fields)
 
 
 def make_function(function: Callable[..., Any]) -> Function:
