@@ -25,7 +25,16 @@ from server.features.api_commands import echo, packs_options, progress
 from server.features.executors.settings import ExecutorsSettings
 from server.features.receipts.entries import bundle_of, difference, entry_of
 from server.features.receipts.keys import check_installed, public_key
-from server.features.receipts.receipt import Receipt, ReceiptEntry, ReceiptPart, Refused, Times, canonical, read
+from server.features.receipts.receipt import (
+    MOST_BYTES,
+    Receipt,
+    ReceiptEntry,
+    ReceiptPart,
+    Refused,
+    Times,
+    canonical,
+    read,
+)
 from server.features.replay.bundle_format import BundleHead
 from server.features.replay.bundles import ImportRequest
 from server.features.replay.code import codes_of
@@ -105,11 +114,16 @@ def _refusing() -> Iterator[None]:
 
 
 def _settings(pack_dir: tuple[Path, ...], packs: str | None, *, sandbox: bool) -> Settings:
-    if sandbox:
-        settings = memory_settings(pack_dir, packs, isolation="process")
-        return settings.give(read_settings(ExecutorsSettings, sandbox=("files", "network")))
-    isolation = "process" if sys.platform == "linux" else THREAD
-    return memory_settings(pack_dir, packs, isolation=isolation)
+    process = sandbox or sys.platform == "linux"
+    settings = memory_settings(
+        pack_dir,
+        packs,
+        isolation="process" if process else THREAD,
+        # Whatever a receipt may have is taken, wherever it was made.
+        max_body_bytes=2 * MOST_BYTES,
+        max_bytes_in_flight=16 * MOST_BYTES,
+    )
+    return settings.give(read_settings(ExecutorsSettings, sandbox=("files", "network"))) if sandbox else settings
 
 
 def _other_code(catalog: Catalog, receipt: Receipt) -> list[str]:

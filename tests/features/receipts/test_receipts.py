@@ -110,6 +110,12 @@ def test_a_program_gets_json_and_people_get_a_page(made, tmp_path):
     assert f"4 of 4 sessions came out equal {said}" in (tmp_path / "page.html").read_text()
 
 
+def test_a_receipt_is_verified_whatever_a_request_may_have_here(made):
+    """A server that takes larger requests than this one makes receipts with more of a session."""
+    ended = run_here("verify", *PACKS, "--no-sandbox", made.file, TOOLPACK_MAX_BODY_BYTES="1024")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")
 def test_a_page_that_has_no_room_is_no_difference(made):
     ended = run_here("verify", *PACKS, "--no-sandbox", "--html", "/dev/full", made.file)
