@@ -369,7 +369,8 @@ def test_the_variables_say_where_to():
         "TRACES": "own",
         "METRICS": "all",
     }
-    for wrong in ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, {"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"}):
+    times = [{"OTEL_EXPORTER_OTLP_TIMEOUT": each} for each in ("soon", "0", "-1", "nan", "inf", "1e300")]
+    for wrong in ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, *times):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             urls(**base, **wrong)
     with pytest.raises(ValueError, match="http://"):
