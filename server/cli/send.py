@@ -62,25 +62,8 @@ def remote(url: str, token: str | None) -> Send:
         raise click.UsageError("--url is not of the form http://host:port.")
     if token and not re.fullmatch("[!-~]+", token):
         raise click.UsageError("--token, or TOOLPACK_TOKEN, has other characters than visible ASCII: give a token.")
-    # What only this needs is imported here.
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415
-
-    adapter = functools.cache(TypeAdapter)  # to build one takes longer than a request
     opener = urllib.request.build_opener(_NoRedirects)
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-
-    def checked(method: str, shape: Any, reply: bytes) -> Any:
-        try:
-            result = _result(reply)
-            adapter(shape).validate_python(result)
-        except ValidationError as error:
-            problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            place = ".".join(map(str, ["result", *problem["loc"]]))
-            raise click.ClickException(
-                f"{url} answers {method} in another way than this version ({place}: {problem['msg']}): is it a "
-                "Toolpack Server of the same version?"
-            ) from None
-        return result
 
     def ask(method: str, params: dict[str, Any], agent_path: str | None, shape: Any) -> Any:
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
@@ -91,7 +74,7 @@ def remote(url: str, token: str | None) -> Send:
         request = urllib.request.Request(place, body, headers)  # noqa: S310 - checked above
         try:
             with opener.open(request) as reply:
-                return checked(method, shape, _read(reply))
+                return _checked(url, method, shape, _read(reply))
         except urllib.error.HTTPError as error:
             with error:
                 if error.code in REDIRECTS:
@@ -100,7 +83,7 @@ def remote(url: str, token: str | None) -> Send:
                 if error.code == UNAUTHORIZED:
                     why = f"{url} asks for a token: give one that it knows, with --token or as TOOLPACK_TOKEN."
                     raise click.ClickException(why) from None
-                return checked(method, shape, _read(error))
+                return _checked(url, method, shape, _read(error))
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or str(error) or type(error).__name__
             raise click.ClickException(f"{url} can't be reached: {why}. Is the server running?") from None
@@ -124,6 +107,30 @@ def _results() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         for some in (clients_methods(methods), agents_methods(methods))
     )
     return clients, agents
+
+
+def _checked(url: str, method: str, shape: Any, reply: bytes) -> Any:
+    """Get the result of a reply, which has this shape."""
+    from pydantic import ValidationError  # noqa: PLC0415 - what sends to a service in this process needs none of it
+
+    try:
+        result = _result(reply)
+        _adapter(shape).validate_python(result)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, ["result", *problem["loc"]]))
+        raise click.ClickException(
+            f"{url} answers {method} in another way than this version ({place}: {problem['msg']}): is it a Toolpack "
+            "Server of the same version?"
+        ) from None
+    return result
+
+
+@functools.cache  # to build one takes longer than a request
+def _adapter(shape: Any) -> Any:
+    from pydantic import TypeAdapter  # noqa: PLC0415 - likewise
+
+    return TypeAdapter(shape)
 
 
 async def _in_thread(work: Callable[[], Any]) -> Any:

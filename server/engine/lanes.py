@@ -111,12 +111,12 @@ class Lane:
     def occupy(self, job: Job) -> None:
         """Take a place for a job that runs already, even if there is none."""
         if not self._is_inside(job):
-            self._take_place(job, self._weigh(job))
+            self._take_place(job)
 
     def reweigh(self, job: Job) -> None:
         """Weigh a job again that is inside already."""
         self._give_back(job)
-        self._take_place(job, self._weigh(job))
+        self._take_place(job)
 
     def leave(self, job: Job) -> list[Job]:
         """Give back the place of a job that has ended; get the jobs that are to start now."""
@@ -156,8 +156,8 @@ class Lane:
                 taken += [self._next(share, kind) for _ in range(how_many(kind, jobs))]
         return taken
 
-    def _take_place(self, job: Job, weight: int) -> None:
-        self._inside[job] = weight
+    def _take_place(self, job: Job) -> None:
+        self._inside[job] = weight = self._weigh(job)
         self._count(self._share(job), weight)
 
     def _give_back(self, job: Job) -> None:
