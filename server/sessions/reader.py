@@ -193,10 +193,9 @@ class SessionReader:
             InvalidParamsError: The pointer names nothing, or a page is wanted of something that has none.
         """
         snapshot = self._at(session_id, owner, version)
-        if after is not None or limit is not None or pointer:
-            found = self._in_volume(snapshot, pointer, after, limit)
-            if found is not None:
-                return Fragment(found)
+        found = self._in_volume(snapshot, pointer, after, limit)
+        if found is not None:
+            return Fragment(found)
         if volume_pointers(snapshot.parts):
             self._check_is_heavy()
         text = self._runner.run(ViewEnvironments(snapshot))
