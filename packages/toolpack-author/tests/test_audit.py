@@ -418,12 +418,14 @@ def test_what_makes_the_exit_status_1():
         (("--task", "x"), "There is no task that matches 'x': list_tasks shows those that there are."),
         (("--known", "counter.py"), "--known counter.py is no report of audit."),
         (("--known", "none.json"), "--known none.json is no report of audit."),
+        (("--known", "deep.json"), "--known deep.json is no report of audit."),
         (("--ignore", "log"), "--ignore 'log' is no JSON Pointer, such as /bank/log."),
         (("--json", "none/report.json"), "The report can't be written to none/report.json: No such file or directory."),
     ],
 )
 def test_the_command_says_what_is_wrong(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     done = run(tmp_path, *words)
     assert (done.exit_code, done.exception.exit_code) == (1, 2)
     assert done.exception.format_message() == message

@@ -149,7 +149,7 @@ def _known(path: Path) -> Mapping[str, Any]:
             name: {(each["kind"], bool(each["fault"]), each.get("about") or "") for each in task["findings"]}
             for name, task in known["tasks"].items()
         }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise _AuditFailed(f"--known {path} is no report of audit.") from None
 
 
