@@ -2,8 +2,9 @@
 
 The rule: the store stays what says which blobs there are. In the place of a large one it has a stub, with the name of
 an object that was written before. Each object has a name of its own, never used again, also if it has the same content:
-so an object whose stub was dropped can be deleted, whatever others write meanwhile. An object to which no stub leads,
-as after a crash between its writing and the commit, is found by its age.
+so an object whose stub was dropped can be deleted, whatever others write meanwhile. The name ends with a checksum: what
+was read wrong isn't kept, so it is right as soon as the object is. An object to which no stub leads, as after a crash
+between its writing and the commit, is found by its age.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import re
 import secrets
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -172,7 +174,7 @@ class OutsideBlobs:
         """Write objects for blobs, and get their stubs."""
         if not large:
             return {}
-        names = {blob: f"{blob[:2]}/{blob}.{secrets.token_hex(8)}" for blob in large}
+        names = {blob: f"{blob[:2]}/{blob}.{secrets.token_hex(8)}{_checksum(body)}" for blob, body in large.items()}
         self._objects.put({name: large[blob] for blob, name in names.items()})
         for blob, body in large.items():
             self._cache.put(blob, body)
@@ -186,7 +188,8 @@ class OutsideBlobs:
         for blob, name in names.items():
             if name in read:
                 kept[blob] = read[name]
-                self._cache.put(blob, read[name])
+                if name.endswith(_checksum(read[name])):
+                    self._cache.put(blob, read[name])
         found |= kept
         return [blob for blob in outside if blob not in kept]
 
@@ -261,6 +264,10 @@ def _named(store: Any, ids: Collection[str]) -> dict[str, str | None]:
                 missing = {*error.args} & {*some} or {some[0]}
                 some = [blob for blob in some if blob not in missing]
     return named
+
+
+def _checksum(body: bytes) -> str:
+    return f"{zlib.crc32(body):08x}"
 
 
 def _without(blobs: Mapping[str, Any], others: Collection[str]) -> dict[str, Any]:

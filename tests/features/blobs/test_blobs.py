@@ -11,6 +11,7 @@ import pytest
 from command_line import invoke
 from serving import KEY, Bench, open_store, refused, wait_until
 
+from server.base.cache import BoundedCache
 from server.base.errors import MissingBlobError, OverloadedError, SettingsError
 from server.base.settings import Settings
 from server.features.blobs.bucket import Bucket
@@ -279,6 +280,24 @@ def test_a_bucket_that_forgets_is_a_named_refusal_and_version_0_comes_back(bench
     assert "missing from the store: restore it, or reset the session" in error.message
     bench.rpc("reset_session", session_id=kept, version=0)
     assert bench.result(kept, "total") == 0
+
+
+@pytest.mark.parametrize("damage", [lambda body: body[:-1], lambda body: body[:-1] + bytes([body[-1] ^ 1])])
+def test_an_object_that_was_read_wrong_is_right_again_as_soon_as_it_is(bench, tmp_path, damage):
+    """As behind a proxy that cuts an answer: who is told to reset the session then would lose it for nothing."""
+    kept = bench.create("ledger")
+    assert bench.result(kept, "add", amount=3) == 3
+    bench.store._cache = BoundedCache(2**20, len)
+    paths = {path: path.read_bytes() for path in (tmp_path / "blobs").rglob("*.*")}
+    for path, body in paths.items():
+        path.write_bytes(damage(body))
+    refused(-32012, bench.call, kept, "total")
+    for path, body in paths.items():
+        path.write_bytes(body)
+    assert bench.result(kept, "total") == 3
+    for path in paths:
+        path.unlink()
+    assert bench.result(kept, "total") == 3  # that has been kept
 
 
 def test_if_the_object_store_is_away_a_changing_call_is_refused_and_can_be_sent_again(bench, tmp_path, monkeypatch):
