@@ -221,7 +221,7 @@ class Volumes:
         mount, codec = _mount(volume), self._codec
         copied = mount.copy()
         payloads, copied.shape = added_pieces(mount.chain, volume, copied.shape, changed)
-        sealed = codec.seal_all(payloads)
+        sealed = {part: codec.seal(part, payload) for part, payload in payloads.items()}
         changes.blobs.update(sealed)
         changes.counts[stored.name] = len(changed)
         if self._conditions is not None:
