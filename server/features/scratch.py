@@ -19,7 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
-from server.base.errors import OverloadedError
+from server.base.errors import OverloadedError, SettingsError
 from server.base.forked import in_forked, let_go
 from server.base.settings import Settings
 from server.volumes.volume import WorkingCopy
@@ -38,6 +38,13 @@ def is_full(folder: Path) -> bool:
     """Whether there is next to no room where a folder is."""
     state = os.statvfs(folder)
     return state.f_bavail * state.f_frsize < _FREE_BYTES
+
+
+def check_folder(settings: Settings) -> None:
+    """Refuse, with a `SettingsError`, a folder for working copies that isn't one; a full one may be empty again."""
+    folder = settings.scratch_dir
+    if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise SettingsError(f"TOOLPACK_SCRATCH_DIR: {folder} is not a folder in which the server can write: make it.")
 
 
 class _Kept:

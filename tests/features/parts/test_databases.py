@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import database_histories
 import pytest
+from command_line import run
 from serving import ISOLATIONS, PACKS, PATIENCE, Bench, refused, wait_until
 
 from server import Database, Depends, Task, TaskEnvironment, Toolpack
@@ -465,6 +466,13 @@ def test_a_memory_that_is_too_small_is_not_used(caplog, monkeypatch, tmp_path):
     assert "bytes free, less than" in caplog.text
     assert len(caplog.records) == 1
     scratch.close()
+
+
+def test_a_server_doesnt_start_with_a_scratch_folder_that_is_none(tmp_path):
+    words = ("serve", "--port", 0, "--data-dir", tmp_path, "--packs", "bank")
+    ended = run(*words, TOOLPACK_SCRATCH_DIR=str(tmp_path / "none"))
+    said = f"TOOLPACK_SCRATCH_DIR: {tmp_path}/none is not a folder in which the server can write: make it."
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", f"toolpack-server: {said}\n")
 
 
 def test_a_scratch_folder_that_cant_be_used_refuses_calls(tmp_path):
