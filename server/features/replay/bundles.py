@@ -277,9 +277,10 @@ class Bundles:
             raise InvalidParamsError("The bundle doesn't begin with its head.")
         unknown = self._context.unknown(line.head.all_kept(), line.head.details)
         if unknown is not None:
+            made_by = f" ({shown(line.head.server)})" if line.head.server else ""
             raise InvalidParamsError(
                 f"The bundle's session has {unknown!r}, which this server doesn't know: import it on a server of the "
-                f"version that made it, which is {shown(line.head.server)}, or a newer one."
+                f"version that made it{made_by}, or a newer one."
             )
         return line.head
 

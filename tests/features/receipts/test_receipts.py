@@ -484,6 +484,16 @@ def test_whatever_is_no_input_is_compared_though_a_forger_signs_anew(made, again
         assert not again(entry)["equal"], path
 
 
+def test_what_only_another_version_knows_is_named(made, tmp_path):
+    value = copy.deepcopy(made.json)
+    value["sessions"][0]["kept"]["weather"] = "rain"
+    (tmp_path / "r.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
+    ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "has 'weather', which this server doesn't know" in ended.stderr
+    assert ended.stderr.endswith(" on a server of the version that made it, or a newer one.\n")
+
+
 def test_the_first_call_that_differs_is_told(made, tmp_path):
     value = copy.deepcopy(made.json)
     (session,) = [each for each in value["sessions"] if each["task"] == TASKS[0] and each["verdict"]["passed"]]
