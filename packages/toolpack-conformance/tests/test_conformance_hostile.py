@@ -9,7 +9,7 @@ import pytest
 from broken_servers import MANY
 from click.testing import CliRunner
 from hostile_server import REPLIES, bomb, endless, server_that, trickle, trickled_head
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 from test_conformance import serving
 
@@ -144,7 +144,6 @@ def test_a_sessions_paths_are_of_its_server(path):
 
 
 @given(some.sampled_from(PROBES), some.lists(REPLIES, min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None)
 def test_whatever_is_answered_a_check_ends_with_a_sentence(probe, replies):
     class Answers(Target):
         count = 0
