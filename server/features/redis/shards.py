@@ -50,7 +50,7 @@ KNOWN = 65_536  # families, and blobs, of which the shard is remembered
 
 def opened(url: str, *, exclusive: bool = False) -> SharedStore:
     """Open the store of a URL, or of several with commas between them; `RedisStore.from_url` describes one."""
-    urls = re.split(r"\s*,\s*(?=rediss?://)", url.rstrip(", "))
+    urls = [each.strip() for each in re.split(r",(?=\s*rediss?://)", url.rstrip(", "))]
     return RedisShards(urls) if len(urls) > 1 else RedisStore.from_url(url, exclusive=exclusive)
 
 
