@@ -10,6 +10,7 @@ command and its health check. The line that sets up and serves takes half a minu
 as a whole if CI=true; elsewhere only its last part is, in this environment.
 """
 
+import itertools
 import json
 import os
 import re
@@ -519,12 +520,22 @@ def test_a_file_that_shadows_the_package(folder):
     check_console("docs/operate.md", "A `server.py` of your own", folder)
 
 
-def test_ci_runs_the_test_command_and_the_other_checks():
-    commands = "".join(blocks("README.md", "Test", "sh") + blocks("docs/internals/develop.md", "Checks", "sh"))
-    taken = subprocess.run([ROOT / ".ci" / "run", "--print"], stdout=subprocess.PIPE, text=True, check=True).stdout
+@pytest.mark.parametrize(
+    ("flags", "headings", "last"),
+    [
+        ([], ["Checks"], "tests.faults --seconds 20 --store sqlite --store redis\n"),
+        (["--release"], ["Checks", "Checks before a release"], ".ci/examples\n"),
+    ],
+)
+def test_ci_runs_the_test_command_and_the_other_checks(flags, headings, last):
+    documented = [blocks("docs/internals/develop.md", heading, "sh") for heading in headings]
+    commands = "".join(itertools.chain(blocks("README.md", "Test", "sh"), *documented))
+    printing = [ROOT / ".ci" / "run", *flags, "--print"]
+    taken = subprocess.run(printing, stdout=subprocess.PIPE, text=True, check=True).stdout
     assert taken == commands
     assert ".venv/bin/pytest\n" in taken
     assert ".venv/bin/ruff check .\n" in taken
+    assert taken.endswith(last)
 
 
 RUN = {
@@ -538,6 +549,7 @@ RUN = {
     ("docs/command.md", "Serve what you are writing"),
     *(("docs/client.md", heading) for heading in CLIENT_PROGRAMS),
     ("docs/internals/develop.md", "Checks"),
+    ("docs/internals/develop.md", "Checks before a release"),
     ("docs/features.md", "The smallest one"),  # by test_foreign_feature.py
     ("docs/isolation.md", "Turn it on"),
     (HOW_TO, "Data frames"),
