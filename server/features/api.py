@@ -21,7 +21,7 @@ from server.execution.failure import CallFailure
 from server.observability.metrics import MetricFamily
 from server.protocol.parameters import CallId, ForkRequest, Parameters, SessionId, SessionRequest
 from server.protocol.results import AddressPaths, CallRecord, PartFailure, Session
-from server.protocol.rights import AGENT, CLIENT
+from server.protocol.senders import AGENT, CLIENT
 from server.rpc.caller import Caller
 from server.rpc.method import App, Method
 from server.rpc.methods import CreateSession, ForkSession, ListSessions

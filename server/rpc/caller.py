@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from server.base.errors import OverloadedError
-from server.protocol.rights import AGENT, CLIENT
+from server.protocol.senders import AGENT, CLIENT
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from server.base.errors import InvalidParamsError, shown
 from server.packs.pack_function import PackFunction, is_offered
 from server.protocol.parameters import Parameters
-from server.protocol.rights import AGENT
+from server.protocol.senders import AGENT
 from server.sessions.recipes import Recipe
 from server.stores.base import Head, StoredSession
 

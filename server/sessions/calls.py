@@ -24,7 +24,7 @@ from server.functions.steps import Steps
 from server.jsonio.strict import Fragment, cut_if_longer, dumps
 from server.observability.suspects import LIMIT
 from server.protocol import results
-from server.protocol.rights import CLIENT
+from server.protocol.senders import CLIENT
 from server.sessions.context import SessionContext
 from server.sessions.nested import MAX_NESTED_CALLS, NestedRecord
 from server.sessions.operation import SessionOperation

@@ -21,7 +21,7 @@ from typing import Any
 
 from server.base.errors import SessionNotFoundError, StateDamagedError
 from server.jsonio.strict import dumps
-from server.protocol.rights import AGENT
+from server.protocol.senders import AGENT
 from server.sessions.addresses import Addresses
 from server.sessions.recipes import Recipe
 from server.snapshots.seal import KeyedHash

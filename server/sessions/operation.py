@@ -16,7 +16,7 @@ from server.engine.state import NONE, Effect, SessionState, added_bytes
 from server.functions.steps import Steps
 from server.observability.trace_context import trace_context
 from server.observability.tracing import CallTrace
-from server.protocol.rights import CLIENT
+from server.protocol.senders import CLIENT
 from server.sessions.context import SessionContext
 from server.sessions.records import request_digest, stored_call_id
 from server.stores.base import Record, StoredSession

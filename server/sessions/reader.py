@@ -38,7 +38,7 @@ from server.execution.volumes import volume_pointers
 from server.execution.world import Snapshot
 from server.jsonio.strict import Fragment, dumps, loads
 from server.protocol.results import Export, Json, Session
-from server.protocol.rights import AGENT
+from server.protocol.senders import AGENT
 from server.sessions.context import SessionContext
 from server.sessions.part_bytes import PartBytes
 from server.sessions.recipes import Recipe

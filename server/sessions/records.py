@@ -14,7 +14,7 @@ from typing import Any
 
 from server.base.errors import CallIdReusedError, StateDamagedError
 from server.jsonio.strict import Fragment, cut, cut_if_longer, dumps, loads
-from server.protocol.rights import CLIENT
+from server.protocol.senders import CLIENT
 from server.snapshots.seal import KeyedHash
 from server.stores.base import Record, new_record_id
 

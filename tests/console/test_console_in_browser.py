@@ -559,6 +559,7 @@ def test_sessions_are_searched_sorted_and_told_apart(page, server):
 def test_a_list_that_has_not_changed_is_not_sent_again(page, server):
     session_id = bank(server, labels={"quiet": "list"})
     page.open("#/toolpacks")
+    page.sees("ledger")  # so nothing is being loaded any more
     page.run(
         "window.sizes = []; const there = fetch;"
         "window.fetch = async (url, options) => { const answer = await there(url, options);"
@@ -589,6 +590,7 @@ def test_verdicts_of_a_run_are_recorded_from_its_page(page, server):
     page.sees("All verdicts were recorded before.")
     assert [len(server.rpc("get_trace", session_id=session_id)) for session_id in sessions] == [1] * 12
     page.open("#/runs?by=run&run=to-keep")
+    page.sees("12 rollouts", "0/12")  # so nothing is being loaded any more
     page.run(
         "window.asked = []; const there = fetch;"
         "window.fetch = (url, options) => { window.asked.push(options.body); return there(url, options); }"

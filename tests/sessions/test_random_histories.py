@@ -16,7 +16,7 @@ from serving import open_store
 from server.cli.send import local
 from server.features.tasks.atif import atif
 from server.features.tasks.export import told_to
-from server.protocol.rights import AGENT
+from server.protocol.senders import AGENT
 from server.rpc.caller import Caller
 
 

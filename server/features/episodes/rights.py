@@ -14,7 +14,7 @@ from typing import Any
 from server.base.errors import InvalidParamsError, shown
 from server.jsonio.strict import dumps
 from server.protocol.parameters import MAX_COUNT
-from server.protocol.rights import AGENT, CLIENT
+from server.protocol.senders import AGENT, CLIENT
 
 PARTICIPANTS = "participants"  # what a session keeps of its request by this name: rights, by participant
 

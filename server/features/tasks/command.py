@@ -24,7 +24,7 @@ from server.features.tasks.report import RunsPage
 from server.features.tasks.summaries import CONSOLE_LABEL
 from server.features.tasks.trajectories import said, trajectory
 from server.features.tasks.variants import Losses, losses, variants_table
-from server.protocol.rights import AGENT
+from server.protocol.senders import AGENT
 
 GROUP = "toolpack_server.evaluate"
 """The group of entry points that name classes like `Addition`."""

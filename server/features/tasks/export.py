@@ -15,7 +15,7 @@ from server.cli.send import Send
 from server.features.api_commands import echo, packs_options
 from server.features.tasks.atif import atif
 from server.features.tasks.trajectories import Messages, messages, offered_tools, participants_messages
-from server.protocol.rights import AGENT
+from server.protocol.senders import AGENT
 from server.wiring.installed import load_features
 from server.wiring.service import all_record_kinds
 

@@ -17,7 +17,7 @@ from server.features.tasks.results import TaskCheck, Verdict
 from server.jsonio.strict import loads
 from server.jsonio.view import to_json
 from server.protocol.results import Json
-from server.protocol.rights import CLIENT
+from server.protocol.senders import CLIENT
 
 E = TypeVar("E")
 

@@ -16,7 +16,7 @@ from server.features.api_volumes import Volume
 from server.features.tasks.rollouts import Evaluator, Rollout
 from server.jsonio.strict import dumps, loads
 from server.jsonio.view import to_json
-from server.protocol.rights import AGENT
+from server.protocol.senders import AGENT
 
 MAX_SHOWN = 80
 _LENGTHS = (2, 3)  # of a call that is a tuple

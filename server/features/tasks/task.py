@@ -25,7 +25,7 @@ from server.functions_runtime import error_text
 from server.jsonio.strict import dumps
 from server.packs.registration import located
 from server.packs.toolpack import Toolpack
-from server.protocol.rights import AGENT
+from server.protocol.senders import AGENT
 
 log = logging.getLogger("toolpack_server")
 

@@ -6,7 +6,7 @@ The rule: pure. A trajectory shows what an agent has seen: the prompt, its own m
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.protocol.rights import AGENT
+from server.protocol.senders import AGENT
 from server.sessions.record_kinds import RecordKinds
 
 Message = dict[str, Any]

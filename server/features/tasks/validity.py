@@ -19,7 +19,7 @@ from server.base.errors import (
 from server.execution.failure import Failure
 from server.features.tasks.results import Verdict, VerdictFailure
 from server.protocol.omission import if_set
-from server.protocol.rights import CLIENT
+from server.protocol.senders import CLIENT
 from server.sessions.paths import PathRecord
 from server.sessions.record_kinds import RecordKinds
 
