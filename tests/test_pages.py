@@ -523,7 +523,7 @@ def test_a_file_that_shadows_the_package(folder):
 @pytest.mark.parametrize(
     ("flags", "headings", "last"),
     [
-        ([], ["Checks"], "tests.faults --seconds 20 --store sqlite --store redis\n"),
+        ([], ["Checks"], ".venv/bin/pytest -m heavy\n"),
         (["--release"], ["Checks", "Checks before a release"], ".ci/examples\n"),
     ],
 )
