@@ -23,6 +23,7 @@ from server.execution.world import PromiseCheck, Snapshot
 from server.functions.steps import Steps
 from server.jsonio.strict import Fragment, cut_if_longer, dumps
 from server.observability.suspects import LIMIT
+from server.packs.names import without_dots
 from server.protocol import results
 from server.protocol.senders import CLIENT
 from server.sessions.context import SessionContext
@@ -293,7 +294,7 @@ class CallKind(RecordKind):
         shown = self.heard(shown)
         call_id = shown.get("call_id") or f"call_{shown['place']}"
         arguments = json.dumps(shown["kwargs"], ensure_ascii=False)
-        function = {"name": shown["function"].replace(".", "__"), "arguments": arguments}
+        function = {"name": without_dots(shown["function"]), "arguments": arguments}
         # What the assistant says just before a call belongs to the same message.
         if not messages or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
             messages.append({"role": "assistant", "content": None})

@@ -27,7 +27,7 @@ RETRIES = 13
 MAX_REPLY_BYTES = 2**28  # four times what a server sends unless its settings say otherwise
 
 _FIRST_PAUSE_SECONDS = 0.1
-_DOUBLINGS = 10  # of the pause: more than there are until the longest one
+_DOUBLINGS = 10  # of a pause: more than there are until the longest one
 _LONGEST_PAUSE_SECONDS = 5.0  # also of those that a server asks for
 _QUIET_ATTEMPTS = 3  # after which the log says that there is no answer
 _TIMEOUTS = 3  # attempts of one request that may last for the whole of its time
@@ -42,6 +42,11 @@ _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _NEVER_BETTER = (httpx.LocalProtocolError, httpx.DecodingError)
 
 log = logging.getLogger("toolpack_server.client")
+
+
+def backoff(attempt: int, first: float, longest: float) -> float:
+    """Get the seconds before the next attempt, without jitter: from the first pause on twice as many each time."""
+    return min(first * 2.0 ** min(attempt, _DOUBLINGS), longest)  # no float is large enough for a thousand
 
 
 def is_unusable(error: Exception) -> bool:
@@ -201,7 +206,7 @@ def _host(url: str) -> str:
 
 def _pause(attempt: int, error: ReplyError | NoReplyError) -> float:
     """Get the seconds before the next attempt: exponential backoff with jitter, after `retry_after_seconds`."""
-    longest = min(_FIRST_PAUSE_SECONDS * 2 ** min(attempt, _DOUBLINGS), _LONGEST_PAUSE_SECONDS)
+    longest = backoff(attempt, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
     retry_after = error.data.get("retry_after_seconds") if isinstance(error, ReplyError) else None
     asked = retry_after if isinstance(retry_after, int | float) and retry_after > 0 else 0.0  # false for NaN, too
     return min(asked, _LONGEST_PAUSE_SECONDS) + random.uniform(longest * 3 / 4, longest)  # noqa: S311 - no secret

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import click
 
 from server.base.errors import ClientError
+from toolpack_server.client.exchange import backoff
 
 _FIRST_PAUSE_SECONDS = 0.5
-_DOUBLINGS = 10  # of the pause: more than there are until the longest one
 _LONGEST_PAUSE_SECONDS = 60.0  # also of those that an endpoint asks for
 _MISTAKES = (401, 403, 404)  # of whoever has started the program: the key, or the model's name
 _AGAIN = (408, 409, 429)
@@ -150,7 +150,7 @@ class ChatModel:
                 failed, asked = self._failure(error)
                 if attempt >= self._retries or failed.reason == "refused":
                     raise failed from None
-            longest = min(_FIRST_PAUSE_SECONDS * 2 ** min(attempt, _DOUBLINGS), _LONGEST_PAUSE_SECONDS)
+            longest = backoff(attempt, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
             await asyncio.sleep(max(asked, random.uniform(longest / 2, longest)))  # noqa: S311 - no secret
             attempt += 1
 
