@@ -11,11 +11,12 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from server.features.api import App, Caller, HttpRefusedError, ReplyError
+from server.features.api import AGENT, App, Caller, HttpRefusedError, ReplyError
 
 ALL = "all"  # the split of all tasks
 ANSWER = "submit_answer"
 PAGE = 1000
+ATTEMPTS = 3  # to evaluate an episode that goes on meanwhile
 
 HANDED_IN = "The answer was handed in."
 OVER_ALREADY = "The episode is over, so no further answer is taken."
@@ -32,6 +33,7 @@ FAILED = {-32002, -32007, -32010}
 """The codes of a call that has failed, of which the agent hears."""
 
 DEADLINE = -32010
+OVERLOADED = -32006
 TOO_LARGE = -32007
 NOT_FOUND = -32001
 INVALID = -32602
@@ -279,27 +281,30 @@ class TaskEpisodes:
                 return PlayedCall(error.message, OVER)
             reason = REASONS.get(error.code)
             result = error.message if reason else failure_text(error)
-        if not await self._is_end(caller, episode, f"{self.label}-{call}"):
+        if not await self._is_end(caller, episode, call):
             if reason is not None:
                 return PlayedCall(result, reason)
             return await self._rewarded(caller, episode, result, ended=False)
         return await self._rewarded(caller, episode, result, ended=True)
 
-    async def _is_end(self, caller: Caller, episode: TaskEpisode, call_id: str) -> bool:
-        """Whether a call has used up the last of the calls of an episode's agent."""
-        if episode.max_calls is None:
-            return False
-        if not (await self.told(caller, episode))["done"]:
+    async def _is_end(self, caller: Caller, episode: TaskEpisode, call: str) -> bool:
+        """Return whether the call or the answer with this id has ended an episode with `max_calls`.
+
+        The path alone decides, so that of an answer and a last call that come at once one gets the reward, and gets it
+        again when it is sent again.
+        """
+        if episode.max_calls is None or not (await self.told(caller, episode))["done"]:
             return False
         left, after = episode.max_calls, -1
+        recorded = f"{self.label}-{call}"
         while True:
             params = {"session_id": episode.session_id, "path": True, "after": after, "limit": PAGE}
             records = await self.app.request(caller, "get_trace", params)
             for record in records:
-                if record["kind"] == "call" and record.get("by") != "client":
+                if record["kind"] == "call" and record.get("by") == AGENT:
                     left -= 1 + len(record.get("nested", ()))
-                    if left <= 0:
-                        return bool(record.get("call_id") == call_id)
+                if record["kind"] == "answer" or left <= 0:
+                    return record.get("call_id") in {recorded, f"{AGENT}/{recorded}"}  # beside other participants
             if not records:
                 return False
             after += len(records)
@@ -309,16 +314,19 @@ class TaskEpisodes:
         answer = given.get("answer", "")
         if not given.keys() <= {"answer"} or not isinstance(answer, str):
             return PlayedCall(f"{ANSWER} takes one text, answer.", WRONG_INPUT)
-        if episode.max_calls is not None and (await self.told(caller, episode))["calls"] >= episode.max_calls:
-            return PlayedCall(OVER_ALREADY, OVER)
+        over, limited = PlayedCall(OVER_ALREADY, OVER), episode.max_calls is not None
+        if limited and (await self.told(caller, episode))["done"] and not await self._is_end(caller, episode, call):
+            return over
         try:
             await self._once(caller, episode.session_id, ANSWER, call, answer=answer)
         except ReplyError as error:
             if error.code == ANSWERED:
-                return PlayedCall(OVER_ALREADY, OVER)
+                return over
             if error.code not in {INVALID, TOO_LARGE}:
                 raise
             return PlayedCall(error.data.get("detail") or error.message, WRONG_INPUT)
+        if limited and not await self._is_end(caller, episode, call):
+            return over
         return await self._rewarded(caller, episode, HANDED_IN, ended=True)
 
     async def _rewarded(self, caller: Caller, episode: TaskEpisode, result: Any, *, ended: bool) -> PlayedCall:
@@ -332,9 +340,17 @@ class TaskEpisodes:
         return PlayedCall(result, ended=ended, reward=reward, metadata=metadata)
 
     async def verdict(self, caller: Caller, episode: TaskEpisode, *, record: bool) -> dict[str, Any]:
+        """Evaluate an episode; one that goes on meanwhile, as by a late answer, is evaluated again."""
         params = {"session_id": episode.session_id, "record": record, "raise_on_error": False}
-        verdict: dict[str, Any] = await self.app.request(caller, "evaluate_session", params)
-        return verdict
+        for attempt in range(ATTEMPTS):
+            try:
+                verdict: dict[str, Any] = await self.app.request(caller, "evaluate_session", params)
+            except ReplyError as error:
+                if error.code != OVERLOADED or attempt == ATTEMPTS - 1:
+                    raise
+            else:
+                return verdict
+        raise AssertionError
 
     async def end(self, caller: Caller, episode: TaskEpisode) -> None:
         """Record the verdict on an episode that ends without an answer."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import Request, cookie_parser
 from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -66,6 +66,9 @@ def create_app(service: Service) -> Starlette:
     app.rpc = endpoints["/rpc"]
     app.doors = {path.removesuffix(KEY): endpoint for path, endpoint in endpoints.items() if path.endswith(KEY)}
     app.of_features = {path for feature in service.features for path in feature.routes if not path.endswith(KEY)}
+    app.of_cookies = {
+        cookie: {*paths, *feature.routes} for feature in service.features for cookie, paths in feature.cookies.items()
+    }
     refused.doors = [*app.doors]
     return app
 
@@ -81,9 +84,12 @@ class Application(Starlette):
     doors: Mapping[str, Endpoint]  # the endpoints of the agents' paths, by what stands before the key
     of_features: Collection[str]  # the paths of features, without those of agents: what they hold is no key
 
+    of_cookies: Mapping[str, Collection[str]]  # the only paths for requests with a cookie, by the cookie's name
+
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
         self._routed: dict[tuple[str, str], tuple[ASGIApp, dict[str, Any]]] = {}  # by method and path
+        self._allowed: dict[tuple[str, str, str], bool] = {}  # by cookie, method and path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Give a request its id and check its headers, once for all endpoints, then find its endpoint."""
@@ -97,6 +103,8 @@ class Application(Starlette):
             accept_trace_headers(scope["headers"])
         try:
             check_headers(scope, headers)
+            if b"cookie" in headers:
+                self._check_cookies(scope)
         except HttpRefusedError as error:
             await refuse(send, error, scope, request_id.encode())
             return
@@ -109,6 +117,39 @@ class Application(Starlette):
         except (HTTPException, HttpRefusedError) as error:
             refusal = _not_routed if isinstance(error, HTTPException) else _refused
             await (await refusal(Request(scope), error))(scope, receive, send)
+
+    def _check_cookies(self, scope: Scope) -> None:
+        """Refuse a request with the cookie of a feature at a path that isn't the feature's own."""
+        cookies = cookie_parser(
+            ";".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie")
+        )
+        for cookie, paths in self.of_cookies.items():
+            if cookie not in cookies:
+                continue
+            asked = cookie, scope["method"], scope["path"]
+            allowed = self._allowed.get(asked)
+            if allowed is None:
+                allowed = self._belongs(scope, paths)
+                if len(self._allowed) >= REMEMBERED_PATHS:
+                    self._allowed.clear()
+                if len(scope["path"]) <= MAX_REMEMBERED_PATH:
+                    self._allowed[asked] = allowed
+            if not allowed:
+                raise HttpRefusedError(
+                    403, f"A request with the cookie {cookie} may not use this path: send it without the cookie."
+                )
+
+    def _belongs(self, scope: Scope, paths: Collection[str]) -> bool:
+        """Return whether a request's path is one of these, and no other route's with any method."""
+        for route in self.routes:
+            match, _ = route.matches(scope)
+            if match is Match.NONE:
+                continue
+            if getattr(route, "path", None) not in paths:
+                return False
+            if match is Match.FULL:
+                return True
+        return False
 
     def _shortcut(self, scope: Scope) -> ASGIApp | None:
         path: str = scope["path"]

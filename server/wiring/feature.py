@@ -44,6 +44,8 @@ class Feature:
         filters: What it leaves out of lists of sessions, if a request asks for it.
         routes: Further endpoints of HTTP, by path, as import paths of classes that `web.endpoints.Endpoint` describes.
             A path that ends with `/{key}` is one of agents' addresses.
+        cookies: The names of cookies that its clients send, each with paths of other features. A request with such a
+            cookie reaches these and the feature's own paths only: a program may take the path from a model.
         views: Pages of the console, by the word behind the `#` of their addresses: `package:path` of an ES module that
             exports `open(place, ids, query, signal)`. Scripts, styles and pictures of its folder are served, too, as
             `/console/features/` and the feature's name.
@@ -76,6 +78,7 @@ class Feature:
     operation_hooks: ClassVar[Sequence[Callable[[SessionContext], OperationHook]]] = ()
     filters: ClassVar[Sequence[Callable[[SessionContext], SessionFilter]]] = ()
     routes: ClassVar[Mapping[str, str]] = {}
+    cookies: ClassVar[Mapping[str, Sequence[str]]] = {}
     views: ClassVar[Mapping[str, str]] = {}
     operations: ClassVar[Sequence[type[RunnerOperation[Any]]]] = ()
     conditions: ClassVar[Sequence[type[Conditions]]] = ()

@@ -93,7 +93,7 @@ def _imported(point: EntryPoint) -> type[Feature]:
     return feature
 
 
-_MAPPINGS = ("routes", "isolations", "stores", "views")
+_MAPPINGS = ("routes", "cookies", "isolations", "stores", "views")
 _SHARED = {"record_kinds"}  # one may take another's place: see `service.all_record_kinds`
 
 

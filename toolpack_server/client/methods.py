@@ -482,6 +482,7 @@ class ClientMethods:
         answer: str | None = None,
         record: bool = False,
         raise_on_error: bool = True,
+        ends: bool = False,
     ) -> Verdict:
         """Evaluate a session: the reward of its path, and whether its task counts as done.
 
@@ -492,6 +493,7 @@ class ClientMethods:
             record: Keep the verdict as a record of the session, for list_sessions.
             raise_on_error: Answer with a JSON-RPC error if no reward could be had, not with a verdict that isn't
                 valid.
+            ends: End the agent's part with the recorded verdict, as an answer does: needs `record`.
         """
 
     @requests("summarize_sessions")

@@ -108,7 +108,7 @@ class _Seen:
         failure, by = kind.failure(record), record.get("by")
         if failure is not None:
             self.over = f"failed ({failure['reason']})"
-        elif kind.answer(record) is not None:
+        elif kind.ends(record):
             self.over = ANSWERED
         elif kind.is_message and by is not None:
             if by == self.name or record.get("to") in {None, self.name}:

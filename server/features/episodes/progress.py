@@ -43,6 +43,7 @@ class Progress(NamedTuple):
 
     calls: Mapping[str, int] = {}  # that each address has made on the path
     ended: int | None = None  # the index of the record that ends it, such as the answer's, if that is on the path
+    ending: "Ending | None" = None  # what that record says, if it may not be stored yet
 
     @classmethod
     def read(cls, private: Mapping[str, Any]) -> "Progress":
@@ -57,7 +58,7 @@ class Progress(NamedTuple):
     def after(self, kind: RecordKind, shown: Shown, index: int) -> "Progress":
         """Get it as of the next record, which doesn't go back on the path."""
         if kind.ends(shown):
-            return self._replace(ended=index)
+            return self._replace(ended=index, ending=Ending(kind.answer(shown), kind.failure(shown)))
         by = shown.get("by", CLIENT)
         if not kind.is_call or by == CLIENT:
             return self
@@ -66,13 +67,15 @@ class Progress(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """What has ended the part of all addresses of a session: its answer, or how a participant has failed."""
+    """The end of the part of all addresses: the answer, or how a participant has failed; neither: a verdict."""
 
     answer: str | None
     failure: PartFailure | None
 
     def __str__(self) -> str:
-        return "a participant has failed" if self.failure else "the answer has been submitted"
+        if self.failure:
+            return "a participant has failed"
+        return "the session has been evaluated" if self.answer is None else "the answer has been submitted"
 
 
 class Recount:
@@ -189,8 +192,8 @@ class Episodes(OperationHook):
 
     def ending(self, session_id: str, progress: Progress) -> Ending | None:
         """Get what has ended a session's part; None if it goes on."""
-        if progress.ended is None:
-            return None
+        if progress.ended is None or progress.ending is not None:
+            return progress.ending
         (record,) = self._store.records(session_id, progress.ended - 1, 1)
         shown = loads(self._records.read(session_id, record)[0])
         kind = self._kinds[shown["kind"]]

@@ -22,9 +22,9 @@ from starlette.types import Receive, Scope, Send
 from server.features.api import HttpRefusedError, ReplyError
 from server.features.api_http import FeatureEndpoint, FeatureRequest, Gateway
 from server.features.nemo_gym.episodes import GymEpisodes, GymRow
+from server.features.nemo_gym.feature import COOKIE
 from server.features.task_episodes import read
 
-COOKIE = "toolpack_session"
 SERVER_NAME = "toolpack"
 TOKEN_HEADER = "X-NeMo-Gym-Session-Token"  # noqa: S105 - a header's name
 UNAVAILABLE = 503
@@ -79,8 +79,12 @@ class GymEndpoint(FeatureEndpoint):
         return min(super().status_of(error), UNAVAILABLE)
 
     @staticmethod
-    def session_id(request: FeatureRequest) -> str:
-        found = cookie_parser(request.headers.get("cookie", "")).get(COOKIE)
+    def cookie(request: FeatureRequest) -> str | None:
+        """Return the session of the episode that sends the request; None if it brings no cookie."""
+        return cookie_parser(request.headers.get("cookie", "")).get(COOKIE)
+
+    def session_id(self, request: FeatureRequest) -> str:
+        found = self.cookie(request)
         if not found:
             raise HttpRefusedError(400, f"Which episode? Send the cookie {COOKIE}, from POST /seed_session.")
         return found
@@ -90,6 +94,8 @@ class SeedEndpoint(GymEndpoint):
     """Begins an episode, for an agent or for an environment server, which each have another body and answer."""
 
     async def answer(self, request: FeatureRequest) -> Response:
+        if self.cookie(request) is not None:  # its model has called a tool of this name
+            raise HttpRefusedError(403, f"An episode begins no other one: send it without the cookie {COOKIE}.")
         given = _given(request)
         named = read(SeedBody, given) if "resources_session_id" in given else None
         row = named.task_data if named else read(GymRow, given)
@@ -109,7 +115,7 @@ class SeedEndpoint(GymEndpoint):
 
 
 class VerifyEndpoint(GymEndpoint):
-    """Evaluates an episode; what it was asked comes back with the reward."""
+    """Ends and evaluates an episode; what it was asked comes back with the reward."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         given = _given(request)
@@ -134,11 +140,15 @@ def _last_text(given: Mapping[str, Any]) -> str | None:
 
 
 class CloseEndpoint(GymEndpoint):
-    """Ends an episode; one that was seeded by an agent, which knows no name, expires."""
+    """Ends an episode; one that was seeded by an agent, which knows no name, expires.
+
+    An environment server sends the cookie of the episode that it closes, and a model may name this path, too: so an
+    episode's cookie closes no other episode.
+    """
 
     async def answer(self, request: FeatureRequest) -> Response:
         name = read(CloseBody, _given(request)).resources_session_id
-        await self.episodes.end(request.caller, name)
+        await self.episodes.end(request.caller, name, self.cookie(request))
         return JSONResponse({"resources_session_id": name})
 
 

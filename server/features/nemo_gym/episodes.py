@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, Field, JsonValue
 
 from server.features.api import AGENT, Address, App, Caller, HttpRefusedError, ReplyError
-from server.features.task_episodes import ANSWERED, FAILED, NOT_FOUND, PAGE, REUSED, TOO_LARGE, failure_text
+from server.features.task_episodes import ANSWERED, FAILED, INVALID, NOT_FOUND, PAGE, REUSED, TOO_LARGE, failure_text
 
 LABEL = "nemo_gym"
 MAX_SHOWN = 200
@@ -91,11 +91,17 @@ class GymEpisodes:
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
     async def verify(self, caller: Caller, session_id: str, answer: str | None) -> dict[str, Any]:
-        """Hand in what the model said last, if it did, and get what a verification says besides what it was asked."""
+        """End an episode with what the model said last, if it did, and get what a verification says besides.
+
+        A model may ask for it, too, as it names the path that its agent posts to: so nothing is said of an episode that
+        goes on.
+        """
         try:
             if answer is not None:
                 await self._submit(caller, session_id, answer)
             verdict = await self._verdict(caller, session_id)
+            if not verdict["valid"]:  # which may be recorded nowhere
+                await self._submit(caller, session_id, "")
         except ReplyError as error:
             if error.code != NOT_FOUND:
                 raise
@@ -107,10 +113,19 @@ class GymEpisodes:
         failure = verdict.get("failure", {})
         return {**_masked("verifier_error", str(failure.get("message", "")), str(failure.get("kind", ""))), **about}
 
-    async def end(self, caller: Caller, name: str) -> None:
-        """End an episode: one that wasn't verified is evaluated. Of one that isn't there none can be made any more."""
+    async def end(self, caller: Caller, name: str, session_id: str | None) -> None:
+        """End an episode: one that wasn't verified is evaluated. Of one that isn't there none can be made any more.
+
+        Args:
+            session_id: The session of the episode that asks for it; None: whoever has the token does.
+
+        Raises:
+            HttpRefusedError: An episode asks for the end of another one.
+        """
         found = await self._app.request(caller, "list_sessions", {"labels": {LABEL: name}, "limit": PAGE})
         episodes = [each for each in found if "parent" not in each and "task" in each]
+        if session_id is not None and session_id not in {each["session_id"] for each in episodes}:
+            raise HttpRefusedError(403, "An episode closes no other one: send it without the cookie.")
         if not episodes:
             params = {"toolpacks": [], "labels": {LABEL: name}, "call_id": f"{LABEL}-{name}"}
             try:
@@ -137,11 +152,12 @@ class GymEpisodes:
         try:
             await self._as_agent(caller, session_id, "submit_answer", answer=answer)
         except ReplyError as error:
-            if error.code not in {ANSWERED, TOO_LARGE}:  # the answer that was there first counts, or none
+            if error.code not in {ANSWERED, TOO_LARGE, INVALID}:  # the answer that was there first counts, or none
                 raise
 
     async def _verdict(self, caller: Caller, session_id: str) -> dict[str, Any]:
-        params = {"session_id": session_id, "record": True, "raise_on_error": False}
+        """Record the verdict on an episode, which ends it."""
+        params = {"session_id": session_id, "record": True, "ends": True, "raise_on_error": False}
         verdict: dict[str, Any] = await self._app.request(caller, "evaluate_session", params)
         return verdict
 

@@ -3,6 +3,8 @@
 from server.features.api import Feature
 from server.features.nemo_gym.episodes import GymEpisodes
 
+COOKIE = "toolpack_session"
+
 _ENDPOINTS = "server.features.nemo_gym.endpoints"
 
 
@@ -12,6 +14,9 @@ class NemoGymFeature(Feature):
     after = ("mcp", "openenv", "ors")  # whose paths are no functions
     services = (GymEpisodes,)
     about = "POST /seed_session, /verify and /{function} play tasks for the agents of NeMo Gym."
+    cookies = {
+        COOKIE: ("/mcp/{key}",)
+    }  # agents post to paths that their models name, and get this one by /seed_session
     routes = {
         "/nemo_gym/{toolpack}.jsonl": f"{_ENDPOINTS}:RowsEndpoint",
         "/reverify_mode": f"{_ENDPOINTS}:ReverifyEndpoint",

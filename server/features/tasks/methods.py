@@ -106,12 +106,15 @@ class EvaluateSession(Method, result=Verdict):
     raise_on_error: bool = Field(
         True, description="Answer with a JSON-RPC error if no reward could be had, not with a verdict that isn't valid."
     )
+    ends: bool = Field(
+        False, description="End the agent's part with the recorded verdict, as an answer does: needs `record`."
+    )
 
     async def handle(self, caller: Caller, app: App) -> Verdict:
         tasks = app.feature(Tasks)
         asked = self.session_id, caller.sees, self.task, self.version
         try:
-            return await tasks.evaluate(*asked, self.answer, record=self.record)
+            return await tasks.evaluate(*asked, self.answer, record=self.record, ends=self.ends)
         except RequestError as error:
             failure = None if self.raise_on_error else evaluation_failure(error)
             if failure is None:

@@ -69,7 +69,7 @@ class Verdict(TypedDict):
 
 
 class VerdictRecord(TypedDict):
-    """The record of a verdict on the session's task."""
+    """The record of a verdict on the session's task; one that `ends` it is the end of the agent's part."""
 
     index: int
     kind: Literal["verdict"]
@@ -81,6 +81,7 @@ class VerdictRecord(TypedDict):
     valid: NotRequired[bool]
     failure: NotRequired[VerdictFailure]
     perturbed: NotRequired[dict[str, int]]
+    ends: NotRequired[bool]
     version: int
     started_at: str
     duration_ms: float

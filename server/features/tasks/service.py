@@ -167,6 +167,7 @@ class Tasks:
         answer: str | None = None,
         *,
         record: bool = False,
+        ends: bool = False,
     ) -> Verdict:
         """Get an evaluator's verdict on a session; see `methods.EvaluateSession`.
 
@@ -179,6 +180,8 @@ class Tasks:
                 "Only the verdict on the session's own task, at its current version and with its recorded answer, can "
                 "be recorded: omit task, version and answer, or record."
             )
+        if ends and not record:
+            raise InvalidParamsError("Only a recorded verdict ends the agent's part: set record, too, or omit ends.")
         task, seconds = await self._sessions.read(
             lambda reader: self._chosen(reader, session_id, owner, name), owner or ""
         )
@@ -204,7 +207,8 @@ class Tasks:
             tracer.evaluated(session_id, task, began, verdict, None)
         if record:
             session, _ = await self._sessions.read(lambda reader: reader.find(session_id, owner), owner or "")
-            await self._sessions.queues.run(VerdictOperation(self._context, session_id, session.owner, verdict, last))
+            operation = VerdictOperation(self._context, session_id, session.owner, verdict, last, ends=ends)
+            await self._sessions.queues.run(operation)
         return verdict
 
     async def without_reward(

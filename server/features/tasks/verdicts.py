@@ -19,10 +19,12 @@ from server.features.api import (
     SessionFilter,
     SessionOperation,
     SessionState,
+    Shown,
     StartClock,
     StoredSession,
     TooLargeError,
 )
+from server.features.episodes.progress import Episodes
 from server.features.tasks.results import Verdict, VerdictRecord
 from server.jsonio.strict import dumps, loads
 
@@ -31,16 +33,32 @@ _OWN = "verdict"  # marks the record, in the line that only the server writes
 
 
 class VerdictOperation(SessionOperation):
-    """Records a verdict; `last` is the index of the session's last record that its evaluator has seen."""
+    """Records a verdict.
+
+    Args:
+        last: The index of the session's last record that its evaluator has seen.
+        ends: Whether the verdict ends the agent's part, as an answer does.
+    """
 
     after_commits = True
     kind = "note"
     record_kind = "verdict"
 
-    def __init__(self, context: SessionContext, session_id: str, owner: str, verdict: Verdict, last: int) -> None:
+    def __init__(
+        self,
+        context: SessionContext,
+        session_id: str,
+        owner: str,
+        verdict: Verdict,
+        last: int,
+        *,
+        ends: bool,
+    ) -> None:
         super().__init__(context, session_id, owner)
         self._members = {name: said for name, said in verdict.items() if name in _SAID and said is not None}
         self._last = last
+        self._ends = self.is_told = ends
+        self._episodes = Episodes.of(context)
 
     @override
     def prepare(self, state: SessionState) -> float:
@@ -54,12 +72,13 @@ class VerdictOperation(SessionOperation):
         """Record it; the same verdict again is no other."""
         if state.index != self._last:
             raise OverloadedError("The session went on while it was evaluated: evaluate it again.")
-        if self._last >= 0:
+        ends = self._ends and self._episodes.progress(state).ended is None
+        if self._last >= 0 and not ends:
             (record,) = self.context.store.records(self.session_id, self._last - 1, 1)
             shown, private = map(loads, self.context.records.read(self.session_id, record))
             if (private or {}).get(_OWN) and self._says(shown):
                 return Effect(True)
-        change = Effect(True, self._members)
+        change = Effect(True, {**self._members, "ends": True} if ends else self._members)
         change.private[_OWN] = True
         return change
 
@@ -76,6 +95,10 @@ class VerdictKind(RecordKind):
     title = "verdict on {task}"
     content = "checks"
     inherited = False
+
+    @override
+    def ends(self, shown: Shown) -> bool:
+        return bool(shown.get("ends"))
 
 
 class VerdictRequest(Parameters):

@@ -23,11 +23,13 @@ class Agent:
         return self.http.post(path, json=body)
 
     def seed(self, task, **more):
+        self.http.cookies.clear()  # an agent of NeMo Gym keeps no cookie from one episode to the next
         reply = self.post("/seed_session", {"task": task, "responses_create_params": {"input": "x"}, **more})
         assert reply.status_code == 200, reply.text
         return reply.json()["mcp"]
 
     def seed_as(self, name, task, **more):
+        self.http.cookies.clear()
         body = {
             "resources_session_id": name,
             "episode_id": {"a": 1},
@@ -166,6 +168,7 @@ def test_an_environment_server_names_its_episode(agent, server):
             "resources_session_id": "one"
         }
     # An episode that has ended, or that was ended before it was begun, isn't made anew.
+    agent.http.cookies.clear()
     assert agent.post("/close_session", {"resources_session_id": "two"}).status_code == 200
     for name in ("one", "two"):
         said = detail(agent.seed_as(name, "bank/save-300"), 409)
@@ -226,6 +229,96 @@ def test_a_path_that_is_nothing_stays_nothing_without_an_episode(agent):
         assert reply.headers["allow"]
     agent.http.cookies.set("toolpack_session", "nobody")
     assert "No session has this id" in detail(agent.post("/get_balance", {}), 404)
+
+
+def ended(server, session_id):
+    kinds = [record["kind"] for record in server.rpc("get_trace", session_id=session_id)]
+    return kinds[-1:] == ["verdict"]
+
+
+PATHS = [
+    "rpc",
+    "%72pc",
+    "rpc/",
+    "/rpc",
+    "./rpc",
+    "..%2Frpc",
+    "rpc?x=1",
+    "agents/x",
+    "mcp",
+    "reset",
+    "step",
+]
+PATHS += ["call", "bank/call", "bank%2Fcall", "openenv/bank/step", "openenv/bank/mcp", "ws", "create", "delete", "ping"]
+PATHS += [
+    "healthz",
+    "readyz",
+    "metrics",
+    "openrpc.json",
+    "console/",
+    "console",
+    "a/b/c",
+    "ng-rollout/call",
+    "",
+    "%00/x",
+]
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "PUT", "DELETE", "HEAD", "OPTIONS"])
+def test_an_episode_reaches_only_the_paths_of_nemo_gym(agent, server, method):
+    agent.seed("bank/save-300")
+    session_id = agent.http.cookies["toolpack_session"]
+    body = {"jsonrpc": "2.0", "id": 1, "method": "get_solution", "params": {"session_id": session_id}}
+    for path in PATHS:
+        reply = agent.http.request(method, f"{server.url}/{path}", json=body)
+        assert reply.status_code == 403, path
+    with contextlib.closing(Agent(server.url)) as other:  # a browser sends several cookies, in one header or in two
+        for cookies in (
+            f"a=b; toolpack_session={session_id}",
+            "toolpack_session=",
+            'toolpack_session="x"; toolpack_session',
+        ):
+            assert other.http.post("/rpc", json=body, headers={"cookie": cookies}).status_code == 403
+        headers = [("cookie", f"toolpack_session={session_id}"), ("cookie", "a=b")]
+        assert other.http.post("/rpc", json=body, headers=headers).status_code == 403
+        assert other.http.post("/rpc", json=body, headers={"cookie": "a=b"}).status_code == 200
+    assert agent.post("/get_balance", {}).text == "1840.25"
+    assert agent.post("/ng-rollout/7/get_balance", {}).text == "1840.25"
+
+
+def test_a_model_begins_and_closes_no_other_episode(agent, server):
+    assert agent.seed_as("other", "bank/save-300").status_code == 200
+    agent.seed("bank/save-300")
+    for prefix in ("", "/ng-rollout/7"):
+        for name in ("other", "unknown"):
+            body = {"resources_session_id": name}
+            assert "closes no other" in detail(agent.post(f"{prefix}/close_session", body), 403)
+        for body in ({"task": "bank/save-300"}, {}, []):
+            assert "begins no other" in detail(agent.post(f"{prefix}/seed_session", body), 403)
+    (other,) = server.rpc("list_sessions", labels={"nemo_gym": "other"})
+    assert not ended(server, other["session_id"])
+    assert server.rpc("list_sessions", labels={"nemo_gym": "unknown"}) == []
+
+
+@pytest.mark.parametrize("said", [CALL, message("Done."), message("x" * 300_000)])
+def test_verify_ends_the_episode_before_it_says_anything(agent, server, said):
+    tools = agent.seed("bank/save-300")
+    early = agent.verify(said)  # as a tool that the model has called
+    assert early["reward"] == 0.0
+    heard = agent.post("/move_to_savings", {"amount": "300.00"}).text
+    assert heard.startswith("EpisodeOverError: ")
+    called = agent.mcp(tools, "tools/call", name="move_to_savings", arguments={"amount": "300.00"})
+    assert called["isError"] is True
+    last = agent.verify(message("Done."))
+    assert (last["reward"], last["checks"]) == (0.0, early["checks"])
+    assert ended(server, last["session_id"])
+
+
+@pytest.mark.parametrize("failure", ["raises", "exits"])
+def test_an_evaluator_that_fails_ends_the_episode_all_the_same(agent, failure):
+    agent.seed(f"chores/{failure}")
+    assert agent.verify(CALL)["failure_kind"] == "verifier_error"
+    assert agent.post("/do", {"chore": "x"}).text.startswith("EpisodeOverError: ")
 
 
 def test_metrics_are_means_without_what_is_masked(agent):

@@ -4,11 +4,15 @@ import asyncio
 import base64
 import contextlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import pytest
 import server_process
 import serving
+from patience import PATIENCE
 
 from server.features.api import ReplyError
 from server.features.ors.endpoints import OrsEndpoint, _pieces
@@ -133,6 +137,81 @@ def test_a_result_that_is_sent_again_with_its_id_is_recorded_and_nothing_runs(pl
     refused = player.call(sid, "submit_answer", "long", answer="x" * 300_000)
     assert (refused["reason"], refused["error"].split("; ")[0]) == ("input_validation", "The text has 300000 bytes")
     assert player.output(sid, "submit_answer", "last", answer="Done.")["reward"] == 1.0
+
+
+def at_once(*works):
+    """Do things at the same moment, and get what each came to."""
+    barrier = threading.Barrier(len(works))
+
+    def do(work):
+        barrier.wait(PATIENCE)
+        return work()
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        return [each.result(PATIENCE) for each in [pool.submit(do, work) for work in works]]
+
+
+NAP = '''
+"""A bed, in which one call is all that may be made."""
+
+import time
+from pathlib import Path
+
+from toolpack_server import Toolpack
+
+toolpack = Toolpack("bed")
+
+
+@toolpack.function
+def nap(mark: str) -> str:
+    """Sleep.
+
+    Args:
+        mark: A file that says that the sleep has begun.
+    """
+    Path(mark).touch()
+    time.sleep(0.3)
+    return "Slept."
+
+
+@toolpack.task("nap", "Sleep once.", max_calls=1)
+def slept(rollout) -> bool:
+    return bool(rollout.calls)
+'''
+
+
+def test_an_answer_and_the_last_call_at_once_get_one_reward(tmp_path):
+    (tmp_path / "bed.py").write_text(NAP)
+    with (
+        server_process.served(tmp_path, "--pack-dir", str(tmp_path), "--packs", "bed") as served,
+        contextlib.closing(Player(served.url)) as player,
+        contextlib.closing(Player(served.url)) as other,
+    ):
+        for number in range(4):
+            sid, mark = player.begin("bed/nap"), tmp_path / str(number)
+            call = partial(player.call, sid, "nap", "last", mark=str(mark))
+            answer = partial(other.call, sid, "submit_answer", "mine", answer="Done.")
+            with ThreadPoolExecutor(2) as pool:
+                calling = pool.submit(call)
+                serving.wait_until(mark.exists)  # so the answer waits for the call
+                both = [each.result(PATIENCE) for each in [calling, pool.submit(answer)]]
+            rewards = [each["output"]["reward"] for each in both if each["ok"]]
+            assert rewards == [1.0], both
+            assert [call(), answer()] == both  # also if each is sent again
+
+
+def test_a_call_while_the_answer_is_committed_is_told_that_the_episode_is_over(server):
+    def sent(path, method, **params):
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        with contextlib.closing(Player(server.url)) as player:
+            return player.http.post(path, json=body).json()
+
+    for _ in range(8):
+        path = server.rpc("create_session", task=DISHES)["agent_path"]
+        calls = [partial(sent, path, "run_function", function="look", kwargs={}) for _ in range(5)]
+        answered, *heard = at_once(partial(sent, path, "submit_answer", answer="Done."), *calls)
+        assert answered["result"] is True
+        assert all("result" in each for each in heard), heard
 
 
 def test_the_call_that_uses_up_the_calls_gets_the_reward_and_no_other(player):
