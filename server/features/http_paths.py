@@ -147,6 +147,8 @@ class FeatureEndpoint:
             owner = self._gateway.gate.owner(self.credentials(headers)) if self.needs_token else ""
             if not self.needs_token:
                 self._gateway.gate.check_origin(headers)
+            if b"origin" in headers:
+                self._gateway.gate.check_own_origin(headers)
             caller = Caller(owner, left=partial(client_left, scope, receive))
             with self._gateway.admitted(scope, caller) as reservation:
                 body = b""
@@ -260,6 +262,8 @@ class FeatureSocket(FeatureEndpoint):
             return
         try:
             owner = self._gateway.gate.owner(self.credentials(headers))
+            if b"origin" in headers:
+                self._gateway.gate.check_own_origin(headers)
             with self._gateway.admitted(scope, Caller(owner)):
                 accepted = accept_handshake(headers)
                 self._gateway.check_ready()

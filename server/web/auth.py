@@ -15,6 +15,7 @@ from functools import lru_cache
 from server.base.errors import HttpRefusedError, SettingsError
 from server.base.settings import Settings
 
+OTHER_ORIGIN = "A web page of another origin may not use this server: call it from a program."
 NOBODY = "nobody"  # the name whose token leads to the sessions that were created without tokens
 
 
@@ -119,7 +120,16 @@ class TokenGate:
         page = origin.decode("latin-1").partition("://")[2]
         host = headers.get(b"host", b"").decode("latin-1")
         if not (split_host(page) == split_host(host) != "" or (names_loopback(page) and names_loopback(host))):
-            raise HttpRefusedError(403, "A web page of another origin may not use this server: call it from a program.")
+            raise HttpRefusedError(403, OTHER_ORIGIN)
+
+    def check_own_origin(self, headers: Mapping[bytes, bytes]) -> None:
+        """Without tokens, refuse a web page of any origin but that in the Host header, even of this machine.
+
+        Browsers send handshakes of WebSockets, and requests without a body, without asking by a preflight.
+        """
+        page = headers[b"origin"].partition(b"://")[2].lower()
+        if not self._owners and page != headers.get(b"host", b"").lower():
+            raise HttpRefusedError(403, OTHER_ORIGIN)
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:
         """The part of `check_origin` that is about the Host header."""

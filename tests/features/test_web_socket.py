@@ -59,9 +59,23 @@ def test_another_handshake_is_refused(endpoint, wrong):
         assert json.loads(one.body)["detail"].startswith("This path is a WebSocket")
 
 
-def test_a_page_of_another_origin_is_refused(endpoint):
-    with RawWebSocket(endpoint.port, PATH, origin="https://example.org") as one:
+OTHERS = ["https://example.org", "http://127.0.0.1", "http://localhost:{port}", "http://127.0.0.1:1", "null", ""]
+
+
+@pytest.mark.parametrize("origin", OTHERS)
+def test_a_page_of_another_origin_is_refused(endpoint, origin):
+    headers = {"origin": origin.format(port=endpoint.port), "host": f"127.0.0.1:{endpoint.port}"}
+    with RawWebSocket(endpoint.port, PATH, **headers) as one:
         assert one.status == 403
+    # Without a body no preflight is asked for, so it is the same over HTTP.
+    reply = endpoint.http.post("/openenv/bank/reset", headers=headers)
+    assert (reply.status_code, reply.json()["detail"][:36]) == (403, "A web page of another origin may not")
+
+
+def test_a_page_of_its_own_origin_is_accepted(endpoint):
+    headers = {"origin": f"http://127.0.0.1:{endpoint.port}", "host": f"127.0.0.1:{endpoint.port}"}
+    with RawWebSocket(endpoint.port, PATH, **headers) as one:
+        assert is_answered(one)
 
 
 def test_a_message_may_come_in_pieces_with_pings_between(opened):
