@@ -82,7 +82,7 @@ class _ClientWriter:
         if field.is_required():
             return f"{name}: {shown}"
         if field.default_factory is not None:
-            return f"{name}: {shown} | None = None"
+            return f"{name}: {shown.removesuffix(' | None')} | None = None"
         default = json.dumps(field.default) if isinstance(field.default, str) else repr(field.default)
         line = f"{name}: {shown} = {default}"
         if len(line) + len(",") + 8 > WIDTH and get_origin(field.annotation) is Literal:

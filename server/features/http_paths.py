@@ -37,7 +37,7 @@ from server.web.connections import STATE
 from server.web.endpoints import CUT_OFF, Gateway, client_left
 from server.web.refusals import HINTS, PIECE_BYTES, refusal_response, refused, send_body
 
-STATUS = {-32601: 404, -32602: 400, -32001: 404, -32006: 503, -32007: 413, -32010: 504}
+STATUS = {-32600: 400, -32601: 404, -32602: 400, -32001: 404, -32006: 503, -32007: 413, -32010: 504}
 """The HTTP statuses that mean what these JSON-RPC codes mean."""
 
 T = TypeVar("T")

@@ -26,8 +26,8 @@ ANSWER_SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}},
 NO_TOOL, WRONG_INPUT, OVER = "not_found", "input_validation", "episode_finished"
 """Why a call was not made."""
 
-REASONS = {-32003: NO_TOOL, -32004: WRONG_INPUT}
-"""The reasons, by the JSON-RPC code."""
+REASONS = {-32003: NO_TOOL, -32004: WRONG_INPUT, -32600: WRONG_INPUT, -32602: WRONG_INPUT}
+"""The reasons, by the JSON-RPC code; the last two: arguments that are over a limit of requests."""
 
 FAILED = {-32002, -32007, -32010}
 """The codes of a call that has failed, of which the agent hears."""
@@ -248,7 +248,7 @@ class TaskEpisodes:
         caller: Caller,
         episode: TaskEpisode,
         tool: str,
-        given: Mapping[str, Any],
+        given: Any,
         call: str,
         *,
         seconds: float | None = None,
@@ -256,6 +256,7 @@ class TaskEpisodes:
         """Call a tool once, whatever is sent again with this id of the call.
 
         Args:
+            given: The arguments, as the model wrote them.
             seconds: A deadline, which can only shorten the function's own.
         """
         if tool == ANSWER:
@@ -280,7 +281,7 @@ class TaskEpisodes:
             if error.data.get("type") == "EpisodeOverError":
                 return PlayedCall(error.message, OVER)
             reason = REASONS.get(error.code)
-            result = error.message if reason else failure_text(error)
+            result = detail_of(error) if reason else failure_text(error)
         if not await self._is_end(caller, episode, call):
             if reason is not None:
                 return PlayedCall(result, reason)
@@ -309,10 +310,13 @@ class TaskEpisodes:
                 return False
             after += len(records)
 
-    async def _answer(self, caller: Caller, episode: TaskEpisode, given: Mapping[str, Any], call: str) -> PlayedCall:
+    async def _answer(self, caller: Caller, episode: TaskEpisode, given: Any, call: str) -> PlayedCall:
         """Hand in the answer, which gets the reward; another one, or the same with another id, gets none."""
-        answer = given.get("answer", "")
-        if not given.keys() <= {"answer"} or not isinstance(answer, str):
+        arguments, problem = await self.app.parser.arguments(given, caller.owner)
+        if problem is not None:
+            return PlayedCall(problem, WRONG_INPUT)
+        answer = arguments.get("answer", "")
+        if not arguments.keys() <= {"answer"} or not isinstance(answer, str):
             return PlayedCall(f"{ANSWER} takes one text, answer.", WRONG_INPUT)
         over, limited = PlayedCall(OVER_ALREADY, OVER), episode.max_calls is not None
         if limited and (await self.told(caller, episode))["done"] and not await self._is_end(caller, episode, call):
@@ -324,7 +328,7 @@ class TaskEpisodes:
                 return over
             if error.code not in {INVALID, TOO_LARGE}:
                 raise
-            return PlayedCall(error.data.get("detail") or error.message, WRONG_INPUT)
+            return PlayedCall(detail_of(error), WRONG_INPUT)
         if limited and not await self._is_end(caller, episode, call):
             return over
         return await self._rewarded(caller, episode, HANDED_IN, ended=True)
@@ -390,6 +394,12 @@ def messages_of(told: Mapping[str, Any]) -> list[dict[str, str]]:
     """Get the prompt that an agent is told as messages, each with `role` and `content`."""
     prompt = told["prompt"]
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
+
+
+def detail_of(error: ReplyError) -> str:
+    """Return the sentence of an error: those of JSON-RPC itself have it in their data."""
+    detail = error.data.get("detail") if isinstance(error.data, dict) else None
+    return str(detail or error.message)
 
 
 def failure_text(error: ReplyError) -> str:

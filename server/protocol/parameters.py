@@ -6,7 +6,7 @@ method to what creates them, so it is a model of its own here, below both. Featu
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation
 from pydantic_core import PydanticCustomError
 
 MAX_TTL_SECONDS = 10 * 365 * 86_400
@@ -50,6 +50,9 @@ TtlSeconds = Annotated[
         description="Time to live after its last call, in seconds.",
     ),
 ]
+Arguments = SkipValidation[dict[str, Any] | str | None]
+"""The arguments of a call, as a model wrote them. Anything passes: `Parser.arguments` says what is wrong with them."""
+
 Limit = Annotated[int, Field(100, ge=1, le=1000, description="The maximum number of results.")]
 
 

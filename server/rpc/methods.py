@@ -6,7 +6,7 @@ about sessions and their functions belong to features.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, GetPydanticSchema
+from pydantic import Field
 
 from server.base.errors import CallFailedError, InvalidParamsError
 from server.execution.call import Outcome
@@ -15,6 +15,7 @@ from server.observability.log import shown_id
 from server.protocol.parameters import (
     MAX_CALL_ID,
     MAX_COUNT,
+    Arguments,
     CallId,
     ForkRequest,
     Format,
@@ -27,7 +28,6 @@ from server.protocol.parameters import (
 from server.protocol.results import Envelope, Export, FunctionList, Json, Record, Session, ToolpackDescription
 from server.rpc.caller import Caller
 from server.rpc.method import App, Method
-from server.rpc.parsing import QUICK_BYTES, read_arguments
 from server.sessions.calls import CallRequest
 from server.sessions.reader import SessionQuery, SessionReader
 
@@ -73,15 +73,6 @@ class ListFunctions(
         return Fragment(b'{"result":%b,"error":null}' % listed)
 
 
-def _one_error(source: Any, handler: GetCoreSchemaHandler) -> Any:
-    """Say in one sentence what is wrong, instead of one for each type that it might have been."""
-    message = "Input should be an object, or the JSON text of one"
-    return {**handler(source), "custom_error_type": "arguments_or_text", "custom_error_message": message}
-
-
-Arguments = Annotated[dict[str, Any] | str, GetPydanticSchema(_one_error)]
-
-
 class RunFunction(
     Method, result=Envelope, agents="Run a function on the session's environment.", positional=("kwargs",)
 ):
@@ -109,8 +100,8 @@ class RunFunction(
 
     async def handle(self, caller: Caller, app: App) -> Fragment:
         kwargs, problem = self.kwargs, None
-        if isinstance(kwargs, str):
-            kwargs, problem = await self._read(kwargs, caller, app)
+        if type(kwargs) is not dict:
+            kwargs, problem = await app.parser.arguments(kwargs, caller.owner)
         request = CallRequest(
             self.function,
             kwargs,
@@ -124,15 +115,6 @@ class RunFunction(
         if self.raise_on_error and outcome.failure is not None:
             raise CallFailedError(outcome.failure, outcome.toolpack)
         return envelope(outcome)
-
-    @staticmethod
-    async def _read(text: str, caller: Caller, app: App) -> tuple[dict[str, Any], str | None]:
-        """Get the arguments that a text holds, or the text itself and why it holds none."""
-
-        def read() -> tuple[dict[str, Any], str | None]:
-            return read_arguments(text, app.settings)
-
-        return read() if len(text) <= QUICK_BYTES else await app.sessions.compute(read, caller.owner, "parse")
 
 
 class GetSession(Method, result=Session):

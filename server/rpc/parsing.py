@@ -2,8 +2,8 @@
 
 The rule: what is over a limit is refused before its values are created, by a few scans of its bytes, which never take
 longer than parsing. Large bodies aren't parsed on the event loop, which all clients share. Arguments that come as JSON
-text, as models' tool calls carry them, have the same limits; a text that isn't a JSON object is a mistake of the
-agent's, so it fails the call, like wrong arguments, and doesn't refuse the request.
+text, as models' tool calls carry them, have the same limits. Arguments over a limit, or that aren't a JSON object, are
+the agent's mistake at every door, so they fail the call, like wrong arguments, and don't refuse the request.
 """
 
 import re
@@ -11,35 +11,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from server.base.errors import InvalidParamsError, RpcRefusedError, TooLargeError
+from server.base.errors import RpcRefusedError, TooLargeError
 from server.base.settings import Settings
-from server.jsonio.strict import loads
+from server.jsonio.strict import dumps, loads
 from server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR
 
-
-def read_arguments(text: str, settings: Settings) -> tuple[dict[str, Any], str | None]:
-    """Get the arguments, or `{"$text": text}` and what is wrong with the text.
-
-    A text without any character is no argument at all: some models send that.
-
-    Raises:
-        TooLargeError: It has more values than allowed.
-        InvalidParamsError: It is nested more deeply than allowed.
-    """
-    body = text.encode()
-    if has_more_values(body, settings.max_json_values):
-        raise TooLargeError(f"kwargs has more than {settings.max_json_values} values: send less.")
-    try:
-        arguments = loads(body) if text.strip() else {}
-    except ValueError as error:
-        return {"$text": text}, f"the arguments are not JSON: {error}"
-    if not isinstance(arguments, dict):
-        return {"$text": text}, 'the arguments are no JSON object, like {"name": "value"}'
-    if is_deeper(body, arguments, settings.max_json_depth):
-        raise InvalidParamsError(f"kwargs is nested more than {settings.max_json_depth} deep: send flatter JSON.")
-    return arguments, None
-
-
+NO_OBJECT = 'the arguments are no JSON object, like {"name": "value"}'
 QUICK_BYTES = 64 * 1024  # JSON text up to this is parsed in less than a millisecond
 SMALL_BYTES, SMALL_FACTOR = 1024, 25  # the values of a small body aren't counted one by one
 VALUE_BYTES = 100  # that a small value takes in memory, up to 50 times its text
@@ -116,3 +93,35 @@ class Parser:
             detail = f"The body is nested more than {limits.max_json_depth} deep: send flatter JSON."
             raise RpcRefusedError(ERROR_INVALID_REQUEST, detail)
         return value, parsed_bytes(body)
+
+    async def arguments(self, given: Any, owner: str) -> tuple[dict[str, Any], str | None]:
+        """Return the arguments of a call, or `{"$text": text}` and why they aren't an object.
+
+        Null and a text without any character are no arguments: some models send that.
+        """
+        if isinstance(given, dict):
+            return given, None
+        if given is None:
+            return {}, None
+        if not isinstance(given, str):
+            return {"$text": dumps(given).decode()}, NO_OBJECT
+        if len(given) <= QUICK_BYTES:
+            return self._arguments(given)
+        read: tuple[dict[str, Any], str | None] = await self._compute(partial(self._arguments, given), owner, "parse")
+        return read
+
+    def _arguments(self, text: str) -> tuple[dict[str, Any], str | None]:
+        body, limits = text.encode(), self._settings
+        if has_more_values(body, limits.max_json_values):
+            return {"$text": text}, f"the arguments have more than {limits.max_json_values} values: send less"
+        try:
+            arguments = loads(body) if text.strip() else {}
+        except ValueError as error:
+            return {"$text": text}, f"the arguments are not JSON: {error}"
+        if not isinstance(arguments, dict):
+            return {"$text": text}, NO_OBJECT
+        if is_deeper(body, arguments, limits.max_json_depth):
+            return {
+                "$text": text
+            }, f"the arguments are nested more than {limits.max_json_depth} deep: send flatter JSON"
+        return arguments, None

@@ -46,7 +46,7 @@ class CallRequest(NamedTuple):
     Attributes:
         kwargs: The arguments, which the function gets and may change.
         sent: The same as JSON text, which nobody changes: what is recorded, compared and logged.
-        problem: Why the arguments, which came as text, aren't a JSON object; then the call fails.
+        problem: Why the arguments aren't a JSON object; then the call fails.
         by: Whose address it came to, whose limits hold for it; or `client`.
     """
 

@@ -58,22 +58,28 @@ def test_a_text_that_holds_none_is_the_agents_mistake(bench, text, problem):
     refused(-32009, run, bench, session_id, "add", text + " ", call_id="a")
 
 
-@pytest.mark.parametrize("kwargs", [None, 1, True, ["amount", 3]])
-def test_what_is_neither_is_refused_in_one_sentence(bench, kwargs):
-    error = refused(-32602, run, bench, bench.create(), "add", kwargs)
-    assert error.data["detail"] == "kwargs: Input should be an object, or the JSON text of one."
+@pytest.mark.parametrize("kwargs", [1, True, ["amount", 3]])
+def test_any_other_json_is_the_agents_mistake_too(bench, kwargs):
+    session_id = bench.create()
+    assert run(bench, session_id, "add", kwargs) == {"result": "", "error": f"ValidationError: {BROKEN[1][1]}"}
+    (record,) = bench.rpc("get_trace", session_id=session_id)
+    assert record["kwargs"] == {"$text": json.dumps(kwargs, separators=(",", ":"))}
+
+
+def test_null_is_no_arguments(bench):
+    assert run(bench, bench.create(), "total", None) == {"result": 0, "error": None}
 
 
 def test_its_limits_are_those_of_a_body(make_bench):
     bench = make_bench(max_json_values=1000, max_json_depth=10)
     session_id = bench.create()
     many = json.dumps({"amount": [1] * 1100})
-    assert "1000 values" in refused(-32007, run, bench, session_id, "add", many).message
+    assert "1000 values" in run(bench, session_id, "add", many)["error"]
     deep = '{"amount": ' + "[" * 12 + "]" * 12 + "}"
-    assert "10 deep" in refused(-32602, run, bench, session_id, "add", deep).data["detail"]
+    assert "10 deep" in run(bench, session_id, "add", deep)["error"]
     long = json.dumps({"amount": "x" * 100_000})
     assert "ValidationError: 1 validation error" in run(bench, session_id, "add", long)["error"]
-    assert bench.rpc("get_trace", session_id=session_id)[0]["kwargs"]["amount"] == "x" * 100_000
+    assert bench.rpc("get_trace", session_id=session_id)[2]["kwargs"]["amount"] == "x" * 100_000
 
 
 class Address(BaseModel):

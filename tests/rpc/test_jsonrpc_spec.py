@@ -136,7 +136,7 @@ WRONG = [
     ("get_session", []),
     ("get_session", ["x", "y"]),
     ("rpc.discover", [1]),
-    ("run_function", {"session_id": "x", "function": "add", "kwargs": []}),
+    ("run_function", {"session_id": "x", "function": [], "kwargs": []}),
     ("run_function", {"session_id": "x", "function": "add", "raise_on_error": 1}),
     ("run_function", {"session_id": "x", "function": "add", "expected_version": -1}),
     ("list_functions", {"format": "cobol"}),

@@ -117,6 +117,9 @@ class Mcp:
         if name not in self._with_headers:
             return {}
         function = self._sessions.catalog.functions(await self._toolpacks(caller)).get(name)
+        arguments, problem = await self._app.parser.arguments(message.params.get("arguments"), caller.owner)
+        if problem is None:
+            message.params["arguments"] = arguments
         address = await self._sessions.address(caller.session_id or "", caller.owner, caller.address)
         return function.marks if function is not None and address.has(function) else {}
 
@@ -152,14 +155,18 @@ class Mcp:
         return self._prompts.list(message) + (CACHE if message.modern else b"")
 
     async def _call(self, caller: Caller, message: McpMessage) -> bytes:
-        request = _call_request(message)
-        if tool := await self._tools.find(caller, request.function):
-            return await self._tools.use(tool, caller, request.kwargs, request.call_id)
-        for name, value in request.kwargs.items():
+        name, call_id = _named(message)
+        arguments, problem = message.params.get("arguments"), None
+        if type(arguments) is not dict:
+            arguments, problem = await self._app.parser.arguments(arguments, caller.owner)
+        request = CallRequest(name, arguments, dumps(arguments), call_id, problem=problem)
+        if tool := await self._tools.find(caller, name):
+            return await self._tools.use(tool, caller, request)
+        for argument, value in arguments.items():
             if type(value) is dict and value.keys() == NESTED:
                 await self._toolpacks(caller)
                 return tool_error(
-                    f"ValidationError: argument `{name[:200]}` is a nested call, which MCP doesn't have: call that "
+                    f"ValidationError: argument `{argument[:200]}` is a nested call, which MCP doesn't have: call that "
                     f"function first, then pass its result."
                 )
         if self._app.tracer is not None:
@@ -174,14 +181,11 @@ class Mcp:
         return tool_result(outcome)
 
 
-def _call_request(message: McpMessage) -> CallRequest:
-    name, arguments = message.params.get("name"), message.params.get("arguments")
-    arguments = {} if arguments is None else arguments
-    call_id = message.meta.get(CALL_ID_KEY)
+def _named(message: McpMessage) -> tuple[str, str | None]:
+    """Return the name of the tool that is called, and the call_id."""
+    name, call_id = message.params.get("name"), message.meta.get(CALL_ID_KEY)
     if not isinstance(name, str):
         raise InvalidParamsError("`name` must be the name of a tool, a string.")
-    if not isinstance(arguments, dict):
-        raise InvalidParamsError("`arguments` must be an object.")
     if call_id is not None and not (isinstance(call_id, str) and 1 <= len(call_id) <= MAX_CALL_ID):
         raise InvalidParamsError(f"`_meta` has {CALL_ID_KEY}, which must be a string of 1 to {MAX_CALL_ID} characters.")
-    return CallRequest(name, arguments, dumps(arguments), call_id)
+    return name, call_id

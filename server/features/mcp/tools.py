@@ -3,7 +3,6 @@
 The rule: where a toolpack has a function of a tool's name, that one is meant.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,6 +12,7 @@ from server.features.api import Caller, InvalidParamsError, TooLargeError
 from server.features.mcp.results import tool_error, tool_value
 from server.jsonio.strict import dumps
 from server.sessions.addresses import Addresses, AddressTool
+from server.sessions.calls import CallRequest
 from server.sessions.manager import SessionManager
 
 
@@ -35,11 +35,13 @@ class Tools:
         others = [dumps(_described(tool)) for tool in await self._offered(caller)]
         return b"[%b]" % b",".join(filter(None, [tools[1:-1], *others])) if others else tools
 
-    async def use(self, tool: AddressTool, caller: Caller, arguments: Mapping[str, Any], call_id: str | None) -> bytes:
+    async def use(self, tool: AddressTool, caller: Caller, request: CallRequest) -> bytes:
         """Use a tool, and get the members of its result; the agent can react to an error in it."""
+        if request.problem is not None:
+            return tool_error(f"ValidationError: {request.problem}")
         try:
-            given = tool.parameters.model_validate(arguments)
-            value = await tool.use(caller.session_id or "", caller.owner, caller.by, given, call_id)
+            given = tool.parameters.model_validate(request.kwargs)
+            value = await tool.use(caller.session_id or "", caller.owner, caller.by, given, request.call_id)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, problem["loc"])) or "arguments"

@@ -23,14 +23,12 @@ from server.features.api import HttpRefusedError, ReplyError
 from server.features.api_http import FeatureEndpoint, FeatureRequest, Gateway
 from server.features.nemo_gym.episodes import GymEpisodes, GymRow
 from server.features.nemo_gym.feature import COOKIE
-from server.features.task_episodes import read
+from server.features.task_episodes import NO_TOOL, REASONS, detail_of, read
 
 SERVER_NAME = "toolpack"
 TOKEN_HEADER = "X-NeMo-Gym-Session-Token"  # noqa: S105 - a header's name
 UNAVAILABLE = 503
 MAX_ID = 128
-NOT_FOUND = -32003
-ARGUMENTS = -32004
 
 
 class SeedBody(BaseModel):
@@ -171,10 +169,11 @@ class FunctionEndpoint(GymEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
         function = request.path["function"]
         try:
-            text = await self.episodes.call(request.caller, self.session_id(request), function, _given(request))
+            text = await self.episodes.call(request.caller, self.session_id(request), function, request.json())
         except ReplyError as error:
-            if error.code in {NOT_FOUND, ARGUMENTS}:
-                raise HttpRefusedError(404 if error.code == NOT_FOUND else 422, error.message) from None
+            reason = REASONS.get(error.code)
+            if reason is not None:
+                raise HttpRefusedError(404 if reason == NO_TOOL else 422, detail_of(error)) from None
             raise
         return PlainTextResponse(text)
 

@@ -6,7 +6,7 @@ and the `call_id` of its creation; agents bring the session's id in a cookie.
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 from pydantic import BaseModel, Field, JsonValue
@@ -77,7 +77,7 @@ class GymEpisodes:
             raise HttpRefusedError(409, _over(name))
         return session
 
-    async def call(self, caller: Caller, session_id: str, function: str, kwargs: Mapping[str, Any]) -> str:
+    async def call(self, caller: Caller, session_id: str, function: str, kwargs: Any) -> str:
         """Call a function, and get what the model reads: a text as it is, all else as JSON, and what failed."""
         try:
             envelope = await self._as_agent(

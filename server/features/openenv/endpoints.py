@@ -16,7 +16,7 @@ from server.features.api import Caller, HttpRefusedError, ReplyError
 from server.features.api_http import FeatureEndpoint, FeatureRequest, FeatureSocket, Gateway
 from server.features.openenv.episodes import NO_STATE, OpenEnvEpisodes
 from server.features.openenv.feature import TOOLPACK, OpenEnvFeature
-from server.features.openenv.mcp import PARSE_ERROR, OpenEnvMcp, failure, said
+from server.features.openenv.mcp import PARSE_ERROR, OpenEnvMcp, failure
 from server.features.openenv.messages import (
     ACTION_SCHEMA,
     MAX_ID,
@@ -36,7 +36,7 @@ from server.features.openenv.messages import (
     StepBody,
     read_message,
 )
-from server.features.task_episodes import NOT_FOUND, TaskEpisode
+from server.features.task_episodes import NOT_FOUND, TaskEpisode, detail_of
 
 UNAVAILABLE = 503
 INVALID = -32602
@@ -269,7 +269,7 @@ class EpisodeSocket(OpenEnvSocket):
         except HttpRefusedError as error:
             return _error(CODES.get(error.status, VALIDATION_ERROR), str(error))
         except ReplyError as error:
-            return _error(REPLY_CODES.get(error.code, EXECUTION_ERROR), said(error))
+            return _error(REPLY_CODES.get(error.code, EXECUTION_ERROR), detail_of(error))
         return None if reply is None else _text(reply)
 
     async def _answered(self, request: FeatureRequest, sent: BaseModel, memory: dict[str, Any]) -> Any:

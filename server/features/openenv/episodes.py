@@ -148,7 +148,7 @@ class OpenEnvEpisodes(TaskEpisodes):
         caller: Caller,
         episode: TaskEpisode,
         name: str,
-        given: dict[str, Any],
+        given: Any,
         call_id: str | None,
         seconds: float | None = None,
     ) -> PlayedCall:

@@ -17,7 +17,7 @@ from server.features.openenv.messages import (
     OpenEnvShape,
     read_message,
 )
-from server.features.task_episodes import PlayedCall
+from server.features.task_episodes import PlayedCall, detail_of
 
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS, SERVER_ERROR = -32700, -32600, -32601, -32602, -32000
 
@@ -62,7 +62,7 @@ class OpenEnvMcp:
         except OpenEnvMcpError as error:
             return failure(id_, error.code, str(error))
         except ReplyError as error:
-            return failure(id_, SERVER_ERROR, said(error))
+            return failure(id_, SERVER_ERROR, detail_of(error))
         return {"jsonrpc": "2.0", "id": id_, "result": result}
 
     async def _create(self, _caller: Caller, _env: str, _params: OpenEnvShape, sid: str | None) -> dict[str, Any]:
@@ -103,11 +103,6 @@ METHODS: dict[str, tuple[type[OpenEnvShape], Any]] = {
 
 def failure(id_: Any, code: int, message: str) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": id_, "error": {"code": code, "message": message, "data": None}}
-
-
-def said(error: ReplyError) -> str:
-    detail = error.data.get("detail") if isinstance(error.data, dict) else None
-    return str(detail or error.message)
 
 
 def _result(told: PlayedCall) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """What clients of OpenEnv 0.10 send: requests, messages of a WebSocket, and actions.
 
 The rule: a shape is that of `openenv.core.env_server`; what it leaves open, such as the parameters of a reset, is said
-here. What nobody would look at is refused, so that no parameter is taken and does nothing.
+here. What nobody would look at is refused, so that no parameter is taken and does nothing. Arguments and answers may be
+anything, as a model has written them: what is wrong with them is an observation.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SkipValidation, TypeAdapter
 
 from server.features.task_episodes import ALL, TaskSpec, read
 
@@ -58,14 +59,14 @@ class CallTool(OpenEnvAction):
 
     type: Literal["call_tool"]
     tool_name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: SkipValidation[dict[str, Any]] = Field(default_factory=dict)
 
 
 class AnswerAction(OpenEnvAction):
     """Hand in the answer, which ends the episode."""
 
     type: Literal["submit_answer"]
-    answer: str = ""
+    answer: SkipValidation[str] = ""
 
 
 def _typed(action: Any) -> Any:
@@ -132,7 +133,7 @@ class OpenEnvSessionParams(OpenEnvShape):
 
 class OpenEnvCallParams(OpenEnvShape):
     name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: SkipValidation[dict[str, Any]] = Field(default_factory=dict)
     session_id: Id | None = None
 
 

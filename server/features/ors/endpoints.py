@@ -59,7 +59,7 @@ class RangeBody(SplitBody):
 
 class CallBody(OrsBody):
     name: str
-    input: dict[str, Any]
+    input: Any = None
     task_id: Annotated[str, Field(min_length=1, max_length=MAX_ID)] | None = None
 
 

@@ -4,7 +4,6 @@ The rule: what the standard has its own words for is said in them here; all else
 """
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from server.features.api import App, Caller, HttpRefusedError, ReplyError
@@ -82,9 +81,7 @@ class OrsEpisodes(TaskEpisodes):
     async def tools(self, caller: Caller, episode: TaskEpisode) -> dict[str, Any]:
         return _tools(await self.functions(caller, episode))
 
-    async def output(
-        self, caller: Caller, episode: TaskEpisode, tool: str, given: Mapping[str, Any], task_id: str
-    ) -> dict[str, Any]:
+    async def output(self, caller: Caller, episode: TaskEpisode, tool: str, given: Any, task_id: str) -> dict[str, Any]:
         """Call a tool once, whatever is sent again with this `task_id`, and get what the protocol answers."""
         told = await self.call(caller, episode, tool, given, task_id)
         if told.reason is not None:

@@ -385,8 +385,8 @@ WRONG = [
     ("/create_session", {"env": {"A": "b"}}, 400, "env: Dictionary should have at most 0 items"),
     ("/ping", None, 404, "Active environment not found: it has expired, or was never created."),
     ("/call", {"name": "x", "input": {}}, 404, "Active environment not found"),
-    ("/call", {"name": "x"}, 400, "input: Field required. The body may have name, input, task_id."),
-    ("/call", {"name": "x", "input": [], "task_id": "a"}, 400, "input: Input should be "),
+    ("/call", {"input": {}}, 400, "name: Field required. The body may have name, input, task_id."),
+    ("/call", {"name": [], "input": {}, "task_id": "a"}, 400, "name: Input should be "),
     ("/call", {"name": "x", "input": {}, "task_id": "a" * 65}, 400, "task_id: String should have at most 64"),
     ("/score_group", {"candidates": []}, 404, "Groups aren't scored here: each episode has a reward of its own."),
 ]

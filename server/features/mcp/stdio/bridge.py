@@ -120,7 +120,9 @@ class Bridge:
         name = message.named
         if isinstance(name, str):
             marked = (self._marked or {}).get(name, {}) if message.method == "tools/call" else {}
-            headers |= {"Mcp-Name": encoded(name), **parameter_headers(marked, message.params.get("arguments"))}
+            arguments = message.params.get("arguments")
+            arguments = _object(arguments) if isinstance(arguments, str) else arguments
+            headers |= {"Mcp-Name": encoded(name), **parameter_headers(marked, arguments)}
         return headers
 
 
@@ -237,7 +239,7 @@ def _body(message: McpMessage) -> bytes:
     return dumps({"jsonrpc": "2.0", "id": message.id, "method": message.method, "params": message.params})
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def _object(text: bytes | str) -> dict[str, Any]:
     """Read a JSON object; an empty one if it isn't any."""
     try:
         found = json.loads(text)
