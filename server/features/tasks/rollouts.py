@@ -4,6 +4,7 @@ The rule: nothing here runs a function or reads bytes; `evaluation` hands in wha
 nothing is the evaluator's fault and never a reward.
 """
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -213,15 +214,18 @@ class Rollout(Generic[E]):
         """Get what calls make of a copy of `initials`; see `replay`."""
         return self._worlds.replay(calls, raise_on_error=raise_on_error)
 
-    def check(self, name: str, passed: object, detail: str = "") -> bool:
+    def check(self, name: str, passed: bool | None, detail: str = "") -> bool:
         """Note whether something is as it should be.
 
         Args:
             name: What should be the case.
-            passed: A true value if it is.
+            passed: True if it is; False or None if it isn't.
             detail: What was found instead.
+
+        Raises:
+            TypeError: `passed` is anything else, such as a method that wasn't called.
         """
-        noted = Check(name, bool(passed), detail)
+        noted = Check(name, _as_bool(passed, name), detail)
         self.checks.append(noted)
         return noted.passed
 
@@ -240,7 +244,7 @@ def verdict(name: str, version: int, returned: object, checks: Sequence[Check]) 
     """
     evaluation = returned if isinstance(returned, Evaluation) else _evaluation(returned, checks)
     reward = _finite(evaluation.reward)
-    passed = reward >= PASSED if evaluation.passed is None else bool(evaluation.passed)
+    passed = reward >= PASSED if evaluation.passed is None else _as_bool(evaluation.passed, "passed")
     return {
         "task": name,
         "version": version,
@@ -276,8 +280,27 @@ def _finite(reward: Any) -> float:
     return number
 
 
+def _as_bool(passed: Any, name: str) -> bool:
+    """Return what a check has found: only true and false say whether something is so."""
+    kind = type(passed)
+    if passed is None or kind is bool or (kind.__module__ == "numpy" and kind.__name__ in {"bool", "bool_"}):
+        return bool(passed)
+    advice = "compare it, so that it is True or False"
+    if inspect.isawaitable(passed):
+        advice = "await it"
+    elif callable(passed):
+        advice = "call it"
+    if inspect.iscoroutine(passed):
+        passed.close()  # nobody awaits it any more
+    raise TypeError(f"the check {name!r} got a {kind.__name__} instead of True or False: {advice}")
+
+
 def _check_view(check: Any) -> TaskCheck:
     if not isinstance(check, Check):
         raise TypeError(f"one of its checks is a {type(check).__name__}: use rollout.check, or server.Check")
     name, detail = (str(text).encode("utf-8", "replace").decode() for text in (check.name, check.detail))
-    return {"name": name, "passed": bool(check.passed), "detail": detail}  # JSON can't contain a lone surrogate
+    return {
+        "name": name,
+        "passed": _as_bool(check.passed, name),
+        "detail": detail,
+    }  # JSON can't contain a lone surrogate
