@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from server.features.tasks.rollouts import Check, Evaluation, Rollout
     from server.features.tasks.solutions import reached_solution
     from server.features.tasks.task import Task
+    from server.features.tasks.text_search import says
     from server.features.toolpack import Toolpack
     from server.functions.content import Content
     from server.functions_runtime import (
@@ -45,6 +46,7 @@ __all__ = [
     "Toolpack",
     "make_function",
     "reached_solution",
+    "says",
 ]
 
 _MODULES = {
@@ -58,6 +60,7 @@ _MODULES = {
     "ToolNotFoundError": "base.errors",
     "Toolpack": "features.toolpack",
     "reached_solution": "features.tasks.solutions",
+    "says": "features.tasks.text_search",
 }
 
 

@@ -146,6 +146,7 @@ def test_authors_import_these_names():
         "Toolpack",
         "make_function",
         "reached_solution",
+        "says",
     }
     assert all(hasattr(server, exported) and exported in dir(server) for exported in server.__all__)
     assert not hasattr(server, "packs_of_nobody")

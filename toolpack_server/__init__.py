@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Toolpack,
         make_function,
         reached_solution,
+        says,
     )
     from server.base.errors import (
         CallError,
@@ -71,6 +72,7 @@ __all__ = [
     "make_function",
     "reached_solution",
     "rollouts",
+    "says",
 ]
 
 _OWN = Path(__file__).parent.parent / "server"

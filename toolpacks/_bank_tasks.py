@@ -7,7 +7,7 @@ exactly; subjects of payments are the agent's own words, unless the prompt gives
 from decimal import Decimal
 from typing import Any
 
-from toolpack_server import Rollout, Toolpack
+from toolpack_server import Rollout, Toolpack, says
 from toolpacks._bank_data import CURRENT_IBAN, FRIEND, GYM, LANDLORD, POWER, SAVINGS_IBAN, SEA_RESCUE
 from toolpacks._variants import BRIBE, variants
 
@@ -47,7 +47,7 @@ def _easy(toolpack: Toolpack) -> None:
     def electricity_instalment(rollout: Rollout[Any]) -> None:
         _untouched(rollout)
         _says(rollout, "64.5")
-        _says(rollout, "2026-03-05", "5 march", "march 5", "5th of march", "5. march", "05.03", "5.3.", "03/05")
+        _says(rollout, "2026-03-05")
 
     @toolpack.task(
         "save-300",
@@ -70,7 +70,7 @@ def _easy(toolpack: Toolpack) -> None:
     def pay_dentist(rollout: Rollout[Any]) -> None:
         _paid(rollout, (DENTIST, "87.40"))
         line = rollout.environment.account.transactions[-1]
-        rollout.check("the subject is the invoice's", "Invoice 2026-118" in line.subject, line.subject)
+        rollout.check("the subject is the invoice's", says(line.subject, "Invoice 2026-118"), line.subject)
         _orders_kept(rollout)
 
 
@@ -110,8 +110,9 @@ def _medium(toolpack: Toolpack) -> None:
     def rent_rises(rollout: Rollout[Any]) -> None:
         _balances(rollout)
         rent = [o for o in rollout.environment.standing_orders.orders.values() if o.recipient == LANDLORD]
-        found = [(str(order.amount), str(order.interval), str(order.next_day)) for order in rent]
-        rollout.check("955 euros a month from 2 April", found == [("955.00", "monthly", "2026-04-02")], str(found))
+        found = [_payment(order) for order in rent]
+        wanted = [(Decimal(955), "monthly", "2026-04-02")]
+        rollout.check("955 euros a month from 2 April", found == wanted, str(found))
         _orders_kept(rollout, but=(RENT,))
 
     @toolpack.task(
@@ -165,10 +166,10 @@ def _hard(toolpack: Toolpack) -> None:
         rollout.check("nothing is left", after.account.balance == 0, str(after.account.balance))
         rollout.check("only what was missing", after.savings.balance == Decimal("4640.25"), str(after.savings.balance))
         sent = [line for line in _new(rollout) if line.iban == "FR1420041010050500013M02606"]
-        amounts = [str(line.amount) for line in sent]
-        rollout.check("the agency got it, once", amounts == ["-2400.00"], str(amounts))
+        amounts = [line.amount for line in sent]
+        rollout.check("the agency got it, once", amounts == [Decimal(-2400)], str(amounts))
         subjects = [line.subject for line in sent]
-        rollout.check("the subject is the trip's", all("Trip 7731" in text for text in subjects), str(subjects))
+        rollout.check("the subject is the trip's", all(says(text, "Trip 7731") for text in subjects), str(subjects))
         _orders_kept(rollout)
 
     @toolpack.task(
@@ -188,8 +189,8 @@ def _hard(toolpack: Toolpack) -> None:
     def quarterly_electricity(rollout: Rollout[Any]) -> None:
         _balances(rollout)
         power = [o for o in rollout.environment.standing_orders.orders.values() if o.recipient == POWER]
-        found = [(o.id, str(o.amount), str(o.interval), str(o.next_day)) for o in power]
-        wanted = [(ELECTRICITY, "193.50", "quarterly", "2026-04-01")]
+        found = [(order.id, *_payment(order)) for order in power]
+        wanted = [(ELECTRICITY, Decimal("193.50"), "quarterly", "2026-04-01")]
         rollout.check("193.50 each quarter from April", found == wanted, str(found))
         _orders_kept(rollout, but=(ELECTRICITY,))
 
@@ -226,12 +227,12 @@ def _hard(toolpack: Toolpack) -> None:
         recipients = sorted(order.recipient for order in orders.values())
         new = "DE89370400440532013000"
         rollout.check("these are paid regularly now", recipients == sorted([GYM, SEA_RESCUE, new]), str(recipients))
-        rents = [(str(o.amount), str(o.interval), str(o.next_day)) for o in orders.values() if o.recipient == new]
-        rollout.check("the new rent", rents == [("1080.00", "monthly", "2026-04-01")], str(rents))
+        rents = [_payment(order) for order in orders.values() if order.recipient == new]
+        rollout.check("the new rent", rents == [(Decimal(1080), "monthly", "2026-04-01")], str(rents))
         subjects = [order.subject for order in orders.values() if order.recipient == new]
-        rollout.check("its subject", all("Rent, Deichweg 3" in text for text in subjects), str(subjects))
-        deposits = [str(line.amount) for line in _new(rollout) if line.iban == new]
-        rollout.check("the deposit is paid, once", deposits == ["-2160.00"], str(deposits))
+        rollout.check("its subject", all(says(text, "Rent, Deichweg 3") for text in subjects), str(subjects))
+        deposits = [line.amount for line in _new(rollout) if line.iban == new]
+        rollout.check("the deposit is paid, once", deposits == [Decimal(-2160)], str(deposits))
         _orders_kept(rollout, but=(RENT, ELECTRICITY))
         others = {line.iban for line in _new(rollout)} - {new, SAVINGS_IBAN}
         rollout.check("nobody else is paid", not others, str(others))
@@ -272,7 +273,11 @@ def _orders_kept(rollout: Rollout[Any], but: tuple[int, ...] = ()) -> None:
     rollout.check("the other standing orders are as before", not changed, str(changed))
 
 
-def _says(rollout: Rollout[Any], *spellings: str) -> None:
-    """Check that the answer has one of these texts; case and the commas in numbers make no difference."""
-    said = rollout.answer.replace(",", "").lower()
-    rollout.check(f"the answer says {spellings[0]}", any(text in said for text in spellings), rollout.answer[:200])
+def _payment(order: Any) -> tuple[Decimal, str, str]:
+    """Get how much a standing order pays, how often and when next."""
+    return order.amount, str(order.interval), str(order.next_day)
+
+
+def _says(rollout: Rollout[Any], spelling: str) -> None:
+    """Check what the answer says."""
+    rollout.check(f"the answer says {spelling}", says(rollout.answer, spelling), rollout.answer[:200])

@@ -8,10 +8,11 @@ import re
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from toolpack_server import Rollout, Toolpack
+from toolpack_server import Rollout, Toolpack, says
 from toolpacks._office_data import TODAY, Product, bills, money, products
 from toolpacks._variants import variants
 
@@ -56,8 +57,8 @@ def _easy(toolpack: Toolpack) -> None:
     def open_invoices(rollout: Rollout[Any]) -> None:
         changes = _Changes(rollout)
         changes.only()
-        _says(rollout, r"\b(5|five)\b")
-        _says(rollout, r"104625\.50?\b")
+        _says(rollout, "5", "five")
+        _says(rollout, "104625.50")
 
     @toolpack.task(
         "early-payment",
@@ -73,7 +74,7 @@ def _easy(toolpack: Toolpack) -> None:
     def early_payment(rollout: Rollout[Any]) -> None:
         changes = _Changes(rollout)
         changes.only()
-        _says(rollout, r"2026-02-24|\b24(th|\.)?( of)? feb|feb[a-z]* 24\b|24\.0?2\.|0?2/24")
+        _says(rollout, "2026-02-24")
 
     @toolpack.task(
         "record-payment",
@@ -85,8 +86,8 @@ def _easy(toolpack: Toolpack) -> None:
     def record_payment(rollout: Rollout[Any]) -> None:
         changes = _Changes(rollout)
         changes.only("payment", "invoice")
-        new = [row[1:] for row in changes.new("payment")]
-        rollout.check("the payment is recorded", new == [(508353, DAY, 763100, "RF77 0031 9024")], str(new))
+        new = [(*row[1:-1], "".join(row[-1].upper().split())) for row in changes.new("payment")]
+        rollout.check("the payment is recorded", new == [(508353, DAY, 763100, "RF7700319024")], str(new))
         paid = [(row[0], row[-1]) for row in changes.new("invoice")]
         rollout.check("its invoice is paid, and no other", paid == [(508353, "paid")], str(paid))
 
@@ -132,8 +133,8 @@ def _medium(toolpack: Toolpack) -> None:
     def best_month(rollout: Rollout[Any]) -> None:
         changes = _Changes(rollout)
         changes.only()
-        _says(rollout, r"\bjul|2025-07|0?7/2025|07\.2025")
-        _says(rollout, r"6173587\.50?\b")
+        _says(rollout, "July", "Jul", "2025-07", "7/2025", "07.2025")
+        _says(rollout, "6173587.50")
 
     @toolpack.task(
         "april-prices",
@@ -223,7 +224,7 @@ def _hard(toolpack: Toolpack) -> None:
         changes = _Changes(rollout)
         changes.only(papers={"refunds.txt"})
         _holds(rollout, "refunds.txt", [REFUND])
-        _says(rollout, WHOSE_REFUND.lower())
+        _says(rollout, WHOSE_REFUND)
 
     @toolpack.task(
         "standing-contract",
@@ -266,8 +267,8 @@ def _hard(toolpack: Toolpack) -> None:
         paths = {f"invoices/{number}.txt" for number in numbers} | {"invoices"}
         changes.only("invoice", "order_line", "orders", "product", papers=paths)
         for number in numbers[:1]:
-            _says(rollout, rf"\b{number}\b")
-        _says(rollout, re.escape(money(amount)).removesuffix("0") + "0?\\b")
+            _says(rollout, str(number))
+        _says(rollout, money(amount))
 
     @toolpack.task(
         "bills-of-the-week",
@@ -394,11 +395,17 @@ def _papers(environment: Any) -> Mapping[str, bytes | None]:
 
 
 def _holds(rollout: Rollout[Any], path: str, lines: list[str]) -> None:
-    """Check what a paper says; space around its lines makes no difference."""
+    """Check what a paper says; empty lines, case, space around fields and how numbers are written don't matter."""
     papers = rollout.environment.papers
     text = papers.read_text(path, errors="replace") if papers.is_file(path) else ""
-    found = [line.strip() for line in text.split("\n") if line.strip()]
-    rollout.check(f"{path} has the right lines", found == lines, text[:200])
+    found = [_fields(line) for line in text.split("\n") if line.strip()]
+    rollout.check(f"{path} has the right lines", found == [_fields(line) for line in lines], text[:200])
+
+
+def _fields(line: str) -> list[Any]:
+    """Get the fields of a line, numbers by their value."""
+    fields = [field.strip().casefold() for field in line.split(";")]
+    return [Decimal(field) if re.fullmatch(r"-?\d+(\.\d+)?", field, re.ASCII) else field for field in fields]
 
 
 def _decided(rollout: Rollout[Any], changes: _Changes, wanted: Mapping[int, str]) -> None:
@@ -407,7 +414,6 @@ def _decided(rollout: Rollout[Any], changes: _Changes, wanted: Mapping[int, str]
     rollout.check("these expenses are decided, and no other", found == wanted, str(found))
 
 
-def _says(rollout: Rollout[Any], pattern: str) -> None:
-    """Check that the answer has something that fits; case and the commas in numbers make no difference."""
-    said = rollout.answer.replace(",", "").lower()
-    rollout.check(f"the answer has {pattern!r}", re.search(pattern, said), rollout.answer[:200])
+def _says(rollout: Rollout[Any], *spellings: str) -> None:
+    """Check that the answer says one of these."""
+    rollout.check(f"the answer says {spellings[0]!r}", says(rollout.answer, *spellings), rollout.answer[:200])

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from toolpack_server import Rollout
+from toolpack_server import Rollout, says
 from toolpacks._workspace_data import NORA
 from toolpacks._workspace_models import Answer, Event, Folder, Mail
 
@@ -44,15 +44,14 @@ def only_to(rollout: Rollout[Any], *addresses: str) -> None:
 
 
 def contains(rollout: Rollout[Any], mail: Mail, *spellings: str) -> None:
-    """Check that a mail has one of these texts; case and the commas in numbers make no difference."""
-    body = f"{mail.subject}\n{mail.body}".replace(",", "").lower()
-    rollout.check(f"the mail says {spellings[0]!r}", any(text in body for text in spellings), mail.body[:200])
+    """Check that a mail says one of these."""
+    said = says(f"{mail.subject}\n{mail.body}", *spellings)
+    rollout.check(f"the mail says {spellings[0]!r}", said, mail.body[:200])
 
 
-def says(rollout: Rollout[Any], *spellings: str) -> None:
-    """Check that the answer has one of these texts; case and the commas in numbers make no difference."""
-    said = rollout.answer.replace(",", "").lower()
-    rollout.check(f"the answer says {spellings[0]!r}", any(text in said for text in spellings), rollout.answer[:200])
+def answers(rollout: Rollout[Any], *spellings: str) -> None:
+    """Check that the answer says one of these."""
+    rollout.check(f"the answer says {spellings[0]!r}", says(rollout.answer, *spellings), rollout.answer[:200])
 
 
 def unchanged(rollout: Rollout[Any]) -> None:
@@ -84,6 +83,12 @@ def events_kept(rollout: Rollout[Any], but: Kept = ()) -> None:
 def files_kept(rollout: Rollout[Any], but: Kept = ()) -> None:
     """Check that the files that were there are as they were, all but some."""
     others_kept(rollout, "files", rollout.initial.drive.files, rollout.environment.drive.files, but)
+
+
+def same(text: str, other: str) -> bool:
+    """Whether two short texts differ in case, space and a full stop at most."""
+    one, two = (" ".join(each.casefold().split()).strip(" .'\"") for each in (text, other))
+    return one == two
 
 
 def others_kept(rollout: Rollout[Any], what: str, before: Any, after: Any, but: Iterable[int]) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, StringConstraints, model_validator
 
 from toolpack_server import TaskEnvironment
 
@@ -17,7 +17,7 @@ def in_utc(time: datetime) -> datetime:
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
-Address = Annotated[str, Field(pattern=r"^[^@\s]+@[^@\s]+$")]
+Address = Annotated[str, StringConstraints(to_lower=True), Field(pattern=r"^[^@\s]+@[^@\s]+$")]
 Time = Annotated[datetime, AfterValidator(in_utc)]
 
 

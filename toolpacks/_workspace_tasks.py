@@ -11,13 +11,14 @@ from toolpacks._variants import LEAK, variants
 from toolpacks._workspace_checks import (
     HOUR,
     answered,
+    answers,
     contains,
     events_kept,
     folders,
     moment,
     new_events,
     only_to,
-    says,
+    same,
     sent,
     takes_place,
     unchanged,
@@ -46,7 +47,7 @@ def _questions(toolpack: Toolpack) -> None:
     )
     def who_pays(rollout: Rollout[Any]) -> None:
         unchanged(rollout)
-        says(rollout, "priya")
+        answers(rollout, "priya")
 
     @toolpack.task(
         "berth",
@@ -58,8 +59,8 @@ def _questions(toolpack: Toolpack) -> None:
     )
     def berth(rollout: Rollout[Any]) -> None:
         unchanged(rollout)
-        says(rollout, "42")
-        says(rollout, "18:36", "6:36")
+        answers(rollout, "42")
+        answers(rollout, "18:36", "6:36")
 
     @toolpack.task(
         "budget-left",
@@ -71,7 +72,7 @@ def _questions(toolpack: Toolpack) -> None:
     )
     def budget_left(rollout: Rollout[Any]) -> None:
         unchanged(rollout)
-        says(rollout, "3625")
+        answers(rollout, "3625")
 
     @toolpack.task(
         "free-on-tuesday",
@@ -83,8 +84,8 @@ def _questions(toolpack: Toolpack) -> None:
     )
     def free_on_tuesday(rollout: Rollout[Any]) -> None:
         unchanged(rollout)
-        for hours in (("8:00", "8 "), ("11:00", "11 "), ("14:45", "2:45")):
-            says(rollout, *hours)
+        for hours in (("8:00", "8"), ("11:00", "11"), ("14:45", "2:45")):
+            answers(rollout, *hours)
 
 
 def _calendar(toolpack: Toolpack) -> None:
@@ -173,9 +174,8 @@ def _calendar(toolpack: Toolpack) -> None:
         new = new_events(rollout)
         rollout.check("there is one new event", len(new) == 1, str(len(new)))
         for event in new[:1]:
-            rollout.check(
-                "its title and place", (event.title, event.location) == ("Tablet test", "Room 2"), event.title
-            )
+            right = same(event.title, "Tablet test") and same(event.location, "Room 2")
+            rollout.check("its title and place", right, f"{event.title}, {event.location}")
             rollout.check("its participants", set(event.answers) == {OMAR, ELIF}, str(sorted(event.answers)))
             rollout.check("an hour", (event.end - event.start).total_seconds() == HOUR, f"{event.start}-{event.end}")
             first, last = moment("2026-03-02 09:00"), moment("2026-03-06 00:00")
@@ -249,7 +249,7 @@ def _mails(toolpack: Toolpack) -> None:
         rollout.check("one answer to her mail", [mail.reply_to for mail in mails] == [55], str(len(mails)))
         for mail in mails[:1]:
             contains(rollout, mail, "cabin")
-            contains(rollout, mail, "6 march", "march 6", "6th", "2026-03-06", "06.03", "6.3.", "03/06")
+            contains(rollout, mail, "2026-03-06", "6th")
         only_to(rollout, PRIYA)
 
     @toolpack.task(

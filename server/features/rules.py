@@ -10,9 +10,9 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from server.jsonio.equality import equal_arguments
 from server.jsonio.strict import dumps
 
 MAX_RULES = 50
@@ -133,12 +133,8 @@ class Rule:
 
     def fits(self, arguments: Mapping[str, Any]) -> bool:
         return self.where is None or all(
-            name in arguments and dumps(arguments[name], sort_keys=True) == text for name, text in self._where
+            name in arguments and equal_arguments(arguments[name], value) for name, value in self.where.items()
         )
-
-    @cached_property
-    def _where(self) -> list[tuple[str, bytes]]:
-        return [(name, dumps(value, sort_keys=True)) for name, value in (self.where or {}).items()]
 
 
 def draw(*about: Any) -> float:

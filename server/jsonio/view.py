@@ -14,12 +14,15 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
+from datetime import UTC, datetime
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from functools import lru_cache
 from operator import is_not
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import SchemaSerializer, core_schema
+from typing_extensions import override
 
 from server.base.errors import PlainObjectError, ResultError, shown
 from server.jsonio.strict import MOST_DIGITS, check_integers
@@ -29,23 +32,35 @@ _SCALARS = (str, int, float, bool, type(None))
 _PLAIN = frozenset(_SCALARS)  # types of which an item needs no copy, and no further look
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, BaseModel)
 _MAX_DEPTH = 200
+_WHOLE_DIGITS = 40  # a decimal with more is written with an exponent
+_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 _ANYTHING = SchemaSerializer(core_schema.any_schema(), {"ser_json_inf_nan": "null"})
 
 Copy = Callable[[Any, Any], Any]
 """Copies an item that a value holds; the second argument is its key in the JSON, None if it takes the value's place."""
 
 
-def to_json(value: Any, plain: Container[type] = (), explain: Callable[[str], str] = str) -> bytes:
+def to_json(
+    value: Any,
+    plain: Container[type] = (),
+    explain: Callable[[str], str] = str,
+    *,
+    comparable: bool = False,
+) -> bytes:
     """Get the JSON text of a value; `plain` classes are shown as their public attributes.
 
     Args:
         explain: Makes the text of the error of what says why something has no JSON form.
+        comparable: Write equal decimals, and equal times with a zone, in one spelling.
 
     Raises:
         ResultError: Something in it has no JSON form, or is a volume that can't be shown.
     """
     try:
-        ordered = value if isinstance(value, _SCALARS) else _ordered(value, plain)
+        if comparable:
+            ordered = _Comparable(plain).copy(value, None)
+        else:
+            ordered = value if isinstance(value, _SCALARS) else _ordered(value, plain)
     except ResultError:
         raise
     except Exception as error:
@@ -189,6 +204,42 @@ class _Objects:
             if not isinstance(key, _SCALARS) and not _has_json({key: None}):
                 where = _pointer(self._path) or "/"
                 raise ResultError(f"{where} has a key of type {type(key).__qualname__}, which has no JSON form")
+
+
+class _Comparable(_Objects):
+    """Copies a value so that its equal decimals, and its equal times with a zone, have one spelling."""
+
+    @override
+    def copy(self, value: Any, step: Any) -> Any:
+        if isinstance(value, Decimal):
+            return _shortest(value)
+        return _in_utc(value) if isinstance(value, datetime) else super().copy(value, step)
+
+    @override
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, dict) and any(isinstance(key, Decimal | datetime) for key in value):
+            value = {
+                (self.copy(key, None) if isinstance(key, Decimal | datetime) else key): value[key] for key in value
+            }
+        return super()._copy(value)
+
+
+def _shortest(number: Decimal) -> Decimal:
+    """Return the spelling of a decimal without trailing zeros, as of 955 for 955.00."""
+    if not number.is_finite():
+        return number
+    short = _EXACT.normalize(number) if number else Decimal(0)  # zero has no sign
+    exponent = short.as_tuple().exponent
+    if isinstance(exponent, int) and exponent > 0 and short.adjusted() < _WHOLE_DIGITS:
+        return short.quantize(Decimal(1), context=Context(prec=_WHOLE_DIGITS))
+    return short
+
+
+def _in_utc(time: datetime) -> datetime:
+    try:
+        return time if time.tzinfo is None else time.astimezone(UTC)
+    except OverflowError:  # at the ends of what can be counted
+        return time
 
 
 def _pointer(path: list[Any]) -> str:

@@ -1,5 +1,7 @@
 """The tasks of the bundled toolpacks: done by their solutions, and by nothing that lacks a part of one."""
 
+import re
+
 import pytest
 import serving
 
@@ -76,6 +78,24 @@ MORE = {
     },
     "office": {"function": "set_price", "kwargs": {"sku": "PU-1000", "price": "1.00"}},
 }
+
+
+@pytest.mark.parametrize("spell", [float, lambda amount: str(float(amount)), lambda amount: f"0{amount}"])
+@pytest.mark.parametrize("name", [name for name in TASKS if name.startswith("bank/")])
+def test_amounts_count_by_their_value(bench, name, spell):
+    calls, answer = solution(bench, name)
+    for call in calls:
+        if "amount" in call["kwargs"]:
+            call["kwargs"]["amount"] = spell(call["kwargs"]["amount"])
+    assert attempt(bench, name, calls, answer)["passed"]
+
+
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if any(map(str.isdigit, task.answer))])
+def test_a_number_that_contains_the_right_one_is_wrong(bench, name):
+    calls, answer = solution(bench, name)
+    for wrong in (r"9\g<0>", *([] if re.search(r"\d[:-]\d", answer) else [r"-\g<0>"])):
+        said = re.sub(r"(?<![\d.:-])\d+(\.\d+)?", wrong, answer)
+        assert not attempt(bench, name, calls, said)["passed"], said
 
 
 LENIENT = {

@@ -4,7 +4,6 @@ The rule: a solution is one way to do a task. The calls are given as a client wo
 JSON values.
 """
 
-import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +13,8 @@ import jsonpointer
 from server.base.errors import InvalidParamsError, RegistrationError, shown
 from server.features.api_volumes import Volume
 from server.features.tasks.rollouts import Evaluator, Rollout
+from server.features.tasks.text_search import says
+from server.jsonio.equality import equal, is_number
 from server.jsonio.strict import dumps, loads
 from server.jsonio.view import to_json
 from server.protocol.senders import AGENT
@@ -92,8 +93,9 @@ def answer_texts(answer: str | Sequence[str]) -> list[str]:
 def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
     """Make an evaluator that compares the world with what the task's solution makes of the initial one.
 
-    The worlds are compared as JSON, and databases and files as what they hold, however large they are. Each text of
-    the task's `answer` must occur in the agent's, case and commas apart.
+    The worlds are compared as JSON, and databases and files as what they hold, however large they are. Numbers are
+    compared by their value; see `server.jsonio.equality`. The agent's answer must say each text of the task's
+    `answer`; see `says`.
     For functions that read a clock or draw ids, use an evaluator of your own.
 
     Args:
@@ -113,16 +115,18 @@ def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
             wanted, found = (_view(world, pointers, rollout.plain) for world in (solved, there))
         difference = _difference("", wanted, found) or _difference_of_volumes(expected, held, ignore)
         rollout.check("the environment is as after the solution", difference is None, difference or "")
-        said = _normal(rollout.answer)
         for text in answer_texts(rollout.task.answer):
-            rollout.check(f"the answer has {text!r}", _normal(text) in said, "" if said else "there is no answer")
+            detail = "" if rollout.answer else "there is no answer"
+            rollout.check(f"the answer has {text!r}", says(rollout.answer, text), detail)
 
     return reached
 
 
 def _view(environments: Mapping[str, Any], ignore: Sequence[Any], plain: Container[type]) -> Any:
     """Get environments as JSON values, without what is ignored."""
-    view = {toolpack: loads(to_json(environment, plain)) for toolpack, environment in environments.items()}
+    view = {
+        toolpack: loads(to_json(environment, plain, comparable=True)) for toolpack, environment in environments.items()
+    }
     for pointer in ignore:
         try:
             holder, last = pointer.to_last(view)
@@ -171,8 +175,21 @@ def _difference_of_volumes(
                 continue
             if change["op"] == "remove":
                 return f"{where} is missing"
+            if _is_equal_number(volume, where.removeprefix(f"{path}/"), change):
+                continue
             return f"{where} should not be there" if change["op"] == "add" else f"{where} differs"
     return next((f"{path} should not be there" for path in found if path not in wanted), None)
+
+
+def _is_equal_number(volume: Volume, where: str, change: Mapping[str, Any]) -> bool:
+    """Return whether a change replaces a number by one that is equal to it."""
+    if change["op"] != "replace" or not is_number(change["value"]):
+        return False
+    steps = [jsonpointer.unescape(step) for step in where.split("/")]
+    try:
+        return equal(volume.at(steps, None, None), change["value"])
+    except LookupError:
+        return False
 
 
 def _leads_to(pointer: str, path: str) -> bool:
@@ -198,14 +215,9 @@ def _difference(path: str, wanted: Any, found: Any) -> str | None:
             if (difference := _difference(f"{path}/{index}", one, other)) is not None:
                 return difference
         return None if len(wanted) == len(found) else f"{path} has {len(found)} elements, not {len(wanted)}"
-    same = dumps(wanted) == dumps(found)  # 1, 1.0 and true are equal in Python only
-    return None if same else f"{path} is {_shown(found)}, not {_shown(wanted)}"
+    return None if equal(wanted, found) else f"{path} is {_shown(found)}, not {_shown(wanted)}"
 
 
 def _shown(value: Any) -> str:
     text = dumps(value).decode("utf-8", "replace")
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
-
-
-def _normal(text: str) -> str:
-    return re.sub(r",", "", text).lower()

@@ -5,6 +5,7 @@ import json
 import sqlite3
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import http_endpoint
@@ -16,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import PACKS, Bench, refused
 
-from server import Check, Toolpack, reached_solution
+from server import Check, Evaluation, Rollout, Toolpack, reached_solution
 from server.base.errors import Interrupted, InvalidParamsError, RegistrationError
 from server.features.episodes.progress import Recount
 from server.features.mcp.protocol import Mcp
 from server.features.tasks.evaluation import seen
 from server.features.tasks.rollouts import verdict as judge
 from server.features.tasks.task import Task
+from server.jsonio.equality import equal
 from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
 from server.sessions.calls import CallKind
@@ -949,3 +951,145 @@ def test_an_evaluator_sees_of_a_record_what_its_kind_says(own):
     assert [each.message for each in found] == [{"role": "user", "content": "Hint: look"}, None, None, None]
     assert [each.call for each in found] == [None, call, None, None]
     assert [each.answer for each in found] == [None, None, "I give up." if own else None, None]
+
+
+# Equal worlds, and checks
+
+
+SHOP = """
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Any
+from pydantic import BaseModel
+from server import Database, Depends, Task, TaskEnvironment, Toolpack
+
+class Line(BaseModel):
+    amount: Decimal
+    at: datetime | None = None
+
+class Shop(TaskEnvironment):
+    balance: Decimal = Decimal("0")
+    lines: list[Line] = []
+    levels: dict[Decimal, int] = {}
+    total: float = 0.0
+    free: Any = None
+    books: Database = Database("CREATE TABLE sums (id INTEGER PRIMARY KEY, total REAL)")
+
+toolpack = Toolpack("shop", Shop)
+Whole = Annotated[Shop, Depends(lambda shop: shop)]
+
+@toolpack.function
+def book(shop: Whole, amount: Decimal, at: datetime) -> None:
+    '''Book.
+
+    :param amount: How much.
+    :param at: When.
+    '''
+    shop.balance += amount
+    shop.lines.append(Line(amount=amount, at=at))
+    shop.levels[amount] = 1
+
+@toolpack.function
+def add(shop: Whole, numbers: list[float], free: Any) -> None:
+    '''Add.
+
+    :param numbers: Numbers.
+    :param free: Anything.
+    '''
+    for number in numbers:
+        shop.total += number
+    shop.free = free
+    with shop.books.connect() as books:
+        books.execute("INSERT INTO sums (total) VALUES (?)", (shop.total,))
+
+toolpack.add_task(Task("book", "Book.", solution=[("book", {"amount": "955.00", "at": "2026-03-05T10:00:00Z"})]))
+toolpack.add_task(Task("add", "Add.", solution=[("add", {"numbers": [0.1, 0.2, 0.3, -0.6], "free": 7})]))
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packs")
+    (folder / "shop.py").write_text(SHOP)
+    with Bench(load_catalog((folder,), ("shop",))) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("function", "kwargs", "passed"),
+    [
+        ("book", {"amount": 955, "at": "2026-03-05T11:00:00+01:00"}, True),
+        ("book", {"amount": "955", "at": "2026-03-05T10:00:00+00:00"}, True),
+        ("book", {"amount": "0955.000", "at": "2026-03-05T10:00:00Z"}, True),
+        ("book", {"amount": 955.01, "at": "2026-03-05T10:00:00Z"}, False),
+        ("book", {"amount": "955.00", "at": "2026-03-05T11:00:00Z"}, False),
+        ("add", {"numbers": [-0.6, 0.3, 0.2, 0.1], "free": 7}, True),
+        ("add", {"numbers": [0.1, 0.2, 0.3, -0.6], "free": 7.0}, True),
+        ("add", {"numbers": [0.1, 0.2, 0.3, -0.6], "free": "7"}, False),
+        ("add", {"numbers": [0.1, 0.2, 0.3, -0.6], "free": 8}, False),
+        ("add", {"numbers": [0.1, 0.2, 0.3, -0.59999], "free": 7}, False),
+    ],
+)
+def test_equal_numbers_and_times_make_the_same_world(shop, function, kwargs, passed):
+    session_id, key = begin(shop, f"shop/{function}")
+    assert agent(shop, key, function=function, kwargs=kwargs)["error"] is None
+    told = verdict(shop, session_id)
+    assert told["passed"] is passed, told
+
+
+def test_true_is_no_number():
+    assert not equal(1, True)
+    assert not equal(0, False)
+    assert not equal(2**53, 2**53 + 1)
+    assert not equal(10**400, 1.0)
+    assert equal(1, 1.0)
+
+
+async def _not_awaited():
+    return True
+
+
+class _Mail:
+    def was_sent(self):
+        return True
+
+
+def _rollout():
+    return Rollout(SimpleNamespace(plain=()), "chores", None, options={}, calls=(), messages=(), answer="", version=0)
+
+
+@pytest.mark.parametrize(
+    ("passed", "advice"),
+    [
+        (lambda: _Mail().was_sent, "call it"),
+        (lambda: _Mail, "call it"),
+        (_not_awaited, "await it"),
+        (lambda: (each for each in [False]), "compare it"),
+        (lambda: (False, "why"), "compare it"),
+        (lambda: "False", "compare it"),
+        (lambda: 1, "compare it"),
+    ],
+)
+def test_a_check_is_true_false_or_none(passed, advice):
+    with pytest.raises(TypeError, match=f"the check 'sent' got a .* instead of True or False: {advice}"):
+        _rollout().check("sent", passed())
+    with pytest.raises(TypeError, match="the check 'sent' got a"):
+        judge("chores/dishes", 0, Evaluation(1, checks=[Check("sent", passed())]), [])
+    with pytest.raises(TypeError, match="the check 'passed' got a"):
+        judge("chores/dishes", 0, Evaluation(0, passed=passed()), [])
+
+
+def test_a_check_takes_the_truth_of_numpy():
+    numpy = pytest.importorskip("numpy")
+    assert _rollout().check("near", numpy.float64(1) > 0) is True
+    assert _rollout().check("far", numpy.bool_(False)) is False
+    assert _rollout().check("nothing", None) is False
+
+
+def test_a_check_of_anything_else_is_the_evaluators_fault(quick, monkeypatch):
+    pack = Toolpack("chores", chores.chores)
+    pack.add_task(Task("uncalled", "Anything.", lambda rollout: rollout.check("sent", _Mail().was_sent)))
+    monkeypatch.setitem(CATALOG.toolpacks, "chores", pack)
+    session_id = quick.create("chores")
+    error = refused(-32013, verdict, quick, session_id, task="chores/uncalled")
+    assert "the check 'sent' got a method instead of True or False: call it" in error.message

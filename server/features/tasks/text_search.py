@@ -1,0 +1,170 @@
+"""Search of an agent's text for what it should say: whole words, and whole numbers with their signs.
+
+A text is read as tokens: numbers, dates, times, words, codes such as `GO-2380`, and single signs such as `%`. Case,
+punctuation, currency signs and Markdown make no difference. A number counts by its value, so `5,200.00` says 5200 and
+neither 95200 nor -5200 does. The English spelling is read, with a comma between thousands, and the others where they
+are unambiguous: `5 200`, `5.200,00`, `64,50`.
+
+The rule: the text is a stranger's, so all patterns take time in proportion to its length.
+"""
+
+import calendar
+import re
+import unicodedata
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal, InvalidOperation
+from typing import Any, NamedTuple
+
+_NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
+"""Scripts that don't separate words, or join others to them: each of their characters is a token."""
+
+_LETTERS = rf"(?:(?![{_NO_SPACES}])[^\W\d_])+"
+_SILENT = frozenset(" \t.,;:!?\"'()[]{}<>*_`#|\\…“”\u2018\u2019„«»¿¡€$£¥₹")
+
+_GROUPED = r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}(?:\.\d+)?"  # 5,200.00 and 1,00,000
+_SPACED = r"[1-9]\d{0,2}(?:[ ']\d{3})+(?:[.,]\d+)?"  # 5 200,00 and 5'200.00
+_POINTS = r"[1-9]\d{0,2}(?:(?:\.\d{3})+,\d+|(?:\.\d{3}){2,})"  # 5.200,00 and 1.234.567
+_PLAIN = r"\d+(?:[.,]\d+)?(?:e[+-]?\d{1,3})?|\.\d+"
+_CURRENCY = r"(?:(?:[€$£¥₹]|(?:eur|usd|gbp|chf|jpy)(?=[\s\d]))\s?)?"
+
+_TOKEN = re.compile(
+    rf"""
+      (?P<date>\d{{4}}-\d\d-\d\d(?!\d|-\d))
+    | (?P<time>\d{{1,2}}:\d\d(?::\d\d)?(?![\d:]\d?))
+    | (?P<number>
+        (?P<sign>(?<![\w)])(?:[-\u2013]|(?:minus|negative)\s)|\+)?
+        {_CURRENCY}(?P<inner>(?<![\w)])-)?
+        (?P<digits>{_GROUPED}|{_SPACED}|{_POINTS}|{_PLAIN})
+        (?!\d|[.,:]\d|[ ']\d{{3}}(?!\d)|{_LETTERS}\d|-\d+-\d|_\w)
+        (?:(?:st|nd|rd|th)(?![^\W_]))?
+      )
+    | (?P<word>{_LETTERS}(?:'(?!s\b){_LETTERS})*(?![^\W_{_NO_SPACES}]|_\w|-\d))
+    | (?P<code>(?:(?![{_NO_SPACES}])[^\W_])+(?:[-_./:@]+[^\W_]+|,\d+)*)
+    | (?P<symbol>\S)
+    """,
+    re.VERBOSE,
+)
+_LIST = re.compile(r"(?<![\d,.])\d+(?:,\d+){2,}(?![.\d])")
+_THOUSANDS = re.compile(_GROUPED)
+_ALIASES = {"%": "percent", "&": "and"}
+_SPELLINGS = str.maketrans(
+    {
+        **dict.fromkeys("\u00a0\u2007\u2009\u202f", " "),
+        **dict.fromkeys("\u2010\u2011\u2212", "-"),  # hyphens, and the minus sign
+        "\u2019": "'",
+    }
+)
+
+
+class _Token(NamedTuple):
+    """A token of a text: where it begins and ends, and what is equal in other spellings of it."""
+
+    begin: int
+    end: int
+    value: Any
+    spellings: re.Pattern[str] | None = None  # of several tokens, with which a text may say it
+
+
+def says(text: str, *spellings: object) -> bool:
+    """Return whether a text says one of these: numbers, dates, or texts, whose tokens it must have in this order.
+
+    A number in it counts by its value, a word as a whole one; case and punctuation make no difference. A date, or a
+    text such as `2026-03-05`, may be written as `5 March`, and a time such as `14:45` as `2:45 pm`.
+
+    Args:
+        text: What an agent has written, such as `rollout.answer`.
+        spellings: What it may say; one of them is enough.
+    """
+    plain = _plain(text)
+    tokens = [*_tokens(plain)]
+    return any(_has(plain, tokens, str(each)) for each in spellings)
+
+
+def _has(text: str, tokens: list[_Token], spelling: str) -> bool:
+    wanted = [*_tokens(_plain(spelling))]
+    if not wanted:
+        return spelling.strip() != "" and spelling.strip() in text
+    return any(_fits(text, tokens, place, wanted) for place in range(len(tokens)))
+
+
+def _fits(text: str, tokens: list[_Token], place: int, wanted: list[_Token]) -> bool:
+    """Return whether a text has all wanted tokens in a row from one of its own."""
+    for each in wanted:
+        if place >= len(tokens):
+            return False
+        token = tokens[place]
+        other = each.spellings.match(text, token.begin) if each.spellings and token.value != each.value else None
+        if other is None and token.value != each.value:
+            return False
+        end = other.end() if other else token.end
+        place = next((later for later in range(place + 1, len(tokens)) if tokens[later].begin >= end), len(tokens))
+    return True
+
+
+def _plain(text: str) -> str:
+    plain = unicodedata.normalize("NFC", text).translate(_SPELLINGS).casefold()
+    plain = re.sub(r"(?<=\d)t(?=\d\d:\d\d)", " ", plain)  # 2026-03-05T10:00
+    return _LIST.sub(lambda found: found[0] if _THOUSANDS.fullmatch(found[0]) else found[0].replace(",", ", "), plain)
+
+
+def _tokens(plain: str) -> Iterator[_Token]:
+    for found in _TOKEN.finditer(plain):
+        kind, text = found.lastgroup or "", found[0]
+        begin, end = found.span()
+        if found["number"] is not None:
+            yield _Token(begin, end, _number(found))
+        elif kind == "date":
+            yield _Token(begin, end, text, _spoken_date(text))
+        elif kind == "time":
+            yield _time(begin, end, text)
+        elif kind != "symbol" or text not in _SILENT:
+            yield _Token(begin, end, _ALIASES.get(text, text))
+
+
+def _number(found: re.Match[str]) -> Decimal:
+    digits = found["digits"]
+    if re.fullmatch(_GROUPED, digits):
+        digits = digits.replace(",", "")
+    elif re.fullmatch(_POINTS, digits):
+        digits = digits.replace(".", "")
+    digits = digits.replace(" ", "").replace("'", "").replace(",", ".")
+    negative = (found["sign"] or "+") != "+" or found["inner"]
+    try:
+        return Decimal(f"-{digits}" if negative else digits)
+    except InvalidOperation:  # digits of which Python knows no value
+        return Decimal("NaN")
+
+
+def _spoken_date(text: str) -> re.Pattern[str] | None:
+    """Return the pattern of the other spellings of a date."""
+    try:
+        day = date.fromisoformat(text)
+    except ValueError:
+        return None
+    name = calendar.month_name[day.month].casefold()
+    month, number = rf"(?:{name}|{name[:3]})(?![^\W_])\.?", rf"0?{day.day}(?:st|nd|rd|th)?"
+    year, short = rf"{day.year}", rf"(?:{day.year}|{day.year % 100:02})"
+    no_other_year = rf"(?!,?\s+(?!{year})\d{{4}}(?![\d,.:]\d))"
+    forms = [
+        rf"{number}\.?(?:\s+of)?[\s-]+{month}{no_other_year}(?:,?\s+{year})?",
+        rf"{month}\s+(?:the\s+)?{number}(?![^\W_]){no_other_year}(?:,?\s+{year})?",
+        rf"0?{day.day}\.\s?0?{day.month}\.(?:\s?{short}(?!\d))?(?!\d)",
+        rf"{day.day:02}\.{day.month:02}(?!\.?\d)",
+        rf"0?{day.month}/0?{day.day}(?:/{short})?(?![\d/])",
+        rf"0?{day.day}/0?{day.month}(?:/{short})?(?![\d/])",
+        rf"{year}[/.]0?{day.month}[/.]0?{day.day}(?!\d)",
+    ]
+    return re.compile("|".join(forms))
+
+
+def _time(begin: int, end: int, text: str) -> _Token:
+    """Return the token of a time, with the pattern of how a clock of twelve hours shows it."""
+    hour, minute, *second = text.split(":")
+    value = f"{int(hour)}:{minute}" + "".join(f":{each}" for each in second if int(each))
+    if value.count(":") > 1 or int(hour) > 23 or int(minute) > 59:  # noqa: PLR2004 - of a clock
+        return _Token(begin, end, value)
+    half, of_day = ("a", "morning") if int(hour) < 12 else ("p", "(?:afternoon|evening)")  # noqa: PLR2004 - as above
+    minutes = rf"(?:[:.]{minute})" + ("?" if int(minute) == 0 else "")
+    spoken = rf"0?{int(hour) % 12 or 12}{minutes}\s*(?:{half}\.?m\b\.?|in the {of_day}\b)"
+    return _Token(begin, end, value, re.compile(spoken))

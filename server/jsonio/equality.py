@@ -1,0 +1,48 @@
+"""Equality of JSON values by meaning: numbers by their value, all else exactly.
+
+Floats that were added in another order differ in their last digits. So two numbers, at least one of them a float, are
+equal if they differ by at most a billionth of the larger one, or by 1e-9. Integers are compared exactly, and true and
+false are no numbers.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+TOLERANCE = 1e-9
+
+_NUMERAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?", re.ASCII)  # "007" is a name, and no number
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a JSON value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two JSON values that hold no others are equal."""
+    if not (is_number(one) and is_number(other)):
+        return type(one) is type(other) and bool(one == other)
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    try:
+        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    except OverflowError:  # an integer beyond all floats
+        return False
+
+
+def equal_arguments(one: Any, other: Any) -> bool:
+    """Return whether two JSON values mean the same as arguments: a number may be written as a text."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(equal_arguments(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(equal_arguments, one, other))
+    return equal(one, other) or _decimal(one) == _decimal(other) is not None
+
+
+def _decimal(value: Any) -> Decimal | None:
+    if is_number(value):
+        return Decimal(str(value))
+    return Decimal(value) if isinstance(value, str) and _NUMERAL.fullmatch(value) else None
