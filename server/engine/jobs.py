@@ -96,12 +96,12 @@ class Job:
     call: SharedCall | None = None  # the one for which it waits, or has waited
     settled_at: float = 0.0  # when that ended, on the monotonic clock
     waits_for = "a thread"
-    context: Context | None = None  # in which it runs; None: in the thread's, and a coroutine in an empty one
     left_behind: bool = False  # it has passed its deadline and still runs
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.context = Context()  # in which it runs, all its steps: it meets no context variable of another job
         self.arrived = time.monotonic()  # when it came, on the monotonic clock
         self.answer: Any = None
         self.error: Exception | None = None
@@ -125,7 +125,7 @@ class Job:
     def run(self) -> None:
         """Do the work, and note its result. Called on the job's thread, without a lock."""
         try:
-            self._returned = self.work() if self.context is None else self.context.run(self.work)
+            self._returned = self.context.run(self.work)
         except Interrupted:  # the job has been completed by whoever has interrupted it; this thread is to end
             raise
         except (RequestError, CallError, HeavyReadError, RpcRefusedError) as error:

@@ -59,7 +59,8 @@ class SessionJob(Job):
         self._queues = queues
         self.operation = operation
         self.trace = operation.trace
-        self.context = None if self.trace is None else self.trace.context
+        if self.trace is not None and self.trace.context is not None:
+            self.context = self.trace.context
         self.state: SessionState | None = None
         self.commit: Commit | None = None
         self.committed: bool | None = False

@@ -5,6 +5,7 @@ an `Outcome`; the call has no effect until that is committed.
 """
 
 from collections.abc import Mapping, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,13 +43,13 @@ class Outcome:
 
 
 def call(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Outcome:
-    """Run a function on this thread and freeze the parts that it may have changed.
+    """Run a function on this thread, in context variables of its own, and freeze the parts that it may have changed.
 
     Raises:
         RequestError: The stored environment can't be used; the call had no effect.
         MissingBlobError: A part of it is missing from the store; likewise.
     """
-    return run_steps(call_steps(plan, snapshot, context), context.interruptible)
+    return Context().run(run_steps, call_steps(plan, snapshot, context), context.interruptible)
 
 
 def call_steps(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Steps[Outcome]:

@@ -4,6 +4,7 @@ The rule: whatever runs it is a `RunnerOperation`, which says what it does and w
 wherever; one with processes of its own also knows how each kind travels there and back.
 """
 
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -80,13 +81,16 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalRunner:
-    """Runs operations in this process, on the thread that asks."""
+    """Runs operations in this process, on the thread that asks, each in context variables of its own.
+
+    `steps` is for calls: their job has a context, in which all of their steps run.
+    """
 
     context: ExecutionContext
     places: None = None
 
     def run(self, operation: RunnerOperation[T]) -> T:
-        return operation.run(self.context)
+        return Context().run(operation.run, self.context)
 
     def steps(self, operation: RunnerOperation[T]) -> Steps[T]:
         return operation.steps(self.context)

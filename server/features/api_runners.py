@@ -4,7 +4,7 @@ The rule: nothing is defined here, and nothing is promised. Who imports this nee
 """
 
 from server.base.unseeded import unseeded
-from server.execution.call import Outcome, call
+from server.execution.call import Outcome, call, call_steps
 from server.execution.codec import Codec, PlainCodec
 from server.execution.conditions import Conditions
 from server.execution.failure import OF_CALLS, Failure, cut_error
@@ -24,7 +24,7 @@ from server.execution.runtime import SessionRuntime
 from server.execution.volumes import Stored, stored_volumes
 from server.execution.world import ExecutionContext, PromiseCheck, Snapshot, Versions
 from server.functions.content import check_content
-from server.functions.steps import Steps
+from server.functions.steps import Steps, run_steps
 from server.functions.tracebacks import MAX_CHARACTERS
 from server.packs.catalog import Catalog
 from server.volumes.volume import SLOTS, VolumeKinds, is_piece

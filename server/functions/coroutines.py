@@ -180,6 +180,9 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
         return runner.run(coroutine, context=context)
     finally:
+        for variable, value in context.items():  # as if it had been awaited here
+            if variable is not of_call:
+                variable.set(value)
         # Otherwise, tasks that the function left running would continue during another call.
         leftovers = asyncio.all_tasks(own.loop)
         for task in leftovers:  # before the event loop turns again, so that none of them takes another step

@@ -42,7 +42,8 @@ class SharedCall:
     ) -> None:
         self.coroutine = coroutine
         self.done = done
-        self.context = context  # of which it gets a copy; None: it gets an empty one
+        # In which it runs, and nothing else meanwhile; its caller sees what it sets there, as with any `await`.
+        self.context = Context() if context is None else context
         self.settled: Settled | None = None
         self.left_work = self.used_threads = self.cancelled = self.ended = False
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -193,9 +194,8 @@ class SharedLoop(CallLoop):
             call.settled = Settled(None, asyncio.CancelledError())
             self._ended(call)
             return
-        context = Context() if call.context is None else call.context.copy()
-        context.run(of_call.set, call)
-        main = self.create_task(call.coroutine, context=context)
+        call.context.run(of_call.set, call)
+        main = self.create_task(call.coroutine, context=call.context)
         main.add_done_callback(self._main_ended, context=Context())
 
     def _main_ended(self, main: "asyncio.Task[Any]") -> None:
@@ -233,6 +233,7 @@ class SharedLoop(CallLoop):
             else:
                 call.executor.shutdown(wait=False)
         call.ended = True
+        call.context.run(of_call.set, None)
         self._calls.discard(call)
         self._stop_if_idle()
         call.done(call)

@@ -5,6 +5,7 @@ The rule: what a check builds is discarded. What takes long, or stops no server,
 
 import inspect
 import traceback
+from contextvars import Context
 
 from pydantic import BaseModel
 
@@ -32,7 +33,7 @@ def initial_problem(pack: Toolpack, catalog: Catalog, *, thorough: bool = False)
         return None  # only a session's own options can build it
     try:
         with patience(BUILD_SECONDS, "the initial environment"):
-            environment = pack.build({})
+            environment = Context().run(pack.build, {})
             for volume in take_out(environment, of_instances=pack.holds_instances).values():
                 volume.build(Limits())
         lost = difference(environment, thaw(freeze(environment, classes), classes))

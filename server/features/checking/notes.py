@@ -5,6 +5,7 @@ The rule: a note may be intentional, so it stops no server.
 
 import re
 from collections.abc import Iterable
+from contextvars import Context
 
 from pydantic import ValidationError
 
@@ -28,7 +29,7 @@ def _of_environment(pack: Toolpack) -> list[str]:
         return []
     try:
         with patience(BUILD_SECONDS, "the initial environment"):
-            first, second = pack.build({}), pack.build({})
+            first, second = Context().run(pack.build, {}), Context().run(pack.build, {})
     except (InvalidParamsError, Impatience):
         return []
     notes = []

@@ -36,9 +36,10 @@ from server.features.api_runners import (
     SessionRuntime,
     Snapshot,
     Stored,
-    call,
+    call_steps,
     check_content,
     is_piece,
+    run_steps,
     stored_volumes,
     toolpack_of,
     wanted,
@@ -238,7 +239,7 @@ class _Calls:
             live = self._live.pop((tag, part))
             if live is not None:
                 snapshot.live[part], sizes[part] = live
-        outcome = call(plan, snapshot, context)
+        outcome = run_steps(call_steps(plan, snapshot, context), context.interruptible)
         sizes.update({part: len(blob) for part, blob in snapshot.blobs.items()})
         sizes.update({part: len(blob) for part, (_, blob) in outcome.blobs.items()})
         unused = {(head["held"][part], part): (live, sizes[part]) for part, live in snapshot.live.items()}

@@ -6,6 +6,7 @@ without a seal, as an executor has no key.
 
 import traceback
 from collections.abc import Iterable
+from contextvars import Context
 from functools import partial
 from pkgutil import resolve_name
 from typing import Any
@@ -32,11 +33,11 @@ class Work:
         self._operations = {kind.name: TRANSPORTS[kind].serving(kind, context, self._ask) for kind in operations}
 
     def do(self, request: Frame) -> Frame:
-        """Run the requested operation, and get the answer."""
+        """Run the requested operation, in context variables of its own, and get the answer."""
         trace = request.head.get("trace")
         if trace is None:
-            return self._do(request)
-        answer, found = resolve_name(trace["by"])(trace, partial(self._do, request))
+            return Context().run(self._do, request)
+        answer, found = Context().run(resolve_name(trace["by"]), trace, partial(self._do, request))
         return Frame({**answer.head, "traced": found}, answer.pieces) if found else answer
 
     def _do(self, request: Frame) -> Frame:

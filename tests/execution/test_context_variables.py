@@ -1,0 +1,58 @@
+"""A toolpack's code meets no context variable, and no decimal context, that other code of a toolpack has set."""
+
+import pytest
+from serving import IN_BOTH, PACKS
+
+from server.packs.loading import load_catalog
+
+pytestmark = IN_BOTH
+
+CLEAN, LEFT_BY = "clean 28", "{} 4"
+PACK = ("variables",)
+
+
+@pytest.fixture
+def bench(make_bench):
+    return make_bench(load_catalog((PACKS,), PACK), pack_dir=(PACKS,), packs=PACK)
+
+
+def nested(function, **args):
+    return {"$call": {"function": function, "args": args}}
+
+
+@pytest.mark.parametrize("function", ["plain", "waiting", "dependent"])
+def test_a_call_finds_no_variable_of_other_calls(bench, function):
+    sessions = [bench.create("variables") for _ in range(2)]
+    for _ in range(4):  # an async function goes to the shared loop only once it is known
+        for session in sessions:
+            for other in ("plain", "waiting"):
+                bench.result(session, other)
+            assert bench.result(session, function).startswith(CLEAN)
+
+
+def test_a_factory_finds_no_variable_of_other_code(bench):
+    bench.result(bench.create("variables"), "plain")
+    for text in "ab":
+        session = bench.create("variables", options={"variables": {"text": text}})
+        assert bench.result(session, "made") == CLEAN
+
+
+@pytest.mark.parametrize("inner", ["plain", "waiting"])
+@pytest.mark.parametrize("outer", ["plain", "waiting"])
+def test_calls_within_one_call_share_its_variables(bench, inner, outer):
+    session = bench.create("variables")
+    left = LEFT_BY.format("function" if inner == "plain" else "coroutine")
+    for _ in range(4):
+        assert bench.result(session, outer, before=nested(inner)) == f"{CLEAN}{left}"
+
+
+def test_a_function_finds_what_its_dependency_has_set(bench):
+    assert bench.result(bench.create("variables"), "dependent") == f"{CLEAN}, {LEFT_BY.format('dependency')}"
+
+
+def test_an_evaluator_finds_no_variable_of_calls(bench):
+    session = bench.create("variables")
+    bench.result(session, "plain")
+    for _ in range(2):
+        verdict = bench.rpc("evaluate_session", session_id=session, task="variables/any")
+        assert [(check["name"], check["detail"]) for check in verdict["checks"] if not check["passed"]] == []
