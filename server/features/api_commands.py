@@ -8,5 +8,6 @@ from server.cli.local import opened_store
 from server.cli.look import label
 from server.cli.options import packs_options, server_options
 from server.features.progress import progress
+from server.packs.rebinding import function_tree
 
-__all__ = ["echo", "label", "opened_store", "packs_options", "progress", "server_options"]
+__all__ = ["echo", "function_tree", "label", "opened_store", "packs_options", "progress", "server_options"]

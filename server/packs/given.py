@@ -6,13 +6,14 @@ here.
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
 from server.base.errors import RegistrationError, shown
 from server.functions_runtime import MAX_LISTED_ERRORS, is_ready, make_function
+from server.packs.rebinding import is_immutable, rebound
 from server.volumes.volume import Volume
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -67,6 +68,31 @@ def check_dependency(environment: type[BaseModel], parameter: str, attribute: ob
             f"parameter `{parameter}` depends on `{attribute}`, which {environment.__name__} doesn't have: "
             f"correct the name in Depends or add the field."
         )
+
+
+def check_assignments(function: Any, dependencies: Mapping[str, Any], environment: type[BaseModel]) -> None:
+    """Check that a changing function assigns to no dependency that can't be changed in place: that is never kept."""
+    hints = get_type_hints(function)
+    names = {
+        name: getattr(dependency, "env_dependency", None)
+        for name, dependency in dependencies.items()
+        if is_immutable(hints[name]) or is_immutable(_annotation(environment, dependency))
+    }
+    found = rebound(inspect.unwrap(function), names) if names else None
+    if found is None:
+        return
+    name, line = found
+    attribute = names[name] if isinstance(names[name], str) else name
+    raise RegistrationError(
+        f"line {line} assigns to `{name}`, which changes nothing in the environment: a call keeps only what it changes "
+        "in place. Keep the value in a model that is a field of the environment, depend on that model, and assign to "
+        f"its attribute, as in `account.{attribute} = ...`. If the value is for this call alone, give it another name."
+    )
+
+
+def _annotation(environment: type[BaseModel], dependency: Any) -> Any:
+    field = environment.model_fields.get(getattr(dependency, "env_dependency", ""))
+    return Any if field is None else field.annotation
 
 
 def environment_and_options(environment: Any) -> tuple[type[BaseModel], Any]:

@@ -13,6 +13,7 @@ from server.base.errors import InvalidParamsError, RegistrationError, shown
 from server.functions_runtime import EmptyEnv, error_text, is_ready, make_function
 from server.jsonio.strict import dumps
 from server.packs.given import (
+    check_assignments,
     check_dependency,
     check_function,
     check_name,
@@ -131,6 +132,8 @@ class Toolpack:
                 raise RegistrationError(f"toolpack {self.name!r} has a function {ready.name!r} already: rename one.")
             for parameter, dependency in ready.dependencies.items():
                 check_dependency(self.environment_class, parameter, getattr(dependency, "env_dependency", None))
+            if ready.dependencies and not read_only and not is_ready(function):
+                check_assignments(function, ready.dependencies, self.environment_class)
             marks = self.read_marks(ready.parameters.model_json_schema())
             self.functions[ready.name] = PackFunction(ready, self.name, read_only, timeout_seconds, marks)
         return function

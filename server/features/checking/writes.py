@@ -8,10 +8,11 @@ them. The rule: only what is certain by the code alone is reported. What is hidd
 import ast
 import inspect
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
+
+from server.features.api_commands import function_tree
 
 CHANGES = {
     *("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse", "appendleft", "popleft", "rotate"),
@@ -54,7 +55,7 @@ def writes(function: Callable[..., Any]) -> list[SharedWrite]:
         if not isinstance(code, FunctionType) or code in seen:
             continue
         seen.add(code)
-        tree = _tree(code)
+        tree = function_tree(code)
         if tree is None:
             continue
         look = _Look(code, tree)
@@ -64,16 +65,6 @@ def writes(function: Callable[..., Any]) -> list[SharedWrite]:
         called = [getattr(module, name, None) for name in look.read - look.local]
         pending += [other for other in called if getattr(other, "__module__", None) == code.__module__]
     return [*found.values()]
-
-
-def _tree(function: FunctionType) -> ast.AST | None:
-    try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    ast.increment_lineno(tree, first - 1)
-    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)), None)
 
 
 class _Look:

@@ -1,0 +1,124 @@
+"""A look at the code of functions that assign to a dependency whose value can't be changed in place.
+
+The rule: such an assignment gives the call's local variable another value and changes nothing in the environment.
+"""
+
+import ast
+import datetime as dt
+import decimal
+import enum
+import fractions
+import inspect
+import numbers
+import pathlib
+import textwrap
+import types
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from typing_extensions import TypeAliasType
+
+IMMUTABLE = (
+    *(str, bytes, tuple, frozenset, range, types.NoneType, enum.Enum, uuid.UUID, pathlib.PurePath),
+    *(numbers.Number, decimal.Decimal, fractions.Fraction),
+    *(dt.date, dt.time, dt.timedelta, dt.tzinfo),
+)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def is_immutable(annotation: Any) -> bool:
+    """Return whether no value of a type can be changed in place, as far as its annotation shows."""
+    if isinstance(annotation, TypeAliasType | getattr(types, "TypeAliasType", TypeAliasType)):
+        return is_immutable(annotation.__value__)
+    if annotation is None or get_origin(annotation) is Literal:
+        return True
+    if get_origin(annotation) is Annotated:
+        return is_immutable(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, types.UnionType}:
+        return all(map(is_immutable, get_args(annotation)))
+    kind = getattr(annotation, "__supertype__", get_origin(annotation) or annotation)  # of a NewType, or of tuple[int]
+    if kind is not annotation and not isinstance(kind, type):
+        return is_immutable(kind)
+    if not isinstance(kind, type):
+        return False
+    if issubclass(kind, BaseModel):
+        return bool(kind.model_config.get("frozen"))
+    dataclass = getattr(kind, "__dataclass_params__", None)
+    return issubclass(kind, IMMUTABLE) or bool(dataclass is not None and dataclass.frozen)
+
+
+def rebound(function: Callable[..., Any], names: Iterable[str]) -> tuple[str, int] | None:
+    """Return the first of these parameters that a function assigns to, and the line; None if there is none."""
+    tree, parameters = function_tree(function), frozenset(names)
+    return None if tree is None else next(_rebound(tree.body, parameters, parameters), None)
+
+
+def function_tree(function: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """Return the syntax tree of a function with the line numbers of its file; None if its source isn't there."""
+    if not isinstance(function, FunctionType):
+        return None
+    try:
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    ast.increment_lineno(tree, max(first - 1, 0))
+    return next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)), None)
+
+
+def _rebound(nodes: Iterable[ast.AST], seen: frozenset[str], own: frozenset[str]) -> Iterator[tuple[str, int]]:
+    """Yield assignments to parameters: those of them that a scope sees, and those that it means by an assignment."""
+    for node in nodes:
+        if isinstance(node, ast.Lambda) or (isinstance(node, ast.AnnAssign) and node.value is None):
+            continue  # a lambda can only assign to variables of its own
+        for name in own.intersection(_bound(node)):
+            yield name, node.lineno  # type: ignore[attr-defined] # what binds a name has a place
+        if isinstance(node, _SCOPES):
+            yield from _rebound(node.decorator_list, seen, own)
+            yield from _rebound(node.body, *_within(node, seen))
+        elif isinstance(node, _COMPREHENSIONS):  # whose targets are its own, but not what `:=` assigns to
+            walrus = (part for part in ast.walk(node) if isinstance(part, ast.NamedExpr))
+            yield from _rebound((part.target for part in walrus), seen, own)
+        else:
+            yield from _rebound(ast.iter_child_nodes(node), seen, own)
+
+
+def _within(scope: Any, seen: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return which parameters of the function a scope in it sees, and which of them it means by an assignment."""
+    nodes = [*_of_scope(scope.body)]
+    meant = seen.intersection(name for node in nodes if isinstance(node, ast.Nonlocal) for name in node.names)
+    if isinstance(scope, ast.ClassDef):  # its methods don't see its variables
+        return seen, meant
+    arguments = {node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg)}
+    return seen - arguments - ({name for node in nodes for name in _bound(node)} - meant), meant
+
+
+def _of_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    for node in nodes:
+        yield node
+        if not isinstance(node, (*_SCOPES, *_COMPREHENSIONS, ast.Lambda)):
+            yield from _of_scope(ast.iter_child_nodes(node))
+
+
+def _bound(node: ast.AST) -> list[str]:
+    """Return the names that a node itself assigns to or deletes."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+            return [name]
+        case (
+            ast.FunctionDef(name=str(name))
+            | ast.AsyncFunctionDef(name=str(name))
+            | ast.ClassDef(name=str(name))
+            | ast.ExceptHandler(name=str(name))
+            | ast.MatchAs(name=str(name))
+            | ast.MatchStar(name=str(name))
+            | ast.MatchMapping(rest=str(name))
+        ):
+            return [name]
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            return [alias.asname or alias.name.partition(".")[0] for alias in aliases]
+    return []
