@@ -6,6 +6,7 @@ that goes on with an episode may have another id by then; labels don't change, s
 that has this id, and says which one is meant.
 """
 
+import random
 import uuid
 from typing import Any
 
@@ -63,14 +64,20 @@ class OpenEnvEpisodes(TaskEpisodes):
         Args:
             sid: The session of OpenEnv that plays it; None: one with the episode's id.
         """
-        if (data.task is None) == (data.index is None):
+        if data.task is not None and data.index is not None:
             raise HttpRefusedError(400, "Which task? Reset with either task, or index and its split.")
+        episode_id = data.episode_id or uuid.uuid4().hex
         task = data.task
         if task is None:
-            task = (await self.task(caller, env, data.split, data.index or 0))["task"]
+            index = data.index
+            if index is None:  # the same one again by the same seed, or by the id of the episode
+                drawn_by = str(episode_id if data.seed is None else data.seed)
+                index = random.Random(drawn_by).randrange(len(await self.tasks(caller, env, data.split)))  # noqa: S311
+                if self.app.settings.isolation != "process":  # no session has a seed there: it has drawn the task
+                    data = data.model_copy(update={"seed": None})
+            task = (await self.task(caller, env, data.split, index))["task"]
         elif not task.startswith(f"{env}/"):
             raise HttpRefusedError(400, f"The task {task[:200]!r} is none of {env}: these are {env}/<name>.")
-        episode_id = data.episode_id or uuid.uuid4().hex
         player, spec = sid or episode_id, data.spec(task)
         try:
             begun, told = await self._begin(caller, episode_id, spec, player)

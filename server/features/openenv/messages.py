@@ -23,12 +23,14 @@ class OpenEnvShape(BaseModel):
 
 
 class ResetData(OpenEnvShape):
-    """What begins an episode: `task`, or `index` with a `split`."""
+    """What begins an episode: `task`, or `index` with a `split`; without both a task of the split is drawn."""
 
-    seed: Annotated[int, Field(ge=0)] | None = Field(None, description="Seeds chance and time of the episode.")
+    seed: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Seeds chance and time of the episode, and draws a task."
+    )
     episode_id: Id | None = Field(None, description="Its id: with the same one an episode is gone on with.")
     task: str | None = Field(None, description="The task, as toolpack/name.")
-    split: str = Field(ALL, description="The split of which `index` is.")
+    split: str = Field(ALL, description="The split of which `index` is, or of which a task is drawn.")
     index: int | None = Field(None, description="Which task of the split.")
     perturbations: dict[str, JsonValue] | None = Field(None, description="As `create_session` has them.")
     rewards: Literal["end", "each"] | None = Field(None, description="When there are rewards.")

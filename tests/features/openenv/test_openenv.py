@@ -114,6 +114,23 @@ def cook(server):
         yield player
 
 
+def test_a_bare_reset_draws_a_task_by_the_seed_or_at_random(server, player):
+    def drawn(**data):
+        begun = observed(player.asked("reset", data))
+        assert begun["observation"]["prompt"]
+        return begun["metadata"]["task"]
+
+    every = {task["task"] for task in server.rpc("list_tasks", toolpack="bank")["tasks"]}
+    tasks = [drawn() for _ in range(12)]
+    assert 1 < len({*tasks}) <= len({*tasks} & every)
+    seeded = [drawn(seed=seed) for seed in range(12)]
+    assert seeded == [drawn(seed=seed) for seed in range(12)]
+    assert len({*seeded}) > 1
+    assert drawn(episode_id="drawn") == drawn(episode_id="drawn")  # which goes on with the episode
+    assert player.post("/reset", {}).json()["metadata"]["task"] in every
+    assert "Invalid split" in player.asked("reset", {"split": "nope"})["data"]["message"]
+
+
 def test_an_episode_gets_its_reward_with_the_answer_and_once(server, player):
     begun = player.reset(SAVE, episode_id="mine")
     prompt = "Please put 300 euros aside on my savings account."
@@ -489,7 +506,6 @@ WRONG_MESSAGES = [
     ({"type": "step", "data": {"type": "call_tool"}}, "VALIDATION_ERROR", "data.call_tool.tool_name: Field required."),
     ({"type": "step", "data": {"type": "call_tool", "tool_name": "x"}}, "SESSION_ERROR", "There is no episode on this"),
     ({"type": "step", "data": {"type": "submit_answer"}}, "SESSION_ERROR", "There is no episode on this WebSocket:"),
-    ({"type": "reset"}, "VALIDATION_ERROR", "Which task? Reset with either task, or index and its split."),
     ({"type": "reset", "data": {"task": SAVE, "index": 1}}, "VALIDATION_ERROR", "Which task? Reset with either task,"),
     ({"type": "reset", "data": {"task": "bank/nope"}}, "VALIDATION_ERROR", "There is no task 'bank/nope'"),
     ({"type": "reset", "data": {"task": DISHES}}, "VALIDATION_ERROR", "The task 'chores/dishes' is none of bank:"),
