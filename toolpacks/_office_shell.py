@@ -8,10 +8,13 @@ import fnmatch
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 MAX_OUTPUT = 20_000  # characters
+MAX_TEXT = 2**20  # characters that a command takes or gives
+MAX_WRITTEN = 2**24  # bytes that a line writes
+ENTRY_BYTES = 512  # of them for each file or folder
 _OPERATORS = {"|", ">", ">>", ";"}
 
 
@@ -28,6 +31,7 @@ class Shell:
 
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.realpath(root))
+        self._left = MAX_WRITTEN
 
     def run(self, line: str) -> str:
         """Run a line of commands, and get what the last of each pipe prints.
@@ -36,7 +40,8 @@ class Shell:
             ShellError: A command is unknown, or has failed.
         """
         words = _words(line)
-        output = []
+        output, size = [], 0
+        self._left = MAX_WRITTEN
         for pipe in _split(words, ";"):
             text = ""
             for command in _split(pipe, "|"):
@@ -45,13 +50,10 @@ class Shell:
                 except OSError as error:
                     path = os.path.relpath(error.filename or self._root, self._root)
                     raise ShellError(f"{path}: {error.strerror}") from None
-            output.append(text)
-        printed = "".join(output)
-        if len(printed) > MAX_OUTPUT:
-            return (
-                f"{printed[:MAX_OUTPUT]}\n… {len(printed) - MAX_OUTPUT} more characters: use head, tail, grep or cut\n"
-            )
-        return printed
+            output.append(text[: max(MAX_OUTPUT - size, 0)])
+            size += len(text)
+        more = f"\n… {size - MAX_OUTPUT} more characters: use head, tail, grep or cut\n" if size > MAX_OUTPUT else ""
+        return "".join(output) + more
 
     def _command(self, words: Sequence[str], given: str) -> str:
         target, append = "", False
@@ -70,9 +72,20 @@ class Shell:
         text = COMMANDS[name](self, self._expanded(arguments) if name not in _UNEXPANDED else arguments, given)
         if not target:
             return text
+        self.take(len(text.encode()))
         with self.path(target).open("a" if append else "w", encoding="utf-8", newline="") as file:
             file.write(text)
         return ""
+
+    def take(self, size: int) -> None:
+        """Count what a line writes, before it is written.
+
+        Raises:
+            ShellError: It is too much.
+        """
+        self._left -= size + ENTRY_BYTES
+        if self._left < 0:
+            raise ShellError(f"one line writes at most {MAX_WRITTEN} bytes: write less")
 
     def path(self, text: str) -> Path:
         """Get a path in the folder; a leading `/` is the folder."""
@@ -87,12 +100,15 @@ class Shell:
     def _expanded(self, arguments: Sequence[str]) -> list[str]:
         """Put the paths that fit in the place of each pattern."""
         found: list[str] = []
+        size = 0
         for argument in arguments:
             fitting: list[str] = []
             if re.search(r"[*?\[]", argument) and ".." not in argument:
                 pattern = re.sub(r"\*+", "*", argument.lstrip("/"))  # as in a shell, also where there are several
                 fitting = sorted(self.shown(path) for path in self._root.glob(pattern))
             found += fitting or [argument]
+            size += sum(map(len, fitting))
+            _check(size, "the patterns stand for")
         return found
 
     def read(self, text: str) -> str:
@@ -100,6 +116,7 @@ class Shell:
         if path.is_dir():
             raise ShellError(f"{text}: is a folder")
         try:
+            _check(path.stat().st_size, f"{text} has")
             return path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise ShellError(f"{text}: no such file or folder") from None
@@ -181,15 +198,33 @@ def _command(function: Command) -> Command:
 
 
 def _input(shell: Shell, paths: Sequence[str], given: str) -> str:
-    return "".join(shell.read(path) for path in paths) if paths else given
+    if not paths:
+        return given
+    texts, size = [], 0
+    for path in paths:
+        texts.append(shell.read(path))
+        size += len(texts[-1])
+        _check(size, "the files have")
+    return "".join(texts)
+
+
+def _check(size: int, what: str) -> None:
+    if size > MAX_TEXT:
+        raise ShellError(f"{what} more than {MAX_TEXT} characters, which no command here takes or gives: ask for less")
 
 
 def _lines(text: str) -> list[str]:
     return text.split("\n")[: -1 if text.endswith("\n") else None] if text else []
 
 
-def _joined(lines: Sequence[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
+def _joined(lines: Iterable[str]) -> str:
+    """Put lines together, as long as they aren't too much."""
+    found, size = [], 0
+    for line in lines:
+        size += len(line) + 1
+        _check(size, "the lines have")
+        found.append(f"{line}\n")
+    return "".join(found)
 
 
 def _number(text: str) -> int:
@@ -202,18 +237,20 @@ def _number(text: str) -> int:
 def ls(shell: Shell, arguments: list[str], _given: str) -> str:
     """Take -a (hidden ones, too) and -l (with sizes)."""
     options, paths = _options(arguments, "al")
-    lines: list[str] = []
-    for text in paths or ["."]:
-        path = shell.path(text)
-        if not path.exists():
-            raise ShellError(f"{text}: no such file or folder")
-        inner = sorted(path.iterdir()) if path.is_dir() else [path]
-        for each in inner:
-            if each.name.startswith(".") and "a" not in options:
-                continue
-            name = f"{each.name if path.is_dir() else text}{'/' if each.is_dir() else ''}"
-            lines.append(f"{each.stat().st_size if each.is_file() else 0:>9} {name}" if "l" in options else name)
-    return _joined(lines)
+
+    def lines() -> Iterator[str]:
+        for text in paths or ["."]:
+            path = shell.path(text)
+            if not path.exists():
+                raise ShellError(f"{text}: no such file or folder")
+            inner = sorted(path.iterdir()) if path.is_dir() else [path]
+            for each in inner:
+                if each.name.startswith(".") and "a" not in options:
+                    continue
+                name = f"{each.name if path.is_dir() else text}{'/' if each.is_dir() else ''}"
+                yield f"{each.stat().st_size if each.is_file() else 0:>9} {name}" if "l" in options else name
+
+    return _joined(lines())
 
 
 @_command
@@ -275,7 +312,7 @@ def uniq(shell: Shell, arguments: list[str], given: str) -> str:
             counted[-1] = line, counted[-1][1] + 1
         else:
             counted.append((line, 1))
-    return _joined([f"{count:>7} {line}" if "c" in options else line for line, count in counted])
+    return _joined(f"{count:>7} {line}" if "c" in options else line for line, count in counted)
 
 
 @_command
@@ -284,9 +321,10 @@ def cut(shell: Shell, arguments: list[str], given: str) -> str:
     options, paths = _options(arguments, "", "df")
     if "f" not in options:
         raise ShellError("the option -f is needed")
-    wanted, between = [_number(number) for number in options["f"].split(",")], options.get("d", "\t")
-    rows = [line.split(between) for line in _lines(_input(shell, paths, given))]
-    return _joined([between.join(row[number - 1] for number in wanted if 0 < number <= len(row)) for row in rows])
+    wanted = dict.fromkeys(_number(number) for number in options["f"].split(","))  # each field once
+    between = options.get("d", "\t")
+    rows = (line.split(between) for line in _lines(_input(shell, paths, given)))
+    return _joined(between.join(row[number - 1] for number in wanted if 0 < number <= len(row)) for row in rows)
 
 
 @_command
@@ -301,24 +339,33 @@ def grep(shell: Shell, arguments: list[str], given: str) -> str:
         raise ShellError("a text to look for is needed")
     wanted, *paths = rest
     if "r" in options:
-        paths = [inner for path in paths or ["."] for inner in _files_in(shell, path)]
-    texts = [(path, shell.read(path)) for path in paths] if len(rest) > 1 or "r" in options else [("", given)]
+        folders, paths, size = paths or ["."], [], 0
+        for folder in folders:
+            found = _files_in(shell, folder)
+            size += sum(map(len, found))
+            _check(size, "the paths have")
+            paths += found
+    reads = len(rest) > 1 or "r" in options
+    texts = ((path, shell.read(path)) for path in paths) if reads else iter([("", given)])
     ignoring = "i" in options
 
     def fits(line: str) -> bool:
         return wanted.lower() in line.lower() if ignoring else wanted in line
 
-    named = len(texts) > 1 and "h" not in options
-    found: list[str] = []
-    for path, text in texts:
-        hits = [(n, line) for n, line in enumerate(_lines(text), 1) if fits(line) != ("v" in options)]
-        if "l" in options:
-            found += [path] if hits else []
-        elif "c" in options:
-            found.append(f"{path}:{len(hits)}" if named else str(len(hits)))
-        else:
-            found += [f"{f'{path}:' if named else ''}{f'{n}:' if 'n' in options else ''}{line}" for n, line in hits]
-    return _joined(found)
+    named = reads and len(paths) > 1 and "h" not in options
+
+    def lines() -> Iterator[str]:
+        for path, text in texts:
+            hits = [(n, line) for n, line in enumerate(_lines(text), 1) if fits(line) != ("v" in options)]
+            if "l" in options:
+                yield from [path] if hits else []
+            elif "c" in options:
+                yield f"{path}:{len(hits)}" if named else str(len(hits))
+            else:
+                for n, line in hits:
+                    yield f"{f'{path}:' if named else ''}{f'{n}:' if 'n' in options else ''}{line}"
+
+    return _joined(lines())
 
 
 def _files_in(shell: Shell, text: str) -> list[str]:
@@ -343,12 +390,9 @@ def find(shell: Shell, arguments: list[str], _given: str) -> str:
     if not root.is_dir():
         raise ShellError(f"{folder}: no such folder")
     return _joined(
-        [
-            shell.shown(path)
-            for path in sorted(root.rglob("*"))
-            if fnmatch.fnmatchcase(path.name, pattern)
-            and (not kind or (path.is_dir() if kind == "d" else path.is_file()))
-        ]
+        shell.shown(path)
+        for path in sorted(root.rglob("*"))
+        if fnmatch.fnmatchcase(path.name, pattern) and (not kind or (path.is_dir() if kind == "d" else path.is_file()))
     )
 
 
@@ -357,6 +401,7 @@ def mkdir(shell: Shell, arguments: list[str], _given: str) -> str:
     """Take -p (those that it is to be in, too)."""
     options, paths = _options(arguments, "p")
     for text in paths:
+        shell.take(ENTRY_BYTES * text.count("/"))
         try:
             shell.path(text).mkdir(parents="p" in options, exist_ok="p" in options)
         except OSError as error:
@@ -398,8 +443,13 @@ def cp(shell: Shell, arguments: list[str], _given: str) -> str:
         if source.is_dir() and "r" not in options:
             raise ShellError(f"{shell.shown(source)}: is a folder: use cp -r")
         if source.is_dir():
+            if target.is_relative_to(source):
+                raise ShellError(f"{shell.shown(source)}: can't be copied into itself")
+            for inner in source.rglob("*"):
+                shell.take(inner.lstat().st_size)
             shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
         else:
+            shell.take(source.stat().st_size)
             target.write_bytes(source.read_bytes())
     return ""
 

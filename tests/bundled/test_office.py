@@ -1,7 +1,9 @@
 """The bundled office: what its agents can do to its books and papers, and what they can't."""
 
+import contextlib
 import hashlib
 import sys
+import tracemalloc
 
 import pytest
 import serving
@@ -132,3 +134,39 @@ def test_what_does_not_work_out_leaves_books_and_papers_as_they_were(office):
 def test_the_company_is_the_same_everywhere():
     lists = _office_data.customers(), _office_data.products(), _office_data.bills(), _office_data.expenses()
     assert hashlib.sha256(repr(lists).encode()).hexdigest()[:16] == "c838b259f84e986f"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "; ".join(["cat big"] * 100),
+        "cat " + "big " * 300,
+        "cat " + "* " * 300,
+        "cat big big > c; " + "; ".join(["cat c c > d; cat d d > c"] * 20),
+        "; ".join(["cat big >> c"] * 100),
+        "; ".join(f"cp big c{number}" for number in range(100)),
+        "mkdir a; cp big a/0; " + "; ".join(f"cp -r a b{number}; mv b{number} a" for number in range(30)),
+        "cut -d , -f " + ",".join(["1"] * 500) + " big",
+        "grep -n x " + "big " * 300,
+        "grep -rc x " + ". " * 300,
+        "ls -l " + ". " * 600,
+        "find . " + "| sort" * 100,
+        "uniq -c lines | uniq -c | uniq -c",
+        "; ".join(f"mkdir -p {number}/" + "a/" * 300 for number in range(4)) + "; find .; grep -r x . . .",
+        "cat huge | head -n 1",
+        "echo x" + " | cat big" * 50,
+    ],
+)
+def test_a_line_takes_little_memory_whatever_it_says(tmp_path, command):
+    (tmp_path / "big").write_text("x" * 1_000_000)
+    (tmp_path / "lines").write_text("a\nb\n" * 200_000)
+    (tmp_path / "huge").write_text("y\n" * 2_000_000)
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(ShellError):
+            assert len(Shell(tmp_path).run(command)) < 21_000
+        assert tracemalloc.get_traced_memory()[1] < 200 * 2**20
+    finally:
+        tracemalloc.stop()
+    written = sum(path.lstat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    assert written < 6 * 2**20 + 2**24
