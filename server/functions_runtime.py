@@ -17,6 +17,7 @@ from pydantic import BaseModel, PrivateAttr
 from pydantic_core import PydanticCustomError, ValidationError
 
 from server.base.errors import MAX_SHOWN, NoEnvironmentError, ToolNotFoundError, shown
+from server.functions.argument_validators import finite_validator
 from server.functions.signatures import FunctionSignature, read_signature
 from server.functions.steps import Passed, Steps, awaited, run_steps
 
@@ -30,6 +31,7 @@ __all__ = [
     "ToolNotFoundError",
     "error_message",
     "error_text",
+    "finite_validator",
     "is_ready",
     "make_function",
 ]
@@ -106,7 +108,8 @@ class Function(BaseModel):
         """
         # `__dict__` rather than attribute access: a parameter may be named like a method of BaseModel.
         own = self.__pydantic_private__ or {}  # a private attribute takes ten times as long
-        bound = dict(self.parameters.model_validate(arguments, extra=own.get("_unknown_keys")).__dict__)
+        validate = self.parameters.__pydantic_validator__.validate_python
+        bound = dict(validate(arguments, extra=own.get("_unknown_keys")).__dict__)
         if own.get("_fresh_defaults"):
             bound.update(copy.deepcopy(self._fresh_defaults))
         return bound
@@ -210,9 +213,13 @@ class FunctionsRuntime:
             is_call = isinstance(value, FunctionCall)
             arguments[parameter] = (yield from self.nested_result(env, name, value, depth + 1)) if is_call else value
         try:
-            # A ready function of AgentDojo's keeps AgentDojo's handling: its models are dumped to dicts.
+            # A ready function of AgentDojo's keeps AgentDojo's handling, but for NaN: its models are dumped to dicts.
             bind = getattr(function, "bind", None)
-            bound = bind(arguments) if bind else function.parameters.model_validate(arguments).model_dump()
+            bound = (
+                bind(arguments)
+                if bind
+                else finite_validator(function.parameters).validate_python(arguments).model_dump()
+            )
             bound.update(self.dependencies(env, function))
         except StopIteration as error:
             raise Passed(error) from None

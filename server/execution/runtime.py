@@ -83,7 +83,7 @@ class SessionRuntime(FunctionsRuntime):
         )
         if plan.read_only:
             plan.compares = self._promises.is_due(plan.toolpack, plan.registered_name)
-        if has_nested(kwargs):
+        if dict in map(type, kwargs.values()) and has_nested(kwargs):
             plan.arguments, plan.nested = read_nested(kwargs)
             self._include_nested(plan, plan.arguments)
         return plan

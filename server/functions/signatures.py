@@ -15,6 +15,7 @@ import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from server.base.errors import RegistrationError
+from server.functions.argument_validators import argument_validator
 from server.volumes.volume import Volume
 
 NEEDED = object()
@@ -212,6 +213,8 @@ def parameters_model(function_name: str, fields: Mapping[str, tuple[Any, Any]]) 
             given: dict[str, Any] = {**fields}
             model = create_model(f"Input schema for `{function_name}`", __config__=config, **given)
             model.model_json_schema()
+            # What validates is what pydantic would have made of the same fields, but holds to the JSON Schema.
+            model.__pydantic_validator__ = argument_validator(model)
     except Exception as error:
         name, reason = _bad_field(function_name, fields) or ("", str(error).partition("\n")[0])
         which = f"parameter `{name}`" if name else "its parameters"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 from pydantic import BaseModel, RootModel, ValidationError
 
 from server.base.errors import InvalidParamsError, RegistrationError, shown
-from server.functions_runtime import EmptyEnv, error_text, is_ready, make_function
+from server.functions_runtime import EmptyEnv, error_text, finite_validator, is_ready, make_function
 from server.jsonio.strict import dumps
 from server.packs.given import (
     check_assignments,
@@ -204,7 +204,7 @@ class Toolpack:
             ) from error
 
     def _parsed(self, environment: Any) -> BaseModel:
-        parsed = self.environment_class.model_validate_json(dumps(environment))
+        parsed: BaseModel = finite_validator(self.environment_class).validate_json(dumps(environment))
         for name, field in self.environment_class.model_fields.items():
             if isinstance(field.default, Volume) and isinstance(parsed.__dict__[name], Volume):
                 parsed.__dict__[name].adopt(field.default)
