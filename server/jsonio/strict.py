@@ -6,6 +6,7 @@ it reads integers above 64 bits as floats, so text that may contain one is read 
 
 import hashlib
 import json
+import re
 from typing import Any
 
 import orjson
@@ -19,6 +20,14 @@ _DIGITS_ALIKE = bytes(0x30 if chr(byte) in "0123456789" else 0x20 for byte in ra
 _LONG_INTEGER = b"0" * 19
 MOST_DIGITS = 308  # of an integer that a float can hold, as orjson reads it
 _TOO_LONG_INTEGER = b"0" * (MOST_DIGITS + 1)
+
+
+# A string, or an unterminated one: a search from each quote of an invalid body would take quadratic time.
+STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+
+MAX_EXACT = 2**53 - 1  # up to this, integers are exact in every JSON parser (RFC 8259, section 6)
+_DIGITS = re.compile(rb"\d{16}")
+_LONG_INTEGERS = re.compile(rb"(?<![\d.eE+-])-?\d{16,}+(?![.eE])")
 
 
 def loads(text: bytes) -> Any:
@@ -39,6 +48,13 @@ def check_integers(text: bytes) -> None:
             loads(text)
         except ValueError:
             raise ValueError(f"there, an integer has at most {MOST_DIGITS} digits") from None
+
+
+def has_inexact_integer(text: bytes) -> bool:
+    """Whether JSON text has an integer that a double can't hold exactly, as programs in JavaScript read them all."""
+    if not _DIGITS.search(text):
+        return False
+    return any(abs(int(found)) > MAX_EXACT for found in _LONG_INTEGERS.findall(STRING.sub(b'""', text)))
 
 
 def dumps(value: Any, *, sort_keys: bool = False) -> bytes:

@@ -6,23 +6,19 @@ text, as models' tool calls carry them, have the same limits. Arguments over a l
 the agent's mistake at every door, so they fail the call, like wrong arguments, and don't refuse the request.
 """
 
-import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from server.base.errors import RpcRefusedError, TooLargeError
 from server.base.settings import Settings
-from server.jsonio.strict import dumps, loads
+from server.jsonio.strict import STRING, dumps, loads
 from server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR
 
 NO_OBJECT = 'the arguments are no JSON object, like {"name": "value"}'
 QUICK_BYTES = 64 * 1024  # JSON text up to this is parsed in less than a millisecond
 SMALL_BYTES, SMALL_FACTOR = 1024, 25  # the values of a small body aren't counted one by one
 VALUE_BYTES = 100  # that a small value takes in memory, up to 50 times its text
-
-# A string, or an unterminated one: a search from each quote of an invalid body would take quadratic time.
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 
 def _separators(body: bytes) -> int:
@@ -40,7 +36,7 @@ def parsed_bytes(body: bytes) -> int:
 def has_more_values(body: bytes, limit: int) -> bool:
     if len(body) <= limit or _separators(body) <= limit:
         return False
-    return _separators(_STRING.sub(b"", body)) > limit
+    return _separators(STRING.sub(b"", body)) > limit
 
 
 def is_deeper(body: bytes, value: Any, limit: int) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from starlette.types import Receive, Send
 
+LINE_BREAKS = "\x85\u2028\u2029"  # that JSON allows in a string
 SIGN_SECONDS = 2.0  # until the first sign of life, and between two
 
 _HEADERS = [
@@ -18,7 +19,12 @@ _HEADERS = [
 
 
 def event(data: bytes) -> bytes:
-    """Get an event with JSON, which has no line breaks."""
+    """Return an event with JSON.
+
+    JSON escapes all line breaks but three, at which clients in Python may end a line.
+    """
+    for character in LINE_BREAKS:
+        data = data.replace(character.encode(), b"\\u%04x" % ord(character))
     return b"event: message\ndata: %b\n\n" % data
 
 

@@ -25,6 +25,7 @@ CALL_ID_KEY = "toolpack-server/call_id"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 
+INITIALIZE = "initialize"
 NAMING = ("tools/call", "prompts/get")  # the methods with a name
 
 
@@ -76,6 +77,8 @@ class McpMessage:
             raise self.refusal(_invalid(f"`_meta` needs {CAPABILITIES_KEY}, an object; {{}} is enough."))
 
     def check_version(self) -> None:
+        if self.method == INITIALIZE and not self.modern:  # whose body says which version is wanted
+            return
         asked = self.meta[VERSION_KEY] if self.modern else self.header_version
         if asked == MODERN if self.modern else asked is None or asked in VERSIONS:
             return
@@ -108,8 +111,9 @@ def read_message(value: Any, header_version: str | None = None) -> McpMessage:
     meta = {} if meta is None else meta
     if not isinstance(meta, dict):
         raise McpRefusedError(_invalid("`_meta` must be an object."), request_id=message_id)
-    modern = VERSION_KEY in meta or header_version == MODERN
-    return McpMessage(message_id, value["method"], params, meta, header_version, modern)
+    method = value["method"]
+    modern = VERSION_KEY in meta or (header_version == MODERN and method != INITIALIZE)
+    return McpMessage(message_id, method, params, meta, header_version, modern)
 
 
 def _no_request(detail: str, message_id: Any = None) -> McpRefusedError:

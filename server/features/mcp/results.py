@@ -12,7 +12,7 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 from server.base.errors import SessionNotFoundError
 from server.execution.call import Outcome
 from server.features.mcp.messages import McpMessage, McpRefusedError
-from server.jsonio.strict import dumps
+from server.jsonio.strict import dumps, has_inexact_integer
 from server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_METHOD_NOT_FOUND, STANDARD, Described, describe, error_reply
 
 CODE_SHIFT = -1000  # MCP keeps -32000 to -32099 for itself
@@ -60,15 +60,20 @@ def tool_result(outcome: Outcome) -> bytes:
     shape = text[:1]
     if shape != b'"':  # a string is its own text, everything else its JSON
         text = dumps(text.decode())
-    structured = b',"structuredContent":%b' % outcome.result if shape == b"{" else b""
+    structured = _structured(outcome.result) if shape == b"{" else b""
     return b'"content":[{"type":"text","text":%b}]%b,"isError":false' % (text, structured)
 
 
 def tool_value(value: Any) -> bytes:
     """Get the members of a tool's result from a JSON value."""
     text = value if isinstance(value, str) else dumps(value).decode()
-    structured = b',"structuredContent":%b' % text.encode() if isinstance(value, dict) else b""
+    structured = _structured(text.encode()) if isinstance(value, dict) else b""
     return b'"content":[{"type":"text","text":%b}]%b,"isError":false' % (dumps(text), structured)
+
+
+def _structured(text: bytes) -> bytes:
+    """Return the member with an object itself; none if clients would round an integer in it: the text is exact."""
+    return b"" if has_inexact_integer(text) else b',"structuredContent":%b' % text
 
 
 def tool_error(text: str) -> bytes:

@@ -13,7 +13,8 @@ from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from server.features.api import HttpRefusedError, ReplyError
@@ -57,10 +58,16 @@ class RangeBody(SplitBody):
     stop: int | None = None
 
 
+def _one_line(text: str) -> str:
+    if not text.isprintable() or text != text.strip():
+        raise PydanticCustomError("one_line", "An id has no line breaks, and no spaces at its ends")
+    return text
+
+
 class CallBody(OrsBody):
     name: str
     input: Any = None
-    task_id: Annotated[str, Field(min_length=1, max_length=MAX_ID)] | None = None
+    task_id: Annotated[str, Field(min_length=1, max_length=MAX_ID), AfterValidator(_one_line)] | None = None
 
 
 class NoBody(OrsBody):

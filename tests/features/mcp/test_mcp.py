@@ -158,6 +158,22 @@ def test_any_value_arrives_as_text_and_an_object_also_as_itself(mcp, given):
     assert result.get("structuredContent") == (given if isinstance(given, dict) else None)
 
 
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize(
+    ("value", "exact"),
+    [
+        *((number, True) for number in (2**53 - 1, 1 - 2**53, 0.30000000000000004, 1e300, -1e-300, "9" * 20)),
+        *((number, False) for number in (2**53 + 1, -(2**53) - 1, 2**64 + 1, 10**300)),
+        ('\\": 12345678901234567890, "', True),
+    ],
+)
+def test_an_integer_that_javascript_rounds_is_in_the_text_alone(mcp, era, value, exact):
+    for echoed in ({"a": value}, {"a": [{"b": value}, 1]}):
+        result = mcp.call(era, "echo", value=echoed)
+        assert json.loads(result["content"][0]["text"]) == echoed
+        assert result.get("structuredContent") == (echoed if exact else None)
+
+
 def test_over_json_rpc_content_is_the_list_of_blocks(mcp):
     blocks = mcp.rpc("run_function", function="test_image_content")["result"]
     assert blocks == mcp.call(MODERN, "test_image_content")["content"]
@@ -450,6 +466,13 @@ def test_a_legacy_request_of_another_version_is_told_which_there_are(mcp):
     assert error["data"] == {"supported": VERSIONS, "requested": "2024-01-01"}
     for known in LEGACY:
         assert mcp.legacy("tools/list", {"MCP-Protocol-Version": known}).status_code == 200
+
+
+@pytest.mark.parametrize("header", ["2099-01-01", MODERN, "nonsense", ""])
+def test_initialize_negotiates_whatever_its_header_says(mcp, header):
+    reply = mcp.legacy("initialize", {"MCP-Protocol-Version": header}, protocolVersion="2025-06-18")
+    assert reply.status_code == 200
+    assert reply.json()["result"]["protocolVersion"] == "2025-06-18"
 
 
 # Which addresses there are, and who comes in

@@ -50,6 +50,14 @@ def test_an_answer_that_takes_long_becomes_an_event_stream(mcp, era):
 
 
 @pytest.mark.parametrize("era", ERAS)
+def test_only_line_feeds_end_a_line_of_an_event_stream(mcp, era):
+    token = "\r\n\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029é"
+    reply = call(mcp, era, STREAM, {"progressToken": token}, seconds=0.2)
+    assert reply.text.splitlines() == [*reply.text.rstrip("\n").split("\n"), ""]
+    assert {sign["params"]["progressToken"] for sign in events(reply.text)[:-1]} == {token}
+
+
+@pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("token", ["a token", 0])
 def test_whoever_gives_a_token_is_told_the_progress(mcp, era, token):
     *signs, answer = events(call(mcp, era, STREAM, {"progressToken": token}, seconds=0.4).text)

@@ -388,6 +388,8 @@ WRONG = [
     ("/call", {"input": {}}, 400, "name: Field required. The body may have name, input, task_id."),
     ("/call", {"name": [], "input": {}, "task_id": "a"}, 400, "name: Input should be "),
     ("/call", {"name": "x", "input": {}, "task_id": "a" * 65}, 400, "task_id: String should have at most 64"),
+    ("/call", {"name": "x", "input": {}, "task_id": "a\nevent: end"}, 400, "task_id: An id has no line breaks"),
+    ("/call", {"name": "x", "input": {}, "task_id": "a\u2028"}, 400, "task_id: An id has no line breaks"),
     ("/score_group", {"candidates": []}, 404, "Groups aren't scored here: each episode has a reward of its own."),
 ]
 
