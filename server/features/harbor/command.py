@@ -1,7 +1,7 @@
 """`toolpack-server tasks --harbor DIR`: writes tasks as Harbor's folders.
 
-The rule: what an agent may not see, the solution and the secret of the verifier, stands where Harbor brings it into the
-agent's container only after the agent has ended, or in its stead. No folder is ever overwritten.
+The rule: what an agent may not see, the solution and the secret of the verdict, never comes into its container; the
+verifier has one of its own, so an agent with a shell can't prepare it. No folder is ever overwritten.
 """
 
 import asyncio
@@ -106,7 +106,8 @@ async def _write(send: Send, harbor: Path, task: Mapping[str, Any], image: str) 
             packs=_yaml(",".join(task["toolpacks"])),
             secret=_yaml(secret),
         ),
-        "tests/test.sh": _filled("test.sh", secret=secret),
+        "tests/Dockerfile": _filled("verifier.Dockerfile"),
+        "tests/test.sh": _filled("test.sh"),
     }
     if task["has_solution"]:
         written["solution/solve.sh"] = _filled("solve.sh") + await _solution(send, task["task"])
@@ -121,6 +122,7 @@ async def _write(send: Send, harbor: Path, task: Mapping[str, Any], image: str) 
 def _task_toml(task: Mapping[str, Any], name: str) -> str:
     lines = [
         'schema_version = "1.4"',
+        'artifacts = [{ source = "/tmp/verdict", service = "toolpack" }]',
         "",
         "[task]",
         f"name = {_toml(f'toolpack-server/{name}')}",
@@ -134,6 +136,13 @@ def _task_toml(task: Mapping[str, Any], name: str) -> str:
         'name = "toolpack"',
         'transport = "streamable-http"',
         'url = "http://toolpack:8000/mcp"',
+        "",
+        "[verifier]",
+        'environment_mode = "separate"',
+        "",
+        "[[verifier.collect]]",
+        'service = "toolpack"',
+        'command = "python /environment.py /tmp/verdict"',
     ]
     return "\n".join(lines) + "\n"
 

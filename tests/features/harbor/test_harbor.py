@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import command_line
@@ -14,14 +16,20 @@ import httpx
 import pytest
 import redis_server
 import serving
+from patience import PATIENCE
 
 PROGRAM = """
 import json, sys
 from harbor.models.task.task import Task
+from harbor.models.task.verifier_mode import resolve_verifier_environment_definition
 for folder in json.load(sys.stdin):
     task = Task(folder)
     (server,) = task.config.environment.mcp_servers
-    print(json.dumps([Task.is_valid_dir(folder), task.name, task.instruction, server.model_dump(mode="json")]))
+    config = task.config
+    definition = resolve_verifier_environment_definition(config, task.paths)
+    (collect,), (artifact,) = config.verifier.collect, config.artifacts
+    shown = [definition.directory.name, definition.bundled_tests, collect.service, artifact.service, artifact.source]
+    print(json.dumps([Task.is_valid_dir(folder), task.name, task.instruction, server.model_dump(mode="json"), shown]))
 """
 
 
@@ -52,9 +60,12 @@ def beside(folder, tmp_path):
     url = f"http://127.0.0.1:{port}"
 
     def run(script):
+        if script == "tests/test.sh":
+            collect = [sys.executable, str(folder / "environment/environment.py"), str(tmp_path / "verdict")]
+            subprocess.run(collect, env={**os.environ, **variables, "PORT": str(port)}, check=True)
         subprocess.run(
             ["bash", str(folder / script)],
-            env={**os.environ, "TOOLPACK_URL": url, "LOGS": str(tmp_path)},
+            env={**os.environ, "TOOLPACK_URL": url, "LOGS": str(tmp_path), "VERDICT": str(tmp_path / "verdict")},
             check=True,
             capture_output=True,
         )
@@ -85,6 +96,7 @@ def test_harbor_takes_the_folders(folder):
     (save,) = [each for each in told if each[1] == "toolpack-server/bank-save-300"]
     assert save[2].startswith("Please put 300 euros aside on my savings account.\n")
     assert (save[3]["transport"], save[3]["url"]) == ("streamable-http", "http://toolpack:8000/mcp")
+    assert save[4] == ["tests", True, "toolpack", "toolpack", "/tmp/verdict"]
 
 
 @pytest.mark.heavy
@@ -108,14 +120,19 @@ def test_an_agent_reaches_its_tools_and_nothing_else(folder, tmp_path):
         for path in ("/rpc", "/reward", "/mcp?task=bank/balance", "/mcp/../rpc", "/metrics"):
             reply = httpx.post(url + path, json={**body, "method": "list_sessions"})
             assert (reply.status_code, reply.text) == (404, "There is nothing here but /mcp.")
+        for length, status in [("-1", 411), ("x", 411), ("²", 411), (str(2**30), 413), ("9" * 5000, 413)]:
+            with socket.create_connection(("127.0.0.1", httpx.URL(url).port), PATIENCE) as connection:
+                connection.sendall(f"POST /mcp HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode("latin-1"))
+                assert connection.makefile("rb").readline().split()[1] == str(status).encode(), length
 
 
 def test_the_agents_container_never_has_the_solution_or_the_secret(folder):
     for task in folder.iterdir():
         secret = json.loads((task / "environment/docker-compose.yaml").read_text().partition("SECRET: ")[2].split()[0])
-        assert secret in (task / "tests/test.sh").read_text()
-        for seen in ("instruction.md", "task.toml", "environment/Dockerfile"):
+        for seen in ("instruction.md", "task.toml", "environment/Dockerfile", "tests/test.sh", "tests/Dockerfile"):
             assert secret not in (task / seen).read_text()
+        config = tomllib.loads((task / "task.toml").read_text())
+        assert config["verifier"]["environment_mode"] == "separate"  # an agent with a shell can't replace its programs
         assert "COPY" not in (task / "environment/Dockerfile").read_text()
         assert os.access(task / "tests/test.sh", os.X_OK)
 
