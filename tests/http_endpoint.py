@@ -56,6 +56,10 @@ class Endpoint:
     def rpc(self, method, **params):
         return result_of(self.http.post("/rpc", json=request(method, **params)).content)
 
+    @property
+    def loop(self):
+        return self._server.loop
+
     def open(self):
         return set(self._server.server_state.connections)
 

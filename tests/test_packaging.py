@@ -108,13 +108,17 @@ BOTH = {
     "loop",
     "on_response_complete",
     "pause_writing",
+    "headers",
     "resume_writing",
+    "scope",
     "send_400_response",
     "timeout_keep_alive",
     "timeout_keep_alive_handler",
     "timeout_keep_alive_task",
     "transport",
+    "_should_upgrade",
     "_unsupported_upgrade_warning",
+    "handle_websocket_upgrade",
 }
 ONE = {
     "H11Protocol": {"conn"},
@@ -123,6 +127,8 @@ ONE = {
         "on_headers_complete",
         "on_body",
         "on_message_complete",
+        "parser",
+        "url",
         "_start_asgi_task",
     },
 }

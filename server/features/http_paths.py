@@ -25,14 +25,13 @@ from server.features.web_socket import (
     SocketRefusedError,
     WebSocket,
     accept_handshake,
-    asks_for_socket,
 )
 from server.jsonio.strict import loads
 from server.observability.request_ids import request_id
 from server.rpc.caller import Caller
 from server.rpc.method import App
 from server.rpc.parsing import has_more_values, is_deeper
-from server.web.bodies import HEADERS, NOT_READY, read_body
+from server.web.bodies import HEADERS, NOT_READY, has_no_body, is_handshake, read_body
 from server.web.connections import STATE
 from server.web.endpoints import CUT_OFF, Gateway, client_left
 from server.web.refusals import HINTS, PIECE_BYTES, refusal_response, refused, send_body
@@ -49,10 +48,6 @@ BODILESS = {"GET", "HEAD", "DELETE"}
 
 def _nothing(_size: int) -> None:
     pass
-
-
-def has_no_body(headers: Mapping[bytes, bytes]) -> bool:
-    return headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +252,7 @@ class FeatureSocket(FeatureEndpoint):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = scope[HEADERS]
         connection = scope.get("state", {}).get(STATE)
-        if scope["method"] != "GET" or connection is None or not asks_for_socket(headers):
+        if connection is None or not is_handshake(scope["method"], headers):
             await super().__call__(scope, receive, send)
             return
         try:

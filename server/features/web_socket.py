@@ -1,9 +1,10 @@
 """A WebSocket (RFC 6455), from the end of its handshake on: a connection whose messages are requests.
 
 The rule: a message has the limits of a request. Its bytes are counted as they arrive, it has the time of a body to do
-so, and of what comes behind it no more is read than a read-ahead. `wsproto` parses, because it hands out the pieces of
-a message as they come, where `websockets` keeps them until the message is whole; and it leaves the connection here, so
-that the limits of HTTP's connections hold for it. Compression isn't agreed on: no message is larger than what was sent.
+so, and of what comes behind it no more is read than a read-ahead. Frames are parsed a few at a time, and those that
+carry no message are limited in number. `wsproto` parses, because it hands out the pieces of a message as they come,
+where `websockets` keeps them until the message is whole; and it leaves the connection here, so that the limits of
+HTTP's connections hold for it. Compression isn't agreed on: no message is larger than what was sent.
 """
 
 import asyncio
@@ -23,6 +24,8 @@ from server.rpc.in_flight import Reservation
 READ_AHEAD = 64 * 1024  # bytes that are parsed before somebody reads them
 PIECE_COST = 128  # bytes that a piece takes in memory besides its text
 FRAMING_BYTES = 2**21  # that the pieces of a message may take so, besides what it may be large
+FRAMES_PER_TURN = 32  # that are parsed in a turn of the event loop
+MAX_EMPTY_FRAMES = 1000  # pings, pongs and frames without text, between two with text or in the time of a ping
 PING_SECONDS = 20.0  # a client that is silent for longer, and doesn't answer a ping for as long, is gone
 MAX_REASON = 123  # bytes of a close frame's reason
 VERSION = b"13"
@@ -72,11 +75,6 @@ def accept_handshake(headers: Mapping[bytes, bytes]) -> bytes:
     )
 
 
-def asks_for_socket(headers: Mapping[bytes, bytes]) -> bool:
-    wanted = [each.strip() for each in headers.get(b"connection", b"").lower().split(b",")]
-    return b"upgrade" in wanted and headers.get(b"upgrade", b"").lower() == b"websocket"
-
-
 class WebSocket(asyncio.Protocol):
     """A WebSocket, whose messages are text, one at a time.
 
@@ -97,6 +95,8 @@ class WebSocket(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._paused = self._drains = False
+        self._next_turn: asyncio.Handle | None = None  # in which the rest of what was read is parsed
+        self._empty_frames = 0  # since the last one with text, or the last ping
         self._ends = False  # no further message is taken
         self._heard = True
         self.answers = False
@@ -137,7 +137,7 @@ class WebSocket(asyncio.Protocol):
             if max(size, held - FRAMING_BYTES) > most:
                 why = f"The message is larger than {most} bytes: send less, or raise TOOLPACK_MAX_BODY_BYTES."
                 raise SocketRefusedError(413, TOO_LARGE, why)
-            self._read_on()
+            self._parse_on()
             if last:
                 return "".join(texts).encode()
             reservation.grow_to(held)
@@ -147,6 +147,7 @@ class WebSocket(asyncio.Protocol):
         """Send a message, and wait until the client has read enough of those before."""
         if not self._ends:
             self._send(TextMessage(data=text))
+            await asyncio.sleep(0)  # messages that have come together take turns with those of other clients
             await self._writable.wait()
 
     async def left(self) -> None:
@@ -186,21 +187,48 @@ class WebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
-        if self._ends:
-            return
-        self._frames.receive_data(data)
-        for event in self._frames.events():
-            self._take(event)
-            if self._ends:
+        if not self._ends:
+            self._frames.receive_data(data)
+            if self._next_turn is None:
+                self._parse()
+
+    def _parse(self) -> None:
+        """Take some of the frames that have arrived. Until all are taken, in later turns, nothing more is read."""
+        self._next_turn = None
+        frames = self._frames.events()
+        for _ in range(FRAMES_PER_TURN):
+            if self._ends or not self._takes_more():
+                break
+            event = next(frames, None)
+            if event is None:
+                self._pause(False)
                 return
-        if self._unread > READ_AHEAD:
-            self._paused = True
-            self._transport.pause_reading()
+            self._take(event)
+        self._pause(True)
+        self._parse_on()
+
+    def _parse_on(self) -> None:
+        """Take more frames in the next turn of the event loop, if there may be some."""
+        if self._paused and self._next_turn is None and not self._ends and self._takes_more():
+            self._next_turn = self._loop.call_soon(self._parse)
+
+    def _takes_more(self) -> bool:
+        return self._unread <= READ_AHEAD and self._writable.is_set()
+
+    def _pause(self, paused: bool) -> None:
+        if paused != self._paused and not self._transport.is_closing():
+            self._paused = paused
+            if paused:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
 
     def _take(self, event: Event) -> None:
+        self._empty_frames += 1
         if isinstance(event, TextMessage):
             size = len(event.data.encode())
             if size or event.message_finished:
+                self._empty_frames = 0
                 self._unread += size + PIECE_COST
                 self._pieces.append((event.data, size, event.message_finished))
                 self._more.set()
@@ -213,29 +241,24 @@ class WebSocket(asyncio.Protocol):
             self._end(event.code, event.reason or "")
             self._transport.last = True
             self._transport.close()
+        if self._empty_frames > MAX_EMPTY_FRAMES:
+            self.close(POLICY, "There are too many frames without a message: send fewer pings.")
 
     def pause_writing(self) -> None:
         self._writable.clear()
-        self._transport.pause_reading()  # pings are answered, too
+        self._pause(True)  # pings are answered, too
         self._connection.pause_writing()
 
     def resume_writing(self) -> None:
         self._writable.set()
         self._connection.resume_writing()
-        if not self._paused:
-            self._transport.resume_reading()
+        self._parse_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone.set()
         self._end(NORMAL, "")
         self._writable.set()
         self._connection.connection_lost(exc)
-
-    def _read_on(self) -> None:
-        if self._paused and self._unread <= READ_AHEAD:
-            self._paused = False
-            if self._writable.is_set() and not self._transport.is_closing():
-                self._transport.resume_reading()
 
     def _end(self, code: int, reason: str) -> bool:
         """Take no further message, and send why; False if that was done before."""
@@ -262,5 +285,6 @@ class WebSocket(asyncio.Protocol):
             self._transport.abort()
             return
         self._heard = False
+        self._empty_frames = 0
         self._ping = self._loop.call_later(PING_SECONDS, self._keep_alive)
         self._send(Ping(payload=b""))

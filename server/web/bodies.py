@@ -5,6 +5,7 @@ parsed, with the memory that its values take. What would be over a limit is refu
 """
 
 import asyncio
+from collections.abc import Mapping
 
 from starlette.types import Receive, Scope
 
@@ -31,6 +32,17 @@ def check_headers(scope: Scope, headers: dict[bytes, bytes]) -> None:
             raise HttpRefusedError(400, "There are both Content-Length and Transfer-Encoding: send one of them.")
         if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
             raise HttpRefusedError(400, "The header Content-Length is not a number of bytes: correct it.")
+
+
+def has_no_body(headers: Mapping[bytes, bytes]) -> bool:
+    return headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+
+
+def is_handshake(method: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request asks for a WebSocket. Any other protocol it may ask for is ignored (RFC 9110, 7.8)."""
+    options = [option.strip() for option in headers.get(b"connection", b"").lower().split(b",")]
+    asks = b"upgrade" in options and headers.get(b"upgrade", b"").lower() == b"websocket"
+    return asks and method == "GET" and has_no_body(headers)
 
 
 def no_memory(text: str) -> HttpRefusedError:

@@ -5,13 +5,14 @@ be on its way. Both can be changed only through attributes that it doesn't docum
 
 The rule: only this file knows them, and `tests/test_packaging.py` compares those that it uses with those that uvicorn
 has. A client has one time limit to send a request's headers, another for its body, and must keep reading the response.
-The number of connections is limited, and so are the bytes of a request that aren't its body. A refusal has the same
-shape here as everywhere.
+The number of connections is limited, and so are the bytes of a request that aren't its body. While a request is being
+answered, those behind it are kept as bytes and not parsed. A refusal has the same shape here as everywhere.
 """
 
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from server.base.settings import Settings
+from server.web.bodies import is_handshake
 from server.web.connections import STATE, Connections
 from server.web.endpoints import CLIENT_ENDED
 from server.web.refusals import refusal, refused
@@ -30,11 +32,16 @@ from server.web.transport import ResponseTransport
 MAX_HEADER_BYTES = 64 * 1024
 MAX_FRAMING_BYTES = 16 * 1024  # and as many as the body has: chunks of one byte have six times as many
 PIECE_BYTES = 16 * 1024  # parsed between two looks at the limits
+MIN_PIECE_BYTES = 256  # a piece with several empty lines is cut behind one, but isn't smaller: it may be a body
+MAX_UNPARSED_BYTES = 64 * 1024  # that a connection keeps while a request is being answered; then it isn't read
+EMPTY_LINE = b"\r\n\r\n"
 CLOSE = (b"connection", b"close")
 
 
 class Upgraded(Protocol):
     """What a connection becomes that no longer speaks HTTP, an `asyncio.Protocol`."""
+
+    def data_received(self, data: bytes) -> None: ...
 
     def drain(self) -> None:
         """End as soon as whoever is being answered is."""
@@ -52,6 +59,9 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     settings: ClassVar[Settings]  # set by `limited_protocol`
     places: ClassVar[Connections]
     app_state: dict[str, Any]  # of which each request gets a copy
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+    parser: Any
     timeout_keep_alive_task: asyncio.TimerHandle | None
 
     def connection_made(self, transport: Any) -> None:
@@ -65,6 +75,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._timer: asyncio.TimerHandle | None = None
         self._timed_phase: str | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
+        self._unparsed = b""
+        self._reading_paused = False  # because there is too much of it
+        self._ended = False  # the client has closed its side
+        self._reparsed_at: int | None = None  # where in a piece the rest begins behind a head that was parsed again
         self.upgraded: Upgraded | None = None
         self._expect("headers")
         self.places.opened(self)
@@ -83,6 +97,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.transport.write(accepted + b"\r\n")
         self.transport.set_protocol(made)
         self.transport.resume_reading()
+        if self._unparsed:
+            made.data_received(self._unparsed)
         if self.places.closing:
             made.drain()
         return made
@@ -106,18 +122,38 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def data_received(self, data: bytes) -> None:
         if self.transport.lingers:
             return
-        phase = None
-        for start in range(0, len(data), PIECE_BYTES):
-            piece = data[start : start + PIECE_BYTES]
+        if self._unparsed:
+            data = self._unparsed + data
+        phase, at = None, 0
+        while at < len(data):
             cycle = self.cycle
+            if cycle is not None and not cycle.response_complete and self._holds_back(cycle):
+                phase = None
+                break
+            piece = data[at : at + PIECE_BYTES]
+            # Each request ends with an empty line or has one in it.
+            if piece.count(EMPTY_LINE) > 1 and (end := piece.find(EMPTY_LINE, MIN_PIECE_BYTES)) >= 0:
+                piece = piece[: end + len(EMPTY_LINE)]
             body_before = len(cycle.body) if cycle is not None else 0
             super().data_received(piece)
+            if self._reparsed_at is not None:
+                piece, self._reparsed_at = piece[: self._reparsed_at], None
+            at += len(piece)
             if self.transport.is_closing():
                 return
             phase = self._receiving()
             if phase is not None:
                 self._count(len(piece), phase, cycle, body_before)
+        self._unparsed = data[at:]
+        if len(self._unparsed) > MAX_UNPARSED_BYTES:
+            self._reading_paused = True
+            self.transport.pause_reading()
+        elif self._reading_paused:
+            self._reading_paused = False
+            self.transport.resume_reading()
         self._expect_rest(phase)
+        if self._ended and not self.eof_received():
+            self.transport.close()
 
     def _count(self, size: int, phase: str, cycle: Any, body_before: int) -> None:
         """Refuse a request that consists of too much else than its body.
@@ -145,12 +181,18 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.close()
         super().on_response_complete()
         if not self.transport.is_closing():
-            self._expect_rest(self._receiving())
+            if self._unparsed or self._ended:
+                self.data_received(b"")
+            else:
+                self._expect_rest(self._receiving())
 
     def eof_received(self) -> bool | None:
         """Allow a half-close after a complete request, to answer it; returning None closes the connection."""
-        if self._in_request() and self._receiving() is None:
-            self.cycle.keep_alive = False
+        behind = self._unparsed or (self._on_h11 and self.conn.trailing_data[0])  # further requests
+        if self._in_request() and (behind or self._receiving() is None):
+            self._ended = True
+            if not behind:
+                self.cycle.keep_alive = False
             for cycle in {self._running_cycle, self.cycle} - {None}:
                 cycle.scope[CLIENT_ENDED] = True
                 cycle.message_event.set()  # `receive` returns, and whoever waits there can look
@@ -196,6 +238,23 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._running_cycle = cycle
         super()._start_asgi_task(cycle, app)
 
+    def _should_upgrade(self) -> bool:
+        # httptools takes the body of a request with the header Upgrade for another protocol; for uvicorn, such requests
+        # go to `handle_websocket_upgrade`. But a handshake has no body, and is a request like any other.
+        headers = dict(self.headers)
+        return not self._on_h11 and b"upgrade" in headers and not is_handshake(self.scope["method"], headers)
+
+    def handle_websocket_upgrade(self, *_event: Any) -> None:
+        """Parse the head of a request again without the header Upgrade, which a server may ignore (RFC 9110, 7.8)."""
+        handled: Any = sys.exception()  # httptools' `HttpParserUpgrade`, which says where the head has ended
+        (self._reparsed_at,) = handled.args
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        version = self.parser.get_http_version().encode()
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(lines))
+        self.parser = type(self.parser)(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        super().data_received(head)
+
     def _unsupported_upgrade_warning(self) -> None:
         # Replaces uvicorn's warning to install a WebSocket library. httptools reads nothing after this request.
         if not self._on_h11 and self.cycle is not None:
@@ -212,6 +271,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def _is_unread(self) -> bool:
         """Whether the body of the request that is answered hasn't arrived in full."""
         return self._receiving() == "body" and self._running_cycle in {None, self.cycle}
+
+    def _holds_back(self, cycle: Any) -> bool:
+        """Whether what comes next waits for an answer: the last request has arrived, or one before it is answered."""
+        return self._running_cycle not in {None, cycle} or self._receiving() is None
 
     def _in_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -114,13 +114,13 @@ def fuzz_bodies(examples, number=None, *, agent=False):
         attack.close()
 
 
-class _Pulse:
+class Pulse:
     """Measures how much an event loop computes at most before it turns."""
 
-    def __init__(self, bench):
+    def __init__(self, loop):
         self._longest, self._last = 0.0, None
         self._beats = 0
-        self._loop = bench._loop
+        self._loop = loop
         self._stopped = False
         self._loop.call_soon_threadsafe(self._beat)
 
@@ -145,7 +145,7 @@ def fuzz_heavy(size, names=None):
         for name, body in heavy(attack.target, size).items():
             if names is not None and name not in names:
                 continue
-            meter = _Pulse(attack.bench)
+            meter = Pulse(attack.bench._loop)
             reply = attack.send(body)
             stalls[name] = meter.stop()
             require(reply is not None, "no answer", name)

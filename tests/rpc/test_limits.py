@@ -691,22 +691,79 @@ def test_who_has_sent_all_may_close_its_side(endpoint):
         assert is_ended(connection)
 
 
-@pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("protocol_name", [b"h2c", b"websocket"])
-def test_another_protocol_is_not_taken_up(endpoint, protocol_name, together):
-    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMAAABk\r\n" % protocol_name
-    plain = HEAD + b"Content-Length: %d\r\n\r\n" % len(PING) + PING
-    first = HEAD + upgrade + b"Content-Length: %d\r\n\r\n" % len(PING) + PING
-    with endpoint.connect(first, plain if together else b"") as connection:
-        head, status, _ = read(connection, more=together)
-        assert status == 200
-        # It goes on, or its end is told with the answer; the client isn't left to wait until its time is over.
-        if b"connection: close" in head:
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMAAABk\r\n"
+WHOLE = b"Content-Length: %d\r\n\r\n" % len(PING) + PING
+IN_CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n5\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (PING[:5], len(PING) - 5, PING[5:])
+
+
+@pytest.mark.parametrize("sent", ["together", "after the answer", "byte by byte"])
+@pytest.mark.parametrize("body", [WHOLE, IN_CHUNKS], ids=["whole", "in chunks"])
+@pytest.mark.parametrize("protocol_name", [b"h2c", b"websocket", b"TLS/1.0, h2c"])
+def test_a_request_to_upgrade_is_answered_as_without_it(endpoint, protocol_name, body, sent):
+    with endpoint.connect(HEAD + WHOLE) as connection:
+        expected = answer(connection)
+    first = HEAD + UPGRADE % protocol_name + body
+    with endpoint.connect() as connection:
+        for piece in map(bytes, zip(first)) if sent == "byte by byte" else [first]:
+            connection.sendall(piece)
+        if sent == "together":
+            connection.sendall(HEAD + WHOLE)
+        head, *told = read(connection, more=True)
+        assert tuple(told) == expected
+        assert b"connection: close" not in head
+        if sent != "together":
+            connection.sendall(HEAD + WHOLE)
+        assert answer(connection) == expected
+
+
+def test_a_get_that_asks_for_an_upgrade_is_answered(endpoint):
+    for protocol_name in (b"h2c", b"websocket"):
+        with endpoint.connect(
+            b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n" + UPGRADE % protocol_name + b"\r\n"
+        ) as one:
+            assert one.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("half_closed", [True, False])
+def test_requests_that_come_together_are_answered_in_order(endpoint, half_closed):
+    bodies = [json.dumps(request("list_sessions", number)).encode() for number in range(300)]
+    with endpoint.connect() as connection:
+        connection.sendall(b"".join(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body for body in bodies))
+        if half_closed:
+            connection.shutdown(socket.SHUT_WR)
+        for number in range(300):
+            assert read(connection, more=True)[2]["id"] == number
+        if half_closed:
             assert is_ended(connection)
-        else:
-            if not together:
-                connection.sendall(plain)
-            assert answer(connection)[0] == 200
+
+
+def test_requests_behind_one_that_is_answered_are_kept_up_to_a_limit(endpoint):
+    session = endpoint.rpc("create_session", toolpacks=["ledger"])["session_id"]
+    gate = ledger.gates["behind"] = threading.Event()
+    call = {"session_id": session, "function": "add_and_hold", "kwargs": {"name": "behind"}}
+    body = json.dumps(request("run_function", **call)).encode()
+    before, requests = endpoint.open(), b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 100_000
+    try:
+        with endpoint.connect(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body) as connection:
+            (ours,) = wait_until(lambda: endpoint.open() - before, "the connection")
+            connection.setblocking(False)
+            wait_until(lambda: refuses_more(connection, requests), "the end of reading")
+            assert len(ours._unparsed) < 2**20
+            assert len(getattr(ours, "pipeline", ())) < 20
+    finally:
+        gate.set()
+
+
+def refuses_more(connection, data):
+    try:
+        connection.send(data)
+    except BlockingIOError:
+        time.sleep(0.05)  # the server may still read
+        try:
+            connection.send(data)
+        except BlockingIOError:
+            return True
+    return False
 
 
 @pytest.mark.parametrize("http", PROTOCOLS)

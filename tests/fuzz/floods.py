@@ -1,0 +1,132 @@
+"""Sends floods: the cheapest unit of a protocol, over and over on one connection, while a neighbour goes on calling.
+
+The rule: what counts is how long the event loop computes between two turns, by its thread's processor time, and how
+much memory the process takes meanwhile. A flood that the server refuses, or reads slowly, has done no harm.
+"""
+
+import contextlib
+import re
+import socket
+import struct
+import threading
+from pathlib import Path
+
+from fuzz.bodies import Pulse
+from fuzz.oracle import require
+from http_endpoint import HEAD, PING, answer
+from raw_websocket import CLOSE, PONG, RawWebSocket, frame
+from raw_websocket import PING as PING_FRAME
+
+STALL_SECONDS = 0.15
+MOST_MEMORY = 64  # MiB, besides what is sent
+MIN_CALLS, MAX_CALLS = 10, 60  # of the neighbour, during a flood
+TOKEN = "token-of-ann"
+NEIGHBOUR = HEAD.replace(b"Host", b"Authorization: Bearer %b\r\nHost" % TOKEN.encode())
+NEIGHBOUR += b"Content-Length: %d\r\n\r\n" % len(PING) + PING
+
+_POST = b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+_CHUNKED = HEAD.replace(b"Host", b"Authorization: Bearer %b\r\nHost" % TOKEN.encode())
+_CHUNKED += b"Transfer-Encoding: chunked\r\n\r\n"
+
+HTTP_FLOODS = {
+    "requests to nothing": (b"", b"GET / HTTP/1.1\r\n\r\n"),
+    "requests of health": (b"", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
+    "requests without a token": (b"", _POST % b"/rpc" + b"Content-Length: 1\r\n\r\n1"),
+    "requests to an unknown key": (b"", _POST % b"/agents/x" + b"Content-Length: 1\r\n\r\n1"),
+    "requests to an unknown key of MCP": (b"", _POST % b"/mcp/x" + b"Content-Length: 1\r\n\r\n1"),
+    "requests in chunks": (b"", _POST % b"/rpc" + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+    "requests that upgrade": (b"", b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"),
+    "handshakes": (b"", b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"),
+    "empty lines": (b"", b"\r\n"),
+    "headers": (b"GET / HTTP/1.1\r\n", b"a:\r\n"),
+    "a path": (b"GET /", b"a"),
+    "a query": (b"GET /healthz?", b"a&"),
+    "chunks": (_CHUNKED, b"1\r\n \r\n"),
+    "an extension of a chunk": (_CHUNKED + b"1;", b"a"),
+    "trailers": (_CHUNKED + b"0\r\n", b"a:\r\n"),
+    "chunks of empty lines": (_CHUNKED, b"200\r\n" + b"\r\n" * 256 + b"\r\n"),
+}
+"""What each begins with, and the unit that follows; no token is needed for most."""
+
+FRAME_FLOODS = {
+    "pings": (b"", frame(b"", PING_FRAME)),
+    "pongs": (b"", frame(b"", PONG)),
+    "empty messages": (b"", frame(b"")),
+    "messages": (b"", frame(b"{}")),
+    "empty continuations": (frame(b"", last=False), frame(b"", 0, last=False)),
+    "continuations of one byte": (frame(b"x", last=False), frame(b"x", 0, last=False)),
+    "closes": (b"", frame(struct.pack("!H", 1000), CLOSE)),
+}
+
+
+class Flood:
+    """A flood on one connection to a server in this process, and what it costs.
+
+    Attributes:
+        calls: How often the neighbour was answered meanwhile.
+    """
+
+    def __init__(self, endpoint):
+        self._endpoint = endpoint
+        self.calls = 0
+
+    def http(self, name, size):
+        begin, unit = HTTP_FLOODS[name]
+        with self._endpoint.connect() as connection:
+            self._pour(name, connection, begin + unit * (size // len(unit)))
+
+    def frames(self, name, size, path):
+        begin, unit = FRAME_FLOODS[name]
+        with RawWebSocket(self._endpoint.port, path, TOKEN) as one:
+            require(one.status == 101, "no handshake", one.status, one.body)
+            self._pour(name, one.connection, begin + unit * (size // len(unit)))
+
+    def body(self, name, body, path):
+        """Send a body, instead of a flood of requests."""
+        head = NEIGHBOUR.partition(b"Content-Length")[0].replace(b"/rpc", path.encode(), 1)
+        with self._endpoint.connect() as connection:
+            self._pour(name, connection, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    def _pour(self, name, connection, data):
+        clear_peak()
+        before, pulse = peak(), Pulse(self._endpoint.loop)
+        sender = threading.Thread(target=_send, args=(connection, data), daemon=True)
+        reader = threading.Thread(target=_drain, args=(connection,), daemon=True)
+        sender.start()
+        reader.start()
+        calls = 0
+        with self._endpoint.connect() as neighbour:
+            while calls < MIN_CALLS or (calls < MAX_CALLS and reader.is_alive()):
+                neighbour.sendall(NEIGHBOUR)
+                require(answer(neighbour)[0] == 200, "the neighbour wasn't answered", name)
+                calls += 1
+        stall, memory = pulse.stop(), peak() - before - len(data) / 2**20
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        sender.join()
+        reader.join()
+        self.calls += calls
+        require(stall < STALL_SECONDS, f"the event loop was blocked for {stall:.2f} s of the processor", name)
+        require(memory < MOST_MEMORY, f"the server took {memory:.0f} MiB", name)
+        return stall, memory
+
+
+def _send(connection, data):
+    with contextlib.suppress(OSError):
+        connection.sendall(data)
+
+
+def _drain(connection):
+    with contextlib.suppress(OSError):
+        while connection.recv(2**16):
+            pass
+
+
+def clear_peak():
+    """Begin to measure the peak of this process's memory anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak():
+    """Return the largest resident memory of this process since then, in MiB."""
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024

@@ -1,0 +1,27 @@
+"""A flood on one connection neither blocks the event loop nor fills the memory: `python -m tests.fuzz` sends more."""
+
+import pytest
+from fuzz.floods import FRAME_FLOODS, HTTP_FLOODS, TOKEN, Flood
+from http_endpoint import PROTOCOLS, served
+from serving import PACKS
+
+from server.packs.loading import load_catalog
+
+CATALOG = load_catalog((PACKS,), ("bank", "chores"))
+SIZE = 300_000
+
+
+@pytest.fixture(params=list(PROTOCOLS), scope="module")
+def flood(request):
+    with served(request.param, catalog=CATALOG, tokens={"ann": TOKEN}) as endpoint:
+        yield Flood(endpoint)
+
+
+@pytest.mark.parametrize("name", HTTP_FLOODS)
+def test_a_flood_of_http_holds_up_nobody(flood, name):
+    flood.http(name, SIZE)
+
+
+@pytest.mark.parametrize("name", FRAME_FLOODS)
+def test_a_flood_of_frames_holds_up_nobody(flood, name):
+    flood.frames(name, SIZE, "/openenv/bank/ws")
