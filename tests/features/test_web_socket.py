@@ -68,7 +68,7 @@ def test_a_page_of_another_origin_is_refused(endpoint, origin):
     with RawWebSocket(endpoint.port, PATH, **headers) as one:
         assert one.status == 403
     # Without a body no preflight is asked for, so it is the same over HTTP.
-    reply = endpoint.http.post("/openenv/bank/reset", headers=headers)
+    reply = endpoint.http.post("/openenv/bank/reset", headers={**headers, "connection": "close"})
     assert (reply.status_code, reply.json()["detail"][:36]) == (403, "A web page of another origin may not")
 
 
