@@ -2,7 +2,7 @@
 
 The rule: JSON is a view; only snapshots are exact. It uses aliases, includes the fields of subclasses, sorts sets by
 their JSON text, and has null for NaN and infinities. A value without a JSON form is a `ResultError`, never a broken
-reply.
+reply; so is one in which two keys have the same JSON text, such as 7 and "7".
 
 A plain object, whose class an environment may hold, is shown as its public attributes. Such objects refer to each
 other, so each is shown once: where it occurs again stands `{"$ref": "<JSON Pointer to where it is shown>"}`. What has
@@ -12,7 +12,8 @@ no JSON form in them, but can be kept, is shown as `{"$type": "<its class>"}`.
 import dataclasses
 import itertools
 import json
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from datetime import UTC, datetime
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
@@ -29,12 +30,24 @@ from server.jsonio.strict import MOST_DIGITS, check_integers
 from server.volumes.volume import Volume
 
 _SCALARS = (str, int, float, bool, type(None))
+_TEXTS = frozenset({str})
 _PLAIN = frozenset(_SCALARS)  # types of which an item needs no copy, and no further look
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, BaseModel)
 _MAX_DEPTH = 200
 _WHOLE_DIGITS = 40  # a decimal with more is written with an exponent
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 _ANYTHING = SchemaSerializer(core_schema.any_schema(), {"ser_json_inf_nan": "null"})
+
+
+class _RepeatedKeyError(ValueError):
+    """Two keys of a value have the same JSON text, so JSON would show one of them, or a name twice."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"two of its keys are {shown(json.dumps(key))} in JSON")
+
+
+KEY = " (key)"
+"""Behind the JSON Pointer of a dictionary's item: its key is meant."""
 
 Copy = Callable[[Any, Any], Any]
 """Copies an item that a value holds; the second argument is its key in the JSON, None if it takes the value's place."""
@@ -63,6 +76,8 @@ def to_json(
             ordered = value if isinstance(value, _SCALARS) else _ordered(value, plain)
     except ResultError:
         raise
+    except _AmbiguousError as error:
+        raise ResultError(explain(str(error))) from None
     except Exception as error:
         raise ResultError(explain(f"{_named(value, [])} has no JSON form: {_reason(error)}")) from error
     try:
@@ -135,7 +150,8 @@ def _ordered(value: Any, plain: Container[type]) -> Any:
     """Get `value` itself if it holds no set and no plain object, else a copy that shows them."""
     try:
         return _with_sorted_sets(value, {}, 0, plain)
-    except (PlainObjectError, RecursionError):  # then it must be known where each value is shown, which takes longer
+    # Then it must be known where each value is shown, which takes longer.
+    except (PlainObjectError, RecursionError, _RepeatedKeyError):
         return _Objects(plain).copy(value, None)
 
 
@@ -149,6 +165,10 @@ def _with_sorted_sets(value: Any, inside: dict[int, Any], depth: int, plain: Con
         return _copy(value, lambda item, _step: _with_sorted_sets(item, inside, depth + 1, plain))
     finally:
         del inside[id(value)]
+
+
+class _AmbiguousError(Exception):
+    """A value has two keys with the same JSON text; the text says where."""
 
 
 class _Objects:
@@ -190,7 +210,10 @@ class _Objects:
                 self._check_keys(value)
             elif not (isinstance(value, _CONTAINERS) or dataclasses.is_dataclass(value) or _has_json(value)):
                 return without_json(value)
-        return _copy(value, self.copy)
+        try:
+            return _copy(value, self.copy)
+        except _RepeatedKeyError as error:
+            raise _AmbiguousError(f"{_named(value, self._path)} has no JSON form: {error}") from None
 
     def _refer(self, value: Any, step: Any) -> Any:
         if id(value) not in self._inside:
@@ -308,6 +331,8 @@ def _sort_key(item: Any) -> bytes:
 
 def _copy_items(value: Any, copy_item: Copy) -> Any:
     if isinstance(value, dict):
+        if not _TEXTS.issuperset(map(type, value)):
+            _check_keys(value)
         if _PLAIN.issuperset(map(type, value.values())):
             return value
         new = {key: item if type(item) in _PLAIN else copy_item(item, key) for key, item in value.items()}
@@ -316,6 +341,21 @@ def _copy_items(value: Any, copy_item: Copy) -> Any:
         return value
     items = [item if type(item) in _PLAIN else copy_item(item, index) for index, item in enumerate(value)]
     return items if any(map(is_not, items, value)) else value
+
+
+def _check_keys(value: dict[Any, Any]) -> None:
+    """Raise `_RepeatedKeyError` if two keys of a dictionary have the same JSON text."""
+    if {int}.issuperset(map(type, value)):
+        return
+    texts = set()
+    for key in value:
+        try:
+            text = _key(key)
+        except Exception:  # noqa: BLE001, S112 - the key has no JSON form, of which pydantic's error says more
+            continue
+        if text in texts:
+            raise _RepeatedKeyError(text)
+        texts.add(text)
 
 
 def _copy_data(value: Any, copy_item: Copy) -> Any:
@@ -332,10 +372,12 @@ def _copy_data(value: Any, copy_item: Copy) -> Any:
 def _copy_model(value: BaseModel, copy_item: Copy) -> BaseModel:
     kind = type(value)
     fields, extra = value.__dict__, value.__pydantic_extra__
+    shown = _shown_names(kind)
+    if extra and (repeated := {shown.get(name, name) for name in fields} & extra.keys()):
+        raise _RepeatedKeyError(str(min(map(str, repeated))))
     if not extra and _PLAIN.issuperset(map(type, fields.values())):
         return value
     is_root = getattr(kind, "__pydantic_root_model__", False)
-    shown = _shown_names(kind)
     new = {
         name: item if type(item) in _PLAIN else copy_item(item, shown.get(name, name)) for name, item in fields.items()
     }
@@ -360,4 +402,38 @@ def _shown_names(kind: type[BaseModel]) -> dict[str, str | None]:
     if getattr(kind, "__pydantic_root_model__", False):
         return {"root": None}
     aliases = {name: field.serialization_alias or field.alias for name, field in kind.model_fields.items()}
+    repeated = [name for name, count in Counter(alias or name for name, alias in aliases.items()).items() if count > 1]
+    if repeated:
+        raise _RepeatedKeyError(repeated[0])
     return {name: alias for name, alias in aliases.items() if alias}
+
+
+def hidden_by_json(value: Any, plain: Container[type]) -> dict[str, str]:
+    """Return what JSON doesn't show of a value, by JSON Pointers: keys that are no texts, NaN and infinities."""
+    found: dict[str, str] = {}
+    pending: list[tuple[list[Any], Any]] = [([], value)]
+    seen: dict[int, Any] = {}
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                found[_pointer(path)] = str(float(value))
+            continue
+        if isinstance(value, _SCALARS) or id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, set | frozenset):
+            texts = sorted(str(item) for item in value if isinstance(item, float) and not math.isfinite(item))
+            if texts:
+                found[_pointer(path)] = ", ".join(texts)
+        elif type(value) in plain:
+            pending += [([*path, name], item) for name, item in _public_attributes(value).items()]
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                step = _key(_Comparable(plain).copy(key, None) if isinstance(key, Decimal | datetime) else key)
+                if not isinstance(key, str):
+                    found[_pointer([*path, step]) + KEY] = type(key).__name__
+                pending.append(([*path, step], item))
+        else:
+            pending += [([*path, step], item) for step, item in _items(value)]
+    return found

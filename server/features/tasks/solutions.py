@@ -10,13 +10,13 @@ from typing import Any
 
 import jsonpointer
 
-from server.base.errors import InvalidParamsError, RegistrationError, shown
+from server.base.errors import InvalidParamsError, RegistrationError, ResultError, shown
 from server.features.api_volumes import Volume
 from server.features.tasks.rollouts import Evaluator, Rollout
 from server.features.tasks.text_search import says
 from server.jsonio.equality import equal, is_number
 from server.jsonio.strict import dumps, loads
-from server.jsonio.view import to_json
+from server.jsonio.view import KEY, hidden_by_json, to_json
 from server.protocol.senders import AGENT
 
 MAX_SHOWN = 80
@@ -112,8 +112,8 @@ def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
         calls = solution_calls(rollout.task, rollout.initial)
         solved, there = rollout.replay_all(calls, raise_on_error), rollout.environments
         with _without_volumes(solved) as expected, _without_volumes(there) as held:
-            wanted, found = (_view(world, pointers, rollout.plain) for world in (solved, there))
-        difference = _difference("", wanted, found) or _difference_of_volumes(expected, held, ignore)
+            difference = _difference_of_json(solved, there, pointers, ignore, rollout.plain)
+        difference = difference or _difference_of_volumes(expected, held, ignore)
         rollout.check("the environment is as after the solution", difference is None, difference or "")
         for text in answer_texts(rollout.task.answer):
             detail = "" if rollout.answer else "there is no answer"
@@ -134,6 +134,26 @@ def _view(environments: Mapping[str, Any], ignore: Sequence[Any], plain: Contain
         except (jsonpointer.JsonPointerException, LookupError, TypeError):
             continue  # what isn't there differs in nothing
     return view
+
+
+def _difference_of_json(
+    solved: Mapping[str, Any], there: Mapping[str, Any], pointers: Sequence[Any], ignore: Sequence[str], plain: Any
+) -> str | None:
+    """Describe the first difference that isn't ignored between worlds without volumes, also one that JSON hides."""
+    expected = _view(solved, pointers, plain)
+    try:
+        found = _view(there, pointers, plain)
+    except ResultError as error:  # the agent's world alone can't be shown
+        return str(error)
+    difference = _difference("", expected, found)
+    if difference is not None:
+        return difference
+    wanted, others = (hidden_by_json(world, plain) for world in (solved, there))
+    for path in [*wanted, *(path for path in others if path not in wanted)]:
+        one, other = wanted.get(path), others.get(path)
+        if one != other and not any(_leads_to(pointer, path.removesuffix(KEY)) for pointer in ignore):
+            return f"{path} is {other or 'what JSON shows'}, not {one or 'what JSON shows'}"
+    return None
 
 
 @contextmanager
