@@ -109,7 +109,7 @@ class ReadOnlyError(CallError):
 
 
 class TooLargeError(CallError):
-    """A result, an environment or a request is larger than its limit."""
+    """A result, an environment or a request is larger than its limit, or an owner has too many sessions or bytes."""
 
 
 class CrashedError(CallError):

@@ -16,7 +16,7 @@ from server.base.errors import (
 )
 from server.base.forked import in_forked, let_go
 from server.base.store_url import SQLITE
-from server.features.store_rows import RECIPE_CACHE_BYTES, digest, load
+from server.features.store_rows import RECIPE_CACHE_BYTES, decoder, digest, labels_match, load, undamaged
 from server.stores.base import (
     HELD_SECONDS,
     NO_HISTORY,
@@ -65,11 +65,13 @@ __all__ = [
     "StoredSession",
     "Tip",
     "VersionNotRetainedError",
+    "decoder",
     "digest",
     "family_of",
     "fitting",
     "follows",
     "in_forked",
+    "labels_match",
     "let_go",
     "load",
     "name_of",
@@ -79,4 +81,5 @@ __all__ = [
     "stub",
     "to_note",
     "trim",
+    "undamaged",
 ]

@@ -324,9 +324,7 @@ class SessionFactory:
             count, at = self._context.store.count(owner), time.monotonic()
             counted = count
         if count + more > allowed:
-            raise OverloadedError(
-                f"This owner has {count} sessions; {allowed} are allowed: close some first.", RECOUNT_SECONDS
-            )
+            raise TooLargeError(f"This owner has {count} sessions; {allowed} are allowed: close some first.")
         self._counts[owner] = count + more, at, counted
 
     def _view(self, session: StoredSession, version: int = 0) -> Session:

@@ -127,7 +127,10 @@ class Identities:
         return found[0]
 
     def fits(self, session: StoredSession) -> bool:
-        return hmac.compare_digest(session.agent_key.encode(), self.agent_key(session).encode())
+        try:
+            return hmac.compare_digest(session.agent_key.encode(), self.agent_key(session).encode())
+        except (AttributeError, TypeError, ValueError):  # a damaged store has values of other types
+            return False
 
     def check(self, session: StoredSession) -> None:
         """Check that a stored session is as it was created; a `StateDamagedError` says that it isn't."""

@@ -295,6 +295,8 @@ class SessionManager:
             self._store.clean_up()
             return expired
 
+        with contextlib.suppress(InternalError, RequestError):  # the store may be away
+            await self._do(self.heavy_reader.check_key)
         while True:
             # Failures are logged; the next round deletes what this one should have.
             with contextlib.suppress(InternalError, RequestError):

@@ -22,6 +22,7 @@ from server.base.errors import (
     StateDamagedError,
     shown,
 )
+from server.base.logger import log
 from server.base.times import expiry
 from server.engine.session_clock import SessionClock
 from server.engine.state import SessionState
@@ -52,6 +53,15 @@ __all__ = ["SessionQuery", "SessionReader"]
 
 RECORDS_AT_ONCE = 16  # read from the store; each can be large
 SESSIONS_AT_ONCE = 100
+SESSIONS_FOR_KEY = 20  # that a starting server looks at
+
+
+def foreign(left_out: int, stored: int) -> str:
+    """Return what to say of stored sessions that fail their keyed hash."""
+    return (
+        f"{left_out} of {stored} stored sessions fail their keyed hash, because they were created with another secret "
+        "key, or changed in the store: start the server with that key, or close them"
+    )
 
 
 class SessionReader:
@@ -152,9 +162,12 @@ class SessionReader:
 
         Raises:
             InvalidParamsError: Newest first, and there is no session `after`.
+            StateDamagedError: None of them is as it was created: the server has another key.
         """
+        left_out = kept = 0
 
         def views() -> Iterator[Session]:
+            nonlocal left_out, kept
             page = replace(query, limit=min(query.limit, SESSIONS_AT_ONCE))
             while True:
                 try:
@@ -164,7 +177,9 @@ class SessionReader:
                         f"after: no session has the id {shown(page.after)!r}, or no longer: list the newest ones again."
                     ) from None
                 for session, version in found:
-                    if self._context.identities.fits(session) and all(each(session) for each in wanted):
+                    fits = self._context.identities.fits(session)
+                    left_out, kept = left_out + (not fits), kept + fits
+                    if fits and all(each(session) for each in wanted):
                         # Listing a session doesn't renew it: it was called last when its expiry was written.
                         called_at = session.expires_at - expiry(session.ttl_seconds, 0) + self._clock.uncounted
                         yield self._context.session_views.of(session, version, called_at=called_at)
@@ -172,7 +187,17 @@ class SessionReader:
                     return
                 page = replace(page, after=found[-1][0].id)
 
-        return fitting(islice(views(), query.limit), lambda view: len(dumps(view)), self._max_list_bytes)
+        shown_views = fitting(islice(views(), query.limit), lambda view: len(dumps(view)), self._max_list_bytes)
+        if left_out and not kept and not query.after:
+            raise StateDamagedError(f"{foreign(left_out, left_out)}.")
+        return shown_views
+
+    def check_key(self) -> None:
+        """Log it if stored sessions were created with another secret key than this server's."""
+        found = self._store.list(SessionQuery(None, {}, "", SESSIONS_FOR_KEY))
+        left_out = sum(not self._context.identities.fits(session) for session, _ in found)
+        if left_out:
+            log.error("%s.", foreign(left_out, len(found)))
 
     def environment(
         self,

@@ -189,7 +189,7 @@ def test_of_a_crowd_that_is_too_large_as_many_are_created_as_are_allowed(make_be
         futures = [bench.later("create_session", toolpacks=["ledger"]) for _ in range(20)]
     codes = ended(futures)
     assert sum(isinstance(each, dict) for each in codes) == 6
-    assert codes.count(-32006) == 14
+    assert codes.count(-32007) == 14
     assert bench.store.count() == 7
 
 
@@ -201,7 +201,7 @@ def test_in_a_crowd_each_owners_limit_is_its_own(make_bench):
         futures = [bench.later("create_session", owner=each, toolpacks=["ledger"]) for each in ("eve", "ann", "bob")]
     *created, refused = ended(futures)
     assert all(isinstance(each, dict) for each in created)
-    assert refused == -32006
+    assert refused == -32007
 
 
 def test_each_hears_what_became_of_its_own_close(bench):

@@ -1,10 +1,11 @@
 """Whoever writes to the store without the key changes nothing unnoticed: not a session, a record or a blob."""
 
+import asyncio
 import contextlib
 import sqlite3
 
 import pytest
-from serving import Bench, open_store, refused
+from serving import Bench, open_store, refused, wait_until
 
 
 @pytest.fixture
@@ -40,7 +41,24 @@ def test_a_recipe_that_was_changed_is_refused(tampered):
     refused(-32012, bench.rpc, "get_environment", session_id=session_id)
     refused(-32012, bench.rpc, "reset_session", session_id=session_id)
     refused(-32012, bench.rpc, "list_functions", agent_key=key)
-    assert bench.rpc("list_sessions") == []
+    refused(-32012, bench.rpc, "list_sessions")
+
+
+def test_another_key_is_named_at_the_start_and_by_lists(path, caplog):
+    url = f"sqlite:///{path}"
+    with Bench(store=url) as bench:
+        session_id = bench.create()
+    with Bench(store=url, key=b"another key, or one that was lost") as bench:
+        sweeping = asyncio.run_coroutine_threadsafe(bench.sessions.sweep(), bench._loop)
+        wait_until(lambda: "1 of 1 stored sessions fail their keyed hash" in caplog.text)
+        sweeping.cancel()
+        for params in ({}, {"order": "-created"}):
+            assert "start the server with that key" in refused(-32012, bench.rpc, "list_sessions", **params).message
+        new = bench.create()
+        assert [each["session_id"] for each in bench.rpc("list_sessions")] == [new]
+        bench.rpc("close_session", session_id=session_id)
+        bench.rpc("close_session", session_id=new)
+        assert bench.rpc("list_sessions") == []
 
 
 def agent_key(bench, session_id):
@@ -67,7 +85,7 @@ def test_a_session_that_was_changed_is_refused(tampered, change):
     refused(-32012, bench.call, session_id, "total", {"owner": owner})
     refused(-32012, bench.rpc, "get_session", session_id=session_id, owner=owner)
     refused(-32012, bench.rpc, "fork_session", session_id=session_id, owner=owner)
-    assert bench.rpc("list_sessions", owner=owner) == []
+    refused(-32012, bench.rpc, "list_sessions", owner=owner)
     assert bench.rpc("close_session", session_id=session_id, owner=owner) == 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from server.features.api_stores import SessionNotFoundError, SessionQuery, load
+from server.features.api_stores import SessionNotFoundError, SessionQuery, labels_match
 from server.features.postgres import statements as sql
 from server.features.postgres.connection import PostgresConnections
 
@@ -29,7 +29,7 @@ def rows(connections: PostgresConnections, query: SessionQuery) -> Iterator[tupl
     after, at_once = query.after, max(query.limit, PAGE if query.labels else 1)
     while True:
         page = _page(connections, query, after, at_once)
-        yield from (row for row in page if query.labels.items() <= load(row[_LABELS]).items())
+        yield from (row for row in page if labels_match(row[_LABELS], query.labels))
         if len(page) < at_once:
             return
         after = page[-1][_ID].decode()

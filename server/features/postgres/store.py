@@ -28,6 +28,7 @@ from server.features.api_stores import (
     SessionQuery,
     StoredSession,
     VersionNotRetainedError,
+    decoder,
     digest,
     fitting,
     load,
@@ -35,6 +36,7 @@ from server.features.api_stores import (
     size_of,
     to_note,
     trim,
+    undamaged,
 )
 from server.features.postgres import commits, deletion, listing
 from server.features.postgres import statements as sql
@@ -146,7 +148,8 @@ class PostgresStore:
     def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
         if query.limit <= 0:
             return []
-        found = ((self._session(row), row[sql.FACTS]) for row in listing.rows(self._connections, query))
+        rows = listing.rows(self._connections, query)
+        found = undamaged(lambda row: (self._session(row), row[sql.FACTS]), rows)
         return [*islice(((session, version) for session, version in found if session), query.limit)]
 
     def count(self, owner: str | None = None) -> int:
@@ -222,6 +225,7 @@ class PostgresStore:
     def _read(self, statement: str, *given: Any) -> Rows:
         return self._connections.run((statement, given))[0]
 
+    @decoder
     def _session(self, row: Sequence[Any]) -> StoredSession | None:
         """Get a session from its columns; None if it was deleted meanwhile."""
         recipe, id_, agent_key, owner, labels, ttl_seconds, created_at, expires_at = row[:8]

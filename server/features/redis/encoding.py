@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from server.features.api_stores import Commit, Head, History, Lease, Record, StoredSession, load
+from server.features.api_stores import Commit, Head, History, Lease, Record, StoredSession, decoder, labels_match, load
 
 
 def encode_history(history: History) -> Iterator[str | bytes | float]:
@@ -41,9 +41,17 @@ def divided(facts: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def has_labels(facts: bytes, labels: Mapping[str, str]) -> bool:
-    return not labels or bool(labels.items() <= load(divided(facts)[1])[0].items())
+    return not labels or labels_match(_labels(facts), labels)
 
 
+def _labels(facts: bytes) -> bytes:
+    try:
+        return orjson.dumps(orjson.loads(divided(facts)[1])[0])
+    except (ValueError, LookupError, TypeError):
+        return b""
+
+
+@decoder
 def decode_head(length: int, found: Sequence[bytes]) -> Head:
     fields = dict(zip(found[::2], found[1::2], strict=True))
     parts = {name[1:].decode(): blob.decode() for name, blob in fields.items() if name.startswith(b"/")}
@@ -52,6 +60,7 @@ def decode_head(length: int, found: Sequence[bytes]) -> Head:
     return Head(length - 1, int(fields.get(b"version", 0)), parts, int(fields.get(b"epoch", 0)), last, size)
 
 
+@decoder
 def decode_claim(answer: Sequence[Any]) -> Head | Lease | None:
     if not answer:
         return None
@@ -74,6 +83,7 @@ def encode_record(record: Record) -> bytes:
     return orjson.dumps([record.version, record.call_id, record.id]) + b"\n" + record.body
 
 
+@decoder
 def decode_record(index: int, text: bytes) -> Record:
     first, _, body = text.partition(b"\n")
     version, call_id, record_id = load(first)

@@ -121,7 +121,23 @@ end
 
 -- Get the first line of the facts: the agent key, the owner, the recipe and the parent.
 local function first_facts(facts)
-  return unpack(cjson.decode(string.match(facts, '^[^\n]*')))
+  local decoded, first = pcall(cjson.decode, string.match(facts, '^[^\n]*'))
+  for i = 1, 4 do
+    if not decoded or type(first) ~= 'table' or type(first[i]) ~= 'string' then
+      return '', '', '', '' -- damaged; such a session can still be deleted
+    end
+  end
+  return unpack(first)
+end
+
+-- Get the owner in whose list a session is, whose facts are damaged.
+local function owner_by_list(session)
+  for _, owner in ipairs(call('SMEMBERS', OWNERS)) do
+    if call('ZSCORE', key('owner', owner), session) then
+      return owner
+    end
+  end
+  return ''
 end
 
 -- Get the owner's name, which is in the first line of the facts; a plain one without decoding all of that.
@@ -447,6 +463,9 @@ local function delete(session)
   end
   call('HDEL', SESSIONS, session)
   local agent_key, owner, _, parent = first_facts(facts)
+  if agent_key == '' then
+    owner = owner_by_list(session)
+  end
   call('HDEL', AGENTS, agent_key)
   call('ZREM', EXPIRES, session)
   call('ZREM', key('owner', owner), session)

@@ -34,11 +34,13 @@ from server.features.api_stores import (
     SettingsError,
     StoredSession,
     VersionNotRetainedError,
+    decoder,
     digest,
     fitting,
     load,
     parts_at,
     trim,
+    undamaged,
 )
 from server.features.redis.connection import RedisConnection, unusable
 from server.features.redis.encoding import (
@@ -157,6 +159,7 @@ class RedisStore:
         bodies = self._redis.command("MGET", *(self._redis.key(f"blob:{blob}") for blob in ids))
         return {blob: body for blob, body in zip(ids, bodies, strict=True) if body is not None}
 
+    @decoder
     def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
         found = self._history(session_id)
         if found is None:
@@ -218,8 +221,12 @@ class RedisStore:
             facts = self._redis.command("HMGET", self._redis.key("sessions"), *ids) if ids else []
             matching = [id_ for id_, text in zip(ids, facts, strict=True) if text and has_labels(text, labels)]
             answers = self._redis.run("list", len(matching), *matching)
-            sessions = filter(None, map(self._session, matching, answers))
-            found.extend((each, head.version) for each, head in sessions if query.owner in {None, each.owner})
+            sessions = undamaged(lambda row: self._session(*row), zip(matching, answers, strict=True))
+            found.extend(
+                (session, head.version)
+                for session, head in filter(None, sessions)
+                if query.owner is None or session.owner == query.owner
+            )
             if len(ids) < page:
                 break
             after = ids[-1]
@@ -298,11 +305,13 @@ class RedisStore:
     def close(self) -> None:
         self._redis.close()
 
+    @decoder
     def _history(self, session_id: str) -> tuple[range, Sequence[bytes]] | None:
         """Get the stored versions, except version 0, and the rows of the history."""
         exists, version, oldest, rows = self._redis.run("history", session_id)
         return (range(int(oldest), int(version) + 1), rows) if exists else None
 
+    @decoder
     def _session(self, session_id: str, answer: Sequence[Any]) -> tuple[StoredSession, Head] | None:
         facts, expires_at, *head = answer
         if facts is None:

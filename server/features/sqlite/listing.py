@@ -6,7 +6,7 @@ The rule: a page is one statement that follows one index, so its time doesn't gr
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from server.features.api_stores import SessionNotFoundError, SessionQuery, load
+from server.features.api_stores import SessionNotFoundError, SessionQuery, labels_match
 from server.features.sqlite import statements as sql
 from server.features.sqlite.file import SqliteFile
 
@@ -33,7 +33,7 @@ class SqliteListing:
         labels, after = self._query.labels, self._query.after
         while True:
             page = self._page(after, at_once)
-            yield from (row for row in page if labels.items() <= load(row[4]).items())
+            yield from (row for row in page if labels_match(row[4], labels))
             if len(page) < at_once:
                 return
             after = page[-1][1]

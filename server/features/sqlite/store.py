@@ -27,6 +27,7 @@ from server.features.api_stores import (
     Record,
     SessionNotFoundError,
     SessionQuery,
+    StateDamagedError,
     StoredSession,
     VersionNotRetainedError,
     digest,
@@ -167,7 +168,7 @@ class SqliteStore:
         ):
             if len(found) == query.limit:
                 break
-            with suppress(RowGoneError):
+            with suppress(RowGoneError, StateDamagedError):
                 found.append((self._session(session), version))
         return found
 

@@ -11,6 +11,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import redis
 import redis_server
 import serving
 from serving import open_store
@@ -59,6 +60,34 @@ def test_redis_applies_a_commit_once_however_often_the_connection_is_cut(redis_u
     assert store._redis._client.keys("*blob:*") == []
     store.close()
     killer.close()
+
+
+DAMAGED_FACTS = [
+    *(b"", b"\xff", b"[]", b"{}\n[]\n{}", b"[1,2,3,4]\n[1,2,3,4]\n1", b'["a","","c",""]\n[{},null,0,null]\n{}'),
+    *(b'["a","","c",""]\n[[],1.0,0.0,[]]\n', b'[["a"],["b"],{},null]\n[{},1,1,1]\n', b'["a","","c",""]'),
+]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGED_FACTS, *({each: b"x"} for each in ("version", "epoch", "recorded"))])
+def test_a_damaged_session_hides_no_other_and_can_be_deleted(redis_url, damage):
+    with serving.Bench(store=redis_server.emptied(redis_url)) as bench, redis.Redis.from_url(redis_url) as client:
+        damaged, whole = bench.create(), bench.create(labels={"run": "1"})
+        bench.sessions.queues.cache.pop(damaged)
+        if isinstance(damage, bytes):
+            client.hset("toolpack:sessions", damaged, damage)
+        else:
+            client.hset(f"toolpack:head:{damaged}", mapping=damage)
+        for query in ({}, {"labels": {"run": "1"}}, {"order": "-created"}):
+            assert [each["session_id"] for each in bench.rpc("list_sessions", **query)] == [whole]
+        for method in ("get_session", "get_trace", "get_environment", "fork_session", "reset_session"):
+            params = {"version": 0} if method == "reset_session" else {}
+            with pytest.raises(serving.RpcError) as refused:
+                bench.rpc(method, session_id=damaged, **params)
+            assert refused.value.code in {-32001, -32012}
+        if isinstance(damage, bytes):
+            assert bench.store.delete([damaged]) == [damaged]
+            assert bench.store.count("") == bench.store.count() == 1
+        assert bench.result(whole, "add", amount=1) == 1
 
 
 def test_redis_forgets_the_heartbeats_of_a_worker_that_is_long_dead(redis_url):

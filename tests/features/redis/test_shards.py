@@ -127,7 +127,7 @@ def test_lists_labels_and_quotas_are_of_all_shards(url):
         assert listed(limit=100, labels={"n": "1"}) == sorted(made[1::3])
         (fork,) = bench.rpc("fork_session", session_id=made[5])
         assert listed(limit=100, parent=made[5]) == [fork["session_id"]]
-        assert refused(bench, "create_session", toolpacks=["ledger"]) == -32006  # 13 in all
+        assert refused(bench, "create_session", toolpacks=["ledger"]) == -32007  # 13 in all
         for each in made[1::3]:
             bench.rpc("close_session", session_id=each)
         assert bench._run(bench.sessions.count()) == 9

@@ -217,7 +217,7 @@ def test_labels_ttl_and_owner_are_the_importers(make):
     assert session["labels"] == {"a": "b"}
     assert session.get("parent") is None
     refused(-32001, there.rpc, "get_session", session_id=session["session_id"], owner="ann")
-    refused(-32006, imported, there, bundle, owner="bob")
+    refused(-32007, imported, there, bundle, owner="bob")
     assert imported(there, bundle, owner="ann")["labels"] == {"run": "1"}
     assert imported(there, bundle, owner="kim", labels={})["labels"] == {}
     refused(-32001, here.rpc, "export_bundle", session_id="0" * 48)

@@ -369,7 +369,7 @@ def test_another_owner_and_the_agent_cannot_replay(bench):
 def test_it_counts_among_the_sessions(code, make_bench):
     bench = make_bench(catalog_of(code), max_sessions=1)
     session_id = bench.create("drift")
-    refused(-32006, replay, bench, session_id)
+    refused(-32007, replay, bench, session_id)
 
 
 def test_a_session_that_is_closed_meanwhile(bench, code):
