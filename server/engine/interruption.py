@@ -5,7 +5,8 @@ thread. In the wrong place it would leave a lock held or a transaction open; fro
 can be left with its lock held (cpython issue 148874).
 
 The rule: the exception is raised only while the function itself runs, and this module takes no lock. Function and
-interrupter race for one token: `list.pop` gives it to exactly one of them.
+interrupter race for one token: `list.pop` gives it to exactly one of them. Server code that a function calls, to load
+its files for example, takes the token, too, for as long as it runs (`base/uninterruptible`).
 
     function's thread            interrupter's thread        outcome
     enter: puts the token
@@ -15,8 +16,8 @@ interrupter race for one token: `list.pop` gives it to exactly one of them.
     or: exit finds no token      has taken it, is raising    exit waits until that is done, takes the exception back if
                                                              it is still on its way, and raises another itself
 
-So when a block has been left, no exception is on its way to its thread any more. Who holds a lock of ours isn't inside
-such a block, and can't be interrupted.
+So when a block has been left, no exception is on its way to its thread any more. A thread that holds a lock of the
+server's, a connection to a store or a working copy has the token, and can't be interrupted.
 """
 
 import ctypes
@@ -27,6 +28,7 @@ from contextlib import suppress
 from typing import Self
 
 from server.base.errors import Interrupted
+from server.base.uninterruptible import InterruptTarget, uninterruptible
 from server.functions.coroutines import wake_loop
 
 _WAIT_SECONDS = 0.0005
@@ -59,16 +61,15 @@ def _take_back() -> None:
             pass
 
 
-class Interruptible:
+class Interruptible(InterruptTarget):
     """A context manager, used by one thread, whose block another thread can interrupt, permanently.
 
     The block is a function, or a wait: `with interruptible.waiting(end): ...`.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._thread = 0
-        self._token: list[None] = []  # there while the block runs and nobody has interrupted it
-        self._wanted = False
         self._raised = False
         self._end: Callable[[], None] | None = None
 
@@ -79,30 +80,35 @@ class Interruptible:
 
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
-        self._token.append(None)
-        if self._wanted:
+        uninterruptible.block = self
+        self.token.append(None)
+        if self.wanted:
             self.__exit__()
 
     def __exit__(self, *_exception: object) -> None:
         """End the block, in `Interrupted` if somebody wants that."""
         try:
-            self._token.pop()
+            self.token.pop()
         except IndexError:
-            # The interrupter was faster. Its exception comes now, or was swallowed by the function: wait until it has
-            # been raised, and take it back if it is still on its way, so that it can't hit anything after this block.
-            while not self._raised:
-                time.sleep(_WAIT_SECONDS)
-            _take_back()
+            self.await_exception()
+        uninterruptible.block = None
         self._end = None
-        if self._wanted:
+        if self.wanted:
             raise Interrupted
+
+    def await_exception(self) -> None:
+        # The interrupter was faster. Its exception comes now, or was swallowed by the function: wait until it has been
+        # raised, and take it back if it is still on its way, so that it can't hit anything after this.
+        while not self._raised:
+            time.sleep(_WAIT_SECONDS)
+        _take_back()
 
     def interrupt(self) -> None:
         """End the block if it is running, and every later one at its beginning."""
-        self._wanted = True
+        self.wanted = True
         try:
-            self._token.pop()
-        except IndexError:  # no block is running
+            self.token.pop()
+        except IndexError:  # no block is running, or the server's own code within it
             return
         if self._end is not None:
             self._end()
@@ -111,3 +117,30 @@ class Interruptible:
         raise_in(self._thread, Interrupted)
         self._raised = True
         wake_loop(self._thread)
+
+
+class InterruptibleThread(InterruptTarget):
+    """All that one thread runs, of which another thread can interrupt a part, such as one step of an event loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token.append(None)
+
+    def await_exception(self) -> None:
+        # The exception, if the interrupter raises one at all, comes while this waits.
+        while True:
+            time.sleep(_WAIT_SECONDS)
+            with suppress(IndexError):
+                return self.token.pop()
+
+    def interrupt(self, thread: int, is_running: Callable[[], bool]) -> None:
+        """Raise `Interrupted` in the thread if the part is running, and not the server's own code within it."""
+        try:
+            self.token.pop()
+        except IndexError:
+            return
+        try:
+            if is_running():
+                raise_in(thread, Interrupted)
+        finally:
+            self.token.append(None)

@@ -23,9 +23,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from server.base.errors import Interrupted
 from server.base.logger import log
-from server.engine.interruption import raise_in
+from server.engine.interruption import InterruptibleThread
 from server.engine.jobs import Job
 from server.engine.pace import LOOK_SECONDS, Pace
 from server.functions.shared_loop import SharedCall, SharedLoop
@@ -63,7 +62,7 @@ class Waiting:
             raise RuntimeError("the job has no coroutine, or no deadline")
         loop = self._loops.get(awaiting.function)
         if loop is None:
-            loop = self._loops[awaiting.function] = SharedLoop()
+            loop = self._loops[awaiting.function] = SharedLoop(InterruptibleThread())
 
         def done(call: SharedCall) -> None:
             job.settled_at = time.monotonic()
@@ -145,9 +144,8 @@ class Waiting:
 
 def _interrupt(loop: SharedLoop, call: SharedCall) -> None:
     """Raise `Interrupted` in a step that has passed its deadline; asyncio makes it the end of that step's task."""
-    thread = loop.thread
-    if thread is None or thread.ident is None:
+    thread, block = loop.thread, loop.block
+    if thread is None or thread.ident is None or not isinstance(block, InterruptibleThread):
         return
     # Asked at the last moment: the step may just have ended, and the exception must not hit another call's.
-    if getattr(asyncio.current_task(loop), "call", None) is call:
-        raise_in(thread.ident, Interrupted)
+    block.interrupt(thread.ident, lambda: getattr(asyncio.current_task(loop), "call", None) is call)

@@ -3,6 +3,7 @@
 The rule: nothing is defined here.
 """
 
+from server.base.uninterruptible import uninterruptible
 from server.volumes.volume import Body, Key, Limits, Mount, Volume, VolumeContext, WorkingCopy
 
-__all__ = ["Body", "Key", "Limits", "Mount", "Volume", "VolumeContext", "WorkingCopy"]
+__all__ = ["Body", "Key", "Limits", "Mount", "Volume", "VolumeContext", "WorkingCopy", "uninterruptible"]

@@ -16,6 +16,7 @@ from contextvars import Context
 from typing import Any, NoReturn
 
 from server.base.forked import in_forked
+from server.base.uninterruptible import InterruptTarget, uninterruptible
 from server.functions.coroutines import CallLoop, of_call
 from server.functions.leftovers import LoopExecutor
 from server.functions.steps import Settled
@@ -62,10 +63,15 @@ class CallTask(asyncio.Task[Any]):
 
 
 class SharedLoop(CallLoop):
-    """Runs coroutines of calls on a thread of its own."""
+    """Runs coroutines of calls on a thread of its own.
 
-    def __init__(self) -> None:
+    Args:
+        block: Guards what a step may be interrupted in; None if no step is ever interrupted.
+    """
+
+    def __init__(self, block: InterruptTarget | None = None) -> None:
         super().__init__()
+        self.block = block
         self.set_task_factory(_make_task)
         self._calls: set[SharedCall] = set()
         self._arrived: deque[SharedCall] = deque()
@@ -144,6 +150,7 @@ class SharedLoop(CallLoop):
     # On its thread
 
     def _run(self) -> None:
+        uninterruptible.block = self.block
         if hasattr(time, "pthread_getcpuclockid"):  # macOS doesn't tell
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
         while True:

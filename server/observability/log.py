@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 from server.base.logger import log
 from server.base.terminal import printable
 from server.base.times import timestamp
+from server.base.uninterruptible import uninterruptible
 from server.jsonio.strict import Fragment, dumps
 from server.observability.request_ids import request_id
 from server.observability.trace_context import TraceContext, trace_context
@@ -120,6 +121,11 @@ class _Handler(logging.Handler):
         super().__init__()
         self._line = _text_line if _is_text(style) else _json_line
         self._lines: list[bytes] = []  # those of events in this turn of the event loop
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        # A tool function may log, and this takes the handler's lock.
+        with uninterruptible:
+            return super().handle(record)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -48,6 +48,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from server.base.errors import StateDamagedError
 from server.base.settings import Settings
+from server.base.uninterruptible import uninterruptible
 
 MAX_PIECES = 7
 SEPARATOR = ":"
@@ -403,15 +404,16 @@ class Mount:
             if self.ended:
                 raise self.too_late()
             scratch, key = self.context.scratch, self.chain.key
-            try:
-                if self.read_only:
-                    self.place = scratch.share(key, self.place, self._load)
-                    self.copied = self.place.kept.copy
-                else:
-                    self.copied, self.place = scratch.take(key, self.place, self._load)
-            except Exception as error:
-                self.failed = error
-                raise
+            with uninterruptible:
+                try:
+                    if self.read_only:
+                        self.place = scratch.share(key, self.place, self._load)
+                        self.copied = self.place.kept.copy
+                    else:
+                        self.copied, self.place = scratch.take(key, self.place, self._load)
+                except Exception as error:
+                    self.failed = error
+                    raise
         found: WorkingCopy = self.copied
         return found
 

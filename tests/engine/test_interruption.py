@@ -10,8 +10,9 @@ import pytest
 from serving import PATIENCE, wait_until
 
 from server.base.errors import Interrupted
+from server.base.uninterruptible import uninterruptible
 from server.engine import interruption
-from server.engine.interruption import Interruptible
+from server.engine.interruption import Interruptible, InterruptibleThread
 from server.engine.pool_thread import interruptible
 from server.functions.coroutines import close_loop, run_coroutine
 
@@ -231,6 +232,89 @@ def test_what_is_still_on_its_way_at_the_end_of_the_block_is_taken_back(monkeypa
         pytest.fail("it must not begin")
     block.interrupt()
     assert len(asked) == 1
+
+
+def test_server_code_in_a_block_ends_before_it_is_interrupted():
+    block, begun, gate, done = Interruptible(), threading.Event(), threading.Event(), []
+
+    def work():
+        with block:
+            with uninterruptible, uninterruptible:
+                begun.set()
+                spin(gate)
+                done.extend(range(1000))
+            done.append("behind")
+
+    thread = Thread(work)
+    assert begun.wait(PATIENCE)
+    block.interrupt()
+    gate.set()
+    assert isinstance(thread.ended(), Interrupted)
+    assert done == [*range(1000)]
+
+
+def test_server_code_that_begins_after_the_interruption_runs_whole():
+    block, begun, done = Interruptible(), threading.Event(), []
+
+    def work():
+        with block:
+            try:
+                begun.set()
+                spin()
+            finally:
+                with uninterruptible:
+                    done.extend(range(1000))
+                done.append("behind")
+
+    thread = Thread(work)
+    assert begun.wait(PATIENCE)
+    block.interrupt()
+    assert isinstance(thread.ended(), Interrupted)
+    assert done == [*range(1000)]
+
+
+def test_a_function_within_server_code_can_be_interrupted():
+    block, begun, done = Interruptible(), threading.Event(), []
+
+    def work():
+        with block, uninterruptible:
+            try:
+                with block:
+                    begun.set()
+                    spin()
+            finally:
+                done.extend(range(1000))
+
+    thread = Thread(work)
+    assert begun.wait(PATIENCE)
+    block.interrupt()
+    assert isinstance(thread.ended(), Interrupted)
+    assert done == [*range(1000)]
+
+
+def test_a_step_of_a_loop_is_interrupted_outside_of_server_code():
+    block, begun, gate, done = InterruptibleThread(), threading.Event(), threading.Event(), []
+
+    def work():
+        uninterruptible.block = block
+        with uninterruptible:
+            begun.set()
+            spin(gate)
+            done.extend(range(1000))
+        begun.set()
+        spin()
+
+    thread = Thread(work)
+    assert begun.wait(PATIENCE)
+    block.interrupt(thread.ident, lambda: True)
+    begun.clear()
+    gate.set()
+    assert begun.wait(PATIENCE)
+    assert done == [*range(1000)]
+    block.interrupt(thread.ident, lambda: False)
+    assert thread.is_alive()
+    block.interrupt(thread.ident, lambda: True)
+    assert isinstance(thread.ended(), Interrupted)
 
 
 def test_another_thread_is_never_hit():

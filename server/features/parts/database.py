@@ -20,7 +20,7 @@ import orjson
 from typing_extensions import override
 
 from server.base.errors import InvalidParamsError, ResultError, shown
-from server.features.api_volumes import Body, Key, Limits, Volume, VolumeContext
+from server.features.api_volumes import Body, Key, Limits, Volume, VolumeContext, uninterruptible
 from server.features.parts import database_views
 from server.features.parts.beside import beside_caller
 from server.features.parts.database_connection import FULL, READ_ONLY, SessionConnection, explained, open_connection
@@ -91,16 +91,21 @@ class Database(Volume):
         if self._lent:
             raise sqlite3.OperationalError(_LENT)
         self._by_path = self.mount is not None
-        file = self._file()
-        path = file.clone().path
-        self._lent = True
+        path = None
         try:
-            set_versions(path, b"\1\1")  # whoever opens it needs no log
+            with uninterruptible:
+                file = self._file()
+                path = file.clone().path
+                self._lent = True
+                set_versions(path, b"\1\1")  # whoever opens it needs no log
             yield path
-            self._take_over(file, path)
+            with uninterruptible:
+                self._take_over(file, path)
         finally:
-            self._lent = False
-            DatabaseFile.discard_path(path)
+            with uninterruptible:
+                self._lent = False
+                if path is not None:
+                    DatabaseFile.discard_path(path)
 
     @override
     def lent(self) -> Sequence[Any]:
@@ -310,8 +315,8 @@ class Database(Volume):
             if mount is None
             else (mount.context.limits.max_bytes, bool(mount.read_only), mount.pinned)
         )
+        self._unread |= not read_only  # first: the function may be interrupted at each step
         connection = open_connection(file, limit, read_only=read_only, pinned=pinned)
-        self._unread |= not read_only
         me = weakref.ref(self)  # somebody may keep the connection, which must keep nothing else
 
         def ended() -> None:
@@ -349,16 +354,17 @@ class Database(Volume):
             commit: First commit what isn't committed.
         """
         connection, self._connection = self._connection, None
-        if connection is None:
+        if connection is None and not self._unread:
             return
         may_write = self.mount is None or not self.mount.read_only
-        try:
-            if connection.ended is not None:
-                connection.ended = None
-                if may_write:
-                    self._note_commits(connection, commit=commit)
-        finally:
-            connection.close()
+        if connection is not None:
+            try:
+                if connection.ended is not None:
+                    connection.ended = None
+                    if may_write:
+                        self._note_commits(connection, commit=commit)
+            finally:
+                connection.close()
         if self._unread:
             raise sqlite3.OperationalError("what was committed isn't known, as the connection could not be closed")
         if may_write and self._file().has_log():

@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
-from urllib.parse import quote
 
 from server.base.errors import OverloadedError
 from server.features.parts.database_file import DatabaseFile
@@ -207,9 +206,7 @@ def memory_bytes(max_bytes: int) -> int:
 def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinned: bool) -> SessionConnection:
     """Open a connection to a file that nobody else uses, or that nobody changes."""
     how = "mode=ro&immutable=1" if read_only else "mode=rw"
-    connection = sqlite3.connect(
-        f"file:{quote(str(file.path))}?{how}", uri=True, check_same_thread=False, factory=SessionConnection
-    )
+    connection = sqlite3.connect(f"{file.uri}?{how}", uri=True, check_same_thread=False, factory=SessionConnection)
     pragmas = [*_PRAGMAS, f"hard_heap_limit={memory_bytes(max_bytes)}"]
     if not read_only:
         # Alone with its file, SQLite needs no memory that it shares, and waits for nobody.

@@ -15,6 +15,7 @@ import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from typing_extensions import override
 
@@ -44,6 +45,7 @@ class DatabaseFile(WorkingCopy):
 
     Attributes:
         path: Where it is.
+        uri: The same for SQLite.
         page_size: In bytes.
         pages: How many it has.
         scratch: Where others can be made.
@@ -52,6 +54,7 @@ class DatabaseFile(WorkingCopy):
 
     def __init__(self, scratch: Scratch, path: Path, *, foreign_keys: bool) -> None:
         self.path = path
+        self.uri = f"file:{quote(str(path))}"
         self.foreign_keys = foreign_keys
         self.scratch = scratch
         with path.open("rb") as file:

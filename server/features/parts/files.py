@@ -17,7 +17,7 @@ from pathlib import Path as RealPath
 from typing import Any, ClassVar, Self
 
 from server.base.errors import InvalidParamsError, OverloadedError, RegistrationError, shown
-from server.features.api_volumes import Body, Key, Limits, Volume, VolumeContext
+from server.features.api_volumes import Body, Key, Limits, Volume, VolumeContext, uninterruptible
 from server.features.parts import files_json, files_pieces
 from server.features.parts.beside import beside_caller
 from server.features.parts.files_directory import Directory, read_folder
@@ -232,15 +232,17 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         now_ns = time.time_ns() if self.mount is not None and self.mount.pinned else None
         try:
             with working.directory(self._limits) as directory:
-                self._lay_out(directory, root, now_ns)
-                self._lent, self._folder = True, directory.folder if self.mount else None
                 try:
-                    yield directory.folder
-                except Exception:
-                    self._take_over(directory.read())
-                    raise
-                else:
-                    self._take_over(directory.read())
+                    with uninterruptible:
+                        self._lay_out(directory, root, now_ns)
+                        self._lent, self._folder = True, directory.folder if self.mount else None
+                    try:
+                        yield directory.folder
+                    except Exception:
+                        self._read_back(directory)
+                        raise
+                    else:
+                        self._read_back(directory)
                 finally:
                     self._lent = False
         finally:
@@ -417,8 +419,12 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
                 raise self.mount.failed from error
             raise
 
-    def _take_over(self, root: FolderNode) -> None:
+    def _read_back(self, directory: Directory) -> None:
         """Keep what a directory holds at the end of its block."""
+        with uninterruptible:
+            self._take_over(directory.read())
+
+    def _take_over(self, root: FolderNode) -> None:
         if self.mount is not None and self.mount.ended:
             raise self.mount.too_late()
         assert self._tree is not None  # noqa: S101 - the block has begun with it

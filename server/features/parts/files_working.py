@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from server.features.api_volumes import Limits, WorkingCopy
+from server.features.api_volumes import Limits, WorkingCopy, uninterruptible
 from server.features.parts.files_directory import Directory
 from server.features.parts.files_tree import FolderNode, Size, size_of
 
@@ -50,14 +50,21 @@ class FilesCopy(WorkingCopy):
     @contextmanager
     def directory(self, limits: Limits) -> Iterator[Directory]:
         """Get a directory for a block, the one of an earlier block if there is one."""
+        found: Directory | None = None
         try:
-            found = self._directories.pop()
-        except IndexError:
-            found = Directory(self._new_folder(), limits)
-        try:
+            with uninterruptible:
+                try:
+                    found = self._directories.pop()
+                except IndexError:
+                    found = Directory(self._new_folder(), limits)
             yield found
         finally:
-            if self._directories or self._discarded:
-                found.remove()
-            else:
-                self._directories.append(found)
+            with uninterruptible:
+                if found is not None:
+                    self._give_back(found)
+
+    def _give_back(self, found: Directory) -> None:
+        if self._directories or self._discarded:
+            found.remove()
+        else:
+            self._directories.append(found)

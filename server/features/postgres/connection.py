@@ -139,6 +139,11 @@ class PostgresConnection:
                     return answers
                 answers.append(answer)
 
+    @property
+    def status(self) -> Any:
+        """`IDLE`: all answers were read, and no transaction is open. `ACTIVE`: answers wait to be read."""
+        return self._libpq.transaction_status
+
     def close(self) -> None:
         self._libpq.finish()
 
@@ -200,7 +205,8 @@ class PostgresConnections:
             except LostError:
                 raise
             except BaseException:
-                connection.run([("ROLLBACK", ())])
+                if connection.status != pq.TransactionStatus.ACTIVE:  # else it is closed, which rolls back, too
+                    connection.run([("ROLLBACK", ())])
                 raise
             connection.run([("COMMIT", ())])
             return done
@@ -235,16 +241,20 @@ class PostgresConnections:
                 connection.close()
                 self._close_idle()  # the others have mostly ended, too
                 raise
-            except BaseException:
-                self._keep(connection)
-                raise
-            else:
-                self._keep(connection)
+            finally:
+                self._give_back(connection)
         finally:
             self._free.release()
 
-    def _keep(self, connection: PostgresConnection) -> None:
-        self._idle.append(connection)
+    def _give_back(self, connection: PostgresConnection) -> None:
+        """Keep a connection for the next request, or close it if that would get answers to this one.
+
+        That doesn't depend on what has ended its use.
+        """
+        if connection.status == pq.TransactionStatus.IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
         if self._closed:
             self._close_idle()
 

@@ -22,6 +22,7 @@ from server.base.errors import (
     RequestError,
     ToolpackServerError,
 )
+from server.base.uninterruptible import uninterruptible
 from server.execution.views import thawed
 from server.execution.volumes import READING, Volumes
 from server.features.api_runners import ExecutionContext, SessionRuntime, Snapshot, Versions, call, is_piece
@@ -226,7 +227,7 @@ class _Thawed(Worlds):
         return next((volumes.failed for volumes in self._opened if volumes.failed), None)
 
     def initial(self) -> dict[str, Any]:
-        with self._uninterrupted():
+        with uninterruptible:
             return self._thawed(self._evidence.initial)
 
     def _thawed(self, snapshot: Snapshot) -> dict[str, Any]:
@@ -236,7 +237,7 @@ class _Thawed(Worlds):
 
     def at(self, version: int | None) -> dict[str, Any]:
         evidence = self._evidence
-        with self._uninterrupted():
+        with uninterruptible:
             if version is None or version == evidence.version:
                 return self._thawed(evidence.final)
             return self._thawed(evidence.at(version))
@@ -244,7 +245,7 @@ class _Thawed(Worlds):
     def replay(self, calls: Sequence[Any], *, raise_on_error: bool) -> dict[str, Any]:
         context, initial = self._context, self._evidence.initial
         plain = plain_calls(calls)
-        with self._uninterrupted():
+        with uninterruptible:
             # No deadline of their own: that of the evaluator holds for all of them together.
             runtime = SessionRuntime(context.codec.catalog.functions(self._evidence.toolpacks), float("inf"))
             snapshot = Snapshot(dict(initial.parts), initial.blobs)
@@ -260,13 +261,3 @@ class _Thawed(Worlds):
                 live = {name: place for name, place in outcome.live.items() if is_piece(name)}
                 snapshot = Snapshot(parts, ChainMap(blobs, initial_blobs), live)
             return self._thawed(snapshot)
-
-    @contextmanager
-    def _uninterrupted(self) -> Iterator[None]:
-        """Leave the author's code for a while."""
-        interruptible = self._context.interruptible
-        interruptible.__exit__(None, None, None)
-        try:
-            yield
-        finally:
-            interruptible.__enter__()
