@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import docstring_parser
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, create_model
+from pydantic.fields import FieldInfo
 
 from server.base.errors import RegistrationError
 from server.functions.argument_validators import argument_validator
+from server.functions.fields import ParametersModel, check_default, default_of, described_outside, field_of, is_required
 from server.volumes.volume import Volume
 
 NEEDED = object()
@@ -32,7 +34,7 @@ class FunctionSignature:
     description: str  # the docstring's short and long description
     parameters: type[BaseModel]  # the model that validates the documented parameters
     dependencies: dict[str, Any]  # the parameters that the environment provides, with their `Depends`
-    # Mutable defaults of hidden parameters; each call gets a copy, so that sessions share none.
+    # Defaults of hidden parameters that are mutable or that a `Field(...)` holds; each call gets a copy.
     fresh_defaults: dict[str, Any]
     return_type: Any | None
     # "forbid" if models among the parameters refuse unknown keys, as the function refuses unknown arguments; None if
@@ -65,20 +67,27 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
         if (dependency := _dependency(hint)) is not None and parameter in signature.parameters
     }
     descriptions = parameter_descriptions(docs.params)
+    for parameter, each in signature.parameters.items():
+        text = None if parameter in dependencies else described_outside(hints.get(parameter), each.default)
+        if text and not descriptions.get(parameter):
+            descriptions[parameter] = text
     _check(signature, hints, descriptions, dependencies)
-    parameters = parameters_model(name, _fields(signature, hints, descriptions))
+    fields = {
+        each: field_of(hints[each], signature.parameters[each].default, descriptions[each]) for each in descriptions
+    }
+    parameters = parameters_model(name, fields)
     return FunctionSignature(
         name=name,
         description=description(docs),
         parameters=parameters,
         dependencies=dependencies,
         fresh_defaults={
-            parameter.name: parameter.default
+            parameter.name: default_of(parameter.default)
             for parameter in signature.parameters.values()
             if parameter.default is not parameter.empty
             and parameter.name not in descriptions
             and parameter.name not in dependencies
-            and is_copied(parameter.default)
+            and is_passed(parameter.default)
         },
         return_type=get_type_hints(function).get("return"),
         unknown_keys=unknown_keys(parameters),
@@ -100,8 +109,13 @@ def _accepts_unknown(schema: Any) -> bool:
     return bool(says) or any(_accepts_unknown(part) for key, part in schema.items() if key not in _NO_SCHEMAS)
 
 
-def is_copied(default: Any) -> bool:
-    """Return whether a default is mutable and can be copied; a lock or a sentinel stays the same object."""
+def is_passed(default: Any) -> bool:
+    """Return whether each call gets a copy of a hidden parameter's default: it is mutable, or a `Field(...)` holds it.
+
+    What can't be copied stays the same object, such as a lock or a sentinel.
+    """
+    if isinstance(default, FieldInfo):
+        return True
     if isinstance(default, str | int | float | bool | bytes | None) or type(default) is object:
         return False
     try:
@@ -164,8 +178,7 @@ def _check(
     for name, parameter in signature.parameters.items():
         _check_kind(name, parameter, hints)
     asked = [name for name in signature.parameters if name not in dependencies]
-    empty = inspect.Parameter.empty
-    if bare := [each for each in asked if each not in descriptions and signature.parameters[each].default is empty]:
+    if bare := [each for each in asked if each not in descriptions and is_required(signature.parameters[each])]:
         raise RegistrationError(f"{_having(bare)} no default and no description: add one to the docstring.")
     if untyped := [each for each in asked if each in descriptions and each not in hints]:
         raise RegistrationError(f"{_having(untyped)} no type hint: add one.")
@@ -182,6 +195,7 @@ def _check_kind(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any
             f"`{name}` shows that it is a method: register a function, or make a toolpack of its class with "
             "Toolpack.from_class."
         )
+    check_default(name, parameter.default)
     if hasattr(parameter.default, "extract_dep_from_env") or hasattr(hints.get(name), "extract_dep_from_env"):
         raise RegistrationError(
             f"parameter `{name}` has its Depends in the wrong place: annotate it with Annotated[<type>, Depends(...)]."
@@ -192,26 +206,14 @@ def _check_kind(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any
         raise RegistrationError(f"parameter `{name}` is positional-only, but agents pass names: remove the `/`.")
 
 
-def _fields(
-    signature: inspect.Signature, hints: Mapping[str, Any], descriptions: Mapping[str, str]
-) -> dict[str, tuple[Any, Any]]:
-    fields = {}
-    for name, text in descriptions.items():
-        default = signature.parameters[name].default
-        default = ... if default is inspect.Parameter.empty else default
-        fields[name] = (hints[name], Field(description=text, default=default))
-    return fields
-
-
 def parameters_model(function_name: str, fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
     """Make the model that validates a function's arguments; without a JSON Schema it is a `RegistrationError`."""
-    config = ConfigDict(extra="forbid", protected_namespaces=(), arbitrary_types_allowed=False)
     try:
         with warnings.catch_warnings():
             # A parameter may be named like a method of BaseModel (`copy`, `json`): `bind` handles that.
             warnings.simplefilter("ignore", UserWarning)
             given: dict[str, Any] = {**fields}
-            model = create_model(f"Input schema for `{function_name}`", __config__=config, **given)
+            model = create_model(f"Input schema for `{function_name}`", __base__=ParametersModel, **given)
             model.model_json_schema()
             # What validates is what pydantic would have made of the same fields, but holds to the JSON Schema.
             model.__pydantic_validator__ = argument_validator(model)

@@ -6,18 +6,19 @@ an exact docstring. What would make a call fail is refused.
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Optional, get_args, get_type_hints
+from typing import Annotated, Any, Optional, get_type_hints
 
 import docstring_parser
 from pydantic import BaseModel, Field
 from pydantic_core import to_jsonable_python
 
 from server.base.errors import RegistrationError
+from server.functions.fields import check_default, default_of, described_outside, field_of, is_required
 from server.functions.signatures import (
     NEEDED,
     FunctionSignature,
     description,
-    is_copied,
+    is_passed,
     parameter_descriptions,
     parameters_model,
     unknown_keys,
@@ -64,14 +65,18 @@ def read_loosely(
         if only is not None and parameter.name not in only and parameter.kind in _VARIADIC:
             continue
         hint = hints.get(parameter.name, Any)
-        if optional and parameter.default is parameter.empty and parameter.kind not in _VARIADIC:
+        if optional and is_required(parameter) and parameter.kind not in _VARIADIC:
+            limits = () if parameter.default is parameter.empty else (parameter.default,)
+            hint = Annotated[(Optional[Annotated[(hint, *limits)] if limits else hint], NEEDED)]  # noqa: UP045 - `|` fails for some
             parameter = parameter.replace(default=None)  # noqa: PLW2901 - from here on it is that one
-            hint = Annotated[Optional[hint], NEEDED]  # noqa: UP045 - see `_field`
         field = _field(parameter, hint, descriptions)
-        offered = parameter.name in only if only is not None else not parameter.name.startswith("_")
+        if only is None:
+            offered = not parameter.name.startswith("_")
+        else:
+            offered = parameter.name in only or described_outside(hint, parameter.default) is not None
         if offered and (parameter.name in descriptions or _can_be_offered(parameter, field)):
             fields[parameter.name] = field
-        elif parameter.default is parameter.empty:
+        elif is_required(parameter):
             raise RegistrationError(f"parameter `{parameter.name}` has no default and can't be given by an agent.")
         else:
             hidden[parameter.name] = parameter.default
@@ -81,7 +86,7 @@ def read_loosely(
         description=description(docs),
         parameters=parameters,
         dependencies={},
-        fresh_defaults={name: default for name, default in hidden.items() if is_copied(default)},
+        fresh_defaults={name: default_of(default) for name, default in hidden.items() if is_passed(default)},
         return_type=hints.get("return"),
         unknown_keys=unknown_keys(parameters),
     )
@@ -110,21 +115,19 @@ def _field(parameter: inspect.Parameter, hint: Any, descriptions: dict[str, str]
         raise RegistrationError(f"`{parameter}` takes any argument.")
     if parameter.kind is parameter.POSITIONAL_ONLY:
         raise RegistrationError(f"parameter `{parameter.name}` is positional-only, but agents pass names.")
-    text = descriptions.get(parameter.name) or None
+    check_default(parameter.name, parameter.default)
+    text = descriptions.get(parameter.name) or described_outside(hint, parameter.default)
     if type(parameter.default).__name__ == _FACTORY:
         return hint, Field(default_factory=lambda: None, description=text)  # it isn't passed: see `_InstanceMaker`
-    default = ... if parameter.default is parameter.empty else parameter.default
-    if default is None and NEEDED not in get_args(hint):
-        hint = Optional[hint]  # noqa: UP045 - `x: str = None` is meant so, and `|` fails for some hints
-    return hint, Field(default=default, description=text)
+    return field_of(hint, parameter.default, text)
 
 
 def _can_be_offered(parameter: inspect.Parameter, field: tuple[Any, Any]) -> bool:
     """Return whether an undocumented parameter can be offered to agents; one without a default must be."""
-    if parameter.default is parameter.empty:
+    if is_required(parameter):
         return True
     try:
-        to_jsonable_python(parameter.default)
+        to_jsonable_python(default_of(parameter.default))
         parameters_model(parameter.name, {parameter.name: field})
     except Exception:  # noqa: BLE001 - then calls use the default
         return False
@@ -139,4 +142,6 @@ def documented(kind: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in texts:
         found |= parameter_descriptions(parse_docstring(text).params)
-    return {name: found[name] for name in inspect.signature(kind).parameters if name in found}
+    for name, field in getattr(kind, "__pydantic_fields__", {}).items():
+        found.setdefault(name, field.description)
+    return {name: found[name] for name in inspect.signature(kind).parameters if found.get(name)}

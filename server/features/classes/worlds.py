@@ -20,6 +20,7 @@ from server.base.errors import RegistrationError
 from server.features.api_volumes import Volume
 from server.features.classes.methods import ClassMethods, Methods, check_names, names_of
 from server.features.classes.signatures import documented, read_loosely
+from server.functions.fields import is_required, with_field_defaults
 from server.functions.signatures import FunctionSignature
 from server.functions_runtime import Function, TaskEnvironment
 from server.snapshots.classes import class_name, is_foreign
@@ -155,7 +156,7 @@ def _instance_maker(kind: type, options: Maker | None) -> _InstanceMaker:
     name = kind.__name__
     try:
         if options is None:
-            return _InstanceMaker(read_loosely(kind, name, name, only=documented(kind)), kind)
+            return _InstanceMaker(read_loosely(kind, name, name, only=documented(kind)), with_field_defaults(kind))
         if isinstance(options, str):
             return _InstanceMaker(*_preparation(kind, options))
         return _InstanceMaker(read_loosely(options, name, options.__doc__ or name), _checked(kind, options))
@@ -177,16 +178,14 @@ def _preparation(kind: type, method: str) -> tuple[FunctionSignature, Callable[.
         raise RegistrationError(f"{kind.__name__} has no method of this name.")
     signature = read_loosely(prepare, kind.__name__, prepare.__doc__ or method, receiver=True, optional=True)
     required = [
-        parameter.name
-        for parameter in [*inspect.signature(prepare).parameters.values()][1:]
-        if parameter.default is parameter.empty
+        parameter.name for parameter in [*inspect.signature(prepare).parameters.values()][1:] if is_required(parameter)
     ]
 
     def run(**arguments: Any) -> Any:
         instance = kind()
         missing = [name for name in required if name not in arguments]
         if not missing:
-            getattr(instance, method)(**arguments)
+            with_field_defaults(getattr(instance, method))(**arguments)
         elif arguments:
             raise ValueError(f"the option `{missing[0]}` is missing")
         return instance
@@ -196,7 +195,7 @@ def _preparation(kind: type, method: str) -> tuple[FunctionSignature, Callable[.
 
 def _checked(kind: type, make: Callable[..., Any]) -> Callable[..., Any]:
     def run(**arguments: Any) -> Any:
-        instance = make(**arguments)
+        instance = with_field_defaults(make)(**arguments)
         if not isinstance(instance, kind):
             raise TypeError(f"{_shown(make)} returned a {type(instance).__name__}, not a {kind.__name__}: correct it")
         return instance
