@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from server.base.errors import HttpRefusedError, ReplyError
+from server.base.errors import HttpRefusedError, InternalError, ReplyError, RequestError
 from server.base.fixed_limits import FixedLimits
 from server.features.web_socket import (
     FAULT,
@@ -29,8 +29,9 @@ from server.features.web_socket import (
 from server.jsonio.strict import loads
 from server.observability.request_ids import request_id
 from server.rpc.caller import Caller
+from server.rpc.codes import describe
 from server.rpc.method import App
-from server.rpc.parsing import has_more_values, is_deeper
+from server.rpc.parsing import QUICK_BYTES, SMALL_BYTES, has_more_values, is_deeper, parsed_bytes
 from server.web.bodies import HEADERS, NOT_READY, has_no_body, is_handshake, read_body
 from server.web.connections import STATE
 from server.web.endpoints import CUT_OFF, Gateway, client_left
@@ -50,6 +51,10 @@ def _nothing(_size: int) -> None:
     pass
 
 
+def _unchanged(value: T) -> T:
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureRequest:
     """A request to a feature's path.
@@ -63,6 +68,7 @@ class FeatureRequest:
         caller: Who sends it, for `App.request`; nobody, where no token is needed.
         holds: Says of how many bytes an answer is that is made piece by piece, so that they are counted until they are
             sent. Those of any other answer, and of a message, are counted without it.
+        reserve: Counts the bytes that the body takes with what is parsed out of it, or refuses the request.
     """
 
     method: str
@@ -72,6 +78,7 @@ class FeatureRequest:
     body: bytes
     caller: Caller
     holds: Callable[[int], None] = _nothing
+    reserve: Callable[[int], None] = _nothing
 
     def json(self) -> Any:
         """Get what the body says; None if there is none.
@@ -120,6 +127,35 @@ class FeatureEndpoint:
         """
         raise NotImplementedError
 
+    async def parsed(self, request: FeatureRequest, read: Callable[[Any], Any] = _unchanged) -> Any:
+        """Return what `read` makes of the JSON of a body; a large one is parsed and read in a thread.
+
+        Raises:
+            HttpRefusedError: `FeatureRequest.json` or `read` has refused it, or there is no memory for it.
+            ReplyError: There is no thread for it.
+        """
+        body = request.body
+        if len(body) <= QUICK_BYTES:
+            if len(body) > SMALL_BYTES:
+                request.reserve(parsed_bytes(body))
+            return read(request.json())
+
+        def work() -> Any:
+            try:
+                request.reserve(parsed_bytes(body))
+                return read(request.json())
+            except HttpRefusedError as error:  # threads pass on what methods raise, and nothing of HTTP
+                return error
+
+        try:
+            found = await self.app.sessions.compute(work, request.caller.owner, "parse")
+        except (RequestError, InternalError) as error:
+            code, message, data = describe(error)
+            raise ReplyError(code, message, data) from None
+        if isinstance(found, HttpRefusedError):
+            raise found
+        return found
+
     def credentials(self, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
         """Get the headers of a request with its token as a bearer token, for a protocol that sends it in another."""
         return headers
@@ -152,7 +188,8 @@ class FeatureEndpoint:
                 self._gateway.check_ready()
                 self._gateway.answering += 1
                 try:
-                    response = await self._answer(_request(scope, headers, body, caller, reservation.become))
+                    request = _request(scope, headers, body, caller, reservation.become, reservation.grow_to)
+                    response = await self._answer(request)
                     try:
                         await self._send(response, scope, receive, send, reservation.become)
                     except asyncio.CancelledError:  # the server can't wait any longer, and the answer has begun
@@ -292,7 +329,9 @@ class FeatureSocket(FeatureEndpoint):
                 self._gateway.answering += 1
                 socket.answers = True
                 try:
-                    reply = await self._asked(self.hear(replace(handshake, body=body), memory))
+                    reply = await self._asked(
+                        self.hear(replace(handshake, body=body, reserve=reservation.grow_to), memory)
+                    )
                     if reply is None:
                         return
                     if len(reply) > PIECE_BYTES:  # what is smaller has left the server when it is sent
@@ -304,7 +343,12 @@ class FeatureSocket(FeatureEndpoint):
 
 
 def _request(
-    scope: Scope, headers: dict[bytes, bytes], body: bytes, caller: Caller, holds: Callable[[int], None] = _nothing
+    scope: Scope,
+    headers: dict[bytes, bytes],
+    body: bytes,
+    caller: Caller,
+    holds: Callable[[int], None] = _nothing,
+    reserve: Callable[[int], None] = _nothing,
 ) -> FeatureRequest:
     return FeatureRequest(
         scope["method"],
@@ -314,4 +358,5 @@ def _request(
         body,
         caller,
         holds,
+        reserve,
     )

@@ -22,6 +22,7 @@ from fuzz import crowd
 from fuzz.bodies import fuzz_bodies, fuzz_heavy
 from fuzz.conversations import LIMITS, fuzz_conversations
 from fuzz.costs import fuzz_costs
+from fuzz.floods import fuzz_floods
 from fuzz.openenv import fuzz_openenv
 from fuzz.trainers import fuzz_trainers
 from fuzz.values import HEAVY_BYTES
@@ -49,9 +50,13 @@ def main(seconds, seed, connections, heavy):
             )
             spent = fuzz_costs()
             name = max(spent, key=spent.get)
-            seconds, size = spent[name]
-            click.echo(f"{len(spent)} methods and functions; {size:.1f} KB cost {seconds:.2f} s at most: {name}")
+            took, size = spent[name]
+            click.echo(f"{len(spent)} methods and functions; {size:.1f} KB cost {took:.2f} s at most: {name}")
         for http in ("httptools", "h11"):
+            if heavy:
+                stalls = fuzz_floods(http)
+                name = max(stalls, key=stalls.get)
+                click.echo(f"{len(stalls)} floods; the event loop was blocked for {stalls[name]:.2f} s at most: {name}")
             end = time.monotonic() + seconds / 2
             with tempfile.TemporaryDirectory(prefix="toolpack-fuzz-") as folder, server(Path(folder), http) as running:
                 while time.monotonic() < end:

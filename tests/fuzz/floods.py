@@ -13,12 +13,15 @@ from pathlib import Path
 
 from fuzz.bodies import Pulse
 from fuzz.oracle import require
-from http_endpoint import HEAD, PING, answer
+from http_endpoint import HEAD, PING, answer, request, served
 from raw_websocket import CLOSE, PONG, RawWebSocket, frame
 from raw_websocket import PING as PING_FRAME
+from serving import PACKS
+
+from server.packs.loading import load_catalog
 
 STALL_SECONDS = 0.15
-MOST_MEMORY = 64  # MiB, besides what is sent
+MOST_MEMORY = 160  # MiB, besides what is sent: values take much more than their text
 MIN_CALLS, MAX_CALLS = 10, 60  # of the neighbour, during a flood
 TOKEN = "token-of-ann"
 NEIGHBOUR = HEAD.replace(b"Host", b"Authorization: Bearer %b\r\nHost" % TOKEN.encode())
@@ -59,33 +62,64 @@ FRAME_FLOODS = {
 }
 
 
-class Flood:
-    """A flood on one connection to a server in this process, and what it costs.
+def _members(text):
+    return b"{%b}" % b",".join(b'"%d":%b' % (number, text) for number in range(120_000))
 
-    Attributes:
-        calls: How often the neighbour was answered meanwhile.
-    """
+
+BODIES = {
+    "members": _members(b"0"),
+    "a list": b"[%b0]" % (b"0," * 240_000),
+    "nested": b"[" * 120 + b"[0]," * 100_000 + b"0" + b"]" * 120,
+    "nested without end": b"[" * 2_000_000,
+    "a text": b'"%b"' % (b"\\n" * 1_000_000),
+    "spaces": b" " * 4_000_000,
+}
+CALL_TOOL = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":%b}}'
+WRAPPED = {
+    "/rpc": [b"%b", b'{"jsonrpc":"2.0","id":1,"method":"run_function","params":%b}'],
+    "/agents/{key}": [b"%b", b'{"jsonrpc":"2.0","id":1,"method":"run_function","params":{"function":"x","kwargs":%b}}'],
+    "/mcp/{key}": [b"%b", CALL_TOOL],
+    "/create": [b"%b", b'{"task_spec":%b}', b'{"task_spec":{"task":"bank/save-300","perturbations":%b}}'],
+    "/call": [b"%b", b'{"name":"get_balance","input":%b}'],
+    "/openenv/bank/reset": [b"%b", b'{"perturbations":%b}'],
+    "/openenv/bank/step": [b"%b", b'{"episode_id":"x","action":{"tool_name":"get_balance","arguments":%b}}'],
+    "/openenv/bank/mcp": [b"%b", CALL_TOOL],
+    "/seed_session": [b"%b", b'{"task":"bank/save-300","x":%b}'],
+    "/verify": [b"%b", b'{"response":{"output":%b}}'],
+    "/aggregate_metrics": [b"%b", b'{"verify_responses":%b}'],
+}
+"""The doors to which bodies are sent, and what the bodies stand in."""
+
+
+class Flood:
+    """Sends floods to a server in this process, each on a connection of its own."""
 
     def __init__(self, endpoint):
         self._endpoint = endpoint
-        self.calls = 0
 
     def http(self, name, size):
+        """Send a flood of requests, or of parts of one; get the longest stall, in seconds, and the memory, in MiB."""
         begin, unit = HTTP_FLOODS[name]
         with self._endpoint.connect() as connection:
-            self._pour(name, connection, begin + unit * (size // len(unit)))
+            return self._pour(name, connection, begin + unit * (size // len(unit)))
 
     def frames(self, name, size, path):
+        """Send a flood of frames on a WebSocket."""
         begin, unit = FRAME_FLOODS[name]
         with RawWebSocket(self._endpoint.port, path, TOKEN) as one:
             require(one.status == 101, "no handshake", one.status, one.body)
-            self._pour(name, one.connection, begin + unit * (size // len(unit)))
+            return self._pour(name, one.connection, begin + unit * (size // len(unit)))
 
     def body(self, name, body, path):
-        """Send a body, instead of a flood of requests."""
+        """Send a body of many values, instead of a flood of requests."""
+        if "{key}" in path:
+            asked = {"Authorization": f"Bearer {TOKEN}"}
+            made = self._endpoint.http.post("/rpc", json=request("create_session", toolpacks=["bank"]), headers=asked)
+            path = path.format(key=made.json()["result"]["agent_path"].rpartition("/")[2])
         head = NEIGHBOUR.partition(b"Content-Length")[0].replace(b"/rpc", path.encode(), 1)
+        head += b"Accept: application/json, text/event-stream\r\nX-Session-ID: x\r\nConnection: close\r\n"
         with self._endpoint.connect() as connection:
-            self._pour(name, connection, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            return self._pour(name, connection, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
     def _pour(self, name, connection, data):
         clear_peak()
@@ -105,10 +139,31 @@ class Flood:
             connection.shutdown(socket.SHUT_RDWR)
         sender.join()
         reader.join()
-        self.calls += calls
         require(stall < STALL_SECONDS, f"the event loop was blocked for {stall:.2f} s of the processor", name)
         require(memory < MOST_MEMORY, f"the server took {memory:.0f} MiB", name)
         return stall, memory
+
+
+def fuzz_floods(http, size=2**20):
+    """Send every flood, each of this size, and every body to every door; get the stall of each.
+
+    Raises:
+        AssertionError: A flood has held up others, or has taken much memory.
+    """
+    stalls = {}
+    catalog = load_catalog((PACKS,), ("bank", "chores"))
+    with served(http, catalog=catalog, tokens={"ann": TOKEN}, log_calls="off") as endpoint:
+        flood = Flood(endpoint)
+        for name in HTTP_FLOODS:
+            stalls[name] = flood.http(name, size)[0]
+        for name in FRAME_FLOODS:
+            stalls[name] = flood.frames(name, size, "/openenv/bank/ws")[0]
+        for path, wraps in WRAPPED.items():
+            for wrap in wraps:
+                for name, body in BODIES.items():
+                    about = f"{name} in {wrap.decode()} at {path}"
+                    stalls[about] = flood.body(about, wrap.replace(b"%b", body), path)[0]
+    return stalls
 
 
 def _send(connection, data):

@@ -1,7 +1,7 @@
 """A flood on one connection neither blocks the event loop nor fills the memory: `python -m tests.fuzz` sends more."""
 
 import pytest
-from fuzz.floods import FRAME_FLOODS, HTTP_FLOODS, TOKEN, Flood
+from fuzz.floods import BODIES, FRAME_FLOODS, HTTP_FLOODS, TOKEN, WRAPPED, Flood
 from http_endpoint import PROTOCOLS, served
 from serving import PACKS
 
@@ -25,3 +25,9 @@ def test_a_flood_of_http_holds_up_nobody(flood, name):
 @pytest.mark.parametrize("name", FRAME_FLOODS)
 def test_a_flood_of_frames_holds_up_nobody(flood, name):
     flood.frames(name, SIZE, "/openenv/bank/ws")
+
+
+@pytest.mark.parametrize(("path", "name"), [*((path, "members") for path in WRAPPED), ("/aggregate_metrics", "a list")])
+def test_a_body_of_many_values_holds_up_nobody(flood, path, name):
+    flood.body(path, WRAPPED[path][-1].replace(b"%b", BODIES[name]), path)
+    flood.body(path, BODIES[name], path)

@@ -10,9 +10,9 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, FailFast, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -43,11 +43,10 @@ class CloseBody(BaseModel):
 
 
 class MetricsBody(BaseModel):
-    verify_responses: list[dict[str, Any]]
+    verify_responses: Annotated[list[dict[str, Any]], FailFast()]
 
 
-def _given(request: FeatureRequest) -> dict[str, Any]:
-    given = request.json()
+def _object(given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise HttpRefusedError(400, "The body must be a JSON object.")
     return given
@@ -94,7 +93,7 @@ class SeedEndpoint(GymEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
         if self.cookie(request) is not None:  # its model has called a tool of this name
             raise HttpRefusedError(403, f"An episode begins no other one: send it without the cookie {COOKIE}.")
-        given = _given(request)
+        given = await self.parsed(request, _object)
         named = read(SeedBody, given) if "resources_session_id" in given else None
         row = named.task_data if named else read(GymRow, given)
         name = named.resources_session_id if named else None
@@ -116,7 +115,7 @@ class VerifyEndpoint(GymEndpoint):
     """Ends and evaluates an episode; what it was asked comes back with the reward."""
 
     async def answer(self, request: FeatureRequest) -> Response:
-        given = _given(request)
+        given = await self.parsed(request, _object)
         verified = await self.episodes.verify(request.caller, self.session_id(request), _last_text(given))
         return JSONResponse({**given, **verified})
 
@@ -145,7 +144,7 @@ class CloseEndpoint(GymEndpoint):
     """
 
     async def answer(self, request: FeatureRequest) -> Response:
-        name = read(CloseBody, _given(request)).resources_session_id
+        name = read(CloseBody, await self.parsed(request, _object)).resources_session_id
         await self.episodes.end(request.caller, name, self.cookie(request))
         return JSONResponse({"resources_session_id": name})
 
@@ -169,7 +168,9 @@ class FunctionEndpoint(GymEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
         function = request.path["function"]
         try:
-            text = await self.episodes.call(request.caller, self.session_id(request), function, request.json())
+            text = await self.episodes.call(
+                request.caller, self.session_id(request), function, await self.parsed(request)
+            )
         except ReplyError as error:
             reason = REASONS.get(error.code)
             if reason is not None:
@@ -182,20 +183,23 @@ class MetricsEndpoint(GymEndpoint):
     """Sums up verifications: the mean reward of each task and of all, without those that are masked."""
 
     async def answer(self, request: FeatureRequest) -> Response:
-        rewards: dict[Any, list[float]] = defaultdict(list)
-        for each in read(MetricsBody, _given(request)).verify_responses:
-            reward = each.get("reward")
-            if isinstance(reward, int | float) and not each.get("mask_sample"):
-                rewards[json.dumps(each.get("_ng_task_index"))].append(reward)
-        try:
-            groups = [
-                {"_ng_task_index": json.loads(task), "mean/reward": fmean(each)}
-                for task, each in sorted(rewards.items())
-            ]
-            mean = {"mean/reward": fmean(reward for each in rewards.values() for reward in each)} if rewards else {}
-        except OverflowError:
-            raise HttpRefusedError(422, "verify_responses: the rewards are too large to be summed up.") from None
-        return JSONResponse({"group_level_metrics": groups, "agent_metrics": mean, "key_metrics": mean})
+        return JSONResponse(await self.parsed(request, _metrics))
+
+
+def _metrics(given: Any) -> dict[str, Any]:
+    rewards: dict[Any, list[float]] = defaultdict(list)
+    for each in read(MetricsBody, _object(given)).verify_responses:
+        reward = each.get("reward")
+        if isinstance(reward, int | float) and not each.get("mask_sample"):
+            rewards[json.dumps(each.get("_ng_task_index"))].append(reward)
+    try:
+        groups = [
+            {"_ng_task_index": json.loads(task), "mean/reward": fmean(each)} for task, each in sorted(rewards.items())
+        ]
+        mean = {"mean/reward": fmean(reward for each in rewards.values() for reward in each)} if rewards else {}
+    except OverflowError:
+        raise HttpRefusedError(422, "verify_responses: the rewards are too large to be summed up.") from None
+    return {"group_level_metrics": groups, "agent_metrics": mean, "key_metrics": mean}
 
 
 class ReverifyEndpoint(GymEndpoint):

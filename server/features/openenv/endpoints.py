@@ -5,6 +5,7 @@ WebSocket a message `error`, after which it goes on. A connection has nothing th
 """
 
 import json
+from functools import partial
 from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import Any, TypeVar
@@ -68,6 +69,10 @@ class OpenEnvEndpoint(FeatureEndpoint):
         """Get a status that no client takes for an error of this server's code."""
         return min(super().status_of(error), UNAVAILABLE)
 
+    async def body(self, kind: type[M], request: FeatureRequest) -> M:
+        found: M = await self.parsed(request, partial(read_message, kind, what="The body"))
+        return found
+
     async def env(self, request: FeatureRequest) -> str:
         """Get the toolpack that stands in the path, or the only one."""
         return await self.episodes.environment(request.caller, request.path.get("toolpack"))
@@ -78,10 +83,6 @@ class OpenEnvEndpoint(FeatureEndpoint):
         if request.path["env"].lower() != env.lower():
             raise HttpRefusedError(404, f"There is no environment {request.path['env'][:200]!r} here: use {env}.")
         return env
-
-
-def _body(kind: type[M], request: FeatureRequest) -> M:
-    return read_message(kind, request.json(), "The body")
 
 
 def _asked(request: FeatureRequest, name: str) -> str | None:
@@ -144,7 +145,7 @@ class OpenEnvSchemaEndpoint(OpenEnvEndpoint):
 
 class OpenEnvResetEndpoint(OpenEnvEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
-        data = _body(ResetData, request)
+        data = await self.body(ResetData, request)
         _, observation = await self.episodes.reset(request.caller, await self.env(request), data)
         return JSONResponse(observation)
 
@@ -153,7 +154,7 @@ class OpenEnvStepEndpoint(OpenEnvEndpoint):
     """Steps in the episode whose id a reset has given; `request_id` makes a step safe to repeat."""
 
     async def answer(self, request: FeatureRequest) -> Response:
-        env, body = await self.env(request), _body(StepBody, request)
+        env, body = await self.env(request), await self.body(StepBody, request)
         episode = await self.episodes.find(request.caller, body.episode_id)
         if isinstance(body.action, ListTools):
             return JSONResponse(await self.episodes.list_tools(request.caller, env, episode))
@@ -189,19 +190,19 @@ class OpenEnvSplitsEndpoint(OpenEnvEndpoint):
 
 class OpenEnvTasksEndpoint(OpenEnvEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
-        env, body = await self.task_env(request), _body(OpenEnvSplitBody, request)
+        env, body = await self.task_env(request), await self.body(OpenEnvSplitBody, request)
         return JSONResponse({"tasks": await self.episodes.tasks(request.caller, env, body.split), "env_name": env})
 
 
 class OpenEnvNumTasksEndpoint(OpenEnvEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
-        env, body = await self.task_env(request), _body(OpenEnvSplitBody, request)
+        env, body = await self.task_env(request), await self.body(OpenEnvSplitBody, request)
         return JSONResponse({"num_tasks": len(await self.episodes.tasks(request.caller, env, body.split))})
 
 
 class OpenEnvTaskEndpoint(OpenEnvEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
-        env, body = await self.task_env(request), _body(OpenEnvTaskBody, request)
+        env, body = await self.task_env(request), await self.body(OpenEnvTaskBody, request)
         return JSONResponse({"task": await self.episodes.task(request.caller, env, body.split, body.index)})
 
 
@@ -209,7 +210,7 @@ class OpenEnvTaskRangeEndpoint(OpenEnvEndpoint):
     """Gets a slice of a split's tasks, as Python's slices are."""
 
     async def answer(self, request: FeatureRequest) -> Response:
-        env, body = await self.task_env(request), _body(OpenEnvRangeBody, request)
+        env, body = await self.task_env(request), await self.body(OpenEnvRangeBody, request)
         tasks = await self.episodes.tasks(request.caller, env, body.split)
         return JSONResponse({"tasks": tasks[body.start : body.stop]})
 
@@ -241,7 +242,7 @@ class OpenEnvMcpEndpoint(OpenEnvSocket):
 
     async def _answered(self, request: FeatureRequest, sid: str | None) -> dict[str, Any]:
         try:
-            given = request.json()
+            given = await self.parsed(request)
         except HttpRefusedError as error:
             return failure(None, PARSE_ERROR, str(error))
         return await self.mcp.answer(request.caller, await self.env(request), given, sid)
@@ -257,14 +258,13 @@ class EpisodeSocket(OpenEnvSocket):
     async def hear(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:
         try:
             try:
-                given = message.json()
+                sent = await self.parsed(message, _read)
             except HttpRefusedError as error:
+                if error.status == UNAVAILABLE:
+                    raise
                 return _error(INVALID_JSON, str(error))
-            kind = given.get("type") if isinstance(given, dict) else None
-            if not isinstance(kind, str) or kind not in MESSAGES:
-                named = f"Unknown message type: {kind!r}"[:200]
-                return _error(UNKNOWN_TYPE, f"{named}. A message is an object whose type is {', '.join(MESSAGES)}.")
-            sent = read_message(MESSAGES[kind], given, "The message")
+            if isinstance(sent, str):
+                return sent
             reply = await self._answered(message, sent, memory)
         except HttpRefusedError as error:
             return _error(CODES.get(error.status, VALIDATION_ERROR), str(error))
@@ -310,6 +310,18 @@ class EpisodeSocket(OpenEnvSocket):
         except ReplyError as error:
             if error.code != NOT_FOUND:  # it has expired
                 raise
+
+
+def _read(given: Any) -> BaseModel | str:
+    """Read a message; if it is none, return the one that says so."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    if not isinstance(kind, str) or kind not in MESSAGES:
+        named = f"Unknown message type: {kind!r}"[:200]
+        return _error(UNKNOWN_TYPE, f"{named}. A message is an object whose type is {', '.join(MESSAGES)}.")
+    try:
+        return read_message(MESSAGES[kind], given, "The message")
+    except HttpRefusedError as error:
+        return _error(CODES.get(error.status, VALIDATION_ERROR), str(error))
 
 
 def _error(code: str, message: str) -> str:

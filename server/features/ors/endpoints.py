@@ -74,10 +74,6 @@ class NoBody(OrsBody):
     env: dict[str, Any] = Field(default_factory=dict, max_length=0)
 
 
-def _body(kind: type[M], request: FeatureRequest) -> M:
-    return read(kind, request.json())
-
-
 class OrsEndpoint(FeatureEndpoint):
     """What the paths have in common; the token comes as a bearer token, or as `X-API-Key`, as the SDK sends it."""
 
@@ -98,6 +94,10 @@ class OrsEndpoint(FeatureEndpoint):
     def status_of(self, error: ReplyError) -> int:
         """Get a status that no client takes for an error of this server's code."""
         return min(super().status_of(error), UNAVAILABLE)
+
+    async def body(self, kind: type[M], request: FeatureRequest) -> M:
+        found: M = await self.parsed(request, partial(read, kind))
+        return found
 
     async def env(self, request: FeatureRequest, name: str | None = None) -> str:
         """Get the toolpack that stands before the path, or in a header as the SDK's name of an environment."""
@@ -153,7 +153,7 @@ class NewIdEndpoint(OrsEndpoint):
 
     async def answer(self, request: FeatureRequest) -> Response:
         _check_secrets(request)
-        _body(NoBody, request)
+        await self.body(NoBody, request)
         return _stream(_events([("task_id", uuid.uuid4().hex), ("end", "")]))
 
 
@@ -165,7 +165,7 @@ class OldIdEndpoint(OrsEndpoint):
 class CreateEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
         _check_secrets(request)
-        sid, body = _episode_id(request), _body(CreateBody, request)
+        sid, body = _episode_id(request), await self.body(CreateBody, request)
         spec = body.task_spec
         if (spec is None) == (body.index is None):
             raise HttpRefusedError(400, "Provide either task_spec, or index with a split, not both and not neither.")
@@ -212,19 +212,19 @@ class SplitsEndpoint(OrsEndpoint):
 
 class TasksEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
-        env, body = await self.env(request), _body(SplitBody, request)
+        env, body = await self.env(request), await self.body(SplitBody, request)
         return JSONResponse({"tasks": await self.episodes.tasks(request.caller, env, body.split), "env_name": env})
 
 
 class NumTasksEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
-        env, body = await self.env(request), _body(SplitBody, request)
+        env, body = await self.env(request), await self.body(SplitBody, request)
         return JSONResponse({"num_tasks": len(await self.episodes.tasks(request.caller, env, body.split))})
 
 
 class TaskEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
-        env, body = await self.env(request), _body(TaskBody, request)
+        env, body = await self.env(request), await self.body(TaskBody, request)
         task = await self.episodes.task(request.caller, env, body.split, body.index)
         return JSONResponse({"task": task, "env_name": env})
 
@@ -233,7 +233,7 @@ class TaskRangeEndpoint(OrsEndpoint):
     """Gets a slice of a split's tasks, as Python's slices are."""
 
     async def answer(self, request: FeatureRequest) -> Response:
-        env, body = await self.env(request), _body(RangeBody, request)
+        env, body = await self.env(request), await self.body(RangeBody, request)
         tasks = await self.episodes.tasks(request.caller, env, body.split)
         return JSONResponse({"tasks": tasks[body.start : body.stop], "env_name": env})
 
@@ -281,7 +281,7 @@ class CallEndpoint(OrsEndpoint):
     """Calls a tool, once for a `task_id`: the stream begins with it, and one that broke is resumed by it."""
 
     async def answer(self, request: FeatureRequest) -> Response:
-        sid, body = _episode_id(request), _body(CallBody, request)
+        sid, body = _episode_id(request), await self.body(CallBody, request)
         episode = await self.episodes.find(request.caller, sid)
         task_id = body.task_id or uuid.uuid4().hex
         work = partial(self.episodes.output, request.caller, episode, body.name, body.input, task_id)
