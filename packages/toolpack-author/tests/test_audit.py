@@ -219,6 +219,70 @@ def test_what_the_prompt_asks_for_is_no_mere_mark_and_a_guard_is_no_dead_check(t
         assert [each["about"] for each in report["findings"] if each["kind"] == "dead-check"] == ["always"]
 
 
+TILL = """
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated
+from server import Depends, TaskEnvironment, Toolpack, says
+
+class Till(TaskEnvironment):
+    booked: list[tuple[Decimal, datetime]] = []
+
+toolpack = Toolpack("till", Till)
+
+@toolpack.function
+def book(till: Annotated[Till, Depends(lambda till: till)], amount: Decimal, at: datetime) -> int:
+    '''Book an amount.
+
+    :param amount: How much.
+    :param at: When.
+    '''
+    till.booked.append((amount, at))
+    return len(till.booked)
+
+SOLUTION = [("book", {"amount": "955.00", "at": "2026-03-05T10:00"})]
+
+@toolpack.task("sound", "Book 955 euros, and say so.", solution=SOLUTION, answer="1955.50 and Ada")
+def sound(rollout):
+    rollout.check("booked", rollout.environment.booked[-1:] == [(Decimal(955), datetime(2026, 3, 5, 10))])
+    rollout.check("said", says(rollout.answer, "1955.50 and Ada"))
+
+@toolpack.task("spelled", "Book 955 euros, and say so.", solution=SOLUTION, answer="1955.50")
+def spelled(rollout):
+    rollout.check("booked", [str(amount) for amount, _ in rollout.environment.booked] == ["955.00"])
+    rollout.check("said", says(rollout.answer, "1955.50"))
+
+@toolpack.task("within", "Book 955 euros, and say so.", solution=SOLUTION, answer="1955.50")
+def within(rollout):
+    rollout.check("booked", [amount for amount, _ in rollout.environment.booked] == [955])
+    rollout.check("said", "1955.50" in rollout.answer)
+
+@toolpack.task("word", "Who?", solution=[], answer="Ada")
+def word(rollout):
+    return "Ada" in rollout.answer
+"""
+
+
+def test_equal_spellings_pass_and_answers_within_others_fail(tmp_path):
+    (tmp_path / "till.py").write_text(TILL)
+    reports = audited(Settings(store="memory:", pack_dir=(tmp_path,), packs=("till",)))
+    wanted = {"spelling-refused", "answer-within"}
+    found = {
+        (name, each["kind"], each["fault"], each["about"])
+        for name, report in reports.items()
+        for each in report["findings"]
+        if each["kind"] in wanted
+    }
+    assert found == {
+        ("spelled", "spelling-refused", True, "calls"),
+        ("within", "spelling-refused", False, "answer"),
+        ("within", "answer-within", False, ""),
+        ("word", "answer-within", False, ""),
+    }
+    (finding,) = [each for each in reports["spelled"]["findings"] if each["kind"] == "spelling-refused"]
+    assert finding["calls"] == [{"function": "book", "kwargs": {"amount": 955, "at": "2026-03-05T10:00:00"}}]
+
+
 # Toolpacks that do anything
 
 HEAD = '''

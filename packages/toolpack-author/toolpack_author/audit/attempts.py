@@ -22,6 +22,7 @@ from toolpack_author.audit.values import (
     named_in,
     others,
     replaced,
+    respelled,
     spoken_in,
 )
 
@@ -33,6 +34,9 @@ HARMS = 12
 VALUES_EACH = 3
 LEAVES_EACH = 4  # of one argument that holds several values
 SHOWN = 60
+
+_WHOLE_NUMBER = re.compile(r"(?<![\w.,:/-])\d")  # where one begins
+_LONG_NUMBER = re.compile(r"(?<![\w.,:/-])[1-9]\d{3,11}(?![\d:/-])(?!\w)")  # its whole part, without separators
 
 GUESS = ", ".join(
     ["yes", "no", "none", *map(str, range(101)), *calendar.day_name, *calendar.month_name[1:], "A", "B", "C", "D"]
@@ -113,6 +117,7 @@ def _all(solved: Solved, rng: Random) -> Iterator[Attempt]:
     yield Attempt("tools", 0, (), descriptions, "the descriptions of the functions as the answer")
     yield Attempt("guess", 0, (), GUESS, "an answer that lists yes, no, numbers, days and months")
     if solved.calls is not None:
+        yield from _respelled(solved, solved.calls)
         yield from _answers(solved, len(solved.calls), rng)
         yield from _omitted(solved, solved.calls)
     yield from _careless(solved, rng)
@@ -124,6 +129,22 @@ def _all(solved: Solved, rng: Random) -> Iterator[Attempt]:
             yield Attempt("dump", len(solved.calls), (), solved.dump, "all values of the world as the answer")
 
 
+def _respelled(solved: Solved, calls: Calls) -> Iterator[Attempt]:
+    """Get the solution with its numbers and times in other spellings that mean the same, which must pass."""
+    spelled = []
+    for name, kwargs, by in calls:
+        schema = solved.functions[name]["parameters"] if name in solved.functions and by == AGENT else {}
+        spelled.append((name, respelled(kwargs, schema, schema.get("$defs", {})), by))
+    changed = [place for place, call in enumerate(spelled) if dumps(call) != dumps(calls[place])]
+    if changed:
+        what = "; ".join(f"{spelled[place][0]}({_listed(spelled[place][1])})" for place in changed[:2])
+        yield Attempt("respelled", 0, tuple(spelled), solved.answer, f"the solution, spelled {what}", "calls")
+    answer = _LONG_NUMBER.sub(lambda number: f"{int(number[0]):,}", solved.answer)
+    if answer != solved.answer:
+        what = f"the whole solution, with the answer {_shown(answer)}"
+        yield Attempt("respelled", len(calls), (), answer, what, "answer")
+
+
 def _answers(solved: Solved, whole: int, rng: Random) -> Iterator[Attempt]:
     if not solved.answer:
         return
@@ -132,6 +153,15 @@ def _answers(solved: Solved, whole: int, rng: Random) -> Iterator[Attempt]:
     plausible = _wrong(solved.answer) or (rng.choice(different) if different else "Nothing of that.")
     for answer in (plausible, CANNOT_SAY):
         yield Attempt("wrong", whole, (), answer, f"the whole solution, with the answer {_shown(answer)}")
+    containing = _containing(solved.answer)
+    what = f"the whole solution, with the answer {_shown(containing)}, which contains the right one"
+    yield Attempt("containing", whole, (), containing, what)
+
+
+def _containing(answer: str) -> str:
+    """Get a wrong answer that contains the right one: its numbers, or else its words, within longer ones."""
+    longer = _WHOLE_NUMBER.sub(r"9\g<0>", answer)
+    return longer if longer != answer else re.sub(r"\b(?=[^\W\d_])", "un", answer)
 
 
 def _wrong(answer: str) -> str:

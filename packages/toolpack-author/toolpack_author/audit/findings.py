@@ -101,6 +101,7 @@ def findings(tried: TriedTask) -> list[AuditFinding]:
         *_by_answer(tried),
         *_unneeded(tried),
         *_answers(tried),
+        *_spellings(tried),
         *_careless(tried),
         *_checks(tried),
     ]
@@ -193,6 +194,21 @@ def _answers(tried: TriedTask) -> Iterator[AuditFinding]:
     else:
         for result in [each for each in tried.results if each.attempt.kind == "dump" and each.passed]:
             yield _finding(tried, "answer-dump", result, fault=False)
+
+
+def _spellings(tried: TriedTask) -> Iterator[AuditFinding]:
+    """Find what is refused because of how it is spelled, and wrong answers that pass as they contain the right one."""
+    is_read = not all(each.passed for each in tried.results if each.attempt.kind == "wrong")
+    for result in tried.results:
+        attempt = result.attempt
+        if attempt.kind == "respelled" and result.verdict is not None and not result.passed and not result.refused:
+            failed = next((check["name"] for check in result.verdict["checks"] if not check["passed"]), "")
+            text = f"doesn't pass: {attempt.what}{f' ({failed})' if failed else ''}"
+            calls = _plain(whole(tried, attempt))
+            yield AuditFinding("spelling-refused", attempt.about == "calls", text, calls, attempt.answer, attempt.about)
+        elif attempt.kind == "containing" and result.passed and is_read:
+            is_number = any(map(str.isdigit, attempt.answer))
+            yield _finding(tried, "answer-within", result, fault=is_number and not tried.changing)
 
 
 def _careless(tried: TriedTask) -> Iterator[AuditFinding]:

@@ -94,7 +94,7 @@ class AttemptResult:
         verdict: None if there is none.
         failure: Why there is none; "" if a call was late.
         not_finite: The reward isn't a finite number.
-        refused: The call that is another one than the solution's has failed, or changed nothing.
+        refused: The call that is another one than the solution's has failed, or changed nothing; of `respelled`, any.
         world: How its world differs from the solution's; asked for only if it has passed.
         changed: Whether its calls have changed a version.
     """
@@ -269,6 +269,8 @@ class Trials:
             stage = self._call(stage, each, live)
             if number == 0:
                 refused, first = stage.refused, stage
+            if attempt.kind == "respelled":
+                refused |= stage.refused
             if stage.late:
                 self._slow.add(each[0])
                 return AttemptResult(attempt)

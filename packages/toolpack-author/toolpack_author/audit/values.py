@@ -234,6 +234,47 @@ def _plain(schema: Any, definitions: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def respelled(value: Any, schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """Return an equal value in another spelling that a schema admits; the value itself if there is none."""
+    choices = [*_choices(schema, definitions)]
+    if isinstance(value, Mapping):
+        fields = next((each["properties"] for each in choices if each.get("properties")), {})
+        return {key: respelled(item, fields.get(key), definitions) for key, item in value.items()}
+    if isinstance(value, list):
+        items = next((each["items"] for each in choices if "items" in each), None)
+        return [respelled(item, items, definitions) for item in value]
+    number = _number(value)
+    if number is not None and any(each.get("type") == "number" for each in choices):
+        if isinstance(value, str):
+            return int(number) if number == int(number) else float(number)
+        return int(value) if isinstance(value, float) and value == int(value) else float(value)
+    for each in choices if isinstance(value, str) else ():
+        if number is not None and each.get("type") == "string" and "pattern" in each and "enum" not in each:
+            tried = [f"{number.normalize():f}", f"{value}0" if "." in value else f"{value}.0"]
+            found = next((text for text in tried if text != value and _fits(text, each)), None)
+            return value if found is None else found
+        if each.get("format") == "date-time" and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d", value):
+            return f"{value}:00"
+    return value
+
+
+def _number(value: Any) -> Decimal | None:
+    if isinstance(value, str):
+        return Decimal(value) if re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", value, re.ASCII) else None
+    return Decimal(str(value)) if shape(value) == "number" else None
+
+
+def _choices(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Yield the schemas of which a value may fit any one."""
+    if not isinstance(schema, Mapping) or depth > MAX_NESTING:
+        return
+    yield schema
+    for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
+        yield from _choices(each, definitions, depth + 1)
+    if "$ref" in schema:
+        yield from _choices(definitions.get(schema["$ref"].rpartition("/")[2]), definitions, depth + 1)
+
+
 def arguments(schema: Mapping[str, Any], pools: Sequence[KnownValues], rng: Random) -> dict[str, Any]:
     """Draw arguments for a function: values of the first pool that has fitting ones, else the simplest ones."""
     required = schema.get("required", ())
