@@ -238,7 +238,7 @@ def respelled(value: Any, schema: Any, definitions: Mapping[str, Any]) -> Any:
     """Return an equal value in another spelling that a schema admits; the value itself if there is none."""
     choices = [*_choices(schema, definitions)]
     if isinstance(value, Mapping):
-        fields = next((each["properties"] for each in choices if each.get("properties")), {})
+        fields: Mapping[str, Any] = next((each["properties"] for each in choices if each.get("properties")), {})
         return {key: respelled(item, fields.get(key), definitions) for key, item in value.items()}
     if isinstance(value, list):
         items = next((each["items"] for each in choices if "items" in each), None)
