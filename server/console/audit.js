@@ -1,7 +1,7 @@
 // What an audit has found: a report that is dropped onto a toolpack's page, and its attempts, to be made again.
 // The rule: the report stays in this tab. An attempt is made at the addresses of agents, as it was in the audit.
 import { agentsAddress, button, count, fill, go, h, link } from "./dom.js";
-import { call, parse } from "./rpc.js";
+import { change, parse } from "./rpc.js";
 
 export function auditOf(toolpack, signal) {
   const found = h("div", { "aria-live": "polite" }),
@@ -52,11 +52,11 @@ function rowOf(task, { kind, fault, text, calls = [], answer = "" }) {
 }
 
 async function repeat(task, calls, answer) {
-  const session = await call("create_session", { task, labels: { console: "audit" } });
+  const session = await change("create_session", { task, labels: { console: "audit" } });
   const send = (method, by, params) =>
     by === "client"
-      ? call(method, { session_id: session.session_id, ...params })
-      : call(method, params, undefined, agentsAddress((session.participants?.[by] ?? session).agent_path));
+      ? change(method, { session_id: session.session_id, ...params })
+      : change(method, params, undefined, agentsAddress((session.participants?.[by] ?? session).agent_path));
   for (const { by, ...made } of calls) await send("run_function", by, made);
   if (answer) await send("submit_answer", null, { answer });
   go(["sessions", session.session_id], {}, `The attempt was made in a new session: ${count(calls.length, "call")}.`);

@@ -2,7 +2,7 @@
 // the rest of what create_session takes.
 import { button, count, go, h, load } from "./dom.js";
 import { readLabels, schemaForm } from "./form.js";
-import { call } from "./rpc.js";
+import { call, change } from "./rpc.js";
 
 export const openNew = (place, _ids, { task }, signal) =>
   void load(place, async () => {
@@ -52,7 +52,7 @@ function formOf(toolpacks, task, variants) {
     const options = Object.fromEntries(given.filter(([, values]) => Object.keys(values).length));
     const others = used.map(({ name }) => name).filter((name) => name !== own);
     const perturbations = perturbing.read();
-    const session = await call("create_session", {
+    const session = await change("create_session", {
       task,
       options,
       labels: readLabels(labels.value),

@@ -1,7 +1,7 @@
 // Talking to the server: JSON-RPC at /rpc of the page's own origin, with a token where it asks for one.
 // The rule: only public methods, so whatever the console can do, a script can. Numbers stay exactly as they were sent.
 import { Exact } from "./difference.js";
-import { fill } from "./dom.js";
+import { fill, pause } from "./dom.js";
 
 export const RPC = new URL("../rpc", document.baseURI);
 const TOKEN = "toolpack-token";
@@ -37,6 +37,34 @@ export function stringify(value, indent) {
  * @param {string} method @param {object} params @param {AbortSignal} [signal] @param {URL | string} address */
 export async function call(method, params = {}, signal = undefined, address = RPC) {
   return outcome(await post({ jsonrpc: "2.0", id: 0, method, params }, signal, address));
+}
+
+const TRIES = [0, 500, 1500, 3000]; // milliseconds before each
+const lost = new Map(); // the call_id of each request whose answer hasn't come, by what was asked
+
+/** Call a method that changes something. If its answer is lost, it is asked for again, here and when the same is
+ *  requested later, with the same call_id: so it is done once at most. `isUnknown` says that no answer came.
+ * @param {string} method @param {object} params @param {AbortSignal} [signal] @param {URL | string} address */
+export async function change(method, params, signal = undefined, address = RPC) {
+  const asked = stringify([method, params, String(address)]);
+  const id = lost.get(asked) ?? `console-${crypto.getRandomValues(new Uint32Array(4)).join("-")}`;
+  lost.set(asked, id);
+  let error;
+  for (const wait of TRIES) {
+    if (wait) await pause(wait);
+    try {
+      const result = await call(method, { ...params, call_id: id }, signal, address);
+      lost.delete(asked);
+      return result;
+    } catch (refused) {
+      error = refused;
+      if (error.isAway) continue;
+      if (error.name !== "AbortError") lost.delete(asked);
+      throw error;
+    }
+  }
+  const unknown = "No answer has come, so it isn't known whether this was done. Ask again: it is done once at most.";
+  throw failure(`${error.message} ${unknown}`, { isAway: true, isUnknown: true });
 }
 
 /** Call several methods, in order; each answer is `{result}` or `{error}`. */

@@ -3,11 +3,12 @@
 import { difference } from "./difference.js";
 import { button, copyButton, fill, go, h, link } from "./dom.js";
 import { schemaForm } from "./form.js";
-import { call, world } from "./rpc.js";
+import { call, change, world } from "./rpc.js";
 import { curlOf, shownValue } from "./step.js";
 import { records } from "./trace.js";
 import { changeList } from "./world.js";
 
+const OF_THE_CALL = new Set([-32002, -32004]); // codes of a function's errors, and of refused arguments
 const FORK_SECONDS = 120; // if the page is closed before the fork is
 
 export async function openRun(state) {
@@ -36,31 +37,39 @@ export async function openRun(state) {
 function formOf({ id, version, session, signal }, { name, parameters }, kwargs) {
   const form = schemaForm(parameters, kwargs),
     answer = h("div", { "aria-live": "polite" });
-  const ask = (params) => call("run_function", { function: name, raise_on_error: true, ...params }, signal);
+  const asked = { function: name, raise_on_error: true };
   const shown = (label, work) => async () => {
-    fill(answer);
     const given = form.read();
-    try {
-      const [result, rest] = await work(given);
-      fill(answer, h("h3", label), shownValue(result), rest);
-    } catch (error) {
-      if (error.code === -32004) form.refuse(error.data.errors);
-      fill(answer, h("h3", "Error"), h("pre.bad", error.message), h("p.hint", "The world has not changed."));
-    }
+    const show = async () => {
+      fill(answer);
+      try {
+        const [result, rest] = await work(given);
+        fill(answer, h("h3", label), shownValue(result), rest);
+      } catch (error) {
+        if (error.name === "AbortError") throw error;
+        if (error.code === -32004) form.refuse(error.data.errors);
+        const hint = OF_THE_CALL.has(error.code) && h("p.hint", "The world has not changed.");
+        const again = error.isUnknown && h("p.actions", button("Ask again", show));
+        fill(answer, h("h3", error.isUnknown ? "No answer" : "Error"), h("pre.bad", error.message), hint, again);
+      }
+    };
+    await show();
   };
   const attempt = async (given) => {
     const params = { session_id: id, version, ttl_seconds: FORK_SECONDS, labels: { console: "try" } };
-    const [{ session_id: fork }] = await call("fork_session", params);
+    const [{ session_id: fork }] = await change("fork_session", params);
     try {
-      const { result } = await ask({ session_id: fork, kwargs: given });
-      const change = difference(await world(id, version), await call("get_environment", { session_id: fork }));
-      return [result, [h("h3", "It would change"), change ? changeList(change, 50) : h("p.hint", "Nothing.")]];
+      const { result } = await call("run_function", { ...asked, session_id: fork, kwargs: given }, signal);
+      const after = await call("get_environment", { session_id: fork });
+      const found = difference(await world(id, version), after);
+      return [result, [h("h3", "It would change"), found ? changeList(found, 50) : h("p.hint", "Nothing.")]];
     } finally {
-      await call("close_session", { session_id: fork });
+      await call("close_session", { session_id: fork }).catch(() => {}); // else it expires soon
     }
   };
   const run = async (given) => {
-    const { result } = await ask({ session_id: id, kwargs: given, expected_version: version });
+    const params = { ...asked, session_id: id, kwargs: given, expected_version: version };
+    const { result } = await change("run_function", params, signal);
     return [result, h("p", link(["sessions", id], {}, "See what it changed"))];
   };
   const isPast = version !== session.version;

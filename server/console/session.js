@@ -26,6 +26,7 @@ import { openTalk } from "./talk.js";
 import { timeline } from "./timeline.js";
 import { countRecords, indexOf, records } from "./trace.js";
 
+const NOT_FOUND = -32001;
 const LOOK_AGAIN = 1000; // milliseconds
 const PANELS = { run: openRun, talk: openTalk, forks: openForks, evaluate: openEvaluation };
 const panelOf = (query) => Object.keys(PANELS).find((name) => name in query);
@@ -140,7 +141,9 @@ async function promptOf({ task }, signal) {
 function headOf({ id, session, query, hasTasks, verdict, prompt, forks, version: at }) {
   const { labels, parent, toolpacks, toolpack_versions: versions, version, task, perturbations } = session;
   const close = async () => {
-    await call("close_session", { session_id: id });
+    await call("close_session", { session_id: id }).catch((error) => {
+      if (error.code !== NOT_FOUND) throw error; // it was deleted before, and the answer was lost
+    });
     go(["sessions"], {}, `The session ${short(id)} is deleted.`);
   };
   const question = `Delete session ${short(id)}, its worlds and its trace for good? Forks of it stay.`;

@@ -16,7 +16,7 @@ import {
   short,
   time,
 } from "./dom.js";
-import { call, hasToken, RPC, stringify, world } from "./rpc.js";
+import { change, hasToken, RPC, stringify, world } from "./rpc.js";
 import { contentOf, isCall, outcome, rulesMet, title, who } from "./trace.js";
 import { full } from "./tree.js";
 import { replayWithout } from "./without.js";
@@ -74,7 +74,7 @@ function forkedAt({ id, forks }, version) {
 
 const forkButton = (label, { id }, version, more = {}) =>
   button(label, async () => {
-    const [fork] = await call("fork_session", { session_id: id, version, labels: { console: "fork" }, ...more });
+    const [fork] = await change("fork_session", { session_id: id, version, labels: { console: "fork" }, ...more });
     go(["sessions", fork.session_id], {}, `This is the new fork of version ${version}.`);
   });
 const withoutRules = (state, version) =>
@@ -83,7 +83,7 @@ const withoutRules = (state, version) =>
 const resetButton = ({ id, session }, version) =>
   version < session.version &&
   askingButton("Reset to here", `Reset the session to version ${version}?`, "Reset", async () => {
-    await call("reset_session", { session_id: id, version });
+    await change("reset_session", { session_id: id, version });
     go(["sessions", id], {}, `The session has the world of version ${version} again.`);
   });
 

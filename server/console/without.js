@@ -1,6 +1,6 @@
 // What would have happened without a call: a fork before it, in which the later calls are run again, compared.
 import { go } from "./dom.js";
-import { all, call, stringify } from "./rpc.js";
+import { all, change, stringify } from "./rpc.js";
 import { isCall, records } from "./trace.js";
 
 const AT_ONCE = 10; // calls
@@ -14,7 +14,7 @@ export async function replayWithout({ id, session, signal }, record, progress) {
   const cut = calls.find(({ kwargs }) => [kwargs, ...Object.values(kwargs)].some((value) => value?.$cut));
   if (cut) throw new Error(`Step ${cut.index} can't be run again: its arguments are too long to be recorded in full.`);
   const labels = { console: `without step ${record.index} ${record.function}`.slice(0, 200) };
-  const [fork] = await call("fork_session", { session_id: id, version: record.version - 1, labels });
+  const [fork] = await change("fork_session", { session_id: id, version: record.version - 1, labels });
   let different = 0;
   for (let start = 0; start < calls.length; start += AT_ONCE) {
     progress(`Replaying ${start} of ${calls.length} calls…`);

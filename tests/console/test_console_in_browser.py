@@ -86,6 +86,49 @@ def test_run_a_function_and_see_what_it_changed(page, server):
     assert balance(server, session_id) == "1815.25"
 
 
+LOSES = """
+window.losses = arguments[1]; const there = fetch;
+window.fetch = async (url, options) => {
+  const answer = await there(url, options);
+  if (!options.body.includes(arguments[0]) || window.losses-- <= 0) return answer;
+  throw new TypeError("lost");
+};
+"""
+
+
+@pytest.mark.parametrize("losses", [1, 4])
+def test_a_call_whose_answer_is_lost_runs_once(page, server, losses):
+    session_id = bank(server)
+    page.open(f"#/sessions/{session_id}?run=move_to_savings")
+    page.write("amount", "40.25")
+    page.run(LOSES, '"run_function"', losses)
+    page.click("Run", ".actions button.primary")
+    if losses > 1:
+        page.sees("No answer", "it isn't known whether this was done")
+        assert "The world has not changed." not in page.text()
+        page.click("Ask again")
+    page.sees("Result", "-40.25")
+    assert len(server.rpc("get_trace", session_id=session_id)) == version(server, session_id) == 1
+
+
+def test_an_error_of_the_function_has_not_changed_the_world(page, server):
+    session_id = bank(server)
+    page.open(f"#/sessions/{session_id}?run=move_to_savings")
+    page.write("amount", "99999")
+    page.click("Run", ".actions button.primary")
+    page.sees("The account holds only 1840.25 euros", "The world has not changed.")
+
+
+def test_a_fork_whose_answer_is_lost_is_made_once(page, server):
+    session_id = bank(server, pay("1.00"))
+    page.open(f"#/sessions/{session_id}")
+    page.find("button", "Fork after")
+    page.run(LOSES, '"fork_session"', 2)
+    page.click("Fork after")
+    page.sees("This is the new fork of version 1.")
+    assert len(server.rpc("list_sessions", parent=session_id)) == 1
+
+
 def test_nested_calls_are_shown_with_what_they_returned(page, server):
     nested = {"amount": {"$call": {"function": "get_balance", "args": {}}}}
     session_id = bank(server, ("move_to_savings", nested))
