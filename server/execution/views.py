@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 from pydantic import BaseModel
 
+from server.base.errors import OverloadedError
 from server.execution.codec import PlainCodec
+from server.execution.machine import machine_trouble
 from server.execution.parts import environments, toolpack_of
 from server.execution.volumes import READING, Volumes, stored_volumes
 from server.execution.world import Snapshot
@@ -40,9 +42,12 @@ def reading(codec: PlainCodec) -> Iterator[Volumes]:
     volumes = Volumes(codec, read_only=READING)
     try:
         yield volumes
-    except Exception:
+    except Exception as error:
         if volumes.failed is not None:
             raise volumes.failed from None
+        trouble = machine_trouble(error)
+        if trouble is not None:
+            raise OverloadedError(trouble) from None
         raise
     finally:
         volumes.abandon()

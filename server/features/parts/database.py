@@ -23,7 +23,14 @@ from server.base.errors import InvalidParamsError, ResultError, shown
 from server.features.api_volumes import Body, Key, Limits, Volume, VolumeContext, uninterruptible
 from server.features.parts import database_views
 from server.features.parts.beside import beside_caller
-from server.features.parts.database_connection import FULL, READ_ONLY, SessionConnection, explained, open_connection
+from server.features.parts.database_connection import (
+    FULL,
+    READ_ONLY,
+    UNKNOWN,
+    SessionConnection,
+    explained,
+    open_connection,
+)
 from server.features.parts.database_file import WAL_VERSION, DatabaseFile, normal_pages, set_versions, sizes_of
 from server.features.parts.database_trees import Ranges, Roots, Tree, changed_ranges
 from server.features.parts.database_views import Reading
@@ -366,7 +373,7 @@ class Database(Volume):
             finally:
                 connection.close()
         if self._unread:
-            raise sqlite3.OperationalError("what was committed isn't known, as the connection could not be closed")
+            raise sqlite3.OperationalError(UNKNOWN)
         if may_write and self._file().has_log():
             raise sqlite3.OperationalError("the database is still in use: end its threads and close what they use")
 

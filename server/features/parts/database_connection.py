@@ -42,6 +42,9 @@ _MOST_BYTES = 10**9  # SQLite's own limit
 _PRAGMAS = ("trusted_schema=ON", "cell_size_check=ON", "temp_store=MEMORY")
 
 FULL = "database or disk is full"
+UNKNOWN = "what was committed isn't known, as the connection could not be closed"
+_NO_ROOM = (FULL, "disk I/O error", "unable to open database file", UNKNOWN)  # what SQLite makes of a full disk
+CLOSED = "Cannot operate on a closed database."
 READ_ONLY = "attempt to write a readonly database"
 _TOO_BIG, _PATTERN_TOO_LONG = "string or blob too big", "LIKE or GLOB pattern too complex"
 
@@ -253,9 +256,11 @@ def explained(
         error.args = (f"{text}: a value or a row may have {value_bytes(max_bytes)} bytes",)
     elif text == _PATTERN_TOO_LONG:
         error.args = (f"{text}: it may have {PATTERN_BYTES} bytes",)
+    elif text == CLOSED:
+        error.args = (f"{text[:-1]}: take it as a Database, whose connect() then opens another connection",)
+    elif text in _NO_ROOM and file is not None and is_full(file.path.parent):
+        return OverloadedError(FULL_TEXT)
     elif text == FULL:
-        if file is not None and is_full(file.path.parent):
-            return OverloadedError(FULL_TEXT)
         error.args = (f"{text}: the database may have {max_bytes} bytes (TOOLPACK_MAX_VOLUME_BYTES)",)
     return error
 

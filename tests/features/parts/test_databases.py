@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import errno
 import gc
 import os
 import sqlite3
@@ -33,6 +34,9 @@ from toolpack_server.testing.store_contract.model import SharedMemory
 
 CATALOG = load_catalog((PACKS,), ("stall",))
 ALONE = "a session's database stands alone: ATTACH, DETACH and VACUUM INTO aren't possible"
+
+
+CLOSED = "Cannot operate on a closed database: take it as a Database, whose connect() then opens another connection"
 
 
 def make(isolation, **given):
@@ -204,7 +208,7 @@ def test_a_read_only_function_gets_a_connection_that_cant_write(bench, session):
 def test_a_connection_ends_with_its_call(bench, session):
     assert bench.result(session, "keep") == "kept"
     closed = error(bench, session, "keep")
-    assert closed in ("ProgrammingError: Cannot operate on a closed database.", None)  # None: in another process
+    assert closed in (f"ProgrammingError: {CLOSED}", None)  # None: in another process
 
 
 def test_the_file_of_a_database(bench, session):
@@ -590,6 +594,60 @@ def test_a_file_is_copied_exactly(tmp_path, wal):
     found = Database(path).connect().execute("SELECT rowid, x FROM t").fetchall()
     connection.close()
     assert found == [(2, 2)]
+
+
+def test_a_function_may_close_its_connection_and_connect_again():
+    pack = Toolpack("closing", ShopOfOne)
+
+    @pack.function
+    def reopen(db: Annotated[Database, Depends("db")]) -> int:
+        """Close the connection, and go on with another one."""
+        db.connect().close()
+        return db.connect().execute("SELECT 1").fetchone()[0]
+
+    @pack.function
+    def go_on(db: Annotated[sqlite3.Connection, Depends("db")]) -> None:
+        """Close the connection, and go on with it."""
+        db.close()
+        db.execute("SELECT 1")
+
+    with Bench(Catalog({"closing": pack})) as bench:
+        session = bench.create("closing")
+        assert bench.result(session, "reopen") == 1
+        assert error(bench, session, "go_on") == f"ProgrammingError: {CLOSED}"
+
+
+def test_a_full_scratch_folder_is_never_the_functions_failure(monkeypatch):
+    pack = Toolpack("closing", ShopOfOne)
+
+    @pack.function
+    def fail(db: Annotated[sqlite3.Connection, Depends("db")], text: str) -> None:
+        """Fail as SQLite does.
+
+        :param text: Its error.
+        """
+        db.execute("SELECT 1")
+        raise sqlite3.OperationalError(text)
+
+    with Bench(Catalog({"closing": pack})) as bench:
+        session = bench.create("closing")
+        for text in ("database or disk is full", "disk I/O error", "unable to open database file"):
+            assert error(bench, session, "fail", text=text).startswith(f"OperationalError: {text}")
+            with monkeypatch.context() as full:
+                full.setattr("server.features.parts.database_connection.is_full", lambda _: True)
+                refused(-32006, bench.call, session, "fail", text=text)
+
+
+@pytest.mark.parametrize("trouble", [MemoryError(), OSError(errno.EMFILE, os.strerror(errno.EMFILE))])
+def test_a_read_at_a_limit_of_the_machine_is_refused(monkeypatch, trouble):
+    def fail(*_):
+        raise trouble
+
+    with Bench(Catalog({"closing": Toolpack("closing", ShopOfOne)})) as bench:
+        session = bench.create("closing")
+        monkeypatch.setattr("server.features.parts.database_views.view", fail)
+        monkeypatch.setattr("server.execution.machine._can_get_memory", lambda: False)
+        refused(-32006, bench.rpc, "get_environment", session_id=session)
 
 
 def test_what_was_committed_to_a_connection_that_its_function_closes_is_kept():
