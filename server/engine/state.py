@@ -17,7 +17,7 @@ The session exists             whoever closes it, or the sweep       the store, 
 index, version, parts, last,   another worker's commits; a store     the lease, which comes with the head (`follow`);
 stored                         that has lost its newest data         a commit names the record before it
 blobs, live, working copies    the same                              `follow`, which keeps those of the same blobs
-memo: counters, digests        the same                              `follow`, which drops it
+memo: counters, digests        the same; a thread that was given up  `follow`, which drops it; `remembered`
 leased, epoch, holder          whoever takes this worker for dead    a commit names both
 uncommitted call_ids           a commit that is refused              the state is invalid then; all other call_ids are
                                                                      asked of the store
@@ -33,17 +33,19 @@ How records follow each other  a store that has lost its newest data the id of t
 What never changes needs no notice: what a session is made of, its addresses, and the digest of a blob.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from server.base.times import expiry
 from server.stores.base import Commit, Head, Record, StoredSession
 from server.volumes.volume import live_name
+
+T = TypeVar("T")
 
 LIVE_FACTOR = 8  # a live environment takes about this many times the bytes of its snapshot
 STATE_BYTES = 8192
@@ -129,6 +131,18 @@ class SessionState:
         self.parts = dict(head.parts)
         self.memo: dict[Any, Any] = {}  # what those around operations remember of the session as of its last record
 
+    def remembered(self, hook: Any, read: Callable[[], T]) -> T:
+        """Return what a hook remembers of the session as of its last record; read it if it isn't known yet.
+
+        A thread that has passed its deadline may still read while the session goes on. What it reads then belongs to
+        the memo that there was before.
+        """
+        memo = self.memo
+        if hook not in memo:
+            memo[hook] = read()
+        known: T = memo[hook]
+        return known
+
     def take_live(self) -> dict[str, BaseModel]:
         """Take the live environments out: should the operation pass its deadline, no other one meets them again."""
         live, self.live = self.live, {}
@@ -145,7 +159,6 @@ class SessionState:
         record = effect.record
         if record is None:
             return None
-        self.memo = effect.memo
         after, self.last = self.last, record.id
         self.index, self.version = record.index, record.version
         added = added_bytes(record, effect.new_blobs)
@@ -156,6 +169,7 @@ class SessionState:
             self.unstored.update(effect.new_blobs)
         if record.call_id is not None:
             self.uncommitted[record.call_id] = record
+        self.memo = effect.memo  # last: see `remembered`
         return Commit(
             session_id=self.session.id,
             epoch=self.epoch,

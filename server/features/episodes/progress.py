@@ -168,10 +168,7 @@ class Episodes(OperationHook):
 
     def progress(self, state: SessionState) -> Progress:
         """Get how far a session is that an operation has, and that this concerns."""
-        if self not in state.memo:
-            state.memo[self] = self.stored(state.session, state.index)
-        known: Progress = state.memo[self]
-        return known
+        return state.remembered(self, lambda: self.stored(state.session, state.index))
 
     def stored(self, session: StoredSession, last: int) -> Progress:
         """Get how far a session is by what is stored; `last` is the index of the last record to take into account."""

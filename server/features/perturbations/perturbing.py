@@ -102,10 +102,7 @@ class Perturbing(OperationHook):
         return rules
 
     def _memo(self, state: SessionState) -> _Memo:
-        if self not in state.memo:
-            state.memo[self] = _Memo(counts_at(state.session, state.index, self._paths), _Index())
-        memo: _Memo = state.memo[self]
-        return memo
+        return state.remembered(self, lambda: _Memo(counts_at(state.session, state.index, self._paths), _Index()))
 
     # Lists of functions
 

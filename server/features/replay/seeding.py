@@ -49,9 +49,12 @@ class Seeding(OperationHook):
         seeds.check(self._settings)
         operation.plan.conditions = seeds.pin(state.index + 2)
         operation.plan.compares = False  # which is done now and then, and the same call is to give the same
-        if self not in state.memo:
+
+        def digest() -> str | None:
             start_clock(self._settings.timeout_seconds)
-            state.memo[self] = self._digests.digest(state.parts, operation.blobs)
+            return self._digests.digest(state.parts, operation.blobs)
+
+        state.remembered(self, digest)
 
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
         is_reset = isinstance(operation, ResetOperation)

@@ -3,16 +3,18 @@
 import asyncio
 import json
 import sys
+import threading
 from typing import Any
 
 import pytest
 import serving
 from market import CATALOG, PARTICIPANTS, TASK, Market, Played, bid, look, look_behind, play, sold
-from serving import KEY, PACKS, Bench, refused
+from serving import KEY, PACKS, Bench, refused, wait_until
 
 from server import Task, Toolpack
 from server.base.errors import RegistrationError
 from server.cli.local import memory_settings
+from server.features.episodes.progress import Episodes
 from server.features.replay.bundle_format import pack as packed
 from server.features.replay.bundle_format import sealed, unpack
 from server.features.tasks.checks import check_tasks
@@ -487,3 +489,27 @@ def test_check_runs_a_solution_with_the_rights_of_each():
     assert "Participant 'buyer': the session has no function 'bit'. Did you mean bid?" in checked(misspelt)[1][0]
     made = Task("sale", "Sell it.", sold, solution=lambda _market: [("bid", {"amount": 5}, "byer")], **given)
     assert "the call of `bid` in its solution is that of 'byer', who is no participant" in checked(made)[1][0]
+
+
+def test_a_thread_given_up_while_it_reads_makes_no_record_count_wrong(make_bench, monkeypatch):
+    """It reads how far the session was, which by the time that it has read goes on."""
+    bench = make_bench(CATALOG, timeout_seconds=0.5)
+    played = play(bench, {"buyer": {"answers": True}, "seller": {}})
+    bench.sessions.queues.cache.pop(played.id)  # as after another worker's call
+    stored, begun, gate = Episodes.stored, threading.Event(), threading.Event()
+
+    def stored_late(*asked):
+        found = stored(*asked)
+        if not begun.is_set():
+            begun.set()
+            gate.wait(serving.PATIENCE)
+        return found
+
+    monkeypatch.setattr(Episodes, "stored", stored_late)
+    refused(-32010, bench.rpc, "add_message", session_id=played.id, role="user", content="Hello.")
+    assert played.call("buyer", "look")["error"] is None
+    gate.set()
+    wait_until(lambda: not bench.sessions.queues.threads._stuck, "the end of the thread")
+    assert played.call("buyer", "look")["error"] is None
+    bundle = bench.rpc("export_bundle", session_id=played.id)["bundle"]
+    assert bench.rpc("import_bundle", bundle=bundle)["session_id"]
