@@ -314,9 +314,11 @@ class TaskEpisodes:
 
     async def _answer(self, caller: Caller, episode: TaskEpisode, given: Any, call: str) -> PlayedCall:
         """Hand in the answer, which gets the reward; another one, or the same with another id, gets none."""
-        arguments, problem = await self.app.parser.arguments(given, caller.owner)
-        if problem is not None:
-            return PlayedCall(problem, WRONG_INPUT)
+        arguments = given
+        if type(given) is not dict:
+            arguments, problem = await self.app.parser.arguments(given, caller.owner)
+            if problem is not None:
+                return PlayedCall(problem, WRONG_INPUT)
         answer = arguments.get("answer", "")
         if not arguments.keys() <= {"answer"} or not isinstance(answer, str):
             return PlayedCall(f"{ANSWER} takes one text, answer.", WRONG_INPUT)

@@ -108,11 +108,11 @@ class Metrics:
         self._calls = {labels: slot for slot, labels in enumerate(series, first)}
         self._commit_seconds = _Histogram(SECONDS, first + len(series))
         self._snapshot_bytes = _Histogram(BYTES, self._commit_seconds.end)
-        self._seconds: dict[str, _Histogram] = {}
+        self._seconds: dict[tuple[str, str], _Histogram] = {}
         width = self._snapshot_bytes.end
-        for toolpack in dict(pairs):
-            self._seconds[toolpack] = _Histogram(SECONDS, width)
-            width = self._seconds[toolpack].end
+        for pair in pairs:
+            self._seconds[pair] = _Histogram(SECONDS, width)
+            width = self._seconds[pair].end
         memory = memoryview(mmap.mmap(-1, rows * width * NUMBER_BYTES)).cast("d")
         self._rows = [memory[start : start + width] for start in range(0, len(memory), width)]
         self._row = self._rows[0]
@@ -127,7 +127,7 @@ class Metrics:
     def called(self, toolpack: str, function: str, outcome: str, seconds: float) -> None:
         """Count a call; `toolpack` and `function` are "" if there is no such function."""
         self._row[self._calls[toolpack, function, outcome]] += 1
-        self._seconds[toolpack].observe(self._row, seconds)
+        self._seconds[toolpack, function].observe(self._row, seconds)
 
     def committed(self, seconds: float, commits: Sequence[Commit]) -> None:
         """Count a commit and the snapshots in it; from any thread."""
@@ -165,9 +165,9 @@ class Metrics:
                 yield from found
         calls = {labels: sums[slot] for labels, slot in self._calls.items() if sums[slot]}
         yield SummedFamily("calls", "Calls, by outcome.", "counter", ("toolpack", "function", "outcome"), calls)
-        seconds = {(called,): self._seconds[called].read(sums) for called in sorted({each[0] for each in calls})}
+        seconds = {called: self._seconds[called].read(sums) for called in sorted({each[:2] for each in calls})}
         text = "Time from a call's arrival to its answer."
-        yield SummedFamily("call_seconds", text, "histogram", ("toolpack",), seconds)
+        yield SummedFamily("call_seconds", text, "histogram", ("toolpack", "function"), seconds)
         commits, snapshots = self._commit_seconds.read(sums), self._snapshot_bytes.read(sums)
         yield SummedFamily("store_commit_seconds", "Time of a commit.", "histogram", (), {(): commits})
         yield SummedFamily("snapshot_bytes", "Size of a snapshot.", "histogram", (), {(): snapshots})

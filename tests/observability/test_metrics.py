@@ -122,6 +122,26 @@ def test_counters_are_summed_over_workers_and_survive_one(server):
     assert load.sample("toolpack_call_seconds_sum", toolpack="ledger") >= 0.3 * 5  # five that passed their deadline
 
 
+def test_a_slow_function_is_seen_by_its_name(server):
+    load = Load(server.url)
+    session = load.create()
+    before = seconds_of(load)
+    load.call("ledger", "deadline", "add_and_await", session)
+    for number in range(20):
+        load.call("", "not_found", f"none {number}", session)
+    wait_until(
+        lambda: seconds_of(load)["ledger", "add_and_await"] >= before["ledger", "add_and_await"] + 0.3, "its time"
+    )
+    assert seconds_of(load).keys() == before.keys() | {("ledger", "add_and_await"), ("", "")}
+
+
+def seconds_of(load):
+    """Return the seconds of each function's calls, by its toolpack and name."""
+    samples = load.families()["toolpack_call_seconds"].samples
+    sums = [each for each in samples if each.name == "toolpack_call_seconds_sum"]
+    return Counter({(each.labels["toolpack"], each.labels["function"]): each.value for each in sums})
+
+
 def check_counted(load):
     # A call is counted when its answer is on its way, and it may be another worker that is asked for the numbers.
     wait_until(lambda: load.counted().total() >= load.sent.total(), "the last count")
