@@ -2,6 +2,7 @@
 
 import asyncio
 import builtins
+import gzip
 import json
 import threading
 from types import SimpleNamespace
@@ -17,11 +18,13 @@ from starlette.responses import Response
 
 from toolpack_server.client import AgentClient, Client
 from toolpack_server.user import model as models
-from toolpack_server.user.model import ChatModel, _seconds
+from toolpack_server.user.model import Answer, ChatModel, ModelCall, _seconds
 from toolpack_server.user.place import Limits, View
+from toolpack_server.user.player import Player
 from toolpack_server.user.run import installed_kinds
 
 LABEL = "run=x"
+BOMB = gzip.compress(b" " * 2**26)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +132,52 @@ def test_who_speaks_first_follows_from_the_prompt(client, url, script):
     assert done(client, session) == ["Bye. ###STOP###"]
 
 
+def test_one_answer_makes_no_more_calls_than_turns_are_left(client, url):
+    session = begin(client)
+    many = called("look")
+    many["tool_calls"] *= 999
+    with endpoint(lambda _: many) as at:
+        assert user(url, *model(at, "--max-turns", "5"), "--first").returncode == 1
+    assert done(client, session)[:-1] == ["look"] * 5
+    assert client.get_trace(session["session_id"])[-1]["reason"] == "turns"
+
+
+def test_a_call_that_leaves_no_record_is_not_repeated_for_ever():
+    made, failed = [], []
+
+    class Agent:
+        async def get_task(self):
+            return {"name": "user", "others": ["agent"], "prompt": [], "calls": 0, "done": False}
+
+        async def list_functions(self, **_):
+            return {"result": []}
+
+        async def run_function(self, *given, **_):
+            made.append(given)
+            return {"result": "", "error": "CrashedError: `look` has ended its process 3 times"}
+
+    class Client:
+        def agent(self, _session):
+            return Agent()
+
+        async def get_trace(self, *_, **__):
+            names = ("kind", "participant", "reason", "message")
+            return [dict(zip(names, ("failure", "user", *failed), strict=True))] if failed else []
+
+        async def fail_participant(self, _id, _name, reason, message, **_):
+            failed.extend([reason, message])
+
+    class Steps:
+        async def answer(self, *_):
+            return Answer(calls=[ModelCall("look", {})])
+
+    view = View({}, installed_kinds(), Limits(100, None), lambda _: False, True)
+    session = {"session_id": "x", "participants": {"user": {}}}
+    assert asyncio.run(Player(Client(), session, "user", Steps(), view).play()) == "failed (unrecorded)"
+    assert len(made) == 5
+    assert "CrashedError" in failed[1]
+
+
 def test_other_stops_end_it(client, url, script):
     session = begin(client)
     assert user(url, *script(["###STOP### END"]), "--first", "--stop", "END").returncode == 0
@@ -181,6 +230,16 @@ def fail(client, url, reason, *arguments, says=""):
         (lambda _: cut_off(), "unreachable", "No answer"),
         (lambda _: refused(429, retry_after="0.1"), "rate_limit", "HTTP 429"),
         (lambda _: refused(400), "refused", "no, ***"),
+        (
+            lambda _: Response(BOMB, headers={"content-encoding": "gzip"}),
+            "refused",
+            "compressed",
+        ),
+        (lambda _: Response(b"x", 500, headers={"content-encoding": "br, gzip"}), "refused", "compressed"),
+        (lambda _: Response(b" " * 2**23, media_type="application/json"), "refused", "more than 4194304 bytes"),
+        (lambda _: Response("x" * 2**23, 500), "refused", "more than 4194304 bytes"),
+        (lambda _: Response(status_code=307, headers={"location": "/v1/chat/completions"}), "refused", "HTTP 307"),
+        (lambda _: Response("{}", headers={"x": "y" * 2**20}), "unreachable", "No answer"),
         (lambda _: trickling(), "timeout", "0.3 s"),
         (lambda _: asyncio.sleep(60), "timeout", "0.3 s"),
         (lambda _: Response("<html>", media_type="text/html"), "nonsense", "no chat completion"),

@@ -7,7 +7,7 @@ with the command itself, such as its key, ends the program and no session. The k
 import asyncio
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +23,7 @@ _AGAIN = (408, 409, 429)
 _SERVERS_FAULT = 500
 _RATE_LIMIT = 429
 _MAX_SHOWN = 300  # characters of what an endpoint says
+_MAX_ANSWER_BYTES = 2**22
 
 
 class ModelCall(NamedTuple):
@@ -55,6 +56,36 @@ class ModelError(ClientError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class UnreadAnswerError(Exception):
+    """An endpoint's answer isn't read any further."""
+
+
+async def limit_answer(response: Any) -> None:
+    """Let a response of httpx be read up to a limit only; one that is compressed may become any size.
+
+    Raises:
+        UnreadAnswerError: It is compressed, although nobody asked for that.
+    """
+    if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise UnreadAnswerError("The answer is compressed, which it wasn't asked to be.")
+    stream = response.stream
+
+    async def pieces(_self: Any) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in stream:
+            size += len(piece)
+            if size > _MAX_ANSWER_BYTES:
+                raise UnreadAnswerError(f"The answer has more than {_MAX_ANSWER_BYTES} bytes.")
+            yield piece
+
+    async def close(_self: Any) -> None:
+        await stream.aclose()
+
+    # A stream of the same kind, as releases of openai bring an httpx of their own, which looks at the kind.
+    limited = type("Limited", (type(stream),), {"__init__": object.__init__, "__aiter__": pieces, "aclose": close})
+    response.stream = limited()
 
 
 class Model(Protocol):
@@ -128,7 +159,14 @@ class ChatModel:
         self._seconds = timeout_seconds
         self._retries = retries
         try:
-            self._client = openai.AsyncOpenAI(base_url=base_url, timeout=timeout_seconds, max_retries=0)
+            http = openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"response": [limit_answer]})
+            self._client = openai.AsyncOpenAI(
+                base_url=base_url,
+                timeout=timeout_seconds,
+                max_retries=0,
+                default_headers={"Accept-Encoding": "identity"},
+                http_client=http,
+            )
         except openai.OpenAIError:
             raise click.ClickException(
                 "Set OPENAI_API_KEY to the endpoint's key; for one that asks for none, to any text."
@@ -146,6 +184,8 @@ class ChatModel:
                 async with asyncio.timeout(self._seconds):  # all of it: what trickles meets no other limit
                     raw = await create(model=self._model, messages=[*messages], **offered)
                 return self._read(raw.text)
+            except UnreadAnswerError as error:
+                raise ModelError("refused", str(error)) from None
             except (TimeoutError, self._openai.OpenAIError) as error:
                 failed, asked = self._failure(error)
                 if attempt >= self._retries or failed.reason == "refused":
@@ -164,6 +204,8 @@ class ChatModel:
         status = getattr(error, "status_code", None)
         if status is None:
             cause = error.__cause__ or error
+            if isinstance(cause, UnreadAnswerError):  # older releases of openai wrap whatever has failed
+                return ModelError("refused", str(cause)), 0
             return ModelError("unreachable", self._shown(f"No answer: {type(cause).__name__}: {cause}")), 0
         text = self._shown(f"HTTP {status}: {error}")
         if status in _MISTAKES:
@@ -212,6 +254,7 @@ def _is_count(usage: Mapping[str, Any], name: str) -> bool:
 def _object(text: str) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
+        json.dumps(found)  # which goes less deep
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -42,6 +42,9 @@ class Player:
         address = {**session, **cast("Any", session)["participants"][name]}
         self._agent = client.agent(cast("Session", address))
         self._own: list[Any] = []
+        self._done = -1  # how much it had done when it last acted
+        self._vain = 0  # acts since then that have left no record
+        self._heard: Any = None  # what the last call was answered
 
     async def play(self) -> str:
         """Play until the participant's part is over, and get how it has ended.
@@ -85,6 +88,12 @@ class Player:
         if place.limit is not None:
             await self._fail(place, *place.limit)
             return
+        self._vain = self._vain + 1 if place.done == self._done else 0
+        self._done = place.done
+        if self._vain >= self._view.limits.mistakes:  # such as a call that has ended the server's process
+            message = f"{self._vain} acts in a row have left no record. The last answer was: {self._heard}"
+            await self._fail(place, "unrecorded", message)
+            return
         offered = tools if place.may_call else ()
         try:
             answer = await self._model.answer(place.messages, offered, place.turn)
@@ -102,8 +111,11 @@ class Player:
     async def _act(self, place: Place, answer: Answer) -> None:
         """Call, or else say something: what a model says beside its calls, nobody hears."""
         try:
-            for number, call in enumerate(answer.calls, place.done):
-                await self._agent.run_function(call.function, json.dumps(call.kwargs), call_id=f"turn-{number}")
+            left = self._view.limits.turns - place.turn
+            for number, call in enumerate(answer.calls[:left], place.done):
+                self._heard = await self._agent.run_function(
+                    call.function, json.dumps(call.kwargs), call_id=f"turn-{number}"
+                )
             if not answer.calls:
                 await self._say(answer.text, f"turn-{place.done}")
         except ReplyError as error:
