@@ -21,7 +21,7 @@ from server.execution.parts import environments, toolpack_of
 from server.execution.promises import Promises
 from server.execution.runtime import SessionRuntime
 from server.execution.views import thawed, view
-from server.execution.volumes import READ_ONLY
+from server.execution.volumes import READ_ONLY, READING, Volumes
 from server.execution.world import ExecutionContext, Snapshot, World
 from server.features.checking.command import IN_MEMORY
 from server.features.checking.findings import Finding, Tried

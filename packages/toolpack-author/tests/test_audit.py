@@ -219,6 +219,42 @@ def test_what_the_prompt_asks_for_is_no_mere_mark_and_a_guard_is_no_dead_check(t
         assert [each["about"] for each in report["findings"] if each["kind"] == "dead-check"] == ["always"]
 
 
+SHELVES = """
+from typing import Annotated
+from server import Database, Depends, Files, TaskEnvironment, Toolpack
+
+class Shelves(TaskEnvironment):
+    db: Database = Database("CREATE TABLE book (t TEXT); CREATE TABLE guest (n TEXT); INSERT INTO guest VALUES ('Ada')")
+    papers: Files = Files({"notes/one.txt": "one"})
+
+toolpack = Toolpack("shelves", Shelves)
+
+@toolpack.function
+def put(db: Annotated[Database, Depends("db")], title: str) -> None:
+    '''Put a book there.
+
+    :param title: Its title.
+    '''
+    with db.connect() as books:
+        books.execute("INSERT INTO book VALUES (?)", (title,))
+
+@toolpack.task("put", "Put Emma there.", solution=[("put", {"title": "Emma"})])
+def emma(rollout):
+    after = rollout.environment
+    books, guests = ([*after.db.connect().execute(f"SELECT * FROM {name}")] for name in ("book", "guest"))
+    rollout.check("Emma is there", books == [("Emma",)])
+    rollout.check("the guests are as before", guests == [("Ada",)])
+    rollout.check("the papers are as before", after.papers.is_file("notes/one.txt"))
+    rollout.check("always", True)
+"""
+
+
+def test_guards_of_tables_and_files_are_no_dead_checks(tmp_path):
+    (tmp_path / "shelves.py").write_text(SHELVES)
+    (report,) = audited(Settings(store="memory:", pack_dir=(tmp_path,), packs=("shelves",))).values()
+    assert [each["about"] for each in report["findings"] if each["kind"] == "dead-check"] == ["always"]
+
+
 TILL = """
 from datetime import datetime
 from decimal import Decimal

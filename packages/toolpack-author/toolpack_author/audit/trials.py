@@ -9,6 +9,7 @@ The rule: each call and each evaluation has its deadline, and the main thread ru
 import contextlib
 import copy
 import importlib.util
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,8 +19,10 @@ import jsonpointer
 from pydantic import BaseModel
 from typing_extensions import override
 
+from server import Database, Files
 from server.features.api import AGENT, CLIENT, Address, Caller, ReplyError, RequestError
 from server.features.api_trials import (
+    READING,
     CallRequest,
     Codec,
     EvaluationError,
@@ -37,6 +40,7 @@ from server.features.api_trials import (
     Task,
     Tasks,
     Verdict,
+    Volumes,
     call,
     dumps,
     evaluate,
@@ -448,17 +452,59 @@ class Trials:
             for name in path:
                 held = getattr(held, name)
             held.clear()
-            blob_id, blob = self._codec.encode(part, whole)
-            changed = Snapshot({**snapshot.parts, part: blob_id}, {**snapshot.blobs, part: blob})
-            stage = replace(solved, snapshots=(*solved.snapshots[:-1], changed))
-            try:
-                verdict = self.judge(stage, self.answer, f"the solution, without {'.'.join(path)}")
-            except EvaluationError:
-                continue
-            except Interrupted:
-                break
-            found |= {check["name"] for check in verdict["checks"] if not check["passed"]}
+            changed = _with_blobs(snapshot, {part: self._codec.encode(part, whole)})
+            if not self._note_failing(found, changed, ".".join(path)):
+                return found
+        for name, changed in itertools.islice(self._emptied_volumes(snapshot), MOST_CONTAINERS):
+            if not self._note_failing(found, changed, name):
+                return found
         return found
+
+    def _note_failing(self, found: set[str], changed: Snapshot, name: str) -> bool:
+        """Add the names of the checks that fail on a world that lacks something; return False if that took too long."""
+        solved = self._stages[-1]
+        stage = replace(solved, snapshots=(*solved.snapshots[:-1], changed))
+        try:
+            verdict = self.judge(stage, self.answer, f"the solution, without {name}")
+        except EvaluationError:
+            return True
+        except Interrupted:
+            return False
+        found |= {check["name"] for check in verdict["checks"] if not check["passed"]}
+        return True
+
+    def _emptied_volumes(self, snapshot: Snapshot) -> Iterator[tuple[str, Snapshot]]:
+        """Yield the world without the rows of a table, or the files of a folder, that the solution has left alone."""
+        for toolpack in dict.fromkeys(toolpack_of(part) for part in snapshot.parts if is_piece(part)):
+            for name, held in self._unchanged(toolpack, snapshot):
+                volumes = Volumes(self._codec, read_only="")
+                try:
+                    volumes.bind(toolpack, None, snapshot)
+                    _empty(volumes.bound[name], held)
+                    changes = volumes.finish()
+                except Exception:  # noqa: BLE001, S112 - a schema may refuse it
+                    continue
+                finally:
+                    volumes.abandon(keep=False)
+                yield f"{name}/{held}", _with_blobs(snapshot, changes.blobs)
+
+    def _unchanged(self, toolpack: str, snapshot: Snapshot) -> list[tuple[str, str]]:
+        """Get the tables and top folders of a toolpack's volumes that are as in the beginning, by their volumes."""
+        first, last = (Volumes(self._codec, read_only=READING) for _ in range(2))
+        try:
+            first.bind(toolpack, None, self._start.snapshots[-1])
+            last.bind(toolpack, None, snapshot)
+            return [
+                (name, held)
+                for name, volume in last.bound.items()
+                if name in first.bound
+                for held in _held(first.bound[name], volume)
+            ]
+        except Exception:  # noqa: BLE001 - what can't be read guards nothing
+            return []
+        finally:
+            first.abandon()
+            last.abandon()
 
     def _containers(self, snapshot: Snapshot) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Get the parts and the paths of what holds something and is as it was in the beginning."""
@@ -475,6 +521,36 @@ class Trials:
                     shown = [at(world, (toolpack_of(part), *path)) for world in (initial, solved)]
                     if shown[0] == shown[1] is not None:
                         yield part, path
+
+
+def _with_blobs(snapshot: Snapshot, blobs: Mapping[str, tuple[str, bytes]]) -> Snapshot:
+    parts = {**snapshot.parts, **{part: blob_id for part, (blob_id, _) in blobs.items()}}
+    return Snapshot(parts, {**snapshot.blobs, **{part: blob for part, (_, blob) in blobs.items()}})
+
+
+def _held(before: Any, after: Any) -> list[str]:
+    """Get the tables of a database, or what stands at the top of files, that are the same in both."""
+    changed = {change["path"].split("/")[1] for change in before.patch(after, "", text_diffs=False) if change["path"]}
+    if isinstance(after, Database):
+        rows = after.connect().execute(
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
+        )
+        names = [name for (name,) in rows]
+    else:
+        names = after.iterdir() if isinstance(after, Files) else []
+    return [name for name in names if jsonpointer.escape(name) not in changed]
+
+
+def _empty(volume: Any, name: str) -> None:
+    """Delete the rows of a table, or the files of a folder."""
+    if isinstance(volume, Database):
+        quoted = name.replace('"', '""')
+        with volume.connect() as connection:
+            connection.execute(f'DELETE FROM "{quoted}"')  # noqa: S608 - it is quoted
+        return
+    for path in [name, *volume.glob(f"{name}/**/*")]:
+        if volume.is_file(path):
+            volume.unlink(path)
 
 
 def _content(stage: Stage) -> tuple[bytes, ...]:
