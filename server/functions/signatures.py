@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-import docstring_parser
 from pydantic import BaseModel, create_model
 from pydantic.fields import FieldInfo
 
 from server.base.errors import RegistrationError
 from server.functions.argument_validators import argument_validator
+from server.functions.docstrings import description, parameter_descriptions, parse_docstring
 from server.functions.fields import ParametersModel, check_default, default_of, described_outside, field_of, is_required
 from server.volumes.volume import Volume
 
@@ -53,7 +53,7 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
         raise RegistrationError("it is a lambda, which has no name and no docstring: write a function with `def`.")
     if not function.__doc__ or function.__doc__.isspace():  # Python 3.13 strips it by itself
         raise RegistrationError("there is no docstring: add one whose first line says what the function does.")
-    docs = docstring_parser.parse(function.__doc__)
+    docs = parse_docstring(function.__doc__)
     if not docs.short_description:
         raise RegistrationError("the docstring has no short description: say in its first line what the function does.")
     try:
@@ -106,7 +106,9 @@ def _accepts_unknown(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return False
     says = {schema.get("extra_fields_behavior"), schema.get("extra_behavior")} & {"allow", "ignore"}
-    return bool(says) or any(_accepts_unknown(part) for key, part in schema.items() if key not in _NO_SCHEMAS)
+    # Fields and choices, by name, may be called like that, too.
+    skipped = _NO_SCHEMAS if isinstance(schema.get("type"), str) else ()
+    return bool(says) or any(_accepts_unknown(part) for key, part in schema.items() if key not in skipped)
 
 
 def is_passed(default: Any) -> bool:
@@ -147,31 +149,20 @@ class _AnotherType:
         return found.given(self._wanted) if isinstance(found, Volume) else found
 
 
-def description(docs: docstring_parser.Docstring) -> str:
-    """Get what agents are told of a function: the short and the long description of its docstring."""
-    return "\n".join(filter(None, [docs.short_description, docs.long_description])).replace("None", "null")
-
-
-def parameter_descriptions(params: Sequence[docstring_parser.DocstringParam]) -> dict[str, str]:
-    """Get the description of each documented parameter; "" for one without text."""
-    # NumPy style documents several parameters in one entry: `x, y : float`.
-    return {name.strip(): param.description or "" for param in params for name in param.arg_name.split(",")}
-
-
 def _check(
     signature: inspect.Signature,
     hints: Mapping[str, Any],
     descriptions: Mapping[str, str],
     dependencies: Mapping[str, Any],
 ) -> None:
-    for name, description in descriptions.items():
+    for name, text in descriptions.items():
         if name not in signature.parameters:
             raise RegistrationError(f"the docstring describes `{name}`, which isn't a parameter: correct or remove it.")
         if name in dependencies:
             raise RegistrationError(
                 f"the docstring describes `{name}`, which comes from the environment: remove it, agents don't pass it."
             )
-        if not description:
+        if not text:
             raise RegistrationError(f"the docstring says nothing of parameter `{name}`: describe it.")
         if name == "model_config" or name.startswith("_"):
             raise RegistrationError(f"pydantic takes no parameter with the name `{name}`: rename it.")

@@ -191,3 +191,48 @@ def test_a_default_that_json_lacks_is_not_shown_as_null():
     assert "default" not in schema["$defs"]["Limits"]["properties"]["most"]
     assert "required" not in schema
     assert FunctionsRuntime([function.function]).run_function(None, "find", {}) == (math.inf, None)
+
+
+def test_a_line_that_begins_with_a_colon_is_part_of_the_description():
+    def find(text: str, limit: int):
+        """Find what matters.
+
+        :func:`look` does less.
+
+        :param text: What.
+        :note: only words
+        :param limit: How many.
+        :returns: Nothing.
+        """
+
+    function = make_function(find)
+    assert function.description == "Find what matters.\n:func:`look` does less."
+    fields = function.parameters.model_fields
+    assert [field.description for field in fields.values()] == ["What.\n:note: only words", "How many."]
+
+
+def test_only_the_value_none_is_called_null():
+    def find():
+        """Nonetheless find one, or None, as NoneType. None of them is lost."""
+
+    expected = "Nonetheless find one, or null, as NoneType. None of them is lost."
+    assert make_function(find).description == expected
+
+
+class Loose(BaseModel, extra="allow"):
+    name: str
+
+
+def test_a_model_that_takes_unknown_keys_is_found_behind_any_name():
+    class Outer(BaseModel):
+        metadata: Loose
+
+    def find(default: Outer):
+        """Find.
+
+        :param default: Where.
+        """
+        return default.metadata.model_extra
+
+    arguments = {"default": {"metadata": {"name": "a", "more": 1}}}
+    assert FunctionsRuntime([make_function(find)]).run_function(None, "find", arguments) == ({"more": 1}, None)

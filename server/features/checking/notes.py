@@ -3,20 +3,26 @@
 The rule: a note may be intentional, so it stops no server.
 """
 
+import inspect
 import re
 from collections.abc import Iterable
 from contextvars import Context
+from typing import Any
 
 from pydantic import ValidationError
 
 from server.base.errors import InvalidParamsError
+from server.functions.docstrings import hidden_sections
+from server.functions_runtime import Function
 from server.packs.checks import BUILD_SECONDS, requires
+from server.packs.names import without_dots
 from server.packs.patience import Impatience, patience
 from server.packs.registration import place
 from server.packs.toolpack import Toolpack
 from server.snapshots.comparison import difference
 
-PORTABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MAX_NAME = 64
+PORTABLE_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME}}}")
 
 
 def notes_on(packs: Iterable[Toolpack]) -> list[str]:
@@ -55,9 +61,43 @@ def _of_environment(pack: Toolpack) -> list[str]:
 
 def _of_functions(pack: Toolpack) -> list[str]:
     notes = [] if pack.functions else [f"{pack.place}: it has no function: register some with @toolpack.function."]
-    return notes + [
-        f"{place(function.function)}: agents of several providers can't call a function with this name: use at most 64 "
-        "of the characters A-Z, a-z, 0-9, `_` and `-`."
-        for function in pack.functions.values()
-        if not PORTABLE_NAME.fullmatch(function.name)
-    ]
+    notes += _of_sections(pack)
+    for function in pack.functions.values():
+        where, qualified = place(function.function), without_dots(f"{pack.name}.{function.name}")
+        if not PORTABLE_NAME.fullmatch(function.name):
+            notes.append(
+                f"{where}: agents of several providers can't call a function with this name: use at most 64 of the "
+                "characters A-Z, a-z, 0-9, `_` and `-`."
+            )
+        elif len(qualified) > MAX_NAME:
+            notes.append(
+                f"{where}: beside a toolpack with a function of the same name it is called `{qualified}`, which has "
+                f"{len(qualified)} characters, and agents of several providers can call at most {MAX_NAME}: use a "
+                "shorter name."
+            )
+        if not pack.holds_instances:
+            notes += [
+                f"{where}: agents don't see its optional parameter `{name}`, which has no description: describe it, or "
+                "let its name begin with `_`."
+                for name in _lost_parameters(function.function)
+            ]
+    return notes
+
+
+def _of_sections(pack: Toolpack) -> list[str]:
+    """Say once which sections of docstrings agents don't see."""
+    hidden = {each.name: hidden_sections(each.function.full_docstring) for each in pack.functions.values()}
+    named = [name for name, sections in hidden.items() if sections]
+    if not named:
+        return []
+    sections = ", ".join(sorted({section for found in hidden.values() for section in found}))
+    where, others = place(pack.functions[named[0]].function), f" and {len(named) - 1} more" if len(named) > 1 else ""
+    advice = "say what they need above the parameters."
+    return [f"{where}: agents don't see the sections {sections} of the docstrings of `{named[0]}`{others}: {advice}"]
+
+
+def _lost_parameters(function: Any) -> list[str]:
+    if not isinstance(function, Function):
+        return []
+    known = {*function.parameters.model_fields, *function.dependencies}
+    return [name for name in inspect.signature(function.run).parameters if name not in known and name[0] != "_"]

@@ -13,22 +13,21 @@ from pydantic import BaseModel, Field
 from pydantic_core import to_jsonable_python
 
 from server.base.errors import RegistrationError
+from server.functions.docstrings import description, parameter_descriptions, parse_docstring
 from server.functions.fields import check_default, default_of, described_outside, field_of, is_required
 from server.functions.signatures import (
     NEEDED,
     FunctionSignature,
-    description,
     is_passed,
-    parameter_descriptions,
     parameters_model,
     unknown_keys,
 )
 
 
-def parse_docstring(text: str) -> docstring_parser.Docstring:
+def _parsed(text: str) -> docstring_parser.Docstring:
     """Parse a docstring; one that no style fits has only its first line and the rest."""
     try:
-        return docstring_parser.parse(text)
+        return parse_docstring(text)
     except docstring_parser.ParseError:
         docs = docstring_parser.Docstring()
         docs.short_description, _, docs.long_description = inspect.cleandoc(text).partition("\n")
@@ -57,7 +56,7 @@ def read_loosely(
         RegistrationError: An agent couldn't call it; the text says why.
     """
     signature, hints = _signature(function)
-    docs = parse_docstring(docstring)
+    docs = _parsed(docstring)
     descriptions = parameter_descriptions(docs.params) | dict(only or {})
     fields: dict[str, tuple[Any, Any]] = {}
     hidden: dict[str, Any] = {}
@@ -141,7 +140,7 @@ def documented(kind: type) -> dict[str, str]:
         texts.pop()
     found: dict[str, str] = {}
     for text in texts:
-        found |= parameter_descriptions(parse_docstring(text).params)
+        found |= parameter_descriptions(_parsed(text).params)
     for name, field in getattr(kind, "__pydantic_fields__", {}).items():
         found.setdefault(name, field.description)
     return {name: found[name] for name in inspect.signature(kind).parameters if found.get(name)}
