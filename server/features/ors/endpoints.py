@@ -330,5 +330,7 @@ async def _events(events: list[tuple[str, str]]) -> AsyncIterator[bytes]:
 def _pieces(result: Any) -> list[str]:
     """Divide a result's JSON among events; clients remove spaces at the beginning of each, so none begins with one."""
     text = json.dumps(result, separators=(",", ":"))  # so that spaces are in strings only
+    if len(text) <= CHUNK:
+        return [text]
     pieces = [text[at : at + CHUNK] for at in range(0, len(text), CHUNK)]
     return ["\\u0020" + piece[1:] if piece[0] == " " else piece for piece in pieces]
