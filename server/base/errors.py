@@ -194,12 +194,20 @@ class EvaluationError(RequestError):
     Args:
         kind: The name of the class of the exception that it has raised.
         not_finite: That is because its reward is no finite number.
+        raised_at: File, line and function, for the author; never part of a reply.
     """
 
-    def __init__(self, message: str, kind: str, *, not_finite: bool = False) -> None:
+    def __init__(self, message: str, kind: str, *, not_finite: bool = False, raised_at: str | None = None) -> None:
         super().__init__(message)
+        self.raised_at = raised_at
         self.kind = kind
         self.not_finite = not_finite
+
+
+def for_author(error: Exception) -> str:
+    """Return the text of an error, and where the author's code raised it, if that is known."""
+    raised_at = getattr(error, "raised_at", None)
+    return f"{error} (raised at {raised_at})" if raised_at else str(error)
 
 
 class AnsweredError(RequestError):

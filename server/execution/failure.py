@@ -12,7 +12,7 @@ from typing import Any, Self
 from pydantic_core import ValidationError
 
 from server.base.errors import TooLargeError, ToolNotFoundError, shown
-from server.functions.tracebacks import traceback_text
+from server.functions.tracebacks import raised_at, traceback_text
 from server.functions_runtime import MAX_LISTED_ERRORS, error_message
 from server.jsonio.strict import dumps
 
@@ -55,6 +55,7 @@ class CallFailure:
     cause: BaseException | None = field(default=None, compare=False, repr=False)
     # Where the function raised, for the log and the author; never part of a reply or a record.
     traceback: str | None = None
+    raised_at: str | None = None  # its file, line and function; likewise
 
     @classmethod
     def of(
@@ -84,9 +85,10 @@ class CallFailure:
             message = cut_error(message, max(max_bytes - len(kind) - len(": "), 0))
             if errors and len(dumps(errors)) > max_bytes:
                 errors = []
+        place = raised_at(error)
         if not keep_cause:
-            return cls(kind, message, why, errors, similar)
-        return cls(kind, message, why, errors, similar, error, traceback_text(error))
+            return cls(kind, message, why, errors, similar, raised_at=place)
+        return cls(kind, message, why, errors, similar, error, traceback_text(error), place)
 
     @property
     def text(self) -> str:
@@ -94,7 +96,7 @@ class CallFailure:
         return f"{self.kind}: {self.message}" if self.kind else self.message
 
     def members(self) -> Json:
-        """Get it as JSON, without the exception and its traceback."""
+        """Get it as JSON, without the exception and where it was raised."""
         return {
             "kind": self.kind,
             "message": self.message,

@@ -25,6 +25,6 @@ from server.execution.volumes import Stored, stored_volumes
 from server.execution.world import ExecutionContext, PromiseCheck, Snapshot, Versions
 from server.functions.content import check_content
 from server.functions.steps import Steps, run_steps
-from server.functions.tracebacks import MAX_CHARACTERS
+from server.functions.tracebacks import MAX_CHARACTERS, MAX_PLACE
 from server.packs.catalog import Catalog
 from server.volumes.volume import SLOTS, VolumeKinds, is_piece

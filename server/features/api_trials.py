@@ -9,6 +9,7 @@ from server.base.errors import (
     SnapshotError,
     StartError,
     ToolpackServerError,
+    for_author,
     shown,
 )
 from server.base.settings import Settings, load_settings

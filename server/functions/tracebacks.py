@@ -6,6 +6,7 @@ limited length, and never part of a reply.
 
 import asyncio
 import concurrent.futures
+import sysconfig
 import threading
 import traceback
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pydantic
 
 MAX_CHARACTERS = 16_000
+MAX_PLACE = 1_000
 MAX_FRAMES = 40  # of each exception: the outermost and the innermost
 
 _ours = [str(Path(__file__).parents[1]) + "/"]
@@ -22,6 +24,9 @@ _ON_THE_WAY = (
     str(Path(pydantic.__file__).parent) + "/",
     threading.__file__,
 )
+
+
+_LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def leave_out(folder: Path) -> None:
@@ -42,6 +47,27 @@ def traceback_text(error: BaseException) -> str | None:
         half = MAX_CHARACTERS // 2
         text = f"{text[:half]}\n… ({len(text) - MAX_CHARACTERS} characters are left out) …\n{text[-half:]}"
     return text.encode("utf-8", "replace").decode()
+
+
+def raised_at(error: BaseException) -> str | None:
+    """Return where the toolpack's own code raised an exception: file, line and function; None if it didn't.
+
+    That is the innermost line of it, or of a library if all of it is one.
+    """
+    own = library = None
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith((*_ours, *_ON_THE_WAY, "<")):
+            library = trace
+            own = own if code.co_filename.startswith(_LIBRARIES) else trace
+        trace = trace.tb_next
+    found = own or library
+    if found is None:
+        return None
+    code = found.tb_frame.f_code
+    place = f"{code.co_filename}:{found.tb_lineno}: {code.co_qualname}"
+    return place[:MAX_PLACE].encode("utf-8", "replace").decode()
 
 
 def _shorten(report: traceback.TracebackException) -> bool:

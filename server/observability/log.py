@@ -65,6 +65,7 @@ class EndedCall(NamedTuple):
     result: bytes | str | None  # the result as JSON, or the error's text
     seconds: float  # the time from arrival to answer
     traceback: str | None = None  # where its function raised; None if it didn't, or the log has no tracebacks
+    raised_at: str | None = None  # file, line and function; None if it didn't raise
     trace: TraceContext | None = None  # where its request belongs in a distributed trace, if that says so
     # Its function's toolpack, and the function's name there; "" if there is no such function, or the call was refused.
     counted_as: tuple[str, str] = ("", "")
@@ -104,6 +105,8 @@ class CallLog:
             if call.trace:
                 text += f" {call.trace.traceparent}"
             extra = f" {call.kwargs.decode()}" if self._arguments else ""
+            if call.raised_at:
+                extra += f" {printable(call.raised_at)}"
             trace = "".join(f"\n  {printable(row)}" for row in (call.traceback or "").splitlines())
             return f"{text}{extra}{trace}".encode("ascii", "backslashreplace")
         if call.trace:
@@ -111,6 +114,8 @@ class CallLog:
         if self._arguments:
             line["kwargs"] = Fragment(call.kwargs)
             line["result"] = Fragment(call.result) if isinstance(call.result, bytes) else call.result
+        if call.raised_at:
+            line["raised_at"] = call.raised_at
         if call.traceback:
             line["traceback"] = call.traceback
         return dumps(line)

@@ -3,6 +3,7 @@
 The rule: one sentence says where the problem is, what it is and how to fix it.
 """
 
+import functools
 import inspect
 import sys
 from collections.abc import Iterator
@@ -53,8 +54,19 @@ def _caller() -> FrameType:
 
 def qualified_name(subject: Any) -> str:
     """Get the name of a function or class, with those of the classes and functions that it is in."""
-    subject = getattr(subject, "run", subject)
-    return getattr(subject, "__qualname__", None) or type(subject).__qualname__
+    plain, name = _plain(subject), getattr(subject, "name", None)
+    if isinstance(name, str) and name != getattr(plain, "__name__", name):  # a ready `Function` has one of its own
+        return name
+    return getattr(plain, "__qualname__", None) or type(plain).__qualname__
+
+
+def _plain(subject: Any) -> Any:
+    """Return the function behind a ready `Function`, a `functools.partial` or decorators, as far as it shows."""
+    subject = subject if isinstance(subject, type) else getattr(subject, "run", subject)
+    while isinstance(subject, functools.partial) or hasattr(subject, "__wrapped__"):
+        subject = subject.func if isinstance(subject, functools.partial) else subject.__wrapped__
+    is_object = not (inspect.isroutine(subject) or isinstance(subject, type) or hasattr(subject, "__code__"))
+    return type(subject).__call__ if is_object and callable(subject) else subject
 
 
 def place(subject: Any) -> str:
@@ -62,9 +74,8 @@ def place(subject: Any) -> str:
     if isinstance(subject, str):
         return subject
     name = qualified_name(subject)
-    subject = getattr(subject, "run", subject)
+    plain = subject = _plain(subject)
     try:
-        plain = inspect.unwrap(subject)
         return f"{Path(inspect.getsourcefile(plain) or '?')}:{inspect.getsourcelines(plain)[1]}: {name}"
     except (TypeError, OSError):
         return f"{getattr(subject, '__module__', '?')}: {name}"

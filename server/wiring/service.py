@@ -329,8 +329,9 @@ class Service:
             trace=trace_context.get(),
             counted_as=function,
         )
-        if outcome is not None and outcome.failure and self.settings.log_level == "debug":
-            ended = ended._replace(traceback=outcome.failure.traceback)
+        if outcome is not None and outcome.failure:
+            trace = outcome.failure.traceback if self.settings.log_level == "debug" else None
+            ended = ended._replace(traceback=trace, raised_at=outcome.failure.raised_at)
         self._ended.append(ended)
         if len(self._ended) == 1:
             asyncio.get_running_loop().call_soon(self._report)

@@ -82,7 +82,8 @@ def test_a_line_for_each_call_with_these_fields(log):
     post(log.server, "/rpc", "run_function", session_id=session_id, function="add", expected_version=99)
     log.server.rpc("get_trace", session_id=session_id)
     lines = log.lines()
-    assert [list(line) for line in lines] == [FIELDS] * 5
+    raised = [*FIELDS, "raised_at"]
+    assert [list(line) for line in lines] == [FIELDS, FIELDS, FIELDS, raised, FIELDS]
     assert [(line["owner"], line["function"], line["outcome"]) for line in lines] == [
         ("", "add", "ok"),
         ("agent", "add", "arguments"),

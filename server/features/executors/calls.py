@@ -18,6 +18,7 @@ from server.base.terminal import printable
 from server.features.api import CallFailure
 from server.features.api_runners import (
     MAX_CHARACTERS,
+    MAX_PLACE,
     OF_CALLS,
     SLOTS,
     BuildEnvironment,
@@ -249,6 +250,7 @@ class _Calls:
         answer = {
             "failure": outcome.failure and outcome.failure.members(),
             "traceback": outcome.failure and outcome.failure.traceback,
+            "raised_at": outcome.failure and outcome.failure.raised_at,
             "comparison": compared and [compared.seconds, compared.broken],
             "nested": len(outcome.nested),
             "blobs": [*outcome.blobs],
@@ -289,7 +291,7 @@ def _check_result(result: bytes, *, content: bool) -> None:
 
 def _failure(head: Mapping[str, Any], plan: Plan, max_bytes: int) -> CallFailure:
     """Read why a call has failed; who has run it has shortened the texts."""
-    members, traceback = head["failure"], head["traceback"]
+    members, traceback, place = head["failure"], head["traceback"], head["raised_at"]
     kind, message, why = members["kind"], members["message"], Failure(members["why"])
     errors, similar = members["errors"], members["similar"]
     check_answer(isinstance(kind, str) and isinstance(message, str) and why in OF_CALLS)
@@ -297,7 +299,8 @@ def _failure(head: Mapping[str, Any], plan: Plan, max_bytes: int) -> CallFailure
     check_answer(errors is None or (isinstance(errors, list) and len(dumps(errors)) <= max_bytes))
     check_answer(similar is None or {*similar} <= plan.runtime.functions.keys())
     check_answer(traceback is None or (isinstance(traceback, str) and len(traceback) <= 2 * MAX_CHARACTERS))
-    return CallFailure(kind, message, why, errors, similar, traceback=traceback)
+    check_answer(place is None or (isinstance(place, str) and len(place) <= MAX_PLACE))
+    return CallFailure(kind, message, why, errors, similar, traceback=traceback, raised_at=place)
 
 
 class _Transports(dict[type[RunnerOperation[Any]], type[Transport[Any]]]):

@@ -12,14 +12,16 @@ from typing import Any
 
 import click
 
-from server.base.errors import EvaluationError
+from server.base.errors import EvaluationError, for_author
 from server.base.settings import Settings
 from server.cli.send import local
 from server.execution.nested import read_nested
-from server.features.api import Caller, Session
+from server.features.api import Caller, RequestError, Session
 from server.features.api_commands import progress
+from server.features.api_runners import Outcome
 from server.features.tasks.finding import tasks_of
 from server.features.tasks.results import Verdict
+from server.features.tasks.service import Tasks
 from server.features.tasks.task import SEPARATOR, Task
 from server.packs.catalog import Catalog
 from server.packs.pack_function import is_offered
@@ -48,7 +50,7 @@ async def check_tasks(settings: Settings, catalog: Catalog, names: Sequence[str]
         such = f", such as {next(iter(named))}" if named else ""
         problems += [f"there is no task {name!r}: name toolpack and task{such}." for name in names if name not in named]
         tasks = [named[name] for name in names if name in named]
-    checks = _Checks(Service(settings, catalog), catalog)
+    checks = _Checks(settings, catalog)
     with progress("Checking tasks", len(tasks)) as go_on:
         for pack, task in tasks:
             name = f"{pack.name}{SEPARATOR}{task.name}"
@@ -84,10 +86,14 @@ def _unknown_functions(catalog: Catalog, pack: Toolpack, task: Task) -> Iterator
 class _Checks:
     """Checks single tasks."""
 
-    def __init__(self, service: Service, catalog: Catalog) -> None:
-        self._service = service
-        self._request = local(service, Caller())
+    def __init__(self, settings: Settings, catalog: Catalog) -> None:
+        self._raised_at: str | None = None  # by the last call
+        self._service = Service(settings, catalog, on_call=self._note)
+        self._request = local(self._service, Caller())
         self._catalog = catalog
+
+    def _note(self, _request: object, outcome: Outcome) -> None:
+        self._raised_at = outcome.failure.raised_at if outcome.failure else None
 
     async def _send(self, method: str, **params: Any) -> Any:
         return await self._request(method, params)
@@ -115,8 +121,10 @@ class _Checks:
                 await self._send("close_session", session_id=session["session_id"])
 
     async def _verdict(self, session: Session) -> Verdict:
-        verdict: Verdict = await self._send("evaluate_session", session_id=session["session_id"])
-        return verdict
+        try:
+            return await self._service.feature(Tasks).evaluate(session["session_id"], "")
+        except RequestError as error:
+            raise click.ClickException(for_author(error)) from None
 
     async def _try_variants(self, name: str, task: Task) -> None:
         """Begin a session with each variant, which raises if its rules don't fit the session."""
@@ -133,7 +141,8 @@ class _Checks:
             envelope = await self._run(session, **call)
             if envelope["error"] is not None:
                 by = f" by {call['by']}" if session.get("participants") else ""
-                return f"the call of `{call['function']}`{by} in its solution fails: {envelope['error']}"
+                raised = f" (raised at {self._raised_at})" if self._raised_at else ""
+                return f"the call of `{call['function']}`{by} in its solution fails: {envelope['error']}{raised}"
         if solution["answer"]:
             await self._send("submit_answer", session_id=session_id, answer=solution["answer"])
         calls = sum(1 + len(read_nested(call["kwargs"])[1]) for call in solution["calls"])

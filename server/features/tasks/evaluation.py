@@ -32,6 +32,7 @@ from server.features.tasks.rollouts import RewardError, Rollout, RolloutCall, Ro
 from server.features.tasks.solutions import check_callers, plain_calls, reached_solution, solution_calls
 from server.features.tasks.task import Task
 from server.functions.coroutines import run_coroutine
+from server.functions.tracebacks import raised_at
 from server.functions_runtime import error_text
 from server.packs.toolpack import as_made
 from server.protocol.results import SaidMessage
@@ -47,12 +48,14 @@ class ReplayError(ToolpackServerError):
     Attributes:
         kind: The name of the class of the exception that it has raised.
         error: `ErrorType: message`, as in the call's envelope.
+        raised_at: File, line and function.
     """
 
-    def __init__(self, function: str, kind: str, error: str) -> None:
+    def __init__(self, function: str, kind: str, error: str, raised_at: str | None = None) -> None:
         super().__init__(f"the call of `{function}` failed: {error}")
         self.kind = kind
         self.error = error
+        self.raised_at = raised_at
 
 
 class SeenRecord(NamedTuple):
@@ -159,7 +162,10 @@ def _faults(what: str) -> Iterator[None]:
         log.warning("%s failed", what, exc_info=error)
         kind = error.kind if isinstance(error, ReplayError | RewardError) else type(error).__name__
         not_finite = isinstance(error, RewardError)
-        raise EvaluationError(f"{what} failed: {error_text(error)}", kind, not_finite=not_finite) from error
+        place = error.raised_at if isinstance(error, ReplayError) else raised_at(error)
+        raise EvaluationError(
+            f"{what} failed: {error_text(error)}", kind, not_finite=not_finite, raised_at=place
+        ) from error
 
 
 def _assertion(error: AssertionError) -> str:
@@ -255,7 +261,8 @@ class _Thawed(Worlds):
                 plan = runtime.plan(function, kwargs)
                 outcome = call(plan, snapshot, context)
                 if outcome.failure is not None and raise_on_error:
-                    raise ReplayError(function, outcome.failure.kind, outcome.failure.text)
+                    failure = outcome.failure
+                    raise ReplayError(function, failure.kind, failure.text, failure.raised_at)
                 parts = {**snapshot.parts, **{part: blob_id for part, (blob_id, _) in outcome.blobs.items()}}
                 blobs |= {part: blob for part, (_, blob) in outcome.blobs.items()}
                 live = {name: place for name, place in outcome.live.items() if is_piece(name)}

@@ -44,6 +44,7 @@ from server.features.api_trials import (
     call,
     dumps,
     evaluate,
+    for_author,
     is_offered,
     is_piece,
     loads,
@@ -285,7 +286,7 @@ class Trials:
         except (RequestError, Interrupted) as error:
             self._overran |= isinstance(error, Interrupted)
             late = f"The evaluator of {self.name!r} took longer than {self._deadline:g} s."
-            failure = late if isinstance(error, Interrupted) else str(error)
+            failure = late if isinstance(error, Interrupted) else for_author(error)
             not_finite = isinstance(error, EvaluationError) and error.not_finite
             return AttemptResult(attempt, None, failure, not_finite, refused, DIFFERENT, changed)
         if attempt.kind == "argument" and not verdict["passed"]:
@@ -633,7 +634,7 @@ async def _in_session(
             return await service.feature(Tasks).evaluate(session_id, "")
         except RequestError as error:
             not_finite = isinstance(error, EvaluationError) and error.not_finite
-            raise RefusedError("reward-fails" if not_finite else "evaluator-fails", str(error)) from None
+            raise RefusedError("reward-fails" if not_finite else "evaluator-fails", for_author(error)) from None
 
     refusal = "session-refused"
     patience = service.settings.timeout_seconds
@@ -690,6 +691,8 @@ async def _solve(
                 used = sum(_count(call) for call in solution["calls"] if _by(call, clients) == by)
                 kind = "max-calls" if used > most else None
             text = f"call {place + 1} of its solution, {each['function']}, fails: {outcome.failure.text}"
+            if outcome.failure.raised_at:
+                text += f" (raised at {outcome.failure.raised_at})"
             raise RefusedError(kind or "solution-fails", text)
     if solution["answer"]:
         await send("submit_answer", session_id=session_id, answer=solution["answer"])

@@ -1,0 +1,36 @@
+"""The author and the operator are told where a function raised; agents aren't."""
+
+import json
+
+import pytest
+from serving import IN_BOTH, PACKS
+
+from server.functions.tracebacks import raised_at
+
+pytestmark = IN_BOTH
+
+
+def test_the_log_says_where_a_function_raised(bench):
+    seen = []
+    bench.service._log.write = seen.extend
+    session = bench.create("ledger")
+    envelope = bench.call(session, "fail", text="no")
+    assert envelope["error"]
+    record = bench.rpc("get_trace", session_id=session)
+    assert str(PACKS) not in json.dumps([envelope, record])
+    bench.result(session, "total")
+    raised, fine = seen[-2:]
+    file, line, function = raised.raised_at.split(":")
+    assert file == str(PACKS / "ledger.py")
+    assert "raise" in (PACKS / "ledger.py").read_text(encoding="utf-8").splitlines()[int(line) - 1]
+    assert function.strip() == "fail"
+    assert fine.raised_at is None
+
+
+def test_the_innermost_line_that_is_no_library_is_named():
+    def decode():
+        json.loads("{")
+
+    with pytest.raises(ValueError, match="Expecting") as error:
+        decode()
+    assert raised_at(error.value).endswith("decode")

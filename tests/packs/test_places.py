@@ -1,0 +1,63 @@
+"""A line of `check` names the author's function, whatever wraps it, and where its code is."""
+
+import functools
+
+import pytest
+
+from server.functions_runtime import make_function
+from server.packs.registration import place, qualified_name
+
+
+def pay(amount: int, currency: str) -> int:
+    """Pay.
+
+    :param amount: How much.
+    """
+    return len(currency) * amount
+
+
+@functools.wraps(pay)
+def wrapped(*given, **named):
+    return pay(*given, **named)
+
+
+class Payer:
+    def __call__(self, amount: int) -> int:
+        return amount
+
+
+def ready(run, name="pay"):
+    return make_function(plain).model_copy(update={"run": run, "name": name})
+
+
+def plain(amount: int) -> int:
+    """Pay.
+
+    :param amount: How much.
+    """
+    return amount
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        (pay, "pay"),
+        (functools.partial(pay, currency="EUR"), "pay"),
+        (functools.partial(functools.partial(pay, currency="EUR"), 1), "pay"),
+        (wrapped, "pay"),
+        (functools.partial(wrapped, currency="EUR"), "pay"),
+        (Payer(), "Payer.__call__"),
+        (functools.partial(Payer()), "Payer.__call__"),
+    ],
+)
+def test_a_ready_function_is_named_by_its_own_code(run, name):
+    for subject in (ready(run, name.rpartition(".")[2]), run):
+        file, line, said = place(subject).split(":", 2)
+        assert file == __file__
+        assert int(line) > 1
+        assert said.strip() == qualified_name(subject) == name
+
+
+def test_ready_functions_of_one_code_are_told_apart_by_name():
+    assert place(ready(functools.partial(len), "count")).endswith(": count")
+    assert place(ready(functools.partial(pay, currency="USD"), "pay_dollars")).endswith(": pay_dollars")
