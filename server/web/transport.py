@@ -55,7 +55,11 @@ class ResponseTransport:
         self.flush()
         if self.last and not self._transport.is_closing() and self._transport.can_write_eof():
             self.lingers = True
-            self._transport.write_eof()
+            try:
+                self._transport.write_eof()
+            except OSError:  # the client has reset the connection, of which the event loop hears later
+                self._transport.abort()
+                return
             self._transport.resume_reading()
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.abort)
         else:

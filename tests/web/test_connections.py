@@ -3,6 +3,7 @@
 import contextlib
 import json
 import threading
+from unittest.mock import Mock
 
 import pytest
 from http_endpoint import HEAD, PING, answer, check_refusal, is_ended, request, served
@@ -12,6 +13,7 @@ from server.base.errors import HttpRefusedError
 from server.base.settings import Settings
 from server.rpc.caller import Caller
 from server.web.connections import STATE, Connections
+from server.web.transport import ResponseTransport
 
 TOKENS = {"ann": "ann-secret", "bob": "bob-secret", "eve": "eve-secret"}
 UNFINISHED = HEAD + b"Content-Length: 50\r\n\r\n{"
@@ -155,6 +157,16 @@ def test_an_agents_address_has_few_requests_at_once(http):
         assert [answer(connection)[0] for connection in held] == [200, 200]
         wait_until(lambda: not opened.places._of_address, "the release")
         assert answer(opened.connect(sent(sessions[0]["agent_path"], request("list_functions"))))[0] == 200
+
+
+def test_a_client_that_has_reset_the_connection_causes_no_fault():
+    underlying = Mock()
+    underlying.is_closing.return_value = False
+    underlying.write_eof.side_effect = OSError("not connected")
+    transport = ResponseTransport(underlying, lambda: True)
+    transport.last = True
+    transport.close()
+    assert underlying.abort.called
 
 
 class Fake:

@@ -193,7 +193,7 @@ class BridgedRequest:
     def _last(self, response: http.client.HTTPResponse) -> bytes:
         """Get the answer from an event stream, and let the messages before it out."""
         ends = time.monotonic() + STREAM_SECONDS
-        data = b""
+        data = bytearray()  # which grows in place, however short the lines are
         while time.monotonic() < ends:
             line = response.readline(self._max_bytes + 1)
             if not line:
@@ -203,12 +203,12 @@ class BridgedRequest:
             if line.startswith(b"data:"):
                 data += line[5:].strip()
             elif not line.strip() and data:
-                message = _object(data)
+                message = _object(bytes(data))
                 if self._is_answer(message):
-                    return data
+                    return bytes(data)
                 if "method" in message and "id" not in message and not self._cancelled.is_set():
-                    self._emit(data)
-                data = b""
+                    self._emit(bytes(data))
+                data.clear()
         return self._wrong(f"it hasn't answered for {STREAM_SECONDS:g} s.")
 
     def _one_line(self, body: bytes, status: int) -> bytes:

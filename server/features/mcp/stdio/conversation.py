@@ -15,6 +15,8 @@ from server.features.mcp.results import refusal_reply, too_long
 from server.features.mcp.stdio.lines import LineReader, LineWriter
 
 PROGRESS_SECONDS = 2.0
+MAX_UNANSWERED = 1000  # requests that run, and answers that the client hasn't read; then no further line is taken
+UNANSWERED_PAUSE_SECONDS = 0.02
 LAST_SECONDS = 1.0  # for the answers to what was given up
 
 ReadMessage = Callable[[bytes], Awaitable[McpMessage]]
@@ -61,6 +63,8 @@ class Conversation:
 
     async def _take(self, line: bytes | None) -> None:
         """Take one line: its request runs on when this returns."""
+        while len(self._running) + self._writer.waiting() >= MAX_UNANSWERED:  # noqa: ASYNC110 - another thread writes
+            await asyncio.sleep(UNANSWERED_PAUSE_SECONDS)
         if line is None:
             self._writer.write(refusal_reply(too_long(self._reader.max_bytes)).body)
             return

@@ -97,6 +97,10 @@ class LineWriter:
         if self._lines.qsize() < MOST_OFFERED:
             self.write(line)
 
+    def waiting(self) -> int:
+        """Return how many lines the client hasn't read; 0 if it never will."""
+        return self._lines.qsize() if self._thread.is_alive() else 0
+
     def close(self) -> None:
         """Wait until all lines are written, unless nobody reads them."""
         self._lines.put(None)
