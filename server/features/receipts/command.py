@@ -258,6 +258,9 @@ def _text(receipt: Receipt, others: Sequence[str], found: Sequence[_Found], *, h
         yield "Whose key that is, a receipt can't say: --key refuses all others."
     for text in others:
         yield f"Other code: {text}."
+    same = len(receipt.sessions) - len({canonical(entry.shown()) for entry in receipt.sessions})
+    if same:
+        yield f"The same as another session but for its times, so perhaps counted twice: {same} of {len(found)}."
     for each in found:
         labels = " ".join(f"{name}={value}" for name, value in each["labels"].items())
         yield f"{'equal' if each['equal'] else 'DIFFERS':<8} {each['number']:>4}  {each['task']}  {labels}".rstrip()

@@ -17,6 +17,16 @@ PublicKey = str
 """64 digits."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
+_SMALL_ORDER = {  # points for which anybody can sign some texts; the last bit, of a sign, doesn't count
+    bytes.fromhex(each)
+    for each in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        *(first + "ff" * 30 + "7f" for first in ("ec", "ed", "ee")),
+    )
+}
 _SIGNATURE = re.compile(r"[0-9a-f]{128}")
 
 
@@ -46,8 +56,11 @@ def verified(key: PublicKey, signature: str, text: bytes) -> bool:
 
     if not (_KEY.fullmatch(key) and _SIGNATURE.fullmatch(signature)):
         return False
+    point = bytes.fromhex(key)
+    if point[:-1] + bytes([point[-1] & 0x7F]) in _SMALL_ORDER:
+        return False
     try:
-        _ed25519().Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), text)
+        _ed25519().Ed25519PublicKey.from_public_bytes(point).verify(bytes.fromhex(signature), text)
     except (InvalidSignature, ValueError):  # or no such point
         return False
     return True

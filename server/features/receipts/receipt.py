@@ -27,6 +27,7 @@ MOST_VALUES = 2_000_000  # each takes about a hundred bytes once it is parsed
 MOST_DEPTH = 200
 
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
+Timestamp = Annotated[str, Field(pattern=r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z\z", max_length=40)]
 Times = tuple[str, float]
 """When something that was recorded began, and how many milliseconds it took."""
 
@@ -98,8 +99,10 @@ class AllTimes(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    made: str
-    sessions: list[list[Annotated[tuple[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(strict=False)]]]
+    made: Timestamp
+    sessions: list[
+        list[Annotated[tuple[Timestamp, Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(strict=False)]]
+    ]
 
 
 class Receipt(BaseModel):

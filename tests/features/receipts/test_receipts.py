@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from server.cli.local import memory_settings
 from server.cli.send import local
+from server.features.receipts import keys
 from server.features.receipts import receipt as receipts
 from server.features.receipts.command import _run_again
 from server.features.receipts.entries import difference, entry_of
@@ -99,6 +100,17 @@ def test_a_receipt_is_verified_without_the_server_that_made_it(made):
     assert ended.stdout.splitlines()[-1] == "equal: all 4 sessions"
     assert "bank/save-300     2       1        0.500" in ended.stdout
     assert "Whose key" not in ended.stdout
+
+
+def test_sessions_that_differ_only_in_their_times_are_counted_aloud(made, tmp_path):
+    value = copy.deepcopy(made.json)
+    value["sessions"].insert(1, value["sessions"][0])
+    times = copy.deepcopy(value["times"]["sessions"][0])
+    times[-1][1] += 1.0
+    value["times"]["sessions"].insert(1, times)
+    (tmp_path / "twice.json").write_bytes(signed(value, SigningKey(tmp_path / "key")))
+    ended = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "twice.json")
+    assert "The same as another session but for its times, so perhaps counted twice: 1 of 5." in ended.stdout
 
 
 def test_a_program_gets_json_and_people_get_a_page(made, tmp_path):
@@ -221,7 +233,7 @@ def test_a_fork_has_a_receipt_with_what_led_to_it_up_to_the_first_of_its_family(
     assert (forged["equal"], said["index"], said["record"], said["what"]) == (False, 0, "move_to_savings", "result")
     entries = [(entry, times) for entry, times, _ in made]
     key = SigningKey(tmp_path / "key")
-    (tmp_path / "receipt.json").write_bytes(receipts.write(made[0][2], entries, "now", key))
+    (tmp_path / "receipt.json").write_bytes(receipts.write(made[0][2], entries, "2026-03-02T09:30:00.000Z", key))
     assert len(read(tmp_path / "receipt.json", key.public).sessions) == 3
     value = json.loads((tmp_path / "receipt.json").read_bytes())
     forks = [each for each in value["sessions"] if "forked_from" in each]
@@ -291,6 +303,16 @@ def test_signatures_that_are_missing_cut_or_of_another_key_are_refused(made, tmp
     assert "--key nobody: that is neither 64 hexadecimal digits nor a file" in ended.stderr
 
 
+@pytest.mark.parametrize("sign", [0, 0x80])
+@pytest.mark.parametrize("point", sorted(keys._SMALL_ORDER), ids=bytes.hex)
+def test_a_key_of_small_order_signs_nothing(point, sign):
+    """With R = A and S = 0 anybody signs some texts; a library may take that."""
+    key = point[:-1] + bytes([point[-1] | sign])
+    for first in keys._SMALL_ORDER:
+        signature = first.hex() + "00" * 32
+        assert not any(keys.verified(key.hex(), signature, b"%d" % number) for number in range(8))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -346,9 +368,19 @@ def negative(value):
     value["times"]["sessions"][0][0][1] = -1.0
 
 
+def no_time(value):
+    value["times"]["made"] = "yesterday, by the judge"
+
+
+def other_time(value):
+    value["times"]["sessions"][0][0][0] = "2026-03-02T09:30:00Z\nequal: all"
+
+
 @pytest.mark.parametrize(
     ("forge", "said"),
     [
+        (no_time, "hasn't the form of a receipt, at times.made."),
+        (other_time, "hasn't the form of a receipt, at times.sessions.0.0.0."),
         (twice, "is there twice"),
         (other_order, "isn't in its order"),
         (nameless, "has no digest of the toolpack '../../etc/passwd', which session 0 has."),
