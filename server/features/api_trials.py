@@ -39,6 +39,7 @@ from server.functions.leftovers import Watch
 from server.functions.signatures import NEEDED
 from server.functions.steps import Steps
 from server.functions.tracebacks import leave_out
+from server.jsonio.equality import equal
 from server.jsonio.strict import dumps, loads
 from server.packs.catalog import Catalog
 from server.packs.formats import native

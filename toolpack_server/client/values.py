@@ -7,9 +7,11 @@ cut off, is closed, and made again.
 
 import asyncio
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from math import hypot, sqrt
 from operator import itemgetter
 from statistics import fmean, stdev
@@ -362,13 +364,19 @@ class _Rollout:
             await agent.submit_answer(solution["answer"])
 
 
-def _alike(call: Any) -> tuple[str, dict[str, Any]]:
+def _alike(call: Any) -> tuple[str, Any]:
     """Get what is the same of calls that are alike: a number may be written as a text."""
-    kwargs = dict(call["kwargs"])
-    for name, value in kwargs.items():
-        with suppress(ValueError, TypeError):
-            kwargs[name] = float(value)
-    return call["function"], kwargs
+    return call["function"], _by_value(call["kwargs"])
+
+
+def _by_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _by_value(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_by_value(each) for each in value]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_numeral = isinstance(value, str) and re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?", value)
+    return Decimal(str(value)) if is_number or is_numeral else value
 
 
 def _reward(verdict: Verdict) -> float | None:

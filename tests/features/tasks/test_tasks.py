@@ -24,7 +24,7 @@ from server.features.mcp.protocol import Mcp
 from server.features.tasks.evaluation import seen
 from server.features.tasks.rollouts import verdict as judge
 from server.features.tasks.task import Task
-from server.jsonio.equality import equal
+from server.jsonio.equality import equal, equal_arguments
 from server.packs.loading import load_catalog
 from server.rpc.caller import Caller
 from server.sessions.calls import CallKind
@@ -1043,6 +1043,14 @@ def test_true_is_no_number():
     assert not equal(2**53, 2**53 + 1)
     assert not equal(10**400, 1.0)
     assert equal(1, 1.0)
+
+
+def test_an_argument_may_be_written_as_a_text():
+    assert equal_arguments({"lines": [{"amount": "955.00"}]}, {"lines": [{"amount": 955}]})
+    assert equal_arguments("87.4", "87.40")
+    assert not equal_arguments("007", "7")
+    assert not equal_arguments({"amount": True}, {"amount": 1})
+    assert not equal_arguments("955.01", 955)
 
 
 async def _not_awaited():
