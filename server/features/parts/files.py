@@ -237,7 +237,8 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
                         self._lay_out(directory, root, now_ns)
                         self._lent, self._folder = True, directory.folder if self.mount else None
                     try:
-                        yield directory.folder
+                        with directory.watched():
+                            yield directory.folder
                     except Exception:
                         self._read_back(directory)
                         raise

@@ -7,17 +7,21 @@ The rule: anybody may have used the directory between two looks at it, so each l
 kept; the rest is set back when a tree is laid out again, so that it makes no difference whether a directory is new.
 """
 
+import _thread
 import contextlib
 import errno
 import os
 import shutil
 import stat
+import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from server.features.api_volumes import Limits
+from server.features.api_volumes import Limits, uninterruptible
 from server.features.parts.files_paths import check_length, failure, find
 from server.features.parts.files_tree import (
     EMPTY,
@@ -37,6 +41,11 @@ from server.features.parts.files_tree import (
 )
 
 T = TypeVar("T")
+
+WATCH_SECONDS = 0.1  # between two looks at a folder in which a program works
+WATCH_SHARE = 20  # a look takes one part of so many of the time
+BLOCK_BYTES = 512  # of `st_blocks`
+PAGE_BYTES = 4096
 
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -75,6 +84,7 @@ class Directory:
         self._looks: dict[str, _Sight] = {}
         self._folders: dict[str, FolderNode] = {}
         self._odd: list[str] = []  # files that have what isn't kept
+        self._is_full = False  # files were emptied, as they had grown too large
 
     def lay_out(self, tree: FolderNode, time_ns: int | None = None) -> None:
         """Make the directory hold a tree.
@@ -87,6 +97,7 @@ class Directory:
         Raises:
             OSError: A link leads out of the tree, or there is no space for it.
         """
+        self._is_full = False
         if tree is not self._folders.get(""):  # what was laid out or read before has no such link
             check_links(tree)
         present = self._present()
@@ -117,12 +128,44 @@ class Directory:
         Raises:
             OSError: It holds something that can't be kept, or is too large.
         """
+        if self._is_full:
+            check_size(Size(sys.maxsize, 0), self._limits)
         known = self._folders.get("")
         with self._opened():
             tree = self._read()
         if tree is not known:
             check_links(tree)
         return tree
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look at the directory's size during a block: what grows too large is emptied at once, and can't be read.
+
+        A program in the block writes where the kernel lets it, which may be the machine's memory.
+        """
+        ended, looking = threading.Event(), threading.Lock()
+        try:
+            # No thread of `threading`'s: it isn't one that the function in the block has left behind.
+            _thread.start_new_thread(self._watch, (ended, looking))
+            yield
+        finally:
+            ended.set()
+            with uninterruptible, looking:  # afterwards nothing is emptied any more
+                pass
+
+    def _watch(self, ended: threading.Event, looking: threading.Lock) -> None:
+        most = max(self._limits.max_bytes, self._size.bytes)
+        pause = WATCH_SECONDS
+        while not ended.wait(pause):
+            began = time.perf_counter()
+            with looking, contextlib.suppress(OSError):
+                files = {path: status.st_blocks * BLOCK_BYTES for path, status in _files_below(self.folder)}
+                if sum(files.values()) > most + len(files) * PAGE_BYTES:  # the last page of each is only begun
+                    self._is_full = True
+                for path in files if self._is_full and not ended.is_set() else ():
+                    with contextlib.suppress(OSError):
+                        os.truncate(path, 0)
+            pause = max(WATCH_SECONDS, WATCH_SHARE * (time.perf_counter() - began))
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[None]:
@@ -287,6 +330,19 @@ class Directory:
                 looks[path] = self._looks[path]._replace(node=node)
         self._looks, self._folders = looks, folders
         self._size = size_of(tree)
+
+
+def _files_below(folder: str | Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files of a folder that changes meanwhile, without following links."""
+    waiting = [os.fspath(folder)]
+    while waiting:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    waiting.append(entry.path)
+                elif stat.S_ISREG(status.st_mode):
+                    yield entry.path, status
 
 
 def check_links(tree: FolderNode) -> None:

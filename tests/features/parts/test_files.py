@@ -9,10 +9,12 @@ import re
 import subprocess
 import tarfile
 import threading
+import time
 from types import SimpleNamespace
 
 import jsonpatch
 import pytest
+from patience import PATIENCE
 
 from server.base.errors import InvalidParamsError, RegistrationError
 from server.features.parts import files_glob
@@ -506,3 +508,21 @@ def test_copies_share_nothing_that_changes():
     assert files != other
     assert files == Files({"a": "1"})
     assert files != 3
+
+
+def test_a_program_that_fills_the_folder_is_stopped_at_the_limit(monkeypatch):
+    files = Files({"kept": "x"})
+    monkeypatch.setattr(Files, "_limits", Limits(max_bytes=2**20))
+
+    def fill():
+        with files.materialize() as folder, (folder / "big").open("ab", buffering=0) as file:
+            deadline, largest = time.monotonic() + PATIENCE, 0
+            while (size := (folder / "big").stat().st_size) >= largest and time.monotonic() < deadline:
+                largest = size
+                file.write(b"x" * 2**16)
+                time.sleep(0.001)
+
+    with pytest.raises(OSError, match="the files may have 1048576 bytes in all"):
+        fill()
+    assert files.read_text("kept") == "x"
+    assert not files.exists("big")
