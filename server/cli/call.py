@@ -6,6 +6,7 @@ The rule: both send the same JSON-RPC requests.
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from server.cli.send import Send, local, remote
 from server.rpc.caller import Caller
 from server.wiring.service import Service
 
-Step = tuple[str, dict[str, Any]]
-"""The name of a function, and its arguments."""
+Step = tuple[str, dict[str, str]]
+"""The name of a function, and its arguments as they were written."""
 
 FURTHER = "further steps"
 SEPARATOR = "--"
@@ -69,8 +70,8 @@ def call(
 ) -> None:
     """Run a FUNCTION, and those after each `--`, and print each result as JSON.
 
-    Values are JSON, else strings. The first function that fails ends the command. In this process its traceback is
-    shown.
+    Values are JSON, else strings; a parameter that takes only strings gets them as they are. The first function that
+    fails ends the command. In this process its traceback is shown.
     """
     if session and not url:
         raise click.UsageError("--session needs --url: sessions are kept by a server.")
@@ -87,12 +88,15 @@ def call(
         sys.exit(1)
 
 
-async def _run(send: Send, session: str | None, options: dict[str, dict[str, Any]], steps: list[Step]) -> None:
-    session_id = session
-    if session_id is None:
-        session_id, steps = await _create(send, options, steps)
+async def _run(send: Send, session: str | None, options: dict[str, dict[str, str]], steps: list[Step]) -> None:
+    if session is None:
+        session_id, listed, steps = await _create(send, options, steps)
+    else:
+        session_id, listed = session, (await send("list_functions", {"session_id": session}))["result"]
+    schemas = {each["name"]: each["parameters"] for each in listed}
     try:
-        for function, kwargs in steps:
+        for function, texts in steps:
+            kwargs = values(texts, schemas.get(function, {}))
             call = {"session_id": session_id, "function": function, "kwargs": kwargs}
             envelope = await send("run_function", call)
             if envelope["error"] is not None:
@@ -103,18 +107,22 @@ async def _run(send: Send, session: str | None, options: dict[str, dict[str, Any
             await send("close_session", {"session_id": session_id})
 
 
-async def _create(send: Send, options: dict[str, dict[str, Any]], steps: list[Step]) -> tuple[str, list[Step]]:
-    """Create a session of the toolpacks that the steps need, and get the steps by what functions are called there.
+async def _create(
+    send: Send, options: dict[str, dict[str, str]], steps: list[Step]
+) -> tuple[str, list[dict[str, Any]], list[Step]]:
+    """Create a session of the toolpacks that the steps need; return its functions, and the steps by their names there.
 
     If no toolpack has any of these functions, the session has the usual ones.
     """
     packs = await send("list_toolpacks", {})
     owned = [(_owner(packs, function, options), function, kwargs) for function, kwargs in steps]
     wanted = dict.fromkeys([*(owner for owner, _, _ in owned if owner), *options])
-    created = await send("create_session", {"toolpacks": [*wanted] or None, "options": options})
+    schemas = {pack["name"]: pack.get("options", {}) for pack in packs}
+    read = {toolpack: values(texts, schemas.get(toolpack, {})) for toolpack, texts in options.items()}
+    created = await send("create_session", {"toolpacks": [*wanted] or None, "options": read})
     listed = (await send("list_functions", {"session_id": created["session_id"]}))["result"]
     called = {(each["toolpack"], name): each["name"] for each in listed for name in _spellings(each)}
-    return created["session_id"], [(called.get((owner, name), name), kwargs) for owner, name, kwargs in owned]
+    return created["session_id"], listed, [(called.get((owner, name), name), kwargs) for owner, name, kwargs in owned]
 
 
 def _spellings(function: dict[str, Any]) -> set[str]:
@@ -123,7 +131,7 @@ def _spellings(function: dict[str, Any]) -> set[str]:
     return {plain, f"{function['toolpack']}.{plain}"}
 
 
-def _owner(packs: list[dict[str, Any]], function: str, options: dict[str, dict[str, Any]]) -> str | None:
+def _owner(packs: list[dict[str, Any]], function: str, options: dict[str, dict[str, str]]) -> str | None:
     """Find the toolpack that has a function; one that gets options comes first, and one that is opt-in last."""
     owners = [pack for pack in packs if function.removeprefix(f"{pack['name']}.") in pack["functions"]]
     for chosen in ([p for p in owners if p["name"] in options], [p for p in owners if not p["opt_in"]], owners):
@@ -149,14 +157,14 @@ def _here(pack_dir: tuple[Path, ...], packs: str | None, details: list[str]) -> 
 
 def _step(words: list[str]) -> Step:
     check_text(words[0])
-    return words[0], dict(map(_pair, words[1:]))
+    return words[0], dict(map(label, words[1:]))
 
 
-def _options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def _options(texts: tuple[str, ...]) -> dict[str, dict[str, str]]:
     """Get the options by toolpack; a toolpack's name may have dots, an option's hasn't."""
-    options: dict[str, dict[str, Any]] = {}
+    options: dict[str, dict[str, str]] = {}
     for text in texts:
-        name, value = _pair(text)
+        name, value = label(text)
         toolpack, dot, option = name.rpartition(".")
         if not dot:
             raise click.UsageError(f"{text!r} is not of the form toolpack.name=value.")
@@ -164,12 +172,42 @@ def _options(texts: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     return options
 
 
-def _pair(text: str) -> tuple[str, Any]:
-    name, value = label(text)
+def values(texts: Mapping[str, str], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Read arguments as JSON, except where only a text fits the schema of their object."""
+    properties, definitions = schema.get("properties", {}), schema.get("$defs", {})
+    return {name: _value(text, _types(properties.get(name, {}), definitions)) for name, text in texts.items()}
+
+
+def _value(text: str, types: set[str]) -> Any:
     try:
-        return name, json.loads(value, parse_constant=_no_json)
+        value = json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError):
-        return name, value
+        return text
+    return text if "string" in types and types.isdisjoint(_TYPES[type(value)]) else value
+
+
+_TYPES = {
+    str: {"string"},
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number", "integer"},
+    type(None): {"null"},
+    list: {"array"},
+    dict: {"object"},
+}
+
+
+def _types(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
+    """Return the JSON types that a schema allows, as far as it names them."""
+    if "$ref" in schema:
+        return _types(definitions.get(schema["$ref"].rpartition("/")[2], {}), definitions)
+    if "type" in schema:
+        return {schema["type"]} if isinstance(schema["type"], str) else {*schema["type"]}
+    choices = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
+    found = set().union(*(_TYPES[type(choice)] for choice in choices))
+    for inner in [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())]:
+        found |= _types(inner, definitions) or set().union(*_TYPES.values())
+    return found
 
 
 def _no_json(text: str) -> Any:
