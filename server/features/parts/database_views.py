@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -20,7 +20,10 @@ from server.features.parts.database_trees import Ranges, Roots, Tree
 
 AT_ONCE = 500  # rows that are compared together
 PAGE = 100  # rows of a page, unless a client says otherwise
+MAX_CHANGES = 100_000  # that a patch says: half a million take a second, and as much memory as a database may
+TOO_MANY = f"more than {MAX_CHANGES:,} of its rows and values differ: compare versions that lie closer together"
 
+T = TypeVar("T")
 Row = tuple[Any, ...]
 
 _VIRTUAL_COLUMN = 2  # what `table_xinfo` says of one that is computed when it is read
@@ -270,25 +273,39 @@ def patch(
     roots = _roots(before.connection), _roots(after.connection)
     ranges = {name: each for (kind, name, _), each in changed(*roots).items() if kind == "table"}
     found: list[dict[str, Any]] = []
+    changes = _ChangeBudget()
     for name, old in olds.items():
         where = f"{path}/{_escaped(name)}"
         new = news.get(name)
         if new is None:
             found.append({"op": "remove", "path": where})
         elif new.shape != old.shape:
-            found.append({"op": "replace", "path": where, "value": _all(new)})
+            found.append({"op": "replace", "path": where, "value": _all(new, changes)})
         else:
-            found += _patch_of_rows(old, new, where, ranges.get(name))
+            found += map(changes.counted, _patch_of_rows(old, new, where, ranges.get(name)))
     found += [
-        {"op": "add", "path": f"{path}/{_escaped(name)}", "value": _all(new)}
+        {"op": "add", "path": f"{path}/{_escaped(name)}", "value": _all(new, changes)}
         for name, new in news.items()
         if name not in olds
     ]
     return found
 
 
-def _all(table: Table) -> dict[str, Any]:
-    return {table.key_of(row): table.shown(row) for row in table.rows()}
+class _ChangeBudget:
+    """Counts what a patch says, of all tables together."""
+
+    def __init__(self) -> None:
+        self._left = MAX_CHANGES
+
+    def counted(self, change: T) -> T:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(TOO_MANY)
+        return change
+
+
+def _all(table: Table, changes: _ChangeBudget) -> dict[str, Any]:
+    return {table.key_of(row): table.shown(row) for row in map(changes.counted, table.rows())}
 
 
 def _roots(connection: sqlite3.Connection) -> Roots:
@@ -339,6 +356,8 @@ def changed_rows(old: Table, new: Table, ranges: Ranges | None) -> tuple[dict[st
                 del pending[marked]
             else:
                 added[marked] = None
+        if len(pending) + len(added) > MAX_CHANGES:
+            raise ValueError(TOO_MANY)
     for marked in pending:
         row = marked[0]
         lost[old.key_of(row)] = row

@@ -116,6 +116,27 @@ def test_what_is_computed_for_a_reader_has_a_limit(isolation):
         assert [len(row["y"]) for row in page.values()] == [200_000] * 2
 
 
+@pytest.mark.parametrize("table", ["t", "new"])
+def test_a_difference_of_too_many_rows_is_refused(monkeypatch, table):
+    monkeypatch.setattr("server.features.parts.database_views.MAX_CHANGES", 100)
+    with make("thread") as bench:
+        session = bench.create("schemas")
+        assert run(bench, session, "CREATE TABLE t (x)") is None
+        before = bench.version(session)
+        for rows, refused in ((100, False), (1, True)):
+            made = f"WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT {rows}) SELECT x FROM c"
+            assert run(bench, session, f"CREATE TABLE IF NOT EXISTS {table} (x)", f"INSERT INTO {table} {made}") is None
+            ask = {"session_id": session, "from_version": before}
+            if not refused:
+                assert len(bench.rpc("diff_environment", **ask)) in (1, 100)
+                continue
+            with pytest.raises(RpcError) as raised:
+                bench.rpc("diff_environment", **ask)
+            assert raised.value.message.startswith(
+                f"The database 'schemas/db', table '{table}' can't be shown: more than"
+            )
+
+
 def test_a_database_of_its_full_size_is_shown(isolation):
     with make(isolation, max_volume_bytes=2**22) as bench:
         session = bench.create("schemas")
