@@ -30,6 +30,7 @@ from server.features.api_stores import (
     MissingBlobError,
     StoredSession,
     name_of,
+    size_of,
     stub,
 )
 from server.features.blobs.bucket import Bucket
@@ -128,14 +129,14 @@ class OutsideBlobs:
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
         found: dict[str, bytes] = self._inner.blobs(ids)
-        outside = {blob: name for blob, body in found.items() if (name := name_of(body)) is not None}
+        outside = {blob: body for blob, body in found.items() if name_of(body) is not None}
         if not outside:
             return found
         missing = self._fill(found, outside)
         if missing:
             # They may have been deleted after the store was asked, and even have come back since.
             again = self._inner.blobs(missing)
-            moved = {blob: name for blob, body in again.items() if (name := name_of(body)) not in {None, outside[blob]}}
+            moved = {blob: body for blob, body in again.items() if name_of(body) not in {None, name_of(outside[blob])}}
             missing = [*{*missing} - {*moved}, *self._fill(found, moved)]
             if missing:
                 log.error("%d blobs are missing where TOOLPACK_BLOBS_URL says, such as %s", len(missing), missing[0])
@@ -147,6 +148,11 @@ class OutsideBlobs:
         if self._tidying is None or self._tidying.done():
             with contextlib.suppress(RuntimeError):  # closed
                 self._tidying = self._background.submit(self._tidy)
+
+    def ping(self) -> str | None:
+        problem: str | None = self._inner.ping()
+        self._objects.ping()
+        return problem
 
     def close(self) -> None:
         self._closed.set()
@@ -180,11 +186,11 @@ class OutsideBlobs:
             self._cache.put(blob, body)
         return {blob: stub(len(large[blob]), name) for blob, name in names.items()}
 
-    def _fill(self, found: dict[str, bytes], outside: Mapping[str, str]) -> list[str]:
-        """Put the bytes of objects in the place of their stubs; get the ids of those that don't exist."""
+    def _fill(self, found: dict[str, bytes], outside: Mapping[str, bytes]) -> list[str]:
+        """Put the bytes of objects in the place of their stubs; return the ids of those that don't exist."""
         kept = {blob: body for blob in outside if (body := self._cache.get(blob)) is not None}
-        names = _without(outside, kept)
-        read = self._objects.get([*names.values()]) if names else {}
+        names = {blob: name for blob, body in outside.items() if blob not in kept and (name := name_of(body))}
+        read = self._objects.get({name: size_of(outside[blob]) for blob, name in names.items()}) if names else {}
         for blob, name in names.items():
             if name in read:
                 kept[blob] = read[name]
@@ -200,8 +206,8 @@ class OutsideBlobs:
             self._delete_dropped()
             if time.monotonic() >= self._look_at:
                 self._look_at = time.monotonic() + LOOK_EVERY_SECONDS
-                if self._objects.swept_at() < time.time() - SWEEP_EVERY_SECONDS:
-                    self._objects.note_sweep()
+                if abs(time.time() - self._objects.swept_at()) > SWEEP_EVERY_SECONDS:  # or this clock is wrong
+                    self._look_at = time.monotonic() + SWEEP_EVERY_SECONDS
                     self.sweep()
         except OverloadedError:  # the next round does it
             log.debug("Blobs could not be deleted now")
@@ -221,13 +227,13 @@ class OutsideBlobs:
                 self._dropped.popleft()
 
     def sweep(self, age: float = UNNAMED_SECONDS) -> int:
-        """Delete objects of this age, in seconds, to which no stub leads; get how many.
+        """Delete objects of this age, in seconds, to which no stub leads; return how many.
 
-        Several servers may do so at once.
+        Several servers may do so at once. Their clocks don't count, only the one that dates the objects.
         """
-        deleted = 0
+        deleted, now = 0, self._objects.note_sweep()
         for page in self._objects.pages():
-            old = [name for name, written in page if written < time.time() - age]
+            old = [name for name, written in page if written < now - age]
             unnamed = self.unnamed(old)
             if unnamed:
                 self._objects.delete(unnamed)

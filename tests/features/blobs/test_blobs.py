@@ -3,17 +3,20 @@
 import contextlib
 import os
 import shutil
+import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import redis_server
 from command_line import invoke
 from serving import KEY, Bench, open_store, refused, wait_until
 
 from server.base.cache import BoundedCache
 from server.base.errors import MissingBlobError, OverloadedError, SettingsError
 from server.base.settings import Settings
+from server.features.blobs import bucket
 from server.features.blobs.bucket import Bucket
 from server.features.blobs.feature import outside
 from server.features.blobs.settings import BlobsSettings
@@ -250,6 +253,123 @@ def test_a_place_without_the_stores_blobs_is_refused_and_nothing_is_written_to_i
         shutil.rmtree(place)
         (tmp_path / "away").rename(place)
         opened(inner, f"file://{place}", LARGE).close()
+
+
+@pytest.fixture
+def unmounted(tmp_path):
+    """Replace the folder by the empty one below its mount; the context manager brings it back."""
+    place, away = tmp_path / "blobs", tmp_path / "away"
+
+    @contextlib.contextmanager
+    def unmount():
+        place.rename(away)
+        place.mkdir()
+        yield
+        assert [each for each in place.rglob("*") if each.is_file()] == []
+        shutil.rmtree(place)
+        away.rename(place)
+
+    return unmount
+
+
+def test_an_unmounted_folder_takes_and_loses_nothing(store, one, unmounted):
+    store._cache.pop("b0")
+    with unmounted():
+        for step in (lambda: store.commit([large(one, 0, "b1")]), lambda: store.blobs(["b0"]), store.ping):
+            with pytest.raises(OverloadedError, match="aren't where TOOLPACK_BLOBS_URL says"):
+                step()
+        assert store.commit([change(one, 0, "m1", part="mail")]) == [True]  # small ones need no object
+    assert store.ping() is None
+    assert store.commit([large(one, 1, "b1")]) == [True]
+    store._cache.pop("b1")
+    assert store.blobs(["b0", "b1"]) == {"b0": b"b" * LARGE, "b1": b"b1" * LARGE}
+
+
+def test_a_folder_unmounted_while_an_object_is_written_is_noticed(store, one, tmp_path, monkeypatch):
+    put = bucket.obstore.put
+
+    def put_late(*given, **more):
+        (tmp_path / "blobs").rename(tmp_path / "away")
+        (tmp_path / "blobs").mkdir()
+        return put(*given, **more)
+
+    monkeypatch.setattr(bucket.obstore, "put", put_late)
+    with pytest.raises(OverloadedError, match="aren't where"):
+        store.commit([large(one, 0, "b1")])
+    assert store.get(one.id)[1].version == 0
+
+
+def test_while_a_folder_is_unmounted_nothing_counts_as_deleted_or_swept(store, one, unmounted):
+    store.delete([one.id])
+    with unmounted():
+        store._look_at = 0
+        store.clean_up()
+        wait_until(store._tidying.done)
+        with pytest.raises(OverloadedError):
+            store.sweep()
+    wait_until(lambda: store.clean_up() or store.listed() == [])
+
+
+@pytest.mark.usefixtures("one")
+@pytest.mark.parametrize("days", [-2, 2])
+def test_a_server_with_a_wrong_clock_deletes_nothing_young(store, days, monkeypatch):
+    store.write_ahead({"b1": b"b1" * LARGE})
+    now = time.time() + days * 24 * 3600
+    monkeypatch.setattr(time, "time", lambda: now)
+    store.clean_up()
+    wait_until(store._tidying.done)
+    assert store.sweep() == 0
+    assert len(store.listed()) == 2
+
+
+DAMAGES = {
+    "fifo": os.mkfifo,
+    "folder": os.mkdir,
+    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "huge": lambda path: path.touch() or os.truncate(path, 2**40),
+    "empty": lambda path: path.touch(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_stands_in_the_place_of_an_object_is_never_read(store, one, tmp_path, damage):
+    store.commit([large(one, 0, "b1")])
+    store._cache.pop("b0")
+    path = next(Path(tmp_path, "blobs").rglob("b0.*"))
+    path.unlink()
+    damage(path)
+    with pytest.raises(MissingBlobError):
+        store.blobs(["b0"])
+    store.delete([one.id])  # and it keeps no others from being deleted
+    wait_until(lambda: store.clean_up() or not [each for each in store.listed() if "b1." in each])
+
+
+def test_a_marker_that_is_no_file_is_none(store, one, tmp_path):
+    marker = next(Path(tmp_path, "blobs").rglob("swept"))
+    marker.unlink()
+    os.mkfifo(marker)
+    with pytest.raises(OverloadedError, match="aren't where"):
+        store.commit([large(one, 0, "b1")])
+
+
+def test_only_a_new_store_needs_its_object_store_to_open(inner, monkeypatch, caplog):
+    monkeypatch.setattr(bucket, "GIVE_UP_SECONDS", 0.01)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{redis_server.free_port()}")
+    with pytest.raises(SettingsError, match="can't be kept where TOOLPACK_BLOBS_URL says"):
+        opened(inner, "s3://bucket", LARGE)
+    inner.outside_name("name")
+    with contextlib.closing(opened(inner, "s3://bucket", LARGE)) as store:
+        assert "object store can't be used now" in caplog.text
+        kept = session()
+        with pytest.raises(OverloadedError):
+            store.create([kept], {"bank": "b0"}, {"b0": b"b" * LARGE})
+        store.create([kept], {"bank": "m0"}, {"m0": b"small"})
+        assert store.blobs(["m0"]) == {"m0": b"small"}
+        assert store.ping() is None
 
 
 @pytest.mark.parametrize(
